@@ -60,7 +60,7 @@ def _measured(model: Path, top: int, threads: int) -> dict[str, Any]:
 
 def _child(model: Path, top: int) -> dict[str, Any]:
     from rewriter import compositions
-    from rewriter.timing.worker import resident_peak
+    from rewriter.timing.measure import resident_peak
 
     start, busy = time.perf_counter(), time.process_time()
     found = compositions(model, top=top)

@@ -31,8 +31,7 @@ from rewriter.files.load import load_model
 from rewriter.ort.providers import load_onnxruntime, require_provider
 from rewriter.text import one_line
 from rewriter.timing import BenchOptions
-from rewriter.timing.measure import Ratio, ratio, rounds
-from rewriter.timing.worker import Feeds, Turn, take
+from rewriter.timing.measure import Feeds, Ratio, Turn, ratio, rounds, take
 
 NO_CUDA = 2
 PAST = 128
@@ -199,12 +198,12 @@ def _settings(path: Path, tokens: Sequence[int]) -> Iterator[tuple[str, int, Fee
     """Mode, length and inputs: each prefill, and one decoding step, with a cache if the model takes one."""
     proto = load_model(path).proto
     for length in tokens:
-        yield "prefill", length, inputs_of(proto, BenchOptions(tokens=(length,)), None, {}, 0)[0].feeds
+        yield "prefill", length, inputs_of(proto, BenchOptions(tokens=(length,)), None, {}, 0)[0][1]
     try:
-        (step,) = inputs_of(proto, BenchOptions(tokens=(1,), past=PAST), None, {}, 0)
+        ((_, step),) = inputs_of(proto, BenchOptions(tokens=(1,), past=PAST), None, {}, 0)
     except UsageError:
-        (step,) = inputs_of(proto, BenchOptions(tokens=(1,)), None, {}, 0)
-    yield "decode", 1, step.feeds
+        ((_, step),) = inputs_of(proto, BenchOptions(tokens=(1,)), None, {}, 0)
+    yield "decode", 1, step
 
 
 def _measured(pair: tuple[Path, Path], on: str, feeds: Feeds, repeat: int, *, graphs: bool) -> dict[str, list[float]]:

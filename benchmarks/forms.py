@@ -21,8 +21,7 @@ from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
 from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
 from rewriter import rewrite
-from rewriter.timing.measure import Field, Ratio, ratio
-from rewriter.timing.worker import Start
+from rewriter.timing.measure import Ratio, Start, all_started, measure, ratio
 
 ORIGINAL, CONTROL = "original", "control"
 _MEGABYTE = 2**20
@@ -108,10 +107,10 @@ def time_rows(shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats
     model = mlp(shape, random_weights())
     built = {form: _built(model, form, max(tokens)) for form in forms}
     models = {ORIGINAL: model, CONTROL: model, **built}
-    with Field({name: Start(each.SerializeToString(), "cpu", 0) for name, each in models.items()}) as field:
+    with all_started({name: Start(each.SerializeToString(), "cpu", 0) for name, each in models.items()}) as processes:
         for length in tokens:
             x = np.random.default_rng(0).normal(0.0, 1.0, (1, length, shape.width)).astype(np.float32)
-            seconds = field.measure({"hidden_states": x}, repeats)
+            seconds = measure(processes, {"hidden_states": x}, repeats)
             for form in (CONTROL, *forms):
                 over = ratio(seconds[form], seconds[ORIGINAL])
                 yield TimeRow(shape.activation, form, length, 1e3 * float(np.median(seconds[form])), over)

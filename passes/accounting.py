@@ -14,8 +14,7 @@ from math import ceil, prod
 import numpy as np
 
 from passes.forms import FORMS, convert
-from passes.match.blocks import OPAQUE, Block
-from passes.match.dataflow import analyse
+from passes.match.blocks import OPAQUE, Block, Dataflow
 from passes.match.linear import Miss
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
@@ -118,7 +117,7 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
     """
     heads, found = own_attention(plan.views, plan.recognised)
     d_head = head_dimension or found
-    operators = {view.path: analyse(view, Constants(view)).operators for view in plan.views}
+    operators = {view.path: Dataflow(view, Constants(view)).operators for view in plan.views}
     total = sum(_work(view, op.weight) for view in plan.views for op in operators[view.path].values())
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]

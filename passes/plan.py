@@ -14,7 +14,7 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.forms import FORMS, convert
-from passes.match.blocks import Block, Left, find, kinds
+from passes.match.blocks import Block, Left, find
 from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
@@ -132,7 +132,7 @@ def _through_network(plan: Plan) -> Plan:
         limits = [replace(each.options, max_tokens=whole.max_tokens) for each in fit]
         fit = [replace(each, options=options) for each, options in zip(fit, limits, strict=True)]
         return replace(plan, conversions=tuple(fit), whole=whole, notes=(*plan.notes, *whole.notes))
-    left = [_left(each.block, misses[id(each)] or whole) for each in plan.conversions]
+    left = [Left.of(each.block, misses[id(each)] or whole) for each in plan.conversions]
     return replace(plan, conversions=(), left=(*left, *plan.left))
 
 
@@ -183,7 +183,7 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
-                left.append(_left(block, decision))
+                left.append(Left.of(block, decision))
         left += found.left
     if conversions and plain is not None and not options.inline:
         notes.append(f"{plain}: the heads are written out")
@@ -239,10 +239,6 @@ def _unwanted(block: Block, options: Options) -> Miss | None:
     if any(fnmatchcase(block.name, glob) for glob in options.skip):
         return Miss("left by --skip", block.output)
     return None
-
-
-def _left(block: Block, miss: Miss) -> Left:
-    return Left(block.name, block.where, block.identified.label, kinds(block.first), kinds(block.second), miss, block)
 
 
 def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:

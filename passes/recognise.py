@@ -17,8 +17,7 @@ import onnx
 from passes.conversion import Conversion
 from passes.fit.unnamed import NAME
 from passes.forms import FORMS
-from passes.match.blocks import Block
-from passes.match.dataflow import Dataflow, analyse
+from passes.match.blocks import Block, Dataflow
 from passes.match.identify import Identified, Region
 from passes.match.linear import LinearOperator
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
@@ -131,7 +130,7 @@ class _Graph:
 
     @cached_property
     def _flow(self) -> Dataflow:
-        return analyse(self.view, Constants(self.view))
+        return Dataflow(self.view, Constants(self.view))
 
     def made(self, record: BlockRecord) -> Made:
         """The block. Raises UntrueError."""
@@ -230,7 +229,7 @@ def block_of(view: GraphView, flow: Dataflow, record: BlockRecord, activation: A
     """The block of a record; without linear operators where these were replaced too."""
     gate, value, whole = record.y, record.value or record.y, record.projections is not None
     named = (LINEAR, LINEAR.usual) if activation is None else (activation, record.parameters)
-    sources = () if whole else (flow.source_of(leaf) for leaf in dict.fromkeys((gate, value)))
+    leaves = () if whole else dict.fromkeys((gate, value))
     return Block(
         name=record.name,
         where=view.where,
@@ -238,7 +237,7 @@ def block_of(view: GraphView, flow: Dataflow, record: BlockRecord, activation: A
         region=Region(record.output, tuple(dict.fromkeys((gate, value))), ()),
         gate=gate,
         value=value,
-        first=tuple(operator for source in sources if source is not None for operator in source.operators),
+        first=tuple(operator for leaf in leaves for operator in flow.leaf(leaf).operators),
         second=() if whole else tuple(_readers(view, flow, record.output)),
         identified=Identified(*named, 0.0, (0, 1) if record.value else None),
         elem_type=record.types[0],

@@ -98,8 +98,10 @@ def _rows(subject: Subject, tokens: Sequence[int], setting: Setting, *, half: bo
                 original, heads, tokens=length, repeat=setting.repeat, threads=setting.threads, providers=["cpu"]
             )
             pair = {"original": original, "rewritten": heads}
-            (case,) = inputs_of(onnx.load(original, load_external_data=False), BenchOptions((length,)), None, {}, 0)
-            nodes = {name: nodes_of(path, "cpu", case.feeds, setting.threads) for name, path in pair.items()}
+            ((_, feeds),) = inputs_of(
+                onnx.load(original, load_external_data=False), BenchOptions((length,)), None, {}, 0
+            )
+            nodes = {name: nodes_of(path, "cpu", feeds, setting.threads) for name, path in pair.items()}
             kinds = {
                 "original": kind_times("original", nodes["original"], [nodes["rewritten"]]),
                 "rewritten": kind_times("rewritten", nodes["rewritten"], [nodes["original"]]),

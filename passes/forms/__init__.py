@@ -108,7 +108,5 @@ def choose(view: GraphView, block: Block, options: Options, *, inline: bool = Fa
 
 def convert(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion | Miss:
     """The decision about a block: its conversion in the form that the options name, or why there is none."""
-    if options.form != "local" and any(operator.experts for operator in (*block.first, *block.second)):
-        return Miss(f"form {options.form} takes no experts, whose weights differ from token to token", block.output)
     chosen = choose(view, block, options, inline=inline)
     return chosen if isinstance(chosen, Miss) else FORMS[options.form].prepare(view, chosen)

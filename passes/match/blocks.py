@@ -1,25 +1,63 @@
 """Finding the MLP blocks of one graph: linear operator, activation, linear operator.
 
-The ends of a block are structural (`passes.match.dataflow`), its middle is semantic (`passes.match.identify`). Every
-rejected candidate is reported with its reason. The graph is not changed.
+The ends of a block are structural, found by one pass over the nodes (`Dataflow`). A tensor is one of
+
+    opaque    anything
+    leaf      the output of a linear operator, after any affine and shape-only operators
+    function  an elementwise function, with scalar constants, of one or two leaves
+    beyond    a nonlinear function followed by affine or shape-only operators, on its way to W2
+
+The middle of a block is semantic (`passes.match.identify`). Every activation that leads to a linear operator and is no
+block is reported with its reason. The graph is not changed.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 
 from passes.fit.unnamed import unnamed
-from passes.match.dataflow import Dataflow, analyse
-from passes.match.identify import Identified, Identifier, Region, Unknown
-from passes.match.linear import LinearOperator, Miss
+from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
+from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, Miss, linear_operator
 from passes.match.names import Namer
+from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import GraphView, Path, label
+from rewriter.graph.view import (
+    ONNX_DOMAINS,
+    PARTS,
+    REARRANGED,
+    GraphView,
+    Path,
+    integer_of,
+    key_of,
+    label,
+    operator_of,
+)
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+
+_QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+"""They round, but they stay in the graph: only what lies between them is replaced."""
+_TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
+_SUMS = {"Add", "Sub", "Sum"}
+_NO_ACTIVATION = ("Attention", "Embedding", "Norm", "Quantize", "BiasAdd")
+"""Parts of the names of onnxruntime's operators that are known not to be activations."""
+
+OPAQUE = {
+    **dict.fromkeys(
+        ("MoE", "QMoE", "MoEPacked"),
+        "its experts are inside one operator; export them as plain operators to have them converted",
+    ),
+    **dict.fromkeys(
+        ("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"),
+        "its activation is inside one operator; write the model without this fusion to have it converted",
+    ),
+}
+"""Operators with MLPs or activations inside, which this pass cannot take apart."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +77,7 @@ class Block:
         elem_type: TensorProto element type of the activation's output, 0 when unknown.
         gate_type: that of the gate, which differs where the region contains casts.
         value_type: that of the value.
-        channels: size of the last axis of the output, None where unknown.
+        channels: size of the last axis of the output, where no operator that follows tells the number of neurons.
         product: whether only h(gate) of a gated block is replaced, and its product with the value stays in the graph.
     """
 
@@ -91,6 +129,12 @@ class Left:
     miss: Miss
     block: Block | None = None
 
+    @classmethod
+    def of(cls, block: Block, miss: Miss) -> Left:
+        """A block that is not converted."""
+        first, second = kinds(block.first), kinds(block.second)
+        return cls(block.name, block.where, block.identified.label, first, second, miss, block)
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -100,17 +144,327 @@ class Findings:
     left: tuple[Left, ...]
 
 
-OPAQUE = {
-    **dict.fromkeys(
-        ("MoE", "QMoE", "MoEPacked"),
-        "its experts are inside one operator; export them as plain operators to have them converted",
-    ),
-    **dict.fromkeys(
-        ("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"),
-        "its activation is inside one operator; write the model without this fusion to have it converted",
-    ),
-}
-"""Operators with MLPs or activations inside, which this pass cannot take apart."""
+def kinds(operators: Sequence[LinearOperator]) -> str:
+    """The operators as reports print them."""
+    return " + ".join(dict.fromkeys(operator.shown for operator in operators))
+
+
+# -- one pass over the nodes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known about one tensor.
+
+    Attributes:
+        leaves: the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond
+            an activation.
+        operators: the linear operators whose outputs a leaf sums; empty for functions and tensors beyond an activation.
+        trailing: the affine and shape-only nodes after them.
+        miss: why the leaf is not a linear map of the data after all; activations that read it are left for this reason.
+        nonlinear: whether the function is (syntactically) not affine.
+        ends: for a tensor beyond an activation, the activation's output.
+    """
+
+    leaves: tuple[str, ...]
+    operators: tuple[LinearOperator, ...] = ()
+    trailing: tuple[int, ...] = ()
+    miss: Miss | None = None
+    nonlinear: bool = False
+    ends: str = ""
+
+
+class Dataflow:
+    """The facts of one graph, in time linear in its size; read-only once it is made.
+
+    Attributes:
+        facts: tensor name to fact; a tensor without an entry is opaque or constant.
+        operators: node index to linear operator.
+        sinks: activation output to the linear operators that consume it.
+        blocked: activation output to the reason why another consumer is not a linear operator.
+        extended: activation outputs that are part of a larger activation.
+        values: activation output to its fact as the value of a gate.
+        strays: tensor to the activation operator, by index, that was applied to no projection.
+        reached: such an operator to the linear operator, as reports print it, that reads what becomes of its output.
+        near_misses: leaf to why the nonlinear node that reads it is not elementwise with scalar constants.
+    """
+
+    def __init__(self, view: GraphView, constants: Constants) -> None:
+        self._view = view
+        self._constants = constants
+        self.facts: dict[str, Fact] = {}
+        self.operators: dict[int, LinearOperator] = {}
+        self.sinks: dict[str, list[LinearOperator]] = defaultdict(list)
+        self.blocked: dict[str, Miss] = {}
+        self.extended: set[str] = set()
+        self.values: dict[str, Fact] = {}
+        self.strays: dict[str, int] = {}
+        self.reached: dict[int, str] = {}
+        self.near_misses: dict[str, Miss] = {}
+        # Scalars of dynamic quantisation, computed at run time, that turn an integer product back into floats.
+        self._scales: set[str] = set()
+        # Nodes are in topological order, so that every operand has its fact before its consumers are visited.
+        for index, node in enumerate(view.nodes):
+            # Weights that are transposed, cast or dequantised by nodes count as constants, not as data.
+            if not all(name in constants for name in node.output if name):
+                self._visit(index, node)
+
+    def leaf(self, tensor: str) -> Fact:
+        """The fact of a leaf; one without operators for any other tensor."""
+        return self.values.get(tensor) or self.facts.get(tensor) or Fact((tensor,))
+
+    def region(self, output: str, leaves: tuple[str, ...]) -> Region:
+        """The nodes that compute `output` from `leaves`, in topological order."""
+        inside: set[int] = set()
+        pending = [output]
+        while pending:
+            index = self._view.producer[pending.pop()]
+            if index not in inside:
+                inside.add(index)
+                names = self._view.nodes[index].input
+                pending.extend(name for name in names if name in self.facts and name not in leaves)
+        return Region(output, leaves, tuple(sorted(inside)))
+
+    def _visit(self, index: int, node: onnx.NodeProto) -> None:
+        found = linear_operator(self._view, self._constants, index)
+        onnx_own = self._view.is_onnx(node)
+        if isinstance(found, Miss):
+            if any(name in self._constants for name in node.input[:2]):
+                self._sink(node.input, operator_of(node))
+            self._block(node, found)
+        elif found is not None:
+            self._linear(node, found)
+        elif elementwise.lookup(node) is not None:
+            self._elementwise(index, node)
+        elif onnx_own and node.op_type in PARTS | REARRANGED | _QUANTISING:
+            self._shape_only(index, node)
+        elif onnx_own and node.op_type == "BatchNormalization" and self._is_affine_of_constants(node):
+            self._follow(node.output[0], node.input[0], index)
+        else:
+            self._block(node, Miss(f"its output feeds {label(node)}, which is not a linear operator", label(node)))
+
+    def _linear(self, node: onnx.NodeProto, found: LinearOperator) -> None:
+        self.operators[found.node] = found
+        miss = None
+        if found.added:
+            # A residual fused into a Gemm is harmless in a second operator, which stays as it is. In a first operator
+            # the pre-activation would depend on more than W1 and b1.
+            miss = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
+        self.facts[found.output] = Fact((found.output,), (found,), miss=miss)
+        self._sink([found.data], found.shown)
+        activation = self._activation_behind(found.data)
+        if activation:
+            self.sinks[activation].append(found)
+
+    def _sink(self, data: Iterable[str], shown: str) -> None:
+        """Note that a linear operator reads what became of an activation operator's output."""
+        for stray in (self.strays[name] for name in data if name in self.strays):
+            self.reached.setdefault(stray, shown)
+
+    def _stray(self, index: int, node: onnx.NodeProto, data: Sequence[str]) -> None:
+        """Follow an activation operator that reads no projection, so that it is reported if a linear one reads it."""
+        known = next((self.strays[name] for name in data if name in self.strays), None)
+        if known is None and node.op_type in elementwise.NONLINEAR and not any(name in self.facts for name in data):
+            known = index
+        if known is not None:
+            self.strays.update(dict.fromkeys(node.output, known))
+
+    def _activation_behind(self, tensor: str) -> str:
+        """The activation output that `tensor` is, or lies beyond; empty if there is none."""
+        fact = self.facts.get(tensor)
+        return "" if fact is None else tensor if fact.nonlinear else fact.ends
+
+    def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
+        """Leave the node's outputs opaque, and record the reason with the activations that it reads."""
+        # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
+        known = node.domain == MICROSOFT and any(part in node.op_type for part in _NO_ACTIVATION)
+        foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
+        for name in node.input:
+            if foreign and self.leaf(name).operators:
+                self.near_misses.setdefault(name, Miss(f"{label(node)} is an unknown operator", label(node)))
+            activation = self._activation_behind(name)
+            if activation:
+                self.blocked.setdefault(activation, miss)
+
+    # -- shape-only and affine operators -------------------------------------------------------------------
+
+    def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
+        data, outputs = node.input[0], list(node.output)
+        if node.op_type == "DynamicQuantizeLinear":
+            # Outputs: the quantised data, their scale and their zero point. The scale comes back as a factor of the
+            # integer product (`_rescaled`).
+            self._scales.update(outputs[1:])
+            outputs = outputs[:1]
+        self._stray(index, node, [data])
+        # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a leaf of its
+        # own, whatever its bounds.
+        tied = node.op_type in _QUANTISING
+        if data not in self.facts or (tied and any(name and name not in self._constants for name in node.input[1:])):
+            self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
+            return
+        for output in outputs:
+            self._follow(output, data, index)
+
+    def _follow(self, output: str, data: str, index: int) -> bool:
+        """Record that `output` is an affine or shape-only image of `data`; False if `data` is opaque.
+
+        It becomes a leaf of its own (or a tensor beyond the activation), since its entries no longer correspond one to
+        one to those of `data`: the halves of a Split are a gate and a value.
+        """
+        fact = self.facts.get(data)
+        if fact is None:
+            return False
+        if fact.nonlinear or fact.ends:
+            self.facts[output] = Fact((output,), ends=fact.ends or data)
+        elif (source := self._affine_source(fact)) is not None:
+            self.facts[output] = replace(source, leaves=(output,), trailing=(*source.trailing, index))
+        return True
+
+    def _affine_source(self, fact: Fact) -> Fact | None:
+        """The fact of a leaf, for the leaf and for an affine function of it."""
+        source = self.leaf(fact.leaves[0])
+        return source if len(fact.leaves) == 1 and not fact.nonlinear and source.operators else None
+
+    def _is_affine_of_constants(self, node: onnx.NodeProto) -> bool:
+        """Whether a BatchNormalization is a factor and a summand for each channel of a projection, as in inference."""
+        constant = all(name in self._constants for name in node.input[1:]) and not any(node.output[1:])
+        return constant and node.input[0] in self.facts and integer_of(node, "training_mode", 0) == 0
+
+    # -- elementwise operators -----------------------------------------------------------------------------
+
+    def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
+        names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
+        data = [name for name in dict.fromkeys(names) if name and name not in self._constants]
+        self._stray(index, node, data)
+        if node.op_type == "Mul" and self._scales.intersection(data):
+            self._rescaled(index, node, [name for name in data if name not in self._scales])
+            return
+        if not self._plain(node) or not data:
+            self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
+            return
+        # The bias of an expert that the router chose is chosen like its weight.
+        chosen = [name for name in data if name in self._view.picked and name not in self.facts]
+        if chosen and len(data) == 2 and node.op_type in ("Add", "Sum"):
+            (other,) = set(data) - {chosen[0]}
+            source = self._affine_source(self.facts.get(other, Fact((other,))))
+            if source is not None and all(each.weight in self._view.picked for each in source.operators):
+                self._follow(node.output[0], other, index)
+                return
+        constant = [name for name in names if name in self._constants]
+        wide = [name for name in constant if not self._is_scalar(name, data[0]) or self._is_bias(node, name, data)]
+        known = [self.facts[name] for name in data if name in self.facts]
+        affine = all(not fact.nonlinear and not fact.ends for fact in known)
+        if wide and not (node.op_type == "Sum" and len(data) > 1 and affine):
+            self._with_wide_constant(index, node, data, wide[0])
+        elif len(known) < len(data):
+            outsider = next(name for name in data if name not in self.facts)
+            miss = Miss(f"it meets '{outsider}', not from a linear operator, in {label(node)}", label(node))
+            self._block(node, miss)
+        else:
+            self._combine(index, node, data, known)
+
+    def _rescaled(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
+        """Multiply by a scale of dynamic quantisation: the result is another scale, or the product as floats."""
+        if not data:
+            self._scales.update(node.output)
+        elif len(data) == 1:
+            self._follow(node.output[0], data[0], index)
+
+    def _plain(self, node: onnx.NodeProto) -> bool:
+        """Whether the node computes what the elementwise table says: no training mode, no cast to integers."""
+        if node.op_type == "Cast":
+            return integer_of(node, "to", 0) in FLOATS
+        if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+            return self._constants.scalar(node.input[2]) == 0
+        return True
+
+    def _is_scalar(self, name: str, data: str) -> bool:
+        """Whether a constant has one element and broadcasts without adding axes to the data."""
+        if self._constants.scalar(name) is None:
+            return False
+        rank = len(self._constants.shape(name) or ())
+        data_rank = self._view.type_of(data).rank
+        # Exporters write scalars with shape [] or [1], which are safe for data of unknown rank.
+        return rank <= (1 if data_rank is None else max(data_rank, 0))
+
+    def _is_bias(self, node: onnx.NodeProto, name: str, data: list[str]) -> bool:
+        """Whether a constant of shape [1] is the bias of a linear operator with one output, not part of a function."""
+        single = [operator.out_features for operator in self.leaf(data[0]).operators] == [1]
+        alone = node.op_type == "Add" and len(data) == 1 and len(self._view.consumers.get(data[0], ())) == 1
+        return single and alone and self._constants.shape(name) == (1,)
+
+    def _with_wide_constant(self, index: int, node: onnx.NodeProto, data: list[str], wide: str) -> None:
+        """A constant with a value for each channel, token or expert: affine, or no function of the entry alone."""
+        if len(data) == 1 and (node.op_type in _SUMS or self._is_scaling(node, data)):
+            self._follow(node.output[0], data[0], index)
+        elif (fact := self.facts.get(data[0])) is not None:
+            shape = list(self._constants.shape(wide) or ())
+            miss = Miss(f"{label(node)} has a constant of shape {shape} where a scalar is needed", label(node))
+            self.near_misses.setdefault(fact.leaves[0], miss)
+            self._block(node, miss)
+
+    def _is_scaling(self, node: onnx.NodeProto, data: list[str]) -> bool:
+        # Not deduplicated: y * y has two data operands.
+        operands = [name for name in node.input if name and name not in self._constants]
+        return len(operands) == 1 and (node.op_type == "Mul" or (node.op_type == "Div" and node.input[0] == data[0]))
+
+    def _combine(self, index: int, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
+        output = node.output[0]
+        affine = node.op_type in _SUMS | _TRANSPARENT or self._is_scaling(node, data)
+        if any(fact.ends for fact in facts):
+            # After an affine or shape-only operator a scalar factor may still follow. A nonlinear operator there is a
+            # second activation; directly after the first, the two would be one function.
+            if len(facts) == 1 and affine:
+                self._follow(output, data[0], index)
+            else:
+                self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
+            return
+        facts = self._values_of_gates(node, data, facts)
+        leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
+        nonlinear = any(fact.nonlinear for fact in facts) or not affine
+        if not nonlinear and len(leaves) > 1:
+            # A sum of projections is a projection: x W + (x A) B, for example, is a LoRA adapter beside its weight.
+            sources = [self.leaf(leaf) for leaf in leaves]
+            operators = tuple(operator for source in sources for operator in source.operators)
+            trailing = tuple(dict.fromkeys(step for source in sources for step in source.trailing))
+            miss = next((source.miss for source in sources if source.miss), None)
+            self.facts[output] = Fact((output,), operators, (*trailing, index), miss)
+        elif len(leaves) > 2:
+            # A head reads one number for its logits and one for its value.
+            self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
+        else:
+            self.facts[output] = Fact(leaves, nonlinear=nonlinear)
+            # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
+            self.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
+
+    def _values_of_gates(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> list[Fact]:
+        """Facts of the operands of a node, where the value beside a function of another projection is a leaf.
+
+        h(a) (b + 1) is then a gate whose value has another bias; 2 b stays a function of b, so that the gate is 2 h.
+        h(a) k(b) is a gate whose value is an activation itself; of the two, the value is what takes fewer nodes.
+        """
+        if len(facts) != 2 or not any(fact.nonlinear for fact in facts):
+            return facts
+        found = list(facts)
+        alone = [not fact.operators and len(fact.leaves) == 1 for fact in facts]
+        steps = [
+            self.region(name, fact.leaves).nodes if single else ()
+            for name, fact, single in zip(data, facts, alone, strict=True)
+        ]
+        factors = node.op_type == "Mul" and all(alone) and all(fact.nonlinear for fact in facts)
+        for place, (name, fact, other) in enumerate(zip(data, facts, reversed(facts), strict=True)):
+            source = self.leaf(fact.leaves[0])
+            if not alone[place] or not source.operators or fact.leaves[0] in other.leaves:
+                continue
+            leaf = replace(source, leaves=(name,), trailing=(*source.trailing, *steps[place]))
+            if not fact.nonlinear and any(self._view.nodes[step].op_type in _SUMS for step in steps[place]):
+                found[place] = self.facts[name] = leaf
+            elif factors and (len(steps[place]), -place) < (len(steps[1 - place]), place - 1):
+                found[place] = self.values[name] = leaf
+        return found
+
+
+# -- from facts to blocks --------------------------------------------------------------------------------------------
 
 
 def find(
@@ -132,148 +486,114 @@ def find(
         fit: whether functions without a table entry count as activations.
         made: nodes of heads that an earlier run made.
     """
-    constants = Constants(view)
-    flow = analyse(view, constants)
-    return _Finder(
-        view, flow, Identifier(view, constants), namer, _Choices(scope == "all", gate == "product", fit, made)
-    ).run()
-
-
-@dataclass(frozen=True)
-class _Choices:
-    every: bool
-    product: bool
-    fit: bool
-    made: frozenset[int]
+    return _Finder(view, namer, every=scope == "all", product=gate == "product", fit=fit).run(made)
 
 
 class _Finder:
-    def __init__(
-        self, view: GraphView, flow: Dataflow, identifier: Identifier, namer: Namer, choices: _Choices
-    ) -> None:
-        self._choices = choices
+    def __init__(self, view: GraphView, namer: Namer, *, every: bool, product: bool, fit: bool) -> None:
+        constants = Constants(view)
         self._view = view
-        self._flow = flow
-        self._identifier = identifier
         self._namer = namer
+        self._every = every
+        self._product = product
+        self._fit = fit
+        self._flow = Dataflow(view, constants)
+        self._identifier = Identifier(view, constants)
 
-    def run(self) -> Findings:
-        blocks: list[Block] = []
-        left: list[Left] = []
-        for output, fact in self._flow.facts.items():
-            if not fact.nonlinear:
-                continue
-            sinks = self._flow.sinks.get(output, [])
+    def run(self, made: frozenset[int]) -> Findings:
+        found: list[Block | Left] = []
+        flow, view = self._flow, self._view
+        for output, fact in flow.facts.items():
+            sinks = flow.sinks.get(output, [])
             # Part of a larger activation, unless a linear operator reads it as well. With scope `all` there need not be
             # a second operator, so any consumer other than the larger activation makes it a candidate.
-            inner = output in self._flow.extended and not (self._choices.every and self._flow.blocked.get(output))
-            if not sinks and inner:
-                continue
-            region = self._region(output, fact.leaves)
-            # Heads of an earlier run look like an activation between linear operators.
-            if self._choices.made.intersection(region.nodes):
-                continue
-            found = self._candidate(region, sinks)
-            if isinstance(found, Block):
-                blocks.append(found)
-            else:
-                left.append(found)
+            inner = output in flow.extended and not (self._every and output in flow.blocked)
+            if fact.nonlinear and (sinks or not inner):
+                region = flow.region(output, fact.leaves)
+                # Heads of an earlier run look like an activation between linear operators.
+                if not made.intersection(region.nodes):
+                    found.append(self._candidate(region, sinks))
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
-        readers = self._view.consumers
-        for leaf, miss in self._flow.near_misses.items():
-            if not self._choices.made.intersection(readers.get(leaf, ())):
-                left.append(self._near_miss(leaf, miss))
-        made = self._choices.made
-        left += [self._stray(*each) for each in self._flow.reached.items() if each[0] not in made]
-        left += [self._refused(index) for index, node in enumerate(self._view.nodes) if node.op_type in OPAQUE]
+        for leaf, miss in flow.near_misses.items():
+            if not made.intersection(view.consumers.get(leaf, ())):
+                found.append(self._left(miss, first=flow.leaf(leaf).operators))
+        found += [self._stray(index, sink) for index, sink in flow.reached.items() if index not in made]
+        for index, node in enumerate(view.nodes):
+            if node.op_type in OPAQUE:
+                miss = Miss(f"{label(node)}: {OPAQUE[node.op_type]}", label(node))
+                found.append(self._left(miss, nodes=(index,)))
         # What is an activation only since it is the value of a gate goes with the gate.
-        values = {block.value for block in blocks}
-        alone = [block for block in blocks if block.output in self._flow.values and block.output not in values]
-        reason = "the gate that it is the value of is not converted"
-        left += [self._refusal(block, Miss(reason, block.output)) for block in alone if not block.second]
-        blocks = [block for block in blocks if block not in alone or block.second]
-        return Findings(tuple(blocks), tuple(left))
+        values = {each.value for each in found if isinstance(each, Block)}
+        alone = Miss("the gate that it is the value of is not converted", "")
+        for place, each in enumerate(found):
+            if isinstance(each, Block) and each.output in flow.values.keys() - values and not each.second:
+                found[place] = Left.of(each, replace(alone, node=each.output))
+        blocks = tuple(each for each in found if isinstance(each, Block))
+        return Findings(blocks, tuple(each for each in found if isinstance(each, Left)))
 
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
         output, leaves = region.output, region.leaves
-        first = tuple(operator for leaf in leaves for operator in self._operators(leaf))
+        first = tuple(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators)
         identified = self._named(region)
-        name = self._namer.name(self._view, first, tuple(sinks), region.nodes)
-        miss = self._leaf_miss(leaves) or self._obstacle(output, first, sinks, identified)
-        if miss is None and isinstance(identified, Identified):
-            slots = identified.gated or (0, 0)
-            gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
-            block = Block(
-                name=name,
-                where=self._view.where,
-                path=self._view.path,
-                region=region,
-                gate=leaves[slots[0]],
-                value=leaves[slots[1]],
-                first=first,
-                # A convolution that reads the same activation is not part of the MLP; it keeps its input.
-                second=tuple(sink for sink in sinks if sink.rowwise or self._choices.every),
-                identified=identified,
-                # Unless the region contains casts, the activation has the type of the gate.
-                elem_type=self._view.type_of(output).elem_type or gate,
-                gate_type=gate,
-                value_type=value,
-                channels=self._channels(output) if output in self._flow.values else None,
-            )
-            return self._without_product(block) if self._choices.product and identified.gated else block
-        return Left(
-            name=name,
+        miss = next((miss for leaf in leaves if (miss := self._flow.leaf(leaf).miss)), None)
+        miss = miss or self._obstacle(output, first, sinks, identified)
+        if miss is not None or isinstance(identified, Unknown):
+            shown = "" if isinstance(identified, Unknown) else identified.label
+            return self._left(miss or Miss("", ""), shown, first, sinks, region.nodes)
+        slots = identified.gated or (0, 0)
+        gate, value = (self._leaf_type(leaves[slot]) for slot in slots)
+        known = self._view.type_of(output)
+        last = (known.shape or (None,))[-1] if output in self._flow.values else None
+        block = Block(
+            name=self._namer.name(self._view, first, tuple(sinks), region.nodes),
             where=self._view.where,
-            activation=identified.label if isinstance(identified, Identified) else "",
-            first=kinds(first),
-            second=kinds(tuple(sinks)),
-            miss=miss or Miss("no reason", output),
+            path=self._view.path,
+            region=region,
+            gate=leaves[slots[0]],
+            value=leaves[slots[1]],
+            first=first,
+            # A convolution that reads the same activation is not part of the MLP; it keeps its input.
+            second=tuple(sink for sink in sinks if sink.rowwise or self._every),
+            identified=identified,
+            # Unless the region contains casts, the activation has the type of the gate.
+            elem_type=known.elem_type or gate,
+            gate_type=gate,
+            value_type=value,
+            channels=last if isinstance(last, int) else None,
         )
+        return self._without_product(block) if self._product and identified.gated else block
 
     def _named(self, region: Region) -> Identified | Unknown:
         identified = self._identifier.identify(region)
-        if self._choices.fit and isinstance(identified, Unknown):
+        if self._fit and isinstance(identified, Unknown):
             return unnamed(identified) or identified
         return identified
 
     def _without_product(self, block: Block) -> Block | Left:
         """The activation of a gated block alone: the part of its region that depends on the gate only."""
-        # Nodes of a region are in topological order, so one sweep finds everything that is computed from the gate only.
-        alone: set[str] = {block.gate}
-        for index in block.region.nodes:
-            node = self._view.nodes[index]
-            moving = [name for name in node.input if name in self._flow.facts]
-            if moving and all(name in alone for name in moving):
-                alone.add(node.output[0])
-        outside = [
-            self._view.nodes[index] for index in block.region.nodes if self._view.nodes[index].output[0] not in alone
-        ]
+        facts, nodes = self._flow.facts, [self._view.nodes[index] for index in block.region.nodes]
+        alone = {node.output[0] for node in nodes if facts[node.output[0]].leaves == (block.gate,)}
         # The activation is the only tensor that crosses from that part into the product. The gate may cross as well: in
         # g (sigmoid(g) u) it is one more factor, and stays.
-        ends = {name for node in outside for name in node.input if name in alone} - {block.gate}
+        ends = {name for node in nodes if node.output[0] not in alone for name in node.input if name in alone}
         if len(ends) != 1:
             reason = "the graph does not compute its activation apart from the product; use --gate heads"
-            return self._refusal(block, Miss(reason, block.output))
-        region = self._region(ends.pop(), (block.gate,))
+            return Left.of(block, Miss(reason, block.output))
+        region = self._flow.region(ends.pop(), (block.gate,))
         identified = self._named(region)
         if isinstance(identified, Unknown):
-            return self._refusal(block, Miss(identified.reason, region.output))
+            return Left.of(block, Miss(identified.reason, region.output))
         return replace(
             block,
             region=region,
             value=block.gate,
-            first=self._operators(block.gate),
+            first=self._flow.leaf(block.gate).operators,
             second=(),
             identified=identified,
             elem_type=self._view.type_of(region.output).elem_type or block.gate_type,
             value_type=block.gate_type,
             product=True,
         )
-
-    @staticmethod
-    def _refusal(block: Block, miss: Miss) -> Left:
-        label = block.identified.label
-        return Left(block.name, block.where, label, kinds(block.first), kinds(block.second), miss, block)
 
     def _obstacle(
         self,
@@ -286,60 +606,42 @@ class _Finder:
         node = label(producer) if producer is not None else output
         if isinstance(identified, Unknown):
             return Miss(identified.reason, node)
-        if self._choices.every:
+        if self._every:
             return None  # Theorem 8 needs an activation, but no second operator
         if not sinks and output not in self._flow.values:
-            if self._flow.blocked.get(output):
-                return self._flow.blocked[output][0]
+            if output in self._flow.blocked:
+                return self._flow.blocked[output]
             if output in self._view.outputs:
                 return Miss("its output is an output of the graph, and no linear operator reads it", node)
             return Miss("no linear operator reads its output", node)
         # A convolution with a larger kernel is linear too, but its neurons would read several positions: not an MLP.
         spatial = next((operator for operator in first if not operator.rowwise), None)
-        if spatial is not None:
-            return Miss(
-                f"the first operator is a {spatial.kind}, which mixes positions", label(self._view.nodes[spatial.node])
-            )
-        if sinks and not any(sink.rowwise for sink in sinks):
-            return Miss(
-                f"the second operator is a {sinks[0].kind}, which mixes positions",
-                label(self._view.nodes[sinks[0].node]),
-            )
-        return None
-
-    def _leaf_miss(self, leaves: tuple[str, ...]) -> Miss | None:
-        sources = [self._flow.source_of(leaf) for leaf in leaves]
-        return next((source.miss for source in sources if source is not None and source.miss is not None), None)
-
-    def _near_miss(self, leaf: str, miss: Miss) -> Left:
-        operators = self._operators(leaf)
-        name = self._namer.name(self._view, operators, (), ())
-        return Left(name, self._view.where, "", kinds(operators), "", miss)
-
-    def _refused(self, index: int) -> Left:
-        node = self._view.nodes[index]
-        name = self._namer.name(self._view, (), (), (index,))
-        return Left(name, self._view.where, "", "", "", Miss(f"{label(node)}: {OPAQUE[node.op_type]}", label(node)))
+        which = "first"
+        if spatial is None and sinks and not any(sink.rowwise for sink in sinks):
+            spatial, which = sinks[0], "second"
+        if spatial is None:
+            return None
+        where = label(self._view.nodes[spatial.node])
+        return Miss(f"the {which} operator is a {spatial.kind}, which mixes positions", where)
 
     def _stray(self, index: int, second: str) -> Left:
         """An activation operator on the way to a linear one, that is applied to something else than a projection."""
         node = self._view.nodes[index]
         maker = self._view.made_by(node.input[0])
         origin = f"'{node.input[0]}', which {'is an input' if maker is None else f'{label(maker)} makes'},"
-        name = self._namer.name(self._view, (), (), (index,))
         miss = Miss(f"{origin} is not the output of a linear operator with constant weights", label(node))
-        return Left(name, self._view.where, "", "", second, miss)
+        return replace(self._left(miss, nodes=(index,)), second=second)
 
-    def _operators(self, leaf: str) -> tuple[LinearOperator, ...]:
-        source = self._flow.source_of(leaf)
-        return () if source is None else source.operators
-
-    def _region(self, output: str, leaves: tuple[str, ...]) -> Region:
-        return Region(output, leaves, self._flow.between(self._view, leaves, output))
-
-    def _channels(self, output: str) -> int | None:
-        last = (self._view.type_of(output).shape or (None,))[-1]
-        return last if isinstance(last, int) else None
+    def _left(
+        self,
+        miss: Miss,
+        shown: str = "",
+        first: tuple[LinearOperator, ...] = (),
+        sinks: Sequence[LinearOperator] = (),
+        nodes: tuple[int, ...] = (),
+    ) -> Left:
+        name = self._namer.name(self._view, first, tuple(sinks), nodes)
+        return Left(name, self._view.where, shown, kinds(first), kinds(sinks), miss)
 
     def _leaf_type(self, leaf: str) -> int:
         """The element type of a leaf.
@@ -348,18 +650,12 @@ class _Finder:
         floating-point operand: a bias, a scale or the data.
         """
         known = self._view.type_of(leaf).elem_type
-        source = self._flow.source_of(leaf)
-        if known or source is None:
+        if known:
             return known
-        steps = (*(operator.node for operator in source.operators), *source.trailing)
-        for index in reversed(steps):
+        source = self._flow.leaf(leaf)
+        for index in reversed((*(operator.node for operator in source.operators), *source.trailing)):
             node = self._view.nodes[index]
             for name in (*node.output, *node.input):
                 if (elem_type := self._view.type_of(name).elem_type) in FLOATS:
                     return elem_type
         return 0
-
-
-def kinds(operators: tuple[LinearOperator, ...]) -> str:
-    """The operators as reports print them."""
-    return " + ".join(dict.fromkeys(operator.shown for operator in operators))

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from passes.match.dataflow import FIRST_INPUT_ONLY
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.head import Array
 from passes.programs.solve import Function, Parameters
@@ -22,6 +21,8 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView
 
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
+"""The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
 _SLACK = 8
 """A spelled-out activation may differ from the table entry by this many units of its constants' precision."""
 

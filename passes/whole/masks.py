@@ -59,17 +59,14 @@ class Scores:
     Attributes:
         product: index of the MatMul.
         scales: indices of the nodes that multiply or divide the scores by one number.
-        masks: pairs of the index of a node and the mask that it applies.
+        masks: the masks that are applied.
+        nodes: indices of all these nodes.
     """
 
     product: int
     scales: tuple[int, ...]
-    masks: tuple[tuple[int, Mask], ...]
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """The product, the scales and the masks."""
-        return (self.product, *self.scales, *(index for index, _ in self.masks))
+    masks: tuple[Mask, ...]
+    nodes: tuple[int, ...]
 
 
 class MaskReader:
@@ -98,17 +95,18 @@ class MaskReader:
             LostError: W_QK cannot hold it.
         """
         carried = self._shapes.known
-        tensor, scales, masks = softmax.input[0], list[int](), list[tuple[int, Mask]]()
+        tensor, nodes, scales, masks = softmax.input[0], list[int](), list[int](), list[Mask]()
         while True:
             index = self._view.producer[tensor]
             node = self._view.nodes[index]
+            nodes.append(index)
             readers = [self._view.nodes[reader].op_type for reader in self._view.consumers.get(tensor, ())]
             if tensor in self._view.outputs or sum(reader != "Shape" for reader in readers) != 1:
                 raise LostError.at(node, "its scores are also read outside of its head")
             ours = [name for name in node.input if name in carried]
             if node.op_type == "MatMul" and len(ours) == 2:
                 self._check_product(node, masks)
-                return Scores(index, tuple(reversed(scales)), tuple(masks))
+                return Scores(index, tuple(reversed(scales)), tuple(masks), tuple(nodes))
             others = [name for name in node.input if name and name not in carried]
             if len(ours) == 1 and node.op_type in ("Mul", "Div") and self._scale(node, ours[0], others):
                 scales.append(index)
@@ -116,18 +114,18 @@ class MaskReader:
                 mask = self._mask(node, ours[0])
                 if mask.data and scales:
                     raise LostError.at(node, "its mask is data, and what comes behind it is scaled")
-                masks.append((index, mask))
+                masks.append(mask)
             elif len(ours) != 1 or node.op_type not in _TRANSPARENT:
                 raise LostError.at(node, _UNKNOWN)
             tensor = ours[0]
 
-    def _check_product(self, node: onnx.NodeProto, masks: list[tuple[int, Mask]]) -> None:
+    def _check_product(self, node: onnx.NodeProto, masks: list[Mask]) -> None:
         left, right = (self._shapes.known[name] for name in node.input)
         fits = len(left) == len(right) and len(left) in _RANKS and left[-2] == right[-1] == TOKENS
         # The positions' columns are joined to queries and keys by batch, so the batch must be an axis of its own.
-        if not fits or not all(sizes[0] in (BATCH, 1, None) for sizes in (left, right)):
+        if not fits or not all(sizes[0] in (BATCH, 1) and None not in sizes for sizes in (left, right)):
             raise LostError.at(node, "its queries and keys are not [batch, heads, tokens, d_head]")
-        if sum(bool(mask.data) for _, mask in masks) > 1:
+        if sum(bool(mask.data) for mask in masks) > 1:
             raise LostError.at(node, "more than one mask that is data is added to its scores")
 
     def _scale(self, node: onnx.NodeProto, scores: str, others: list[str]) -> bool:

@@ -29,7 +29,7 @@ from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.groups import groups_of
 from passes.sizes import BATCH, BROADCAST, TOKENS, Shapes, Sizes, token_axes
 from passes.values import LostError
-from passes.whole.masks import MaskReader, Scores
+from passes.whole.masks import MaskReader
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import ancestors, cut
 from rewriter.graph.view import SAME_NUMBERS, GraphView, attributes, captured_names
@@ -105,7 +105,8 @@ class Whole:
         renewed: tensors that replace the model's columns of the stream, to the tensor that it was before.
         stream: every carried tensor to the one that was the stream when it was computed.
         biases: index of a node to the operand that is a bias.
-        scores: index of a product of queries and keys to its way to the softmax.
+        scores: index of a softmax to its way from the product of queries and keys.
+        moved: indices of all nodes on these ways.
     """
 
     def __init__(self, view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> None:
@@ -122,7 +123,7 @@ class Whole:
         self.sizes = self.shapes.known
         self.nodes: list[int] = []
         self._patterns: set[str] = set()
-        self._softmaxes: list[onnx.NodeProto] = []
+        self._softmaxes: list[int] = []
         self._carry(needed)
         self._check_inputs(conversions)
 
@@ -135,7 +136,8 @@ class Whole:
         self.max_tokens = longest or self._fixed or min(fitting, DEFAULT_MAX_TOKENS)
 
         masks = MaskReader(view, self._constants, self.shapes, self.max_tokens, self._fixed)
-        self.scores: dict[int, Scores] = {each.product: each for each in map(masks.scores, self._softmaxes)}
+        self.scores = {index: masks.scores(view.nodes[index]) for index in self._softmaxes}
+        self.moved = frozenset(index for each in self.scores.values() for index in each.nodes)
         self.pads: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
         self.sums: dict[int, tuple[str, str]] = {}
         self.renewed: dict[str, str] = {}
@@ -143,16 +145,12 @@ class Whole:
         self.biases: dict[int, int] = {}
         self._zero = {self.entry}
         self._roots = {self.entry: self.entry}
-        # The carried tensors above each carried tensor, as a bit set.
-        self._bit = {name: 1 << number for number, name in enumerate(self.sizes)}
-        self._above = {self.entry: self._bit[self.entry]}
-        self._order = {self.entry: 0}
         self._follow()
 
     @property
     def data(self) -> tuple[str, ...]:
         """The masks that are data."""
-        return tuple(dict.fromkeys(m.data for each in self.scores.values() for _, m in each.masks if m.data))
+        return tuple(dict.fromkeys(m.data for each in self.scores.values() for m in each.masks if m.data))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -209,17 +207,20 @@ class Whole:
             return
         if kind in BROADCAST or kind in _NO_HEADS - {"Softmax"}:
             return
-        if any(name not in self.sizes for name in (node.input if kind == "Concat" else node.input[:1])):
+        concat = kind == "Concat"
+        sizes = next((self.sizes[name] for name in node.input[: None if concat else 1] if name in self.sizes), None)
+        if sizes is None:
             raise LostError.at(node, "its first operand is not part of the residual stream")
-        sizes = self.sizes[node.input[0]]
         tokens, axes = token_axes(sizes), self._axes(node, len(sizes))
         if kind == "Softmax" and axes & set(tokens):
             if sizes[-2:] != (TOKENS, TOKENS) or axes != {-1}:
                 raise LostError.at(node, "its scores are not [tokens, tokens], so its mask cannot be extended")
-            self._softmaxes.append(node)
+            self._softmaxes.append(self._view.producer[node.output[0]])
             self._patterns.add(node.output[0])
         elif kind in _OVER_AXES and axes & set(tokens):
             raise LostError.at(node, _OVER_AXES[kind])
+        elif concat and any(name not in self.sizes for name in node.input):
+            raise LostError.at(node, "it concatenates the stream with another tensor")
         elif kind == "Gemm" and (
             attributes(node).get("transA") or -1 in tokens or any(n not in self._constants for n in node.input[1:] if n)
         ):
@@ -276,31 +277,27 @@ class Whole:
 
     def _follow(self) -> None:
         """Find the residual additions and the biases; raise LostError where rows of zeros do not stay zeros."""
-        attention = {index for each in self.scores.values() for index in each.nodes}
+        current, streams = self.entry, {self.entry}
         for index in self.nodes:
             node = self._view.nodes[index]
             if node.op_type == "Shape":
                 continue
             carried = [name for name in node.input if name in self.sizes]
-            self._inherit(node, carried)
+            for name in node.output:
+                self.stream[name] = current
+                if node.op_type in _TRANSPARENT and self.sizes[name][-1] == self.sizes[carried[0]][-1]:
+                    self._roots[name] = self._roots.get(carried[0], carried[0])
             if index in self._blocks:
                 self._zero.update(self._results.intersection(node.output))
-            elif index not in attention:
+            elif index not in self.moved:
                 self._step(index, node, carried)
-
-    def _inherit(self, node: onnx.NodeProto, carried: Sequence[str]) -> None:
-        """The outputs of a node come after the latest stream of its operands."""
-        latest = max((self.stream[name] for name in carried), key=self._order.__getitem__)
-        above = 0
-        for name in carried:
-            above |= self._above[name]
-        root = self._roots[carried[0]] if node.op_type in _TRANSPARENT else ""
-        for name in node.output:
-            if name in self.sizes:
-                self.stream[name] = latest
-                self._above[name] = above | self._bit[name]
-                same = root and self.sizes[name][-1] == self.sizes[root][-1]
-                self._roots[name] = root if same else name
+            if index in self.sums:
+                root, out = self.sums[index][0], str(node.output[0])
+                if root not in streams:
+                    # What is skipped to is not the stream, but a normalisation of it.
+                    self.renewed[root] = self.stream[root]
+                self.stream[out] = current = out
+                streams |= {root, out}
 
     def _step(self, index: int, node: onnx.NodeProto, carried: Sequence[str]) -> None:
         if node.op_type == "Softmax" and node.output[0] in self._patterns:
@@ -309,7 +306,11 @@ class Whole:
             raise LostError.at(node, "it would stay in a network of attention only")
         pair = self._residual(node, carried)
         if pair is not None:
-            self._add(index, node, *pair)
+            self.sums[index] = pair
+            lost = next((name for name in carried if name not in self._zero), None)
+            if lost is not None:
+                raise LostError.at(node, f"'{lost}' is not 0 in the rows of bias tokens")
+            self._zero.update(node.output)
             return
         self._bias(index, node, carried)
         if node.op_type in BROADCAST:
@@ -332,24 +333,11 @@ class Whole:
         if node.op_type != "Add" or len(carried) != 2 or self._row_width(node.output[0]) != self.width:
             return None
         for skip, written in (carried, carried[::-1]):
-            if self._above[written] & self._bit[self._roots[skip]] and written != skip:
-                return skip, written
+            root = self._roots.get(skip, skip)
+            above = ancestors(self._view, frozenset((root,)), [written])
+            if any(root in self._view.nodes[each].input for each in above):
+                return root, written
         return None
-
-    def _add(self, index: int, node: onnx.NodeProto, skip: str, written: str) -> None:
-        root = self._roots[skip]
-        for name in (skip, written):
-            if name not in self._zero:
-                raise LostError.at(node, f"'{name}' is not 0 in the rows of bias tokens")
-        if root not in self._order:
-            # What is skipped to is not the stream, but a normalisation of it.
-            self.renewed[root] = self.stream[root]
-            self._order[root] = len(self._order)
-        self.sums[index] = (root, written)
-        out = str(node.output[0])
-        self._order[out] = len(self._order)
-        self.stream[out] = out
-        self._zero.add(out)
 
     def _bias(self, index: int, node: onnx.NodeProto, carried: Sequence[str]) -> None:
         """Note a bias; raise LostError where it cannot ride on the stream's column of ones."""
@@ -455,7 +443,8 @@ def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tu
         raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
-    needed = frozenset(ancestors(view, frozenset(), [_behind_residual(view, constants, block) for block in blocks]))
+    ends = [_behind_residual(view, constants, block) for block in blocks]
+    needed = frozenset(ancestors(view, frozenset(), ends))
     # The bias token must be there before the first sublayer: the first softmax or the first block.
     starts = [operator.node for block in blocks for operator in block.first]
     stop = min([*starts, *(index for index in needed if view.nodes[index].op_type == "Softmax")])
@@ -470,8 +459,9 @@ def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tu
     ]
     # The last one, so that as few operators as possible need a rule: embeddings and their norm stay before it.
     for name in reversed(candidates):
-        below = _descendants(view, name) & needed
-        if below.issuperset(starts) and not _passed(view, constants, below, name, width):
+        part = cut(view, [name], ends)
+        # Another stream that joins after the entry would have N rows where the carried one has N + R.
+        if set(part.nodes).issuperset(starts) and not any(_is_stream(view, each, width) for each in part.inputs[1:]):
             return name, width, needed
     raise LostError(
         "no tensor [batch, tokens, d_model] was found through which the token embeddings reach every attention and "
@@ -480,30 +470,7 @@ def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tu
     )
 
 
-def _passed(view: GraphView, constants: Constants, below: frozenset[int], entry: str, width: int) -> bool:
-    """Whether a stream that does not come from `entry` reaches one of its descendants."""
-    # Another stream that joins after the entry would have N rows where the carried one has N + m.
-    made = {name for index in below for name in view.nodes[index].output} | {entry}
-    return any(
-        name not in made and name not in constants and _is_stream(view, name, width)
-        for index in below
-        for name in view.nodes[index].input
-    )
-
-
 def _is_stream(view: GraphView, name: str, width: int) -> bool:
     known = view.type_of(name)
     floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
     return known.rank == 3 and known.elem_type in floats and known.shape is not None and known.shape[-1] == width
-
-
-def _descendants(view: GraphView, tensor: str) -> frozenset[int]:
-    """The nodes that read `tensor`, directly or indirectly."""
-    found: set[int] = set()
-    pending = [tensor]
-    while pending:
-        for index in view.consumers.get(pending.pop(), ()):
-            if index not in found:
-                found.add(index)
-                pending.extend(view.nodes[index].output)
-    return frozenset(found)

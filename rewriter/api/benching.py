@@ -3,57 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 
 from rewriter.api.run import Run, name_of, silent
 from rewriter.compare.graphs import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
-from rewriter.graph.view import view_model
 from rewriter.options import build, values_of
 from rewriter.ort.providers import chosen_providers
-from rewriter.proof.inputs.cases import Maker
+from rewriter.proof.inputs.cases import Maker, Setting
+from rewriter.proof.inputs.facts import Kind
 from rewriter.proof.inputs.given import Given, as_given
 from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, kind_of
-from rewriter.proof.inputs.sizes import Setting
 from rewriter.proof.validate import Progress
 from rewriter.report.benchmark import Benchmark, ModelRow, TimeRow
 from rewriter.report.environment import environment
 from rewriter.timing import TOKENS, BenchOptions
-from rewriter.timing.measure import Field, ratio
-from rewriter.timing.worker import Start
+from rewriter.timing.measure import Feeds, Process, Start, all_started, measure, ratio
 
 CONTROL = "control"
 """Name of the original as its own competitor."""
+
+Case = tuple[str, Feeds]
 
 _LARGEST = 2**31
 """Bytes that protobuf serialises."""
 
 _OPTION = {Kind.SEQUENCE: "tokens", Kind.BATCH: "batch", Kind.PAST: "past"}
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """One set of inputs.
-
-    Attributes:
-        name: its size, or the name of its case in the file.
-        tokens: tokens in one run, of all sequences; None if the model has no dimension of tokens.
-        feeds: maps inputs to arrays.
-    """
-
-    name: str
-    tokens: int | None
-    feeds: Mapping[str, NDArray[Any]]
 
 
 def bench(
@@ -113,11 +92,11 @@ def bench(
         starts = {name: _start(model, provider, options) for name, model in zip(names, models, strict=True)}
         with (
             run.step("measure", f"loading on {provider}"),
-            Field({**starts, CONTROL: starts[names[0]]}) as field,
+            all_started({**starts, CONTROL: starts[names[0]]}) as processes,
         ):
             for case in cases:
-                times += _times(field, case, names[0], provider, options.repeat, run)
-            for name, process in field.processes.items():
+                times += _times(processes, case, names[0], provider, options.repeat, run)
+            for name, process in processes.items():
                 peak, left = process.peak_bytes, process.loaded["cpu_nodes"]
                 megabytes = None if peak is None else 1e-6 * peak
                 known = None if left is None else tuple(left)
@@ -157,32 +136,26 @@ def _start(model: LoadedModel, provider: str, options: BenchOptions) -> Start:
     return Start(source, provider, options.threads)
 
 
-def _times(field: Field, case: Inputs, original: str, provider: str, repeat: int, run: Run) -> Iterator[TimeRow]:
+def _times(
+    processes: Mapping[str, Process], case: Case, original: str, provider: str, repeat: int, run: Run
+) -> Iterator[TimeRow]:
     """All models on one set of inputs."""
+    name, feeds = case
 
     def told(done: int) -> None:
-        run.progress(f"measuring {case.name} on {provider}", done, repeat)
+        run.progress(f"measuring {name} on {provider}", done, repeat)
 
-    found = field.measure(case.feeds, repeat, told)
-    for name, seconds in found.items():
-        low, middle, high = (float(each) for each in np.percentile(seconds, [25, 50, 75]))
-        yield TimeRow(
-            model=name,
-            provider=provider,
-            inputs=case.name,
-            milliseconds=1e3 * middle,
-            low=1e3 * low,
-            high=1e3 * high,
-            over_original=None if name == original else ratio(seconds, found[original]),
-            tokens_per_second=None if case.tokens is None else case.tokens / middle,
-            rounds=tuple(1e3 * each for each in seconds),
-        )
+    found = measure(processes, feeds, repeat, told)
+    for model, seconds in found.items():
+        low, middle, high = (1e3 * float(each) for each in np.percentile(seconds, [25, 50, 75]))
+        over = None if model == original else ratio(seconds, found[original])
+        yield TimeRow(model, provider, name, middle, low, high, over, tuple(1e3 * each for each in seconds))
 
 
 def inputs_of(
     model: onnx.ModelProto, options: BenchOptions, inputs: Given | None, dims: Mapping[str, int], seed: int
-) -> tuple[Inputs, ...]:
-    """The inputs on which a model is measured.
+) -> list[Case]:
+    """The inputs on which a model is measured, under the name of their size, or of their case in the file.
 
     Raises:
         UsageError: the model has no such dimension, or fixes it; or the file does not fit the model.
@@ -190,25 +163,21 @@ def inputs_of(
     if inputs is not None:
         if options.tokens or options.past or options.batch > 1 or dims:
             raise UsageError("sizes come with the inputs of a file: leave out tokens, batch, past and dim")
-        known: tuple[InputSpec, ...] = ()
-        with suppress(UsageError):  # inputs for which no values can be made, such as strings
-            known = input_specs(model, view_model(model))
-        return tuple(Inputs(case.name, _tokens(known, case.feeds), case.feeds) for case in load_cases(inputs, model))
+        return [(case.name, case.feeds) for case in load_cases(inputs, model)]
     maker = Maker(model, seed=seed, dims=dims)
-    return tuple(_made(maker, options, tokens) for tokens in options.tokens or (None,))
+    return [_made(maker, options, tokens) for tokens in options.tokens or (None,)]
 
 
-def _made(maker: Maker, options: BenchOptions, tokens: int | None) -> Inputs:
+def _made(maker: Maker, options: BenchOptions, tokens: int | None) -> Case:
     setting = Setting(options.batch, TOKENS if tokens is None else tokens, past=options.past)
     sizes = maker.sizes(setting)
     asked = {Kind.SEQUENCE: tokens, Kind.BATCH: options.batch, Kind.PAST: options.past}
     for kind, size in asked.items():
         if size is not None and (kind is Kind.SEQUENCE or size != BenchOptions.batch * (kind is Kind.BATCH)):
             _check(kind, size, sizes.kinds[kind], has=kind in sizes.varied)
-    feeds = maker.case(setting).feeds
     kinds = [kind for kind in (Kind.BATCH, Kind.SEQUENCE, Kind.PAST) if kind in sizes.varied]
     shown = [f"{_OPTION[kind]} {sizes.kinds[kind]}" for kind in kinds if kind is not Kind.BATCH or options.batch > 1]
-    return Inputs(", ".join(shown) or "fixed shapes", _tokens(maker.specs, feeds), feeds)
+    return ", ".join(shown) or "fixed shapes", maker.case(setting).feeds
 
 
 def _check(kind: Kind, asked: int, got: int, *, has: bool) -> None:
@@ -217,13 +186,3 @@ def _check(kind: Kind, asked: int, got: int, *, has: bool) -> None:
         raise UsageError(f"{option} {asked}: no input of the model has an open dimension for it; leave {option} out")
     if got != asked:
         raise UsageError(f"{option} {asked}: the model's inputs and tables allow {got}")
-
-
-def _tokens(specs: Sequence[InputSpec], feeds: Mapping[str, NDArray[Any]]) -> int | None:
-    """Tokens in one run: those of the first input of ids or floats that has a dimension for them."""
-    for spec in specs:
-        if spec.role in (Role.IDS, Role.FLOATS, Role.INTEGERS) and spec.name in feeds:
-            sizes = [(kind_of(spec, axis), size) for axis, size in enumerate(feeds[spec.name].shape)]
-            if any(kind is Kind.SEQUENCE for kind, _ in sizes):
-                return int(prod(size for kind, size in sizes if kind in (Kind.BATCH, Kind.SEQUENCE)))
-    return None

@@ -6,9 +6,9 @@ Rare options have no flag of their own: `--option NAME=VALUE` carries them.
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -199,21 +199,18 @@ def declared_options(*kinds: type, only: Collection[str] | None = None, **instea
 def rare_options(*kinds: type) -> Callable[[Any], Any]:
     """Add `--option NAME=VALUE`, which sets any rare option of dataclasses, to a command with their other options."""
     known = {each.name: each for kind in kinds for each in options_of(kind)}
+    rare = [name for name in known if known[name].rare]
 
     def parsed(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
         values = {}
         for text in texts:
             name, sign, value = text.partition("=")
             name = name.replace("-", "_")
-            each = known.get(name)
-            if each is None:
-                raise click.BadParameter(unknown_option(name, [name for name in known if known[name].rare]))
-            if not each.rare:
-                raise click.BadParameter(f"'{name}' has a flag of its own: {each.command_line}")
-            try:
-                values[name] = each.parsed(value if sign else None)
-            except RewriteError as error:
-                raise click.BadParameter(error.args[0]) from error
+            if name not in known:
+                raise UsageError(unknown_option(name, rare))
+            if name not in rare:
+                raise UsageError(f"'{name}' has a flag of its own: {known[name].command_line}")
+            values[name] = known[name].parsed(value if sign else None)
         return values
 
     def decorated(command: Any) -> Any:
@@ -221,75 +218,49 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
         def called(*arguments: Any, option: Mapping[str, Any], **options: Any) -> Any:
             return command(*arguments, **options, **option)
 
-        return click.option(
-            "--option",
-            metavar="NAME=VALUE",
-            multiple=True,
-            callback=parsed,
-            help=f"Set a rare option (repeatable): {', '.join(name for name in known if known[name].rare)}.",
-        )(called)
+        told = f"Set a rare option (repeatable): {', '.join(rare)}."
+        return click.option("--option", metavar="NAME=VALUE", multiple=True, callback=parsed, help=told)(called)
 
     return decorated
 
 
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
-    flag = each.command_line
-    attributes: dict[str, Any] = {"help": each.help}
+    sizes = isinstance(each.default, Mapping)
+    single = replace(each, repeatable=False)
+
+    def parsed(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
+        if sizes:
+            return dict(map(_size, value))
+        if each.name == "providers":
+            return tuple(map(_provider, value))
+        if each.repeatable:
+            return tuple(map(single.parsed, value))
+        return None if value in (None, "dtype") else each.parsed(value)
+
+    attributes: dict[str, Any] = {"help": each.help, "metavar": each.metavar or None}
     if each.kind is bool:
-        return click.option(flag, each.name, is_flag=True, **{**attributes, **instead})
-    if each.metavar:
-        attributes["metavar"] = each.metavar
-    if each.repeatable or isinstance(each.default, Mapping):
-        attributes["multiple"] = True
-    elif each.default is not None:
-        attributes |= {"default": each.default, "show_default": True}
-    if each.name in _CALLBACKS:
-        attributes["callback"] = _CALLBACKS[each.name]
-    elif each.choices:
-        attributes["type"] = click.Choice(each.choices)
-    elif each.kind in (int, float):  # its range is checked where all are: by `rewriter.options.build`
-        attributes["type"] = each.kind
-    elif each.kind is object:
+        attributes["is_flag"] = True
+    elif each.kind is object and not sizes:
         attributes["type"] = click.Path(path_type=Path)
-    return click.option(flag, each.name, **{**attributes, **instead})
+    else:
+        attributes |= {"callback": parsed, "multiple": each.repeatable or sizes}
+        if each.choices:
+            attributes |= {"type": click.Choice(each.choices), "default": each.default, "show_default": True}
+    return click.option(each.command_line, each.name, **{**attributes, **instead})
 
 
-def _accuracy(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
-    if value is None or value == "dtype":
-        return None
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0.0 < number < 1.0:
-        raise click.BadParameter(f"'{value}' is neither 'dtype' nor a number between 0 and 1, such as 1e-6")
-    return number
-
-
-def _providers(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
-    if not texts:
-        return ()
+def _provider(text: str) -> str:
+    """A provider as it is named everywhere; one that no onnxruntime has is a usage error, not a missing provider."""
     from rewriter.ort.providers import parse_provider
 
     try:
-        return tuple(parse_provider(text).text for text in texts)
+        return parse_provider(text).text
     except RewriteError as error:
-        raise click.BadParameter(error.args[0]) from error
+        raise UsageError(error.args[0]) from error
 
 
-def _dimension(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for value in values:
-        name, sign, number = value.rpartition("=")
-        if not sign or not name or not number.isascii() or not number.isdigit() or int(number) < 1:
-            raise click.BadParameter(f"'{value}' is not NAME=VALUE with a value of at least 1")
-        sizes[name] = int(number)
-    return sizes
-
-
-_CALLBACKS: Mapping[str, Callable[[click.Context, click.Parameter, Any], Any]] = {
-    "accuracy": _accuracy,
-    "providers": _providers,
-    "dims": _dimension,
-}
-"""Options whose text needs a parser of its own."""
+def _size(text: str) -> tuple[str, int]:
+    name, sign, number = text.rpartition("=")
+    if not sign or not name or not number.isascii() or not number.isdigit() or int(number) < 1:
+        raise UsageError(f"--dim: '{text}' is not NAME=VALUE with a value of at least 1")
+    return name, int(number)

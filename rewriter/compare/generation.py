@@ -17,10 +17,9 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.view import view_model
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, is_float, kind_of
-from rewriter.proof.inputs.tables import find_tables
+from rewriter.proof.inputs.facts import Kind, Role
+from rewriter.proof.inputs.roles import InputSpec, input_specs, is_float
 from rewriter.proof.rule import Judgement
 from rewriter.proof.run import open_model
 from rewriter.text import one_line, quoted
@@ -81,7 +80,7 @@ def generate(
         ValidationError: a model does not run.
     """
     proto = models[0].proto
-    specs = {each.name: each for each in input_specs(proto, view_model(proto))}
+    specs = {each.name: each for each in input_specs(proto)}
     ids = next((each for each in specs.values() if each.role is Role.IDS and len(each.shape) == 2), None)
     if ids is None:
         raise UsageError("--generate needs a model that reads token ids [batch, tokens]; this one has no such input")
@@ -91,7 +90,7 @@ def generate(
     given = max(cases, key=lambda each: each.feeds[ids.name].shape[1]).feeds
     outputs = {value.name: value for value in proto.graph.output}
     cache = matched([each.name for each in specs.values() if each.role is Role.PAST], list(outputs))
-    output = _ranked({name: value for name, value in outputs.items() if name not in cache.values()}, proto, ids.name)
+    output = _ranked({name: value for name, value in outputs.items() if name not in cache.values()}, ids.rows)
     tokens = fresh = given[ids.name][:, :_PROMPT]
     batch, prompt = tokens.shape
     empty = {name: np.zeros(_past_shape(specs[name], given[name].shape, batch), specs[name].dtype) for name in cache}
@@ -159,27 +158,27 @@ def _step(specs: Mapping[str, InputSpec], given: Feeds, batch: int, total: int, 
 
 def _past_shape(spec: InputSpec, given: tuple[int, ...], batch: int) -> list[int]:
     sizes = {Kind.BATCH: batch, Kind.PAST: 0}
-    return [sizes.get(kind_of(spec, axis), size) for axis, size in enumerate(given)]
+    return [sizes.get(kind, size) for kind, size in zip(spec.kinds, given, strict=True)]
 
 
 def _check_grown(past: Feeds, specs: Mapping[str, InputSpec], cache: Mapping[str, str], total: int) -> None:
     """A cache that loses tokens makes another model."""
     for name, value in past.items():
-        for axis, size in enumerate(value.shape[: len(specs[name].shape)]):
-            if kind_of(specs[name], axis) is Kind.PAST and size != total:
+        for kind, size in zip(specs[name].kinds, value.shape, strict=False):
+            if kind is Kind.PAST and size != total:
                 raise ValidationError(
                     f"output {quoted(cache[name])}, which continues {quoted(name)}, has {size} tokens after {total}; "
                     "caches of fixed size cannot be followed"
                 )
 
 
-def _ranked(outputs: Mapping[str, onnx.ValueInfoProto], proto: onnx.ModelProto, ids: str) -> str:
+def _ranked(outputs: Mapping[str, onnx.ValueInfoProto], rows: int | None) -> str:
     """The output of logits: by its name, or one as wide as the vocabulary."""
     dims = {name: value.type.tensor_type.shape.dim for name, value in outputs.items()}
     wide = [name for name in outputs if len(dims[name]) == 3]
     named = [name for name in wide if "logits" in name.lower()]
     # An encoder's hidden states have the same rank, but their entries are no tokens.
-    if named or (wide and dims[wide[0]][2].dim_value == (find_tables(proto).rows.get(ids) or -1)):
+    if named or (wide and dims[wide[0]][2].dim_value == (rows or -1)):
         return (named or wide)[0]
     raise UsageError("--generate needs an output [batch, tokens, vocabulary]; this model has none")
 

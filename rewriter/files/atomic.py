@@ -157,13 +157,6 @@ def write_text(path: Path, text: str) -> None:
     atomically(path, lambda file: file.write(text.encode("utf-8")))
 
 
-def write_all(handle: int, data: bytes | memoryview) -> None:
-    """Write all of `data`, in chunks: a single write may accept less than it is given."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view[:CHUNK]) :]
-
-
 def sync_directory(directory: Path) -> None:
     """Make renames in a directory durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

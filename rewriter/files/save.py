@@ -21,18 +21,20 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 
 import onnx
 from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.atomic import CHUNK, check_directory, hidden, os_errors, sweep, sync_directory, write_all
+from rewriter.files.atomic import CHUNK, check_directory, hidden, os_errors, sweep, sync_directory
 from rewriter.files.external import ExternalRef, open_inside, read_external
 from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, collect_external, external_bytes
 from rewriter.files.mapped import inlined
@@ -128,8 +130,8 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
             locations = _place_data(references, source.base_dir, out, made)
         length, pieces = _serialise(proto, locations, own, source)
         with os_errors("write", out):
-            for piece in pieces:
-                write_all(handle, piece)
+            with os.fdopen(handle, "wb", closefd=False) as file:
+                file.writelines(pieces)
             os.fsync(handle)
         size = length + external_bytes(references)
         del pieces  # up to 2 GiB, not needed while the caller proves the staged file
@@ -217,35 +219,34 @@ def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, 
     """
     moved: dict[str, str] = {}
     for ref in references:
-        if ref.location in moved:
-            continue
-        source = open_inside(base_dir, ref.location, ref.tensor)
-        try:
-            moved[ref.location] = _place(source, out, made).name
-        finally:
-            os.close(source)
-    if moved:
-        with os_errors("sync", out.parent):
-            sync_directory(out.parent)
+        if ref.location not in moved:
+            with open(open_inside(base_dir, ref.location, ref.tensor), "rb") as data:  # noqa: PTH123 - a descriptor
+                moved[ref.location] = _place(data, out, made).name
+    with os_errors("sync", out.parent):
+        sync_directory(out.parent)
     return moved
 
 
-def _place(source: int, out: Path, made: list[Path]) -> Path:
+def _place(data: BufferedReader, out: Path, made: list[Path]) -> Path:
     # The name becomes a location, which may not hold backslashes, drives or bytes that are not UTF-8.
     prefix = re.sub(r"[^\w.+ -]", "_", out.stem) + "-"
     with os_errors("write", out):
         # Known before anything is written, so that a second run does not need the disk space of a second copy.
-        digest = _copy(source, None)
-        target = out.parent / f"{prefix}{digest[:12]}.data"
+        digest = hashlib.file_digest(data, "sha256").digest()
+        target = out.parent / f"{prefix}{digest.hex()[:12]}.data"
         if os.path.lexists(target):
-            if _digest_of(target) != digest:
+            status = target.lstat()
+            if not stat.S_ISREG(status.st_mode) or _digest_of(target) != digest:
                 raise UsageError(
                     f"{quoted(target)} holds other data than its name says; remove it or choose another output name"
                 )
-            if target.stat().st_nlink == 1:  # `load` refuses data files with several hard links
+            if status.st_nlink == 1:  # `load` refuses data files with several hard links
                 return target
         with hidden(out, ".data") as (temporary, handle):
-            if _copy(source, handle) != digest:
+            data.seek(0)
+            with os.fdopen(handle, "wb", closefd=False) as file:
+                shutil.copyfileobj(data, file, CHUNK)
+            if _digest_of(temporary) != digest:
                 raise UsageError("the weights of the model changed while they were copied; run again")
             os.fsync(handle)
             if not os.path.lexists(target):
@@ -254,23 +255,6 @@ def _place(source: int, out: Path, made: list[Path]) -> Path:
     return target
 
 
-def _copy(source: int, target: int | None) -> str:
-    """Copy one open file to another, if there is one, and return the SHA-256 of what was copied."""
-    digest, done = hashlib.sha256(), 0
-    while chunk := os.pread(source, CHUNK, done):
-        if target is not None:
-            write_all(target, chunk)
-        digest.update(chunk)
-        done += len(chunk)
-    return digest.hexdigest()
-
-
-def _digest_of(path: Path) -> str | None:
-    """Return the SHA-256 of a regular file, None for a link or anything else."""
-    if not stat.S_ISREG(path.lstat().st_mode):
-        return None
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        return _copy(handle, None)
-    finally:
-        os.close(handle)
+def _digest_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

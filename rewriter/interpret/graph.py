@@ -27,8 +27,9 @@ from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, Neuro
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.stream import FrozenNorm
 from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.roles import Role, input_specs
+from rewriter.proof.inputs.roles import input_specs
 
 Places = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -316,7 +317,7 @@ def attribution_graph(
 
 def token_ids(index: HeadIndex, feeds: Mapping[str, Array], sequence: int, length: int) -> tuple[int, ...] | None:
     """The token ids of a sequence; None where no input has ids for that many tokens."""
-    for spec in input_specs(index.proto, index.view):
+    for spec in input_specs(index.proto):
         array = feeds.get(spec.name)
         if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
             return tuple(int(number) for number in array.reshape(-1, length)[sequence])

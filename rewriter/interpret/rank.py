@@ -27,8 +27,9 @@ from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, 
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, known_output, parts_of, unflattened
 from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.read import open_tokenizer, spelling
-from rewriter.proof.inputs.roles import Role, input_specs
+from rewriter.proof.inputs.roles import input_specs
 
 Places = NDArray[np.int64]
 TokenText = Callable[[int], str]
@@ -539,7 +540,7 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
         UsageError: there is none; the message says why.
     """
     view, constants = index.view, Constants(index.view)
-    ids = {spec.name for spec in input_specs(index.proto, view) if spec.role in (Role.IDS, Role.INTEGERS)}
+    ids = {spec.name for spec in input_specs(index.proto) if spec.role in (Role.IDS, Role.INTEGERS)}
     made = [view.made_by(part) for part in parts_of(view, constants, tensor, ())]
     gathers = [node for node in made if node is not None and node.op_type == "Gather" and node.input[0] in constants]
     found = {node.input[0] for node in gathers if unflattened(view, node.input[1]) in ids}

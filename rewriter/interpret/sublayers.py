@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from passes.forms import choose
-from passes.match.blocks import Block
-from passes.match.dataflow import Dataflow, analyse
+from passes.match.blocks import Block, Dataflow
 from passes.match.linear import Miss
 from passes.match.names import Namer
 from passes.match.projections import Projection, Projections, projections_of
@@ -145,7 +144,7 @@ def _heads(
 def _rewritten(view: GraphView, blocks: Sequence[Made], program: str) -> Iterator[NeuronHeads | Miss]:
     if not blocks:
         return
-    flow = analyse(view, Constants(view))
+    flow = Dataflow(view, Constants(view))
     for made in blocks:
         found = _of_made(view, flow, made, program)
         if isinstance(found, Miss):

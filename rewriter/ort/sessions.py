@@ -46,12 +46,19 @@ class Session:
     _bfloat16: frozenset[str]
     _shrinks: bool
 
-    def run(self, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    def run(
+        self,
+        feeds: Mapping[str, NDArray[Any]],
+        outputs: Sequence[str] | None = None,
+        over: Mapping[str, NDArray[Any]] | None = None,
+    ) -> dict[str, NDArray[Any]]:
         """Run the model once.
 
         Args:
             feeds: maps inputs to arrays; bfloat16 as `ml_dtypes.bfloat16`.
             outputs: names of the outputs to compute; all by default.
+            over: results of another run: memory of their shapes is filled before outputs are written into it, so that
+                what is never written shows.
 
         Returns:
             Maps outputs to arrays.
@@ -60,12 +67,12 @@ class Session:
             ValidationError: onnxruntime rejected the inputs or failed.
             MemoryError: onnxruntime ran out of memory.
         """
-        wanted = list(self.outputs if outputs is None else outputs)
+        wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
-            if self._bfloat16.intersection([*feeds, *wanted]):
-                results = _run_as_values(self._session, feeds, wanted, _run_options(shrinks=self._shrinks))
+            if over is not None or self._bfloat16.intersection([*feeds, *wanted]):
+                results = _run_bound(self._session, feeds, wanted, over or {}, options)
             else:
-                results = self._session.run(wanted, dict(feeds), _run_options(shrinks=self._shrinks))
+                results = self._session.run(wanted, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
             raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
@@ -180,22 +187,37 @@ def _run_options(*, shrinks: bool) -> Any:
     return options
 
 
-def _run_as_values(
-    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], options: Any
+def _run_bound(
+    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], over: Mapping[str, NDArray[Any]], options: Any
 ) -> list[NDArray[Any]]:
-    ort = load_onnxruntime()
-    # A CPU value borrows the memory of its array, so `held` keeps the arrays alive until the run is over.
-    held = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
-    values = {}
+    """Run with values of onnxruntime; an output that is in `over` is written into memory of that shape, filled."""
+    binding = session.io_binding()
+    # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
+    held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # numbers stay so
+    places = {name: _filled(over[name]) for name in wanted if name in over and over[name].dtype.kind not in "OUS"}
     for name, array in held.items():
-        if array.dtype.name == "bfloat16":
-            bits = array.view(np.uint16)
-            kind = onnx.TensorProto.BFLOAT16
-            values[name] = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
+        binding.bind_ortvalue_input(name, _value_of(array))
+    for name in wanted:
+        if name in places:
+            binding.bind_ortvalue_output(name, _value_of(places[name]))
         else:
-            values[name] = ort.OrtValue.ortvalue_from_numpy(array)
-    results = session.run_with_ort_values(wanted, values, options)
-    return [_array_of(result) for result in results]
+            binding.bind_output(name)
+    session.run_with_iobinding(binding, options)
+    return [np.array(_array_of(result)) for result in binding.get_outputs()]
+
+
+def _filled(like: NDArray[Any]) -> NDArray[Any]:
+    """Memory of that type and shape, with what no run leaves there by chance: NaN, or -1."""
+    if like.dtype.kind == "b":
+        return np.ones_like(like)
+    return np.full(like.nbytes, 0xFF, np.uint8).view(like.dtype).reshape(like.shape)
+
+
+def _value_of(array: NDArray[Any]) -> Any:
+    kind = load_onnxruntime().OrtValue
+    if array.dtype.name != "bfloat16":
+        return kind.ortvalue_from_numpy(array)
+    return kind.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), onnx.TensorProto.BFLOAT16)
 
 
 def _array_of(value: Any) -> NDArray[Any]:

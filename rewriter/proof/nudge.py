@@ -19,7 +19,11 @@ from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
 from rewriter.graph.edit import inlined
-from rewriter.graph.view import Path, graph_at
+from rewriter.graph.view import Path, graph_at, integer_of
+
+_STEPS = 2.0**10
+"""Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which moves the
+outputs by 1e-3 and more, and in a small model no draw may show it."""
 
 FREQUENCY = 12345.678
 """Makes the noise of values that differ by 1e-3 or more uncorrelated."""
@@ -67,16 +71,21 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
     prefix = "noise/"
     while any(name.startswith(prefix) for name in taken):
         prefix = f"_{prefix}"
-    kinds = set()
+    kinds, units = set(), _STEPS if any(map(_rounds_to_bytes, copy.graph.node)) else 1.0
     # Bodies before what holds them: a path is followed by names of nodes, which noise does not change.
     for point in sorted(points, key=lambda each: -len(each.path)):
         graph = _graph(copy, point.path)
-        if graph is not None and point.elem_type in _WIDE and _inject(graph, point, prefix):
+        if graph is not None and point.elem_type in _WIDE and _inject(graph, point, prefix, units):
             kinds.add(_WIDE[point.elem_type])
     for kind in sorted(kinds):
         for name in ("phase", "steady"):
             copy.graph.input.append(helper.make_tensor_value_info(f"{prefix}{name}_{kind}", kind, []))
     return copy, prefix if kinds else ""
+
+
+def _rounds_to_bytes(node: onnx.NodeProto) -> bool:
+    """Whether an operator rounds its activations to 8 bits."""
+    return node.op_type == "MatMulNBits" and integer_of(node, "accuracy_level", 0) == 4
 
 
 def feeds(model: onnx.ModelProto, prefix: str, draw: Mapping[str, float]) -> dict[str, Array]:
@@ -97,13 +106,13 @@ def _graph(model: onnx.ModelProto, path: Path) -> onnx.GraphProto | None:
         return None  # a part of the model, without that body
 
 
-def _inject(graph: onnx.GraphProto, point: Point, prefix: str) -> bool:
+def _inject(graph: onnx.GraphProto, point: Point, prefix: str, units: float) -> bool:
     """Let the producer write to another name, and the noise to the old one, so that nothing has to be renamed."""
     for place, node in enumerate(graph.node):
         if point.tensor in node.output:
             output = list(node.output).index(point.tensor)
             node.output[output] = f"{prefix}{point.tensor}/raw"
-            nodes = [*graph.node[: place + 1], *_noise(point, prefix), *graph.node[place + 1 :]]
+            nodes = [*graph.node[: place + 1], *_noise(point, prefix, units), *graph.node[place + 1 :]]
             kept = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
             del graph.node[:]
             graph.node.extend(kept)
@@ -111,13 +120,13 @@ def _inject(graph: onnx.GraphProto, point: Point, prefix: str) -> bool:
     return False
 
 
-def _noise(point: Point, prefix: str) -> Iterator[onnx.NodeProto]:
+def _noise(point: Point, prefix: str, units: float) -> Iterator[onnx.NodeProto]:
     own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]
     phase, steady = (f"{prefix}{name}_{wide}" for name in ("phase", "steady"))
     numbers = {
         "frequency": FREQUENCY,
         "one": 1.0,
-        "eps": float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
+        "eps": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
         "error": point.error,
     }
     for name, number in numbers.items():

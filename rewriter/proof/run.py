@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -39,13 +39,15 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a model: an execution provider, with or without graph optimisation."""
+    """A way to run a model: a provider, with or without graph optimisation, once more to see what it never writes."""
 
     provider: str
     optimise: bool
+    again: bool = False
 
     def __str__(self) -> str:
-        return f"{self.provider}, {'default optimisation' if self.optimise else 'no optimisation'}"
+        level = "default optimisation" if self.optimise else "no optimisation"
+        return f"{self.provider}, {level}{', again' if self.again else ''}"
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,9 @@ def run_model(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
             # Only the first way records tensors inside the model, since additional outputs keep onnxruntime from fusing
             # nodes, and only it may refuse a case: one that another way refuses is an error, not an invalid input.
             here = () if place else inside
-            refused = _run_part(side, part, way, ways[way], flow, here, may_refuse=wanted.may_refuse and not place)
+            over = flows[wanted.ways.index(replace(way, again=False))] if way.again else ()
+            may_refuse = wanted.may_refuse and not place
+            refused = _run_part(side, part, way, ways[way], flow, here, over=over, may_refuse=may_refuse)
             skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
             for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
                 del kept[index]
@@ -168,6 +172,7 @@ def _run_part(
     flow: Sequence[dict[str, Array]],
     taps: Sequence[str],
     *,
+    over: Sequence[Mapping[str, Array]],
     may_refuse: bool,
 ) -> dict[int, str]:
     """Run one segment in one way, and add what it computes to the values of each case.
@@ -188,8 +193,9 @@ def _run_part(
         read = [value.name for value in model.proto.graph.input if value.name in part.inputs]
     ran.loaded(session)
     for index, values in enumerate(flow):
+        feeds = values if read is None else {name: values[name] for name in read}
         try:
-            values.update(session.run(values if read is None else {name: values[name] for name in read}))
+            values.update(session.run(feeds, over=over[index] if over else None))
         except ValidationError as error:
             if not may_refuse:
                 raise

@@ -33,6 +33,7 @@ from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, open_model, run
 from rewriter.proof.settings import LARGE, Settings
 from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
+from rewriter.proof.unwritten import Gaps, gaps, told, without
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 
@@ -237,8 +238,9 @@ class _Judge:
         watched = dict(_domains(claims, certificate))
         # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
         cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
+        again = tuple(Way(name, optimise=False, again=True) for name in providers)
         inside = Wanted(
-            tuple(dict.fromkeys((*ways, *further))),
+            tuple(dict.fromkeys((*ways, *further, *again))),
             tuple(dict.fromkeys(name for names in taps.values() for name in names)),
             tuple(watched),
             wide=self.original.size <= CHEAP,
@@ -258,11 +260,13 @@ class _Judge:
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, self.noise)
-        judged = self._judgements(before, after, points)
+        left_out = gaps(before)
+        before, after = without(before, left_out), without(after, left_out)
+        judged = self._judgements(before, after, points, left_out)
         strict = judged
         if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
             # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
-            strict = self._judgements(before, after, [replace(point, error=0.0) for point in points])
+            strict = self._judgements(before, after, [replace(point, error=0.0) for point in points], left_out)
         coarsest = max(points, key=lambda point: point.error).tensor if points else ""
         coarsest = next((claim.name for claim in claims if claim.output == coarsest), coarsest)
         blocks = []
@@ -280,7 +284,8 @@ class _Judge:
         ]
         empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
         rest = "the certificate" if certificate.certified else "the tests of the blocks"
-        note = (
+        notes = [*told(before, left_out)]
+        nothing = (
             f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
             f"verdict rests on {rest}"
         )
@@ -294,7 +299,7 @@ class _Judge:
             failures=tuple(dict.fromkeys(failures)),
             by_blocks=self.by_blocks,
             segments=(before.segments, after.segments),
-            notes=(note,) if empty else (),
+            notes=(*notes, nothing) if empty else tuple(notes),
         )
 
     def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
@@ -304,7 +309,7 @@ class _Judge:
         return run_accepted(side, cases, wanted, self.settings, self.progress, by_blocks=self.by_blocks)
 
     def _judgements(
-        self, before: ModelRuns, after: ModelRuns, points: Sequence[Point]
+        self, before: ModelRuns, after: ModelRuns, points: Sequence[Point], left_out: Gaps
     ) -> dict[tuple[Way, str], Judgement]:
         """The rule on every output in every way; noise at `points` shows how far rounding moves the original's."""
         proto, prefix = nudged(self.original.proto, points)
@@ -321,6 +326,7 @@ class _Judge:
             # If that does not run, what optimisation changes in the original is all that is known of its rounding.
             with suppress(ValidationError):
                 ran = self._run(side, drawn, Wanted(plain, what="the original with noise"))
+                ran = without(ran, [*left_out] * len(DRAWS))
                 for way in plain:
                     found = ran.ways[way].results
                     noisy[way.provider] = [found[start : start + len(before.cases)] for start in starts]
@@ -362,12 +368,7 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bo
     """
     if settings.inputs is not None:
         return load_cases(settings.inputs, original.proto)
-    cases = make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest)
-    if not few:
-        return cases
-    # The first, and the two smallest of the others, are all that a certified model needs.
-    others = sorted(cases[1:], key=lambda case: sum(array.size for array in case.feeds.values()))
-    return (*cases[:1], *others[:2])
+    return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest, few=few)
 
 
 def run_accepted(

@@ -45,7 +45,6 @@ class TimeRow:
         low: lower quartile, in milliseconds.
         high: upper quartile, in milliseconds.
         over_original: ratio to the original; None for the original.
-        tokens_per_second: tokens of all sequences; None if the model has no dimension of tokens.
         rounds: the median in each round, in milliseconds.
     """
 
@@ -56,7 +55,6 @@ class TimeRow:
     low: float
     high: float
     over_original: Ratio | None
-    tokens_per_second: float | None
     rounds: tuple[float, ...]
 
 

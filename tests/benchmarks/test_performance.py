@@ -17,7 +17,6 @@ from benchmarks.performance import measure, run
 from benchmarks.performance.check import losses
 from benchmarks.performance.subjects import Subject
 from rewriter import bench
-from rewriter.timing.measure import Field
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow
 
@@ -32,7 +31,7 @@ FEW = (
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "SUBJECTS", FEW)
     monkeypatch.setattr("benchmarks.performance.page.SUBJECTS", FEW)
-    monkeypatch.setattr(Field.measure, "__kwdefaults__", {"seconds": 0.0})
+    monkeypatch.setattr("rewriter.timing.measure.measure.__kwdefaults__", {"seconds": 0.0})
 
 
 def invoke(*arguments: str) -> Result:

@@ -1,12 +1,16 @@
 """Inputs made for a model, valid by construction: ids within their tables, masks with padding, positions that agree.
 
-Each entry of `_SETTINGS` exercises one aspect of the model (padding, one token, a past, a long sequence), instead of
-all combinations. Random numbers depend on the seed, the name of the input and the number of the case only, so an
-additional input does not change the values of the others.
+Each `Setting` exercises one aspect of the model (padding, one token, a past, a long sequence), instead of all
+combinations. A dimension has the size that is declared, or that the caller gives its name, or that an operator needs,
+or that the setting has for what it counts; what follows from others (past and sequence together, `2 * past + 1`) is
+computed. Random numbers depend on the seed, the name of the input and the number of the case only, so an additional
+input does not change the values of the others.
 """
 
 from __future__ import annotations
 
+import ast
+import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,26 +20,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from rewriter.graph.view import view_model
-from rewriter.proof.inputs.roles import InputSpec, Kind, Role, input_specs, kind_of
-from rewriter.proof.inputs.sizes import Setting, Sizes, check_dims, resolve
-from rewriter.proof.inputs.tables import find_tables
+from rewriter.errors import UsageError
+from rewriter.proof.inputs.facts import Kind, Role, facts_of
+from rewriter.proof.inputs.roles import InputSpec, input_specs, kind_by_name
+from rewriter.text import quoted
 
-# Several sequences and a long one come first, because only the first cases feed the proofs of the blocks.
-_SETTINGS = (
-    Setting(3, 17), Setting(1, 64), Setting(1, 17), Setting(1, 1), Setting(3, 2), Setting(3, 9, special=True),
-)  # fmt: skip
-_WITH_PAST = (
-    Setting(3, 17), Setting(1, 64), Setting(1, 17), Setting(1, 1, past=9), Setting(3, 1, past=17),
-    Setting(1, 2, past=5), Setting(3, 3, past=6, special=True),
-)  # fmt: skip
-_WITH_BRANCHES = (
-    Setting(3, 17), Setting(1, 64), Setting(1, 17), Setting(1, 1, past=9), Setting(3, 1, past=17),
-    Setting(1, 1, past=1), Setting(3, 1, past=6, special=True),
-)  # fmt: skip
-_LENGTHS = ((Kind.SAMPLES,), (Kind.FRAMES,), (Kind.SEQUENCE,), (Kind.ENCODER,), (Kind.HEIGHT, Kind.WIDTH))
 LARGEST = 16384
 """The largest size that is searched; images end at 1024."""
+_LENGTHS = ((Kind.SAMPLES,), (Kind.FRAMES,), (Kind.SEQUENCE,), (Kind.ENCODER,), (Kind.HEIGHT, Kind.WIDTH))
 _MULTIPLES = {Kind.SAMPLES: (1, 16, 160), Kind.HEIGHT: (1, 14, 16)}
 """Sizes are rounded up to multiples of these; others to multiples of 1 and 16. 160 samples are 10 ms at 16 kHz; images
 are cut into patches."""
@@ -43,15 +35,33 @@ _GROWTH, _SPAN, _KEPT = 1.2, 4, 4
 """Sizes grow by this factor; once a size is accepted, sizes up to so many times as large are tried; so many of those
 that are accepted are kept."""
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
-_TOKENS = {Kind.TOTAL, Kind.SEQUENCE, Kind.ENCODER}
+_USUAL = {
+    Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.HEADS: 4, Kind.FEATURES: 80, Kind.HIDDEN: 64, Kind.ONE: 1,
+}  # fmt: skip
 _COUNTS = {
     Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0), Role.LAST_INDEX: (Kind.TOTAL, 1),
     Role.KEEP: (Kind.ONE, 0),
 }  # fmt: skip
 """Roles that are one number: the size of a kind of dimension, less something."""
-
 _VOCABULARY = 100
 """Number of token ids if no table tells how many there are."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a case exercises; sizes apply only to dimensions that the model leaves open.
+
+    Attributes:
+        batch: number of rows.
+        sequence: number of tokens.
+        past: number of past tokens.
+        special: whether the rows are degenerate: almost all padding, or one token repeated.
+    """
+
+    batch: int
+    sequence: int
+    past: int = 0
+    special: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +77,28 @@ class Case:
     feeds: Mapping[str, NDArray[Any]]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """The dimensions of one case.
+
+    Attributes:
+        shapes: maps an input to its shape.
+        kinds: size of each kind of dimension in this case.
+        varied: the kinds that the model leaves open, so that the setting decides.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    kinds: Mapping[Kind, int]
+    varied: frozenset[Kind]
+
+
 def make_cases(
-    model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None, longest: int = 0
+    model: onnx.ModelProto,
+    *,
+    seed: int = 0,
+    dims: Mapping[str, int] | None = None,
+    longest: int = 0,
+    few: bool = False,
 ) -> tuple[Case, ...]:
     """Generate inputs for `model`.
 
@@ -77,6 +107,7 @@ def make_cases(
         seed: the same seed gives the same inputs; the values of an input do not depend on the other inputs.
         dims: maps a symbolic dimension to the size that it has in every case.
         longest: a sequence of so many tokens is among the cases, if the model takes it.
+        few: only the first case and the two smallest of the others, one of them with a past if any has one.
 
     Returns:
         Two to eight cases.
@@ -84,7 +115,7 @@ def make_cases(
     Raises:
         UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
     """
-    return Maker(model, seed=seed, dims=dims).usual(longest)
+    return Maker(model, seed=seed, dims=dims).usual(longest, few=few)
 
 
 class Maker:
@@ -92,24 +123,34 @@ class Maker:
 
     Attributes:
         specs: the inputs.
-        tables: bounds on integer inputs.
+        facts: what the model's operators say of them.
     """
 
     def __init__(self, model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> None:
         """As `make_cases`. Raises UsageError if `dims` names a dimension that the model does not have."""
-        view = view_model(model)
-        self.specs = input_specs(model, view)
+        self.facts = facts_of(model)
+        self.specs = input_specs(model, self.facts)
         self._seed, self._fixed = seed, dict(dims or {})
-        check_dims(self.specs, self._fixed)
-        self.tables = find_tables(model)
+        self._symbols = [
+            (spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape) if isinstance(dim, str)
+        ]
+        self._check_dims()
         self._masked = any(_masks_tokens(spec) for spec in self.specs)
         self._branches = any(spec.role is Role.FLAG and _is_branch(spec) for spec in self.specs)
-        self._open = {
-            kind_of(spec, axis)
-            for spec in self.specs
-            for axis, dim in enumerate(spec.shape)
-            if not isinstance(dim, int) and dim not in self._fixed
-        }
+        self._cached = any(spec.role is Role.PAST for spec in self.specs)
+        pairs = [pair for spec in self.specs for pair in zip(spec.shape, spec.kinds, strict=True)]
+        varied = {kind for dim, kind in pairs if not isinstance(dim, int)}
+        self._open = {kind for dim, kind in pairs if not isinstance(dim, int) and dim not in self._fixed}
+        self._varied = varied | ({Kind.PAST, Kind.SEQUENCE} if self._cached and Kind.TOTAL in varied else set())
+
+    def _check_dims(self) -> None:
+        known = dict.fromkeys(name for _, _, dim in self._symbols for name in names_in(dim))
+        for name, value in self._fixed.items():
+            if name not in known:
+                listed = ", ".join(quoted(each) for each in known) or "none"
+                raise UsageError(f"no input has a dimension {quoted(name)}; the model's symbolic dimensions: {listed}")
+            if value < 0:
+                raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a non-negative number")
 
     @property
     def lengths(self) -> list[tuple[Kind, ...]]:
@@ -125,28 +166,38 @@ class Maker:
         """
         groups = self.lengths
         together = tuple(kind for group in groups for kind in group)
+
+        def sized(group: Sequence[Kind], size: int, batch: int) -> Case:
+            setting = Setting(batch, size if Kind.SEQUENCE in group else 17)
+            return self.case(setting, dict.fromkeys(group, size))
+
         for group in (*groups, *((together,) if len(groups) > 1 else ())):
             found: list[int] = []
-            for size in _sizes(group):
+            for size in _searched_sizes(group):
                 if found and size > _SPAN * found[0]:
                     break
-                if accepts(self._sized(group, size, 1)):
+                if accepts(sized(group, size, 1)):
                     found.append(size)
             if found:
                 kept = sorted({found[round(place * (len(found) - 1) / (_KEPT - 1))] for place in range(_KEPT)})
-                cases = [self._sized(group, size, batch) for size in kept for batch in (1, 3)]
+                cases = [sized(group, size, batch) for size in kept for batch in (1, 3)]
                 # The model may fix the batch.
                 shapes = {tuple((n, array.shape) for n, array in case.feeds.items()): case for case in cases[::-1]}
                 return tuple(case for case in list(shapes.values())[::-1] if accepts(case))
         return ()
 
-    def _sized(self, group: Sequence[Kind], size: int, batch: int) -> Case:
-        return self.case(Setting(batch, size if Kind.SEQUENCE in group else 17), dict.fromkeys(group, size))
+    def _settings(self) -> tuple[Setting, ...]:
+        """Several sequences and a long one come first, because only the first cases feed the proofs of the blocks."""
+        common = Setting(3, 17), Setting(1, 64), Setting(1, 17)
+        if not self._cached and not self._branches:
+            return (*common, Setting(1, 1), Setting(3, 2), Setting(3, 9, special=True))
+        two, three = (1 if self._branches else 2), (1 if self._branches or self.facts.one_by_one else 3)
+        pasts = Setting(1, 1, past=9), Setting(3, 1, past=17), Setting(1, two, past=5)
+        return (*common, *pasts, Setting(3, three, past=6, special=True))
 
-    def usual(self, longest: int = 0) -> tuple[Case, ...]:
+    def usual(self, longest: int = 0, *, few: bool = False) -> tuple[Case, ...]:
         """The cases of `make_cases`."""
-        cached = any(spec.role is Role.PAST for spec in self.specs)
-        settings = _WITH_BRANCHES if self._branches else _WITH_PAST if cached else _SETTINGS
+        settings = self._settings()
         if longest > max(setting.sequence for setting in settings):
             settings = (*settings, Setting(1, longest))
         rows = any(spec.role is Role.IDS or _masks_tokens(spec) for spec in self.specs)
@@ -156,18 +207,95 @@ class Maker:
             key = (*self.sizes(setting).shapes.values(), self._branches and setting.past > 0, setting.special)
             if rows or not setting.special:
                 distinct.setdefault(key, setting)
-        cases = [self.case(setting, number=number) for number, setting in enumerate(distinct.values())]
-        if len(cases) > 1:
-            return tuple(cases)
-        # A fixed shape is tried with different values.
-        both = (cases[0], self.case(settings[0], number=1))
-        return tuple(Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(both, 1))
+        made = [(setting, self.case(setting, number=number)) for number, setting in enumerate(distinct.values())]
+        if len(made) == 1:  # a fixed shape is tried with different values
+            both = (made[0][1], self.case(settings[0], number=1))
+            return tuple(Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(both, 1))
+        if few:
+            rest = sorted(made[1:], key=lambda pair: sum(array.size for array in pair[1].feeds.values()))
+            cached = next((pair for pair in rest if pair[0].past), rest[0])
+            made = [made[0], cached, *(pair for pair in rest if pair is not cached)][:3]
+        return tuple(case for _, case in made)
 
     def sizes(self, setting: Setting, given: Mapping[Kind, int] | None = None) -> Sizes:
-        """The sizes of one case; `given` are sizes of kinds that replace the usual ones and what tables allow."""
-        longest = None if given else self.tables.sequence
-        hints = self.tables.sizes
-        return resolve(self.specs, setting, hints=hints, fixed=self._fixed, longest=longest, given=given or {})
+        """The sizes of one case; `given` are sizes of kinds that replace the usual ones and what operators need."""
+        given, facts, values = given or {}, self.facts, dict(self._fixed)
+        named = [(spec, axis, dim) for spec, axis, dim in self._symbols if names_in(dim) == (dim,)]
+        kinds = {**self._kind_sizes(setting, None if given else facts.longest), **given}
+
+        def size(spec: InputSpec, axis: int) -> int:
+            kind, where = spec.kinds[axis], (spec.name, axis)
+            needed = None if kind in given else facts.sizes.get(where)
+            return max(kinds[kind], facts.least.get(where, 0)) if needed is None else needed
+
+        # Operators come first, wherever they say how large a dimension of this name is.
+        for spec, axis, dim in sorted(named, key=lambda each: (each[0].name, each[1]) not in facts.sizes):
+            if spec.kinds[axis] is not Kind.TOTAL:
+                values.setdefault(dim, size(spec, axis))
+        # What the caller fixed counts where sizes follow from others, and leaves other names as they are.
+        kinds |= {
+            s.kinds[k]: values[dim] for s, k, dim in named if dim in self._fixed and (s.name, k) not in facts.least
+        }
+        kinds[Kind.TOTAL] = kinds[Kind.TOTAL] if Kind.TOTAL in given else kinds[Kind.PAST] + kinds[Kind.SEQUENCE]
+        for spec, axis, dim in named:
+            values.setdefault(dim, size(spec, axis))
+        for _, _, dim in self._symbols:  # names that occur only inside arithmetic are sized by the name alone
+            for name in names_in(dim):
+                values.setdefault(name, kinds[kind_by_name(name) or Kind.SEQUENCE])
+
+        def dimension(spec: InputSpec, axis: int) -> int:
+            dim = spec.shape[axis]
+            if isinstance(dim, int):
+                return dim
+            if dim and dim not in values and {kind_by_name(name) for name in names_in(dim)} == {Kind.PAST}:
+                return kinds[Kind.TOTAL]  # exporters that trace a single new token write `past + 1`
+            value = value_of(dim, values) if dim else None
+            return size(spec, axis) if value is None else max(value, 0)
+
+        shapes = {spec.name: tuple(dimension(spec, axis) for axis in range(len(spec.shape))) for spec in self.specs}
+        return Sizes(shapes, kinds, frozenset(self._varied))
+
+    def _kind_sizes(self, setting: Setting, longest: int | None) -> dict[Kind, int]:
+        pinned = self._pinned()
+        past, sequence = pinned.get(Kind.PAST, setting.past), setting.sequence
+        if longest is not None:
+            # Positions beyond the table would be out of range; at least one new token must remain.
+            past = min(past, max(longest - 1, 0))
+            sequence = max(min(sequence, longest - past), 1)
+        sequence = pinned.get(Kind.SEQUENCE, sequence)
+        alone = not any(Kind.SEQUENCE in spec.kinds for spec in self.specs)
+        # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
+        encoder = sequence if alone else sequence + sequence % 2 + 4
+        encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
+        side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
+        return {
+            **_USUAL,
+            Kind.BATCH: setting.batch,
+            Kind.ENCODER: encoder,
+            Kind.FRAMES: 64 + 2 * sequence,
+            Kind.SAMPLES: 3200 + 100 * sequence,
+            Kind.HEIGHT: side,
+            Kind.WIDTH: side,
+            Kind.TOTAL: past + sequence,
+            **pinned,
+            Kind.PAST: past,
+            Kind.SEQUENCE: sequence,
+        }
+
+    def _pinned(self) -> dict[Kind, int]:
+        """Sizes of kinds that an input declares as a number; declarations of token ids take precedence."""
+        pinned: dict[Kind, int] = {}
+        roles = {Role.IDS, Role.POSITIONS, Role.TOKEN_TYPES, Role.PAST, Role.FLOATS}
+        for spec in sorted(self.specs, key=lambda spec: spec.role is not Role.IDS):
+            for dim, kind in zip(spec.shape, spec.kinds, strict=True) if spec.role in roles else ():
+                # A batch of 1 in one input (position ids) is often meant to broadcast.
+                if (
+                    isinstance(dim, int)
+                    and kind not in {Kind.ONE, Kind.TOTAL}
+                    and not (dim == 1 and kind is Kind.BATCH)
+                ):
+                    pinned.setdefault(kind, dim)
+        return pinned
 
     def case(self, setting: Setting, given: Mapping[Kind, int] | None = None, number: int = 0) -> Case:
         """One case; `given` is as in `sizes`, and the number varies the values."""
@@ -181,14 +309,14 @@ class Maker:
 
     def _values(self, spec: InputSpec, sizes: Sizes, setting: Setting, number: int) -> NDArray[Any]:
         """The array for one input."""
-        shape, kinds, rows = sizes.shapes[spec.name], sizes.kinds, self.tables.rows.get(spec.name)
+        shape, kinds = sizes.shapes[spec.name], sizes.kinds
         random = np.random.default_rng([self._seed, zlib.crc32(spec.name.encode()), number])
         made: Any
         match spec.role:
             case Role.FLOATS | Role.PAST:
                 made = random.standard_normal(shape)
             case Role.IDS | Role.INTEGERS | Role.TIMESTEP:
-                made = random.integers(0, _most(spec, rows), shape)
+                made = random.integers(0, _most(spec), shape)
                 if setting.special and made.size and spec.role is Role.IDS:
                     last = made if made.ndim == 1 else made[-1]
                     last[...] = last[..., :1]
@@ -198,13 +326,13 @@ class Maker:
                 # A single switch alternates from case to case, so that both of its positions occur.
                 made = number % 2 == 0 if np.prod(shape) == 1 else random.integers(0, 2, shape) == 1
             case Role.MASK:
-                made = _mask(spec, shape, special=setting.special)
+                made = _mask(spec, shape, self._padding(sizes), special=setting.special)
             case Role.POSITIONS:
-                made = self._positions(shape, kinds[Kind.PAST], special=setting.special)
-                made = made if rows is None else np.minimum(made, rows - 1)
+                made = self._positions(shape, sizes, special=setting.special)
+                made = made if spec.rows is None else np.minimum(made, spec.rows - 1)
             case Role.TOKEN_TYPES:
                 length = (shape or (1,))[-1]
-                made = (np.arange(length) >= (length + 1) // 2) * min(1, (rows or 2) - 1)
+                made = (np.arange(length) >= (length + 1) // 2) * min(1, (spec.rows or 2) - 1)
             case Role.LENGTHS:  # full lengths, but a shorter one for the last row of a batch
                 kind = next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in sizes.varied), Kind.SEQUENCE)
                 made = np.full(shape, kinds[kind])
@@ -217,16 +345,20 @@ class Maker:
             made = made.reshape(shape)
         return np.array(np.broadcast_to(made, shape), order="C")
 
-    def _positions(self, shape: tuple[int, ...], past: int, *, special: bool) -> NDArray[np.int64]:
-        new = (shape or (1,))[-1]
+    def _padding(self, sizes: Sizes) -> int:
+        """How many tokens of a row may be padding: a bounded cache takes new tokens that are all there."""
+        return sizes.kinds[Kind.PAST] if self.facts.least else LARGEST
+
+    def _positions(self, shape: tuple[int, ...], sizes: Sizes, *, special: bool) -> NDArray[np.int64]:
+        new, past = (shape or (1,))[-1], sizes.kinds[Kind.PAST]
         if not self._masked or len(shape) != 2 or shape[0] == 1:
             return np.arange(past, past + new)
         # With padding on the left, positions start at the first token, as generation with padded batches does it.
-        counted = np.cumsum(_token_rows(shape[0], past + new, special=special), axis=1)[:, past:]
+        counted = np.cumsum(_token_rows(shape[0], past + new, self._padding(sizes), special=special), axis=1)[:, past:]
         return np.asarray(np.maximum(counted - 1, 0))
 
 
-def _sizes(group: Sequence[Kind]) -> list[int]:
+def _searched_sizes(group: Sequence[Kind]) -> list[int]:
     """The sizes that are tried, in order."""
     most = 1024 if Kind.HEIGHT in group else LARGEST
     multiples = {each for kind in group for each in _MULTIPLES.get(kind, (1, 16))}
@@ -237,12 +369,12 @@ def _sizes(group: Sequence[Kind]) -> list[int]:
     return sorted(size for size in sizes if size <= most)
 
 
-def _most(spec: InputSpec, rows: int | None) -> int:
+def _most(spec: InputSpec) -> int:
     """The number of ids, or of small integers, that an input may be."""
     if spec.role is Role.TIMESTEP:
-        return min(rows or 1000, 1000)
+        return min(spec.rows or 1000, 1000)
     usual = _VOCABULARY if spec.role is Role.IDS else 256 if spec.dtype.itemsize == 1 else 8
-    return min(rows or usual, int(np.iinfo(spec.dtype.name).max) + 1)
+    return min(spec.rows or usual, int(np.iinfo(spec.dtype.name).max) + 1)
 
 
 def _is_branch(spec: InputSpec) -> bool:
@@ -251,32 +383,28 @@ def _is_branch(spec: InputSpec) -> bool:
 
 def _masks_tokens(spec: InputSpec) -> bool:
     """Whether the input says which tokens of each row are padding."""
-    if spec.role is not Role.MASK or len(spec.shape) != 2:
-        return False
-    return kind_of(spec, 0) is Kind.BATCH and kind_of(spec, 1) in {Kind.TOTAL, Kind.SEQUENCE}
+    return spec.role is Role.MASK and spec.kinds in {(Kind.BATCH, Kind.TOTAL), (Kind.BATCH, Kind.SEQUENCE)}
 
 
-def _mask(spec: InputSpec, shape: tuple[int, ...], *, special: bool) -> NDArray[np.bool_]:
+def _mask(spec: InputSpec, shape: tuple[int, ...], most: int, *, special: bool) -> NDArray[np.bool_]:
     mask = np.ones(shape, np.bool_)
-    kind = kind_of(spec, len(shape) - 1) if shape else Kind.ONE
-    if len(shape) < 2 or kind_of(spec, 0) is not Kind.BATCH:
+    if len(shape) < 2 or spec.kinds[0] is not Kind.BATCH:
         return mask
-    if kind in _TOKENS:
-        mask[:] = _token_rows(shape[0], shape[-1], special=special).reshape(
-            shape[0], *(1,) * (len(shape) - 2), shape[-1]
-        )
-    elif kind in {Kind.FRAMES, Kind.SAMPLES} and min(shape[0], shape[-1]) > 1:
+    if spec.kinds[-1] in {Kind.TOTAL, Kind.SEQUENCE, Kind.ENCODER}:
+        rows = _token_rows(shape[0], shape[-1], most, special=special)
+        mask[:] = rows.reshape(shape[0], *(1,) * (len(shape) - 2), shape[-1])
+    elif spec.kinds[-1] in {Kind.FRAMES, Kind.SAMPLES} and min(shape[0], shape[-1]) > 1:
         # Sound is padded at the end only: models halve its length repeatedly, and so the length of the mask.
         mask[-1, ..., shape[-1] - max(shape[-1] // 3, 1) :] = False
     return mask
 
 
-def _token_rows(batch: int, length: int, *, special: bool) -> NDArray[np.bool_]:
+def _token_rows(batch: int, length: int, most: int, *, special: bool) -> NDArray[np.bool_]:
     """[batch, length] True where there is a token; masks and position ids both follow from it, so they agree.
 
     The first row is full and the last one is padded on the right; with three rows or more, the second one is padded on
-    the left. In a case of special rows the first row has only its first token and the second only its last; the others
-    are full. A batch of one is always full.
+    the left; by a third, and by `most` tokens at most. In a case of special rows the first row has only its first token
+    and the second only its last; the others are full. A batch of one is always full.
     """
     rows = np.ones((batch, length), np.bool_)
     if batch < 2 or length < 2:
@@ -285,8 +413,68 @@ def _token_rows(batch: int, length: int, *, special: bool) -> NDArray[np.bool_]:
         rows[0, 1:] = False
         rows[1, :-1] = False
         return rows
-    padding = max(length // 3, 1)
+    padding = min(max(length // 3, 1), most)
     rows[-1, length - padding :] = False
     if batch > 2:
         rows[1, :padding] = False
     return rows
+
+
+# -- arithmetic on names ---------------------------------------------------------------------------------------------
+
+_LONGEST, _MOST = 200, 2**31
+"""Bounds on the text and on every intermediate result: both come from the model file, which is not trusted."""
+
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv, ast.Div: operator.floordiv, ast.Mod: operator.mod,
+}  # fmt: skip
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {"max": max, "min": min, "floor": int, "ceil": int, "ceiling": int}
+_FAILURES = (SyntaxError, ValueError, LookupError, ArithmeticError, TypeError, MemoryError, RecursionError)
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """The symbolic names in a dimension, such as `past + sequence`; the whole text if it is not arithmetic."""
+    found: dict[str, int] = {}
+    try:
+        _evaluate(_parsed(text), lambda name: found.setdefault(name, 1))
+    except ZeroDivisionError:
+        pass
+    except _FAILURES:
+        return (text,)
+    return tuple(found) or (text,)
+
+
+def value_of(text: str, values: Mapping[str, int]) -> int | None:
+    """The value of a dimension; None if a name is unknown or the arithmetic has no value."""
+    if text in values:
+        return values[text]
+    try:
+        return _evaluate(_parsed(text), values.__getitem__)
+    except _FAILURES:
+        return None
+
+
+def _parsed(text: str) -> ast.expr:
+    if len(text) > _LONGEST:
+        raise ValueError
+    return ast.parse(text.strip(), mode="eval").body
+
+
+def _evaluate(node: ast.expr, value: Callable[[str], int]) -> int:
+    """Only what is named here is arithmetic: anything else that Python can parse raises."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name):
+            return value(name)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_evaluate(operand, value)
+        case ast.BinOp(left=left, op=sign, right=right):
+            result = _OPERATORS[type(sign)](_evaluate(left, value), _evaluate(right, value))
+            if abs(result) > _MOST:
+                raise OverflowError
+            return result
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            return _FUNCTIONS[name.lower()](*(_evaluate(each, value) for each in args))
+    raise ValueError

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
 from rewriter.graph.types import declared_types
-from rewriter.proof.inputs.cases import Case, Maker
+from rewriter.proof.inputs.cases import Case, Maker, Setting
+from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import Arrays, Given, Text
-from rewriter.proof.inputs.roles import InputSpec, Role, numpy_type
-from rewriter.proof.inputs.sizes import Setting
+from rewriter.proof.inputs.roles import InputSpec, numpy_type
 from rewriter.text import clean, one_line, quoted
 
 _ONLY = "the given inputs"
@@ -269,7 +269,7 @@ def _check(ids: Sequence[int], text: str, spec: InputSpec, maker: Maker) -> None
     """Raises UsageError if a model cannot take these tokens."""
     if not ids:
         raise UsageError(f"the tokenizer makes no tokens of {quoted(text)}")
-    rows, longest = maker.tables.rows.get(spec.name), maker.tables.sequence
+    rows, longest = spec.rows, maker.facts.longest
     if rows is not None and max(ids) >= rows:
         what = f"the tokenizer gives token {max(ids)}, and the model knows {rows}"
         raise UsageError(f"{what}: the tokenizer belongs to another model")

@@ -1,8 +1,8 @@
-"""Infer what each graph input means, and what its dimensions count.
+"""The inputs of a model: element type, shape, what each means and what its axes count.
 
-An `InputSpec` describes an input that must be fed: element type, shape and `Role`. The role follows from name and type
-by the first matching line of `_NAMES`. The `Kind` of a dimension (batch, tokens, pixels) follows from its name, or else
-from the role and the axis.
+Operators that read an input say it best (`rewriter.proof.inputs.facts`). What they leave open follows from names: the
+role from the first line of `_NAMES` that matches, the kind of an axis from the name of its dimension, or else from role
+and place.
 """
 
 from __future__ import annotations
@@ -10,51 +10,35 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum, auto
 
 import numpy as np
 import onnx
 
 from rewriter.errors import UsageError
 from rewriter.graph.types import Dim, elem_name
-from rewriter.graph.view import GraphView
+from rewriter.proof.inputs.facts import Facts, Kind, Role, facts_of
 from rewriter.text import quoted
-
-
-class Role(Enum):
-    """What an input means, and therefore which values are valid."""
-
-    FLAG = auto()
-    MASK = auto()
-    PAST = auto()
-    POSITIONS = auto()
-    TOKEN_TYPES = auto()
-    PAST_LENGTH = auto()
-    TOTAL_LENGTH = auto()
-    LAST_INDEX = auto()
-    LENGTHS = auto()
-    TIMESTEP = auto()
-    KEEP = auto()
-    IDS = auto()
-    INTEGERS = auto()
-    FLOATS = auto()
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One graph input.
+    """One graph input that has no default.
 
     Attributes:
         name: its name.
         dtype: its numpy element type.
         shape: its dimensions; each a number, a symbolic name, or None.
         role: its role.
+        kinds: what each axis counts.
+        rows: its numbers are below this, because it selects rows of a table; None if nothing bounds them.
     """
 
     name: str
     dtype: np.dtype[np.generic]
     shape: tuple[Dim, ...]
     role: Role
+    kinds: tuple[Kind, ...]
+    rows: int | None
 
 
 _INTEGERS, _BOOL, _FLOATS = "iu", "b", "f"
@@ -71,20 +55,61 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
     (r"length|lengths|_lens?$", _INTEGERS, Role.LENGTHS),
     (r"time_?steps?$|^t$", _INTEGERS + _FLOATS, Role.TIMESTEP),
     (r"(^|[._/:])(ids?|tokens?|input|inputs)$|_ids?$|_tokens?$|ids?[._:]?\d*$", _INTEGERS, Role.IDS),
+    ("", _BOOL, Role.FLAG),
+    ("", _INTEGERS, Role.INTEGERS),
+    ("", _FLOATS, Role.FLOATS),
 )
 """Pattern in the lower-case name, kinds of numpy element types, role. The order matters: `position_ids` matches the
-pattern of token ids too."""
+pattern of token ids too. Unknown booleans switch something on, floats are activations, integers small numbers."""
+
+_DIMENSIONS: tuple[tuple[str, Kind], ...] = (
+    (r"encoder", Kind.ENCODER),
+    (r"total|kv_len|mask.*(len|seq)", Kind.TOTAL),
+    (r"past|mem(s|ory)?_len|cache", Kind.PAST),
+    (r"batch|^b$|^n$|^bs$", Kind.BATCH),
+    (r"choices", Kind.CHOICES),
+    (r"channel", Kind.CHANNELS),
+    (r"height|^h$", Kind.HEIGHT),
+    (r"width|^w$", Kind.WIDTH),
+    (r"head", Kind.HEADS),
+    (r"samples|audio|wave", Kind.SAMPLES),
+    (r"frame|time|^t$", Kind.FRAMES),
+    (r"feature|mel|bins|freq", Kind.FEATURES),
+    (r"hidden|embed|dim$", Kind.HIDDEN),
+    (r"seq|len|token|^s$|^l$", Kind.SEQUENCE),
+)
 
 
-def input_specs(model: onnx.ModelProto, view: GraphView) -> tuple[InputSpec, ...]:
-    """One entry per input without a default.
+def _axes(*spelled: str) -> dict[int, tuple[Kind, ...]]:
+    return {len(each.split()): tuple(Kind[name] for name in each.split()) for each in spelled}
+
+
+_TEXT = _axes("SEQUENCE", "BATCH SEQUENCE", "BATCH CHOICES SEQUENCE")
+_COUNT = _axes("BATCH")
+_AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
+    **dict.fromkeys((Role.IDS, Role.INTEGERS, Role.POSITIONS, Role.TOKEN_TYPES), _TEXT),
+    **dict.fromkeys((Role.LENGTHS, Role.TIMESTEP, Role.LAST_INDEX, Role.PAST_LENGTH), _COUNT),
+    Role.MASK: _axes("TOTAL", "BATCH TOTAL", "BATCH SEQUENCE TOTAL", "BATCH ONE SEQUENCE TOTAL"),
+    Role.PAST: _axes("BATCH PAST HIDDEN", "BATCH HEADS PAST HIDDEN", "ONE BATCH HEADS PAST HIDDEN"),
+    Role.FLOATS: _axes(
+        *("BATCH", "BATCH SAMPLES", "BATCH SEQUENCE HIDDEN", "BATCH CHANNELS HEIGHT WIDTH"),
+        "BATCH FRAMES CHANNELS HEIGHT WIDTH",
+    ),
+}
+"""Maps role and rank to what the axes count."""
+
+
+def input_specs(model: onnx.ModelProto, facts: Facts | None = None) -> tuple[InputSpec, ...]:
+    """One entry per input without a default; `facts` are those of `facts_of`.
 
     Raises:
         UsageError: no values can be made for an input: it is not a tensor, has no shape, or has an element type such as
             string.
     """
-    needed = set(view.inputs)
-    return tuple(_spec(value) for value in model.graph.input if value.name in needed)
+    defaults = {tensor.name for tensor in model.graph.initializer}
+    values = [value for value in model.graph.input if value.name not in defaults]
+    facts = facts_of(model) if facts is None else facts
+    return tuple(_spec(value, facts) for value in values)
 
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
@@ -101,7 +126,12 @@ def is_float(dtype: np.dtype[np.generic]) -> bool:
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
-def _spec(value: onnx.ValueInfoProto) -> InputSpec:
+def kind_by_name(name: str) -> Kind | None:
+    """What a dimension called `name` counts; None if the name does not tell."""
+    return next((kind for pattern, kind in _DIMENSIONS if re.search(pattern, name.lower())), None)
+
+
+def _spec(value: onnx.ValueInfoProto, facts: Facts) -> InputSpec:
     name = quoted(value.name)
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
@@ -114,128 +144,37 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
         raise UsageError(f"no values can be made for input {name} of type {spelled}: give them with --inputs")
     if not tensor.HasField("shape"):
         raise UsageError(f"input {name} has no declared shape: give its values with --inputs")
-    shape = tuple(_dim(dim) for dim in tensor.shape.dim)
-    return InputSpec(value.name, dtype, shape, _role(value.name, dtype))
-
-
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
     # Some exporters write -1 or 0 for a dynamic dimension.
-    if dim.HasField("dim_value") and dim.dim_value > 0:
-        return dim.dim_value
-    return dim.dim_param or None
+    shape = tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in tensor.shape.dim)
+    letter = _FLOATS if is_float(dtype) else dtype.kind
+    by_name = next(r for pattern, kinds, r in _NAMES if letter in kinds and re.search(pattern, value.name.lower()))
+    role = facts.roles.get(value.name, by_name)
+    places = _places(value.name.lower(), role, len(shape), floats=letter == _FLOATS)
+    kinds = tuple(
+        facts.kinds.get((value.name, axis)) or _kind(dim, place, role, (len(shape), axis))
+        for axis, (dim, place) in enumerate(zip(shape, places, strict=True))
+    )
+    return InputSpec(value.name, dtype, shape, role, kinds, facts.rows.get(value.name))
 
 
-def _role(name: str, dtype: np.dtype[np.generic]) -> Role:
-    kind = _FLOATS if is_float(dtype) else dtype.kind
-    for pattern, kinds, role in _NAMES:
-        if kind in kinds and re.search(pattern, name.lower()):
-            return role
-    # Unknown names: a boolean switches something on, floats are activations, integers are small numbers.
-    if kind == _BOOL:
-        return Role.FLAG
-    return Role.FLOATS if kind == _FLOATS else Role.INTEGERS
-
-
-class Kind(Enum):
-    """What a dimension counts; the values appear in the names of cases."""
-
-    BATCH = "batch"
-    SEQUENCE = "sequence"
-    PAST = "past"
-    TOTAL = "past and sequence"
-    ENCODER = "encoder sequence"
-    FRAMES = "frames"
-    SAMPLES = "samples"
-    CHOICES = "choices"
-    CHANNELS = "channels"
-    HEIGHT = "height"
-    WIDTH = "width"
-    HEADS = "heads"
-    FEATURES = "features"
-    HIDDEN = "hidden size"
-    ONE = "one"
-
-
-_DIMENSION_NAMES: tuple[tuple[str, Kind], ...] = (
-    (r"encoder", Kind.ENCODER),
-    (r"total|kv_len|mask.*(len|seq)", Kind.TOTAL),
-    (r"past|mem(s|ory)?_len|cache", Kind.PAST),
-    (r"batch|^b$|^n$|^bs$", Kind.BATCH),
-    (r"choices", Kind.CHOICES),
-    (r"channel", Kind.CHANNELS),
-    (r"height|^h$", Kind.HEIGHT),
-    (r"width|^w$", Kind.WIDTH),
-    (r"head", Kind.HEADS),
-    (r"samples|audio|wave", Kind.SAMPLES),
-    (r"frame|time|^t$", Kind.FRAMES),
-    (r"feature|mel|bins|freq", Kind.FEATURES),
-    (r"hidden|embed|dim$", Kind.HIDDEN),
-    (r"seq|len|token|^s$|^l$", Kind.SEQUENCE),
-)
-_TEXT_AXES = {1: (Kind.SEQUENCE,), 2: (Kind.BATCH, Kind.SEQUENCE), 3: (Kind.BATCH, Kind.CHOICES, Kind.SEQUENCE)}
-_COUNT_AXES = {1: (Kind.BATCH,)}
-_AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
-    Role.IDS: _TEXT_AXES,
-    Role.INTEGERS: _TEXT_AXES,
-    Role.POSITIONS: _TEXT_AXES,
-    Role.TOKEN_TYPES: _TEXT_AXES,
-    Role.MASK: {
-        1: (Kind.TOTAL,),
-        2: (Kind.BATCH, Kind.TOTAL),
-        3: (Kind.BATCH, Kind.SEQUENCE, Kind.TOTAL),
-        4: (Kind.BATCH, Kind.ONE, Kind.SEQUENCE, Kind.TOTAL),
-    },
-    Role.PAST: {
-        3: (Kind.BATCH, Kind.PAST, Kind.HIDDEN),
-        4: (Kind.BATCH, Kind.HEADS, Kind.PAST, Kind.HIDDEN),
-        5: (Kind.ONE, Kind.BATCH, Kind.HEADS, Kind.PAST, Kind.HIDDEN),
-    },
-    Role.LENGTHS: _COUNT_AXES,
-    Role.TIMESTEP: _COUNT_AXES,
-    Role.LAST_INDEX: _COUNT_AXES,
-    Role.PAST_LENGTH: _COUNT_AXES,
-    Role.FLOATS: {
-        1: (Kind.BATCH,),
-        2: (Kind.BATCH, Kind.SAMPLES),
-        3: (Kind.BATCH, Kind.SEQUENCE, Kind.HIDDEN),
-        4: (Kind.BATCH, Kind.CHANNELS, Kind.HEIGHT, Kind.WIDTH),
-        5: (Kind.BATCH, Kind.FRAMES, Kind.CHANNELS, Kind.HEIGHT, Kind.WIDTH),
-    },
-}
-"""Maps role and rank to what the axes count."""
-
-
-def kind_by_name(name: str) -> Kind | None:
-    """What a dimension called `name` counts; None if the name does not tell."""
-    lowered = name.lower()
-    return next((kind for pattern, kind in _DIMENSION_NAMES if re.search(pattern, lowered)), None)
-
-
-def kind_of(spec: InputSpec, axis: int) -> Kind:
-    """What axis `axis` of `spec` counts."""
-    dim = spec.shape[axis]
+def _kind(dim: Dim, place: Kind, role: Role, where: tuple[int, int]) -> Kind:
     by_name = kind_by_name(dim) if isinstance(dim, str) else None
-    by_place = _by_place(spec, axis)
-    if by_name is Kind.PAST and spec.role is Role.MASK:
+    if by_name is Kind.PAST and role is Role.MASK:
         return Kind.TOTAL  # `past_sequence_length + sequence_length`, however it is written
-    if by_name is Kind.SEQUENCE and spec.role is Role.FLOATS:
+    if by_name is Kind.SEQUENCE and role is Role.FLOATS:
         # Speech models call their samples or frames a sequence.
-        return {(2, 1): Kind.SAMPLES, (3, 2): Kind.FRAMES}.get((len(spec.shape), axis), by_name)
-    return by_name or by_place
+        return {(2, 1): Kind.SAMPLES, (3, 2): Kind.FRAMES}.get(where, by_name)
+    return by_name or place
 
 
-def _by_place(spec: InputSpec, axis: int) -> Kind:
-    name = spec.name.lower()
-    kinds = _AXES.get(spec.role, {}).get(len(spec.shape), ())
-    # Models such as DETR take a mask of pixels, whose axes are not tokens.
-    if spec.role is Role.MASK and "pixel" in name:
-        kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[: len(spec.shape)]
-    kind = kinds[axis] if axis < len(kinds) else Kind.ONE
-    if "encoder" in name and kind in {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE} and "decoder" not in name.split("_")[0]:
-        return Kind.ENCODER
-    if "image" in name or "pixel" in name or not is_float(spec.dtype):
-        return kind
-    # Spectrograms have their frames last, other three-dimensional floats their channels.
-    if re.search(r"feature|mel|spectro|audio", name) and len(spec.shape) == 3:
-        return (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)[axis]
-    return kind
+def _places(name: str, role: Role, rank: int, *, floats: bool) -> tuple[Kind, ...]:
+    """What the axes of an input usually count."""
+    kinds = _AXES.get(role, {}).get(rank, ())
+    if role is Role.MASK and "pixel" in name:  # DETR takes a mask of pixels, whose axes are not tokens
+        kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[:rank]
+    if floats and rank == 3 and re.search(r"feature|mel|spectro|audio", name) and not re.search(r"image|pixel", name):
+        kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # spectrograms have their frames last
+    if "encoder" in name and "decoder" not in name.split("_", maxsplit=1)[0]:
+        tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
+        kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
+    return (*kinds, *(Kind.ONE,) * rank)[:rank]

@@ -342,15 +342,14 @@ def _times(found: Benchmark) -> Table:
     words = ("ms", "quartiles", "over original", "its quartiles", "of fastest")
     heads = (Column("inputs"), Column("provider"), Column("model", "name"), *map(Column, words))
     title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
-    return Table(title, (*heads, Column("tokens/s", "count")), tuple(map(_time, found.times)))
+    return Table(title, heads, tuple(map(_time, found.times)))
 
 
 def _time(row: TimeRow) -> Row:
     over = row.over_original
     ratios = (f"{over.paired:.3f}", f"{over.low:.3f} to {over.high:.3f}", f"{over.of_fastest:.3f}") if over else ()
-    rate = None if row.tokens_per_second is None else round(row.tokens_per_second)
     times = (f"{row.milliseconds:.3f}", f"{row.low:.3f} to {row.high:.3f}")
-    return (row.inputs, row.provider, row.model, *times, *(ratios or (None, None, None)), rate)
+    return (row.inputs, row.provider, row.model, *times, *(ratios or (None, None, None)))
 
 
 def _models(found: Benchmark) -> Table:

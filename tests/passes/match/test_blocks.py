@@ -189,15 +189,14 @@ def test_normalisation_of_channels_is_affine(first: str, second: str, options: d
 @pytest.mark.parametrize(
     ("normalised", "options"),
     [
-        ("BatchNormalization(p, ns, nt, nm, nv)", {"inputs": "float[batch, 8, 4] x"}),
         ("BatchNormalization<training_mode = 1>(p, ns, nt, nm, nv)", ROWS),
         ("BatchNormalization(p, ns, nt, nm, w)", {"inputs": "float[tokens, 4] x, float[8] w"}),
         ("BatchNormalization(p, ns, nt, nm, nv)", {**ROWS, "opset": 13, "more": ", m1, v1, m2, v2"}),
     ],
-    ids=["tokens", "training", "variance-given", "training-by-outputs"],
+    ids=["training", "variance-given", "training-by-outputs"],
 )
 def test_normalisation_of_anything_else_is_not(normalised: str, options: dict[str, Any]) -> None:
-    """Of tokens; by the numbers of this batch; with a variance that is an input."""
+    """By the numbers of this batch; with a variance that is an input."""
     given = dict(options)
     first = f"p = MatMul(x, W1) y{given.pop('more', '')} = {normalised}"
     left = only_left(mlp(SILU, first=first, constants=NORMALISED, **given))
@@ -396,27 +395,9 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         "Max 'k' has a constant of shape [8] where a scalar is needed",
     ),
     (
-        "bias-along-tokens",
-        {"activation": SILU, "first": "m = MatMul(x, W1) y = Add(m, t)", "constants": {"t": np.ones((17, 1))},
-         "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 17, 4] out"},
-        "Add 'y' has a constant of shape [17, 1], not one value per channel",
-    ),
-    (
-        "bias-along-tokens-and-channels",
-        {"activation": SILU, "first": "m = MatMul(x, W1) y = Add(m, t)", "constants": {"t": np.ones((17, 8))},
-         "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 17, 4] out"},
-        "Add 'y' has a constant of shape [17, 8], not one value per channel",
-    ),
-    (
         "second-weight-not-constant",
         {"activation": SILU, "second": "out = MatMul(h, w)", "inputs": "float[batch, tokens, 4] x, float[8, 4] w"},
         "neither factor is constant",
-    ),
-    (
-        "constant-left-factor",
-        {"activation": SILU, "second": "out = MatMul(p, h)", "constants": {"p": np.ones((4, 17))},
-         "inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 4, 8] out"},
-        "MatMul 'out' contracts another axis than the one that the first operator produces",
     ),
     (
         "layer-normalisation",
@@ -490,6 +471,31 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         "its output feeds Cast 'i', which is not elementwise",
     ),
 )  # fmt: skip
+
+
+SEVENTEEN: dict[str, Any] = {"inputs": "float[batch, 17, 4] x", "outputs": "float[batch, 17, 4] out"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"first": "m = MatMul(x, W1) y = Add(m, t)", "constants": {"t": np.arange(17.0)[:, None]}, **SEVENTEEN},
+        {"first": "m = MatMul(x, W1) y = Add(m, t)", "constants": {"t": np.arange(136.0).reshape(17, 8)}, **SEVENTEEN},
+        {"first": "p = MatMul(x, W1) y = BatchNormalization(p, ns, nt, nm, nv)", "constants": NORMALISED,
+         "inputs": "float[batch, 8, 4] x"},
+        {"second": "out = MatMul(p, h)", "constants": {"p": np.ones((4, 17))}, **SEVENTEEN,
+         "outputs": "float[batch, 4, 8] out"},
+    ],
+    ids=["bias-of-tokens", "bias-of-tokens-and-channels", "normalised-tokens", "second-over-tokens"],
+)  # fmt: skip
+def test_what_is_linear_along_another_axis_bounds_an_activation(options: dict[str, Any]) -> None:
+    model = mlp(SILU, **options)
+    assert (only_block(model).identified.label, only_block(model).gate) == ("silu", "y")
+    report = rewrite(model)
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert report.validation is not None
+    assert report.validation.certificate is not None
+    assert report.validation.certificate.certified
 
 
 @pytest.mark.parametrize(("options", "reason"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])

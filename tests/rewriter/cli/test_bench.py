@@ -11,7 +11,7 @@ from onnx import parser
 
 from rewriter import rewrite
 from rewriter.cli import run
-from rewriter.timing.measure import Field
+from rewriter.timing.measure import measure
 from tests.textmodels import SILU, mlp, text_model
 
 Capture = pytest.CaptureFixture[str]
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """a.onnx, b.onnx with heads, other.onnx with other inputs, fails.onnx that loads but does not run."""
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Field.measure, "__kwdefaults__", {"seconds": 0.0})
+    monkeypatch.setattr(measure, "__kwdefaults__", {"seconds": 0.0})
     onnx.save(mlp(SILU), "a.onnx")
     rewrite("a.onnx", "b.onnx", validate=False)
     onnx.save(text_model("z = Relu(w)", inputs="float[a, b, 4] w", outputs="float[a, b, 4] z"), "other.onnx")

@@ -1,9 +1,7 @@
-"""Turns: their order, which runs count, waiting for idle threads, and processes that fail."""
+"""Turns: their order, which runs count, and processes that fail."""
 
 from __future__ import annotations
 
-import io
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,7 @@ import onnx
 import pytest
 
 from rewriter.errors import ValidationError
-from rewriter.ort.sessions import open_session
-from rewriter.timing import worker
-from rewriter.timing.measure import Field, ratio, rounds, started
-from rewriter.timing.worker import Start, Turn, settle, take
+from rewriter.timing.measure import Start, Turn, all_started, measure, ratio, rounds, started, take
 from tests.textmodels import SILU, mlp
 
 X = np.ones((1, 3, 4), np.float32)
@@ -37,23 +32,16 @@ def test_ratio_is_taken_within_rounds() -> None:
 
 
 class Clock:
-    """Time that passes only in runs and in sleep; a run takes a second, sleeping threads use what `work` says."""
+    """Time that passes only in runs, a second each."""
 
-    def __init__(self, *work: float) -> None:
-        self.now = self.used = 0.0
-        self.runs = 0
-        self.work = iter(work)
+    def __init__(self) -> None:
+        self.now = 0.0
 
     def __call__(self) -> float:
         return self.now
 
     def run(self, _feeds: Any) -> None:
         self.now += 1.0
-        self.runs += 1
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        self.used += seconds * next(self.work, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -69,36 +57,7 @@ def test_runs_that_count(turn: Turn, runs: int, counted: int) -> None:
     """A turn goes on until its time is up; runs at its start do not count, unless there is no other."""
     clock: Any = Clock()
     assert take(clock, {}, turn, clock) == [1.0] * counted
-    assert clock.runs == runs
-
-
-def settled(*work: float) -> float:
-    clock = Clock(*work)
-    settle(clock, lambda: clock.used, clock.sleep)
-    return clock.now
-
-
-def test_waits_until_threads_sleep() -> None:
-    """Spinning threads use processor time; a pause among it, when other processes had the processor, is no end."""
-    quiet = settled()
-    assert quiet == pytest.approx(0.03)
-    assert settled(*[1.0] * 20) == pytest.approx(0.1 + quiet)
-    assert settled(*[1.0, 0.0, 0.0] * 10) == pytest.approx(0.14 + quiet)
-
-
-def test_does_not_wait_for_ever() -> None:
-    assert settled(*[1.0] * 1000) == pytest.approx(1.0, abs=0.01)
-
-
-def test_a_turn_ends_when_the_threads_sleep(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next model's turn begins with the answer."""
-    log: list[str] = []
-    requests = b"".join(pickle.dumps(each) for each in (Turn({"x": X}, 0.0), Turn(None, 0.0)))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(requests)))
-    monkeypatch.setattr(worker, "settle", lambda: log.append("asleep"))
-    with pytest.raises(EOFError):
-        worker._serve(open_session(model, threads=1), None, lambda _answer: log.append("answer"))
-    assert log == ["asleep", "answer"] * 2
+    assert clock.now == runs
 
 
 @pytest.fixture
@@ -111,15 +70,15 @@ def model(tmp_path: Path) -> Path:
 def test_models_in_processes(model: Path) -> None:
     done: list[int] = []
     starts = {"file": Start(model, "cpu", 1), "bytes": Start(model.read_bytes(), "cpu", 1)}
-    with Field(starts) as field:
-        children = [process.child for process in field.processes.values()]
-        found = field.measure({"x": X}, 3, done.append, seconds=0.0)
+    with all_started(starts) as processes:
+        children = [process.child for process in processes.values()]
+        found = measure(processes, {"x": X}, 3, done.append, seconds=0.0)
         assert len({child.pid for child in children}) == 2
     assert done == [1, 2, 3]
     assert {name: len(seconds) for name, seconds in found.items()} == {"file": 3, "bytes": 3}
     assert all(each > 0.0 for seconds in found.values() for each in seconds)
     assert all(child.poll() is not None for child in children), "no process is left"
-    for process in field.processes.values():
+    for process in processes.values():
         assert process.loaded["load_seconds"] > 0.0
         assert process.loaded["cpu_nodes"] == []
         assert process.peak_bytes is None or process.peak_bytes >= 0

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.errors import UsageError
-from rewriter.proof.inputs.cases import Case, make_cases
+from rewriter.ort.sessions import open_session
+from rewriter.proof.inputs.cases import Case, make_cases, names_in, value_of
 
 INT, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 Declared = tuple[int, list[Any]]
@@ -246,3 +248,113 @@ def test_initializers_that_are_inputs_too_are_not_fed() -> None:
     model = declare({**TEXT, "w": (FLOAT, [2])})
     model.graph.initializer.append(numpy_helper.from_array(np.zeros(2, np.float32), "w"))
     assert "w" not in make_cases(model)[0].feeds
+
+
+# -- what onnxruntime-genai's builder makes ---------------------------------------------------------------------------
+
+
+def genai(*, window: int = 0) -> onnx.ModelProto:
+    """One layer: packed projection, GroupQueryAttention with a head size of 16, lengths from the mask."""
+    held = "past_sliding_length" if window else "past_sequence_length"
+    past: list[str | int | None] = ["batch_size", 2, held, "kv_cache_dim"]
+    sliding = f"local_window_size = {window}, sliding_window_cache = 1," if window else ""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (int64[batch_size, sequence_length] input_ids, int64[batch_size, total_sequence_length] attention_mask)
+          => (float[batch_size, sequence_length, 64] out)
+          <int64 one = {{1}}, int64[1] ones = {{1}}, float[100, 32] table, float[32, 128] W>
+        {{ sum = ReduceSum<keepdims = 0>(attention_mask, ones) less = Sub(sum, ones) last = Cast<to = 6>(less)
+           shape = Shape(attention_mask) count = Gather(shape, one) total = Cast<to = 6>(count)
+           x = Gather(table, input_ids) qkv = MatMul(x, W)
+           out, kk, vv = com.microsoft.GroupQueryAttention<{sliding} num_heads = 4, kv_num_heads = 2>
+               (qkv, , , k, v, last, total) }}"""
+    )
+    rng = np.random.default_rng(0)
+    for value in model.graph.value_info:
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=dims).astype(np.float32), value.name))
+    model.graph.input.extend(helper.make_tensor_value_info(name, FLOAT, past) for name in "kv")
+    model.graph.output.extend(helper.make_tensor_value_info(name, FLOAT, ["a", 2, "b", "c"]) for name in ("kk", "vv"))
+    return model
+
+
+@pytest.mark.parametrize("window", [0, 8])
+def test_every_case_of_a_genai_model_runs(window: int) -> None:
+    model = genai(window=window)
+    session, cases = open_session(model), make_cases(model)
+    pasts = set()
+    for case in cases:
+        session.run(case.feeds)
+        (batch, new), total = case.feeds["input_ids"].shape, case.feeds["attention_mask"].shape[1]
+        assert case.feeds["k"].shape == (batch, 2, max(total - new, window), 16)
+        pasts.add((batch > 1, total > new))
+    assert pasts == {(False, False), (True, False), (False, True), (True, True)}
+    assert any("special" in case.name for case in cases)
+    assert not all(case.feeds["attention_mask"].all() for case in cases)
+
+
+def test_few_cases_have_a_past_among_them() -> None:
+    names = [case.name for case in make_cases(genai(), few=True)]
+    assert len(names) == 3
+    assert {"past 0" in name for name in names} == {True, False}
+
+
+def test_a_name_fixes_the_axis_that_it_names() -> None:
+    usual = [case.feeds["input_ids"].shape for case in make_cases(genai())]
+    assert usual == [case.feeds["input_ids"].shape for case in make_cases(genai(), dims={"kv_cache_dim": 16})]
+    for case in make_cases(genai(), dims={"past_sequence_length": 0}):
+        assert case.feeds["k"].shape[2] == 0
+        assert case.feeds["attention_mask"].shape == case.feeds["input_ids"].shape
+    for case in make_cases(genai(window=8), dims={"past_sliding_length": 20}):
+        assert case.feeds["k"].shape[2] == 20
+    assert len({case.feeds["attention_mask"].shape for case in make_cases(genai(window=8))}) > 5
+
+
+# -- arithmetic on symbolic dimensions --------------------------------------------------------------------------------
+
+VALUES = {"past_sequence_length": 5, "sequence_length": 3, "s0": 7}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("past_sequence_length + 1", 6),
+        ("past_sequence_length + sequence_length", 8),
+        ("2*s0", 14),
+        ("s0//2", 3),
+        ("s0 / 2", 3),
+        ("floor(s0/2) - 1", 2),
+        ("Max(s0, sequence_length)", 7),
+        ("-s0 + 10", 3),
+        ("unknown + 1", None),
+        ("s0 // 0", None),
+        ("s0 ** 9", None),
+        ("__import__('os').system('true')", None),
+        ("s0.__class__", None),
+        ("1000000 * 1000000 * s0", None),
+        ("past_sequence_length +", None),
+        ("(" * 150 + ")" * 150, None),
+        ("s0 + " * 100 + "1", None),
+        ("exec(s0)", None),
+    ],
+)
+def test_value(text: str, value: int | None) -> None:
+    assert value_of(text, VALUES) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("batch_size", ("batch_size",)),
+        ("past_sequence_length + sequence_length", ("past_sequence_length", "sequence_length")),
+        ("floor(s0/2)", ("s0",)),
+        ("input_ids.shape[1]", ("input_ids.shape[1]",)),
+        ("unk__12", ("unk__12",)),
+    ],
+)
+def test_names(text: str, names: tuple[str, ...]) -> None:
+    assert names_in(text) == names
+
+
+def test_a_name_that_looks_like_arithmetic_may_have_a_value_of_its_own() -> None:
+    assert value_of("a + b", {"a + b": 4}) == 4

@@ -1,0 +1,86 @@
+"""The original's own randomness: elements of its outputs that onnxruntime never writes, so that no two runs agree.
+
+A cache may be larger than what is in it, and its rest is whatever the memory held. The original runs twice in fresh
+sessions, the second time into memory filled with a pattern; elements that differ by more than rounding are left out of
+every comparison, and named. What is the same in both runs is compared as ever.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.run import ModelRuns, Results
+
+_CLOSE = 1e-3
+"""Runs on a GPU may differ by rounding, relative to the element; that is the rule's affair."""
+
+Gaps = Sequence[Mapping[str, Array]]
+"""Case by case, an output to a mask of the elements that say nothing; outputs without such elements are missing."""
+
+
+def gaps(runs: ModelRuns) -> Gaps:
+    """The elements that differ between two runs in the same way, on any provider."""
+    found: list[dict[str, Array]] = [{} for _ in runs.cases]
+    for way in runs.ways:
+        once = runs.ways.get(replace(way, again=False)) if way.again else None
+        for masks, first, second in zip(found, once.results, runs.ways[way].results, strict=True) if once else ():
+            for name, values in first.items():
+                mask = _apart(values, second[name])
+                if mask.any():
+                    masks[name] = mask | masks.get(name, False)
+    return found
+
+
+def without(runs: ModelRuns, left_out: Gaps) -> ModelRuns:
+    """The same runs with zeros at the gaps; an array of another shape stays, and will be refused."""
+
+    def cleared(results: Results) -> Results:
+        return [
+            {name: _cleared(values, masks[name]) if name in masks else values for name, values in case.items()}
+            for case, masks in zip(results, left_out, strict=True)
+        ]
+
+    ways = {way: replace(ran, results=cleared(ran.results)) for way, ran in runs.ways.items()}
+    return replace(runs, ways=ways, truth=None if runs.truth is None else cleared(runs.truth))
+
+
+def told(runs: ModelRuns, left_out: Gaps) -> Iterator[str]:
+    """Which elements are left out, in words."""
+    counts: dict[str, int] = defaultdict(int)
+    for masks in left_out:
+        for name, mask in masks.items():
+            counts[name] += int(mask.sum())
+    results = next(iter(runs.ways.values())).results if counts else ()
+    whole = [name for name in counts if counts[name] == sum(case[name].size for case in results)]
+    for count in sorted({counts[name] for name in counts if name not in whole}):
+        names = ", ".join(name for name in counts if counts[name] == count and name not in whole)
+        yield f"onnxruntime leaves {count} elements of {names} unwritten; they are not compared"
+    if whole:
+        yield f"the run proves nothing about {', '.join(whole)}: no element is the same in two runs of the original"
+
+
+def _apart(one: Array, other: Array) -> Array:
+    if one.shape != other.shape:
+        return np.ones(one.shape, np.bool_)
+    if not is_float(one.dtype):
+        return np.asarray(one != other, np.bool_)
+    with np.errstate(all="ignore"):
+        a, b = (each.astype(np.float64) for each in (one, other))
+        apart = ~np.isclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
+    # What still is the NaN that memory was filled with; arithmetic makes NaN of other bits.
+    bits = np.ascontiguousarray(other).view(f"u{other.itemsize}").reshape(other.shape)
+    return np.asarray(apart | (bits == np.iinfo(bits.dtype).max), np.bool_)
+
+
+def _cleared(values: Array, mask: Array) -> Array:
+    if values.shape != mask.shape:
+        return values
+    kept = values.copy()
+    kept[mask] = 0
+    return kept
