@@ -10,8 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from benchmarks import cuda
+from benchmarks.decoder import Shape
+from benchmarks.performance.subjects import Subject
 from rewriter.ort.providers import available_providers
-from tests.benchmarks.test_performance import FEW
+
+TINY = Shape(layers=1, width=16, hidden=32, heads=2, vocabulary=50, positions=64)
+FEW = (Subject("one", "the first", TINY, tokens=(3, 5), halves=(False, True)),)
 
 
 @pytest.fixture(autouse=True)

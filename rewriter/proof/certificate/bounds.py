@@ -282,7 +282,7 @@ class _Search:
                 inverse = i_inverse(arithmetic.cell)
                 size, scale = (_over_y(arithmetic, each, inverse) for each in (gap, a))
                 if _least(scale) > 0:
-                    upper = min(upper, float((_most(size) / _least(scale)).upper()))
+                    upper = min(upper, _rounded_up(_most(size) / _least(scale)))
             return upper
 
     def _series(self, low: fmpq, high: fmpq) -> _Series:
@@ -495,8 +495,9 @@ def _float(number: fmpq) -> float:
 
 def _rounded_up(number: arb) -> float:
     """A float that is at least as large; infinite where there is none."""
-    found = float(number.upper()) if number.is_finite() else math.inf
-    return math.nextafter(found, math.inf) if found else 0.0
+    upper = number.upper()
+    found = float(upper) if number.is_finite() else math.inf
+    return 0.0 if upper == 0 else math.nextafter(found, math.inf)
 
 
 def _quotient(size: arb, scale: arb) -> float:

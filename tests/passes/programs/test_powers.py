@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -13,10 +12,8 @@ from passes.programs.fitted import in_powers, power_programs
 from passes.programs.powers import Powers
 from passes.programs.program import Program
 from tests.attention import neurons
-from tests.passes.programs.balls import arb, arb_series, precision
-from tests.passes.programs.test_programs import FITTED_TRUTHS
+from tests.passes.programs.balls import arb, precision
 
-Number = TypeVar("Number", arb, arb_series)
 EACH = pytest.mark.parametrize(
     ("activation", "program"), power_programs(), ids=[program.name for _, program in power_programs()]
 )
@@ -25,27 +22,6 @@ EACH = pytest.mark.parametrize(
 def powers_of(program: Program) -> Powers:
     assert program.powers is not None
     return program.powers
-
-
-def share(powers: Powers, x: Number) -> Number:
-    """Phi at x = c y, from the coefficients as the docstring of `Powers` has them."""
-    r, inverse = x.exp(), (-x).exp()
-    z = r + inverse
-    p, q = 0 * z + 1, arb(powers.base) * (0 * z + 1)
-    for fraction in powers.fractions:
-        top, bottom = 0 * z, 0 * z + 1
-        for part, shift in reversed(fraction):
-            top, bottom = arb(part) * bottom, (z + arb(shift)) * bottom + top
-        p, q = p * bottom, q * bottom + p * top
-    return (r * p + q) / (z * p + 2 * q)
-
-
-@EACH
-def test_program_is_within_its_certificate(activation: str, program: Program) -> None:
-    y = np.concatenate([np.linspace(-40.0, 40.0, 40001), np.geomspace(1.0, 1e30, 100), -np.geomspace(1.0, 1e30, 100)])
-    truth = FITTED_TRUTHS[activation](y)
-    error = np.abs(program.evaluate(y) - truth) / np.maximum(1.0, np.abs(truth))
-    assert error.max() <= program.max_error
 
 
 @EACH

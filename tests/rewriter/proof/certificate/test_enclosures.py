@@ -1,0 +1,126 @@
+"""Cells: what is said of all y between two numbers holds at numbers between them, by mpmath with 60 digits."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+
+import mpmath
+import pytest
+from flint import fmpq
+
+from rewriter.proof.certificate.arithmetic import Kink, Undecided
+from rewriter.proof.certificate.bounds import _precision, _Search, prove
+from rewriter.proof.certificate.expressions import (
+    ONE,
+    VARIABLE,
+    ZERO,
+    Expression,
+    add,
+    apply,
+    constant,
+    div,
+    gelu,
+    mul,
+    neg,
+    ordered,
+    softmax,
+    sub,
+    where,
+)
+
+CELLS = [
+    (fmpq(low), fmpq(high))
+    for low, high in ((-3, -2), (0, 1), (-1, 2), (5, 6), (-60, -40), (100, 1000), (-9000, -8000))
+] + [(fmpq(-1, 8), fmpq(1, 16)), (fmpq(1, 3), fmpq(2, 5)), (fmpq(-7, 2), fmpq(-27, 8))]
+FUNCTIONS = {
+    "exp": mpmath.exp, "tanh": mpmath.tanh, "erf": mpmath.erf, "sqrt": mpmath.sqrt,
+    "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+    "softplus": lambda x: mpmath.log1p(mpmath.exp(-abs(x))) + max(x, 0),
+    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
+    "neg": lambda a: -a, "where": lambda x, a, b: a if x >= 0 else b,
+}  # fmt: skip
+
+
+def number(rational: fmpq) -> mpmath.mpf:
+    """A rational number."""
+    return mpmath.mpf(int(rational.p)) / int(rational.q)
+
+
+def value(expression: Expression, y: fmpq) -> mpmath.mpf:
+    """The expression at one number."""
+    made: dict[Expression, mpmath.mpf] = {}
+    for part in ordered(expression):
+        if part.operator in ("variable", "constant"):
+            made[part] = number(y if part is VARIABLE else part.value)  # type: ignore[arg-type]
+        elif part.operator == "pi":
+            made[part] = +mpmath.pi
+        else:
+            made[part] = FUNCTIONS[part.operator](*(made[each] for each in part.operands))
+    return made[expression]
+
+
+def drawn(rng: Random, depth: int) -> Expression:
+    """A random function that is defined everywhere."""
+    if not depth or rng.random() < 0.2:
+        return rng.choice((VARIABLE, VARIABLE, constant(fmpq(rng.randint(-9, 9), rng.randint(1, 5)))))
+    one, two = (drawn(rng, depth - 1) for _ in range(2))
+    line = add(mul(constant(fmpq(rng.randint(-9, 9), 4)), VARIABLE), constant(rng.randint(-2, 2)))
+    return rng.choice(
+        (
+            lambda: add(one, two),
+            lambda: sub(one, two),
+            lambda: mul(one, two),
+            lambda: neg(one),
+            lambda: apply(rng.choice(("sigmoid", "tanh", "erf", "softplus")), one),
+            lambda: apply("exp", line),
+            lambda: apply("sqrt", add(ONE, mul(one, one))),
+            lambda: div(one, add(ONE, mul(two, two))),
+            lambda: where(rng.choice((line, sub(one, two))), one, two),
+            lambda: softmax([line, ZERO, neg(line), add(line, line)])[rng.randint(0, 3)],
+            lambda: softmax([mul(constant(300), line), ZERO, mul(constant(299), line)])[rng.randint(0, 2)],
+            lambda: gelu(one),
+        )
+    )()
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_what_holds_on_a_cell_holds_at_its_numbers(seed: int) -> None:
+    rng = Random(seed)  # noqa: S311 - not for secrets
+    a = drawn(rng, 4)
+    b = rng.choice((a, drawn(rng, 3), add(a, mul(VARIABLE, drawn(rng, 2))), add(a, constant(fmpq(1, 10**6)))))
+    with mpmath.workdps(60):
+        for low, high in CELLS:
+            search = _Search(a, b, fmpq(2) ** 100)
+            numbers = [low + (high - low) * fmpq(k, 8) for k in range(9)]
+            gaps = [abs(value(b, y) - value(a, y)) for y in numbers]
+            over = max(gap / max(mpmath.mpf(1), abs(value(a, y))) for gap, y in zip(gaps, numbers, strict=True))
+            slack = 1 + mpmath.mpf(10) ** -30
+            for bound in (search._by_intervals, search._by_series):
+                with suppress(Undecided, Kink):
+                    assert over <= bound(low, high) * slack, (low, high)
+            if search.at is not None and search.lower < float("inf"):
+                scale = max(mpmath.mpf(1), abs(value(a, search.at)))
+                assert search.lower <= abs(value(b, search.at) - value(a, search.at)) / scale * (1 + 1e-12)
+            with suppress(Undecided, Kink):
+                upper = search._relative_on(low, high)[0] if search._meet_at_zero() else float("inf")
+                assert all(gap <= abs(number(y)) * upper * slack for gap, y in zip(gaps, numbers, strict=True) if y)
+            with suppress(Undecided, Kink):
+                assert not search._equal(low, high) or max(gaps) <= mpmath.mpf(10) ** -40 * (1 + abs(value(a, high)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (apply("softplus", VARIABLE), VARIABLE),
+        (apply("softplus", VARIABLE), apply("exp", VARIABLE)),
+        (add(ONE, apply("softplus", VARIABLE)), apply("softplus", VARIABLE)),
+        (neg(apply("softplus", VARIABLE)), apply("softplus", neg(VARIABLE))),
+        (mul(VARIABLE, apply("sigmoid", VARIABLE)), mul(VARIABLE, apply("sigmoid", mul(constant(2), VARIABLE)))),
+    ],
+)
+def test_algebra_equates_no_two_functions(a: Expression, b: Expression) -> None:
+    search = _Search(a, b, fmpq(100))
+    with _precision(128):
+        assert not search._equal(fmpq(1), fmpq(2))
+    assert not prove(a, b, 1e-3, fmpq(100), None).holds
