@@ -83,7 +83,10 @@ def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Expo
     before, after = onnx.load(path), onnx.load(out)
     check_signature(before, after)
     if entry.gated:
-        assert all(row.activation.endswith("(gate) * value") for row in report.converted)
+        # The value of gpt-oss is a block of its own: clipped, plus one.
+        names = [row.activation for row in report.converted if not row.activation.startswith("clip(")]
+        assert all(name.endswith("(gate) * value") for name in names)
+        assert len(names) == len(report.converted) // (2 if entry.name == "gpt-oss" else 1)
         for stats in (each for proof in report.validation.providers.values() for each in proof.outputs.values()):
             assert stats.min_tolerance <= 1e-4
             assert stats.top1 in (None, 1.0)
@@ -194,7 +197,9 @@ def test_every_mlp_is_converted(exporter: Exporter, tmp_path: Path) -> None:
     assert report.exit_status is ExitStatus.CONVERTED, report.problems
     # One behind each attention, also behind the two that halve the image.
     assert [row.activation for row in report.converted] == ["hard_swish"] * 5
-    assert all("Conv 3x3" in (row.reason or "") for row in report.left)
+    # What attention makes goes through the activation too, and convolutions in front.
+    known = ("Conv 3x3", "is not the output of a linear operator with constant weights")
+    assert all(any(each in (row.reason or "") for each in known) for row in report.left)
     with torch.no_grad():
         wanted = module(images).last_hidden_state.numpy()
     found = open_session(out).run({"pixel_values": images.numpy()})
