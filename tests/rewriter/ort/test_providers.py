@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,22 +135,26 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, cpu_nodes: Left, noise: float) ->
             return session
         names = cpu_nodes[any("attnonly" in node.domain for node in model.graph.node)]
         left = None if names is None else tuple(names)
-        return replace(session, cpu_nodes=left, _session=_Noisy(session._session, noise))
+        return _Noisy(**{**vars(session), "cpu_nodes": left}, noise=noise)
 
     monkeypatch.setattr("rewriter.proof.run.open_session", opened)
     monkeypatch.setattr("rewriter.ort.providers._obstacle", lambda _provider: None)
     return asked
 
 
-class _Noisy:
-    """An onnxruntime session whose floats are a little off."""
+@dataclass(frozen=True, eq=False)
+class _Noisy(Session):
+    """A session whose floats are a little off."""
 
-    def __init__(self, session: Any, noise: float) -> None:
-        self._session, self._noise = session, noise
+    noise: float = 0.0
 
-    def run(self, names: list[str], feeds: dict[str, Any], options: Any) -> list[Any]:
-        found = self._session.run(names, feeds, options)
-        return [value + np.float32(self._noise) if value.dtype == np.float32 else value for value in found]
+    def run(self, *given: Any, **options: Any) -> dict[str, Any]:
+        found = super().run(*given, **options)
+        return {name: _off(value, self.noise) for name, value in found.items()}
+
+
+def _off(value: Any, noise: float) -> Any:
+    return value + np.float32(noise) if value.dtype == np.float32 else value
 
 
 def test_control_and_placement(monkeypatch: pytest.MonkeyPatch) -> None:
