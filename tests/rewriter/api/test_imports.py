@@ -122,7 +122,7 @@ def test_a_natural_script_runs_and_is_typed(tmp_path: Path) -> None:
     onnx.save(mlp(SILU), tmp_path / "model.onnx")
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     done = python("script.py", cwd=tmp_path)
-    assert (done.stderr, done.stdout.split()) == ("", "True 0 8 True True True mlp False batch 3, sequence 17".split())
+    assert (done.stderr, done.stdout) == ("", "True 0 8\nTrue True True mlp\nFalse batch 3, sequence 17\n")
     checked = python("-m", "mypy", "--strict", "script.py", cwd=tmp_path)
     assert checked.stdout == "Success: no issues found in 1 source file\n"
     (tmp_path / "script.py").write_text(SCRIPT.replace("ratio: float", "ratio: str"), encoding="utf-8")
