@@ -69,7 +69,7 @@ def _with_a_result(readme: str) -> str:
     drawing = re.search(r"^!\[.*?\]\(.*?\)$", readme, re.DOTALL | re.MULTILINE)
     if drawing is None:
         raise ValueError("the README has no drawing")
-    page = "[![A page of heads, original ones and neurons](docs/figures/heads-page.png)](docs/heads.md#a-page-of-heads)"
+    page = "[![A page of heads, original ones and neurons](docs/figures/heads-page.png)](heads.md#a-page-of-heads)"
     both = f'<div class="result" markdown>\n\n{drawing[0]}\n\n{page}\n\n</div>'
     return readme.replace(drawing[0], both)
 
