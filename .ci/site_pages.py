@@ -34,6 +34,7 @@ _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that docs/ does not have."""
     made = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in MOVED.items() if name.endswith(".md")}
+    made["index.md"] = _with_a_result(made["index.md"])
     made["decisions/index.md"] = _decisions()
     made["gallery.md"] = _gallery()
     made["api.md"] = _functions()
@@ -61,6 +62,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     # Code is not text: what looks like a link in it is none.
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.startswith("```") else _LINK.sub(turned, part) for part in parts)
+
+
+def _with_a_result(readme: str) -> str:
+    """The README with a picture of what one gets beside its drawing, both above the fold."""
+    drawing = re.search(r"^!\[.*?\]\(.*?\)$", readme, re.DOTALL | re.MULTILINE)
+    if drawing is None:
+        raise ValueError("the README has no drawing")
+    page = "[![A page of heads, original ones and neurons](docs/figures/heads-page.png)](heads.md#a-page-of-heads)"
+    both = f'<div class="result" markdown>\n\n{drawing[0]}\n\n{page}\n\n</div>'
+    return readme.replace(drawing[0], both)
 
 
 def _title(path: Path) -> str:

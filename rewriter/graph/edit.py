@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import onnx
 import onnx.inliner
 
-from rewriter.graph.view import GraphView, all_graphs, captured_names, graph_at, subgraphs
+from rewriter.graph.view import GraphView, all_graphs, captured_names, graph_at, key_of, opsets, subgraphs
 
 LOOSE_INITIALIZERS = 4
 """First IR version whose initializers need not be graph inputs; in older models a new one would change the signature,
@@ -222,6 +222,31 @@ def _state_defaults(model: onnx.ModelProto) -> bool:
                 elif given[default.name] in unsure:
                     return False
     return True
+
+
+def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto, tuple[str, ...]] | None:
+    """A copy in which an operator of ONNX is written out as ONNX defines it, and so is what is defined by it.
+
+    Returns the copy and the operators, as `Swish(25)`; None where the model has none of them, or ONNX no definition.
+    """
+    copy, found = inlined(model), set[str]()
+    version = opsets(model.opset_import).get("", 1)
+    for node in all_nodes(copy.graph.node):
+        domain, name = key_of(node)
+        if domain or not onnx.defs.has(name, version):
+            continue
+        schema = onnx.defs.get_schema(name, version)
+        inner = [each.op_type for each in schema.function_body.node]  # empty where there is no definition
+        if inner and operator in (name, *inner):
+            found.add(name)
+            stated = {attribute.name for attribute in node.attribute}
+            defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
+            node.attribute.extend(default for default in defaults if default.type)  # onnx leaves them out
+    if not found:
+        return None
+    taken = [("", name) for name in {*found, operator}]
+    copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+    return copy, tuple(f"{name}({version})" for name in sorted(found))
 
 
 def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
