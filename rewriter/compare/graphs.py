@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import onnx
@@ -84,6 +85,7 @@ class GraphDifference:
     same_tensors: int
     fields: tuple[Change, ...]
     remarks: tuple[Change, ...]
+    also: ClassVar = ("same",)
 
     @property
     def same(self) -> bool:
