@@ -40,11 +40,16 @@ from rewriter.graph.view import (
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 
-_QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 """They round, but they stay in the graph: only what lies between them is replaced."""
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
-_NO_ACTIVATION = ("Attention", "Embedding", "Norm", "Quantize", "BiasAdd")
+_ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))
+"""Biases and factors, where one of their operands is constant."""
+_NO_ACTIVATION = (
+    *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd"),
+    *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearSoftmax"),
+)
 """Parts of the names of onnxruntime's operators that are known not to be activations."""
 
 OPAQUE = {
@@ -241,8 +246,10 @@ class Dataflow:
             self._linear(node, found)
         elif elementwise.lookup(node) is not None:
             self._elementwise(index, node)
-        elif onnx_own and node.op_type in PARTS | REARRANGED | _QUANTISING:
+        elif onnx_own and node.op_type in PARTS | REARRANGED | QUANTISING:
             self._shape_only(index, node)
+        elif key_of(node) in _ON_QUANTISED and sum(name in self._constants for name in node.input[:4:3]) == 1:
+            self._follow(node.output[0], next(name for name in node.input[:4:3] if name not in self._constants), index)
         elif onnx_own and node.op_type == "BatchNormalization" and self._is_affine_of_constants(node):
             self._follow(node.output[0], node.input[0], index)
         else:
@@ -303,7 +310,7 @@ class Dataflow:
         self._stray(index, node, [data])
         # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a leaf of its
         # own, whatever its bounds.
-        tied = node.op_type in _QUANTISING
+        tied = node.op_type in QUANTISING
         if data not in self.facts or (tied and any(name and name not in self._constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
             return
@@ -320,7 +327,7 @@ class Dataflow:
         if fact is None:
             return False
         if fact.nonlinear or fact.ends:
-            rounded = fact.rounded or self._view.nodes[index].op_type == "DequantizeLinear"
+            rounded = fact.rounded or self._view.nodes[index].op_type in QUANTISING
             self.facts[output] = Fact((output,), ends=fact.ends or data, rounded=rounded)
         elif (source := self._affine_source(fact)) is not None:
             self.facts[output] = replace(source, leaves=(output,), trailing=(*source.trailing, index))
