@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,8 +21,8 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.tensors import ELEMENT_TYPES
-from rewriter.files.walk import is_external, iter_nodes, iter_tensors
-from rewriter.graph.view import key_of, operator_of, opsets, subgraphs, tensor_of
+from rewriter.graph.view import key_of, operator_of, opsets, tensor_of
+from rewriter.graph.walk import is_external, iter_nodes, iter_tensors, subgraphs
 from rewriter.text import counted, decoded, quoted
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
@@ -275,8 +276,7 @@ def _defaults(domain: str, name: str, version: int) -> Mapping[str, bytes]:
 
 def _value(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
     """The value of an attribute as bytes, without name and doc string; tensors by their content, bodies as such."""
-    plain = onnx.AttributeProto()
-    plain.CopyFrom(attribute)
+    plain = deepcopy(attribute)
     content = b"".join(digest_of(model, tensor) for tensor in [*plain.tensors, plain.t] if tensor.data_type)
     for unread in ("name", "doc_string", "t", "tensors", "g", "graphs"):
         plain.ClearField(unread)

@@ -7,7 +7,8 @@ one pass over the nodes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import onnx
 
 from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_skeleton
+from rewriter.graph.walk import subgraphs
 
 ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
@@ -74,7 +76,7 @@ class GraphView:
         constant = set(self.initializers)
         for node in self.nodes:  # in topological order, so one pass finds them all
             # A body may capture anything, so a control-flow node is never counted as constant.
-            if node.op_type in _RANDOM or next(subgraphs(node), None) is not None:
+            if node.op_type in _RANDOM or subgraphs(node):
                 continue
             named = [name for name in node.input if name]
             # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
@@ -198,16 +200,6 @@ def opsets(imports: Sequence[onnx.OperatorSetIdProto]) -> dict[str, int]:
     return {"" if entry.domain in ONNX_DOMAINS else entry.domain: entry.version for entry in imports}
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The graphs held by a node's attributes (If, Loop, Scan), with the attribute's name."""
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.name, attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            for position, graph in enumerate(attribute.graphs):
-                yield f"{attribute.name}[{position}]", graph
-
-
 def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
     """Views of the main graph and of all control-flow bodies in it, outer before inner; without local functions.
 
@@ -241,8 +233,7 @@ def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
     for node in view.nodes:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.name == "value":
-                tensor = onnx.TensorProto()
-                tensor.CopyFrom(attribute.t)
+                tensor = deepcopy(attribute.t)
                 (tensor.name,) = node.output
                 tensors[tensor.name] = tensor
     return tensors
@@ -260,15 +251,6 @@ def graph_at(model: onnx.ModelProto, path: Path) -> onnx.GraphProto:
 def holder_name(node: onnx.NodeProto) -> str:
     """What a path calls a node that holds bodies: its first output that has a name."""
     return next((name for name in node.output if name), "")
-
-
-def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and all graphs inside it."""
-    pending = [graph]
-    while pending:
-        current = pending.pop()
-        yield current
-        pending.extend(body for node in current.node for _, body in subgraphs(node))
 
 
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,8 +160,7 @@ def _with_data(model: Path | onnx.ModelProto | bytes, base_dir: Path | None) -> 
     """The model with its external data inside, unless it is loaded from a file."""
     if isinstance(model, Path) or base_dir is None:
         return model
-    whole = onnx.ModelProto()
-    whole.CopyFrom(onnx.load_model_from_string(model) if isinstance(model, bytes) else model)
+    whole = onnx.load_model_from_string(model) if isinstance(model, bytes) else deepcopy(model)
     onnx.load_external_data_for_model(whole, str(base_dir))
     return whole
 
