@@ -21,7 +21,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.tensors import ELEMENT_TYPES
-from rewriter.graph.view import key_of, operator_of, opsets, tensor_of
+from rewriter.graph.view import constant_of, key_of, operator_of, opsets
 from rewriter.graph.walk import is_external, iter_nodes, iter_tensors, subgraphs
 from rewriter.text import counted, decoded, quoted
 
@@ -153,7 +153,7 @@ class _Numbered:
         places = (f"{where.count('/')} place {n}" if where else f"input {v.name}" for n, v in enumerate(graph.input))
         known = {**outer, **{v.name: place.encode() for v, place in zip(graph.input, places, strict=True)}}
         tensors = {tensor.name: tensor for tensor in graph.initializer}
-        tensors |= {node.output[0]: value for node in graph.node if (value := _tensor(node)) is not None}
+        tensors |= {node.output[0]: value for node in graph.node if (value := constant_of(node)) is not None}
         for name, tensor in tensors.items():
             found = self.weights[where + name] = digest_of(self.model, tensor), tensor
             known[name] = found[0] if self._original is None else self._original.weights.get(where + name, found)[0]
@@ -161,7 +161,7 @@ class _Numbered:
             parts = [digest_of(self.model, part) for part in (sparse.values, sparse.indices)]
             known[sparse.values.name] = _digest([*parts, repr(list(sparse.dims)).encode()])
         for node in graph.node:
-            if _tensor(node) is None:
+            if constant_of(node) is None:
                 number = self._number(node, known, f"{where}{node.name or ''.join(node.output[:1])}")
                 made = {name: _digest([number, b"%d" % n]) for n, name in enumerate(node.output) if name}
                 known |= made if where else self._resumed(node, number, made)
@@ -257,11 +257,6 @@ def _describe(node: onnx.NodeProto) -> str:
     """Operator and name of a node, or its first output if it has no name."""
     name = node.name or next((name for name in node.output if name), "")
     return f"{_operator(node)} {name}".rstrip()
-
-
-def _tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The value of a Constant node that holds a tensor; None for any other node."""
-    return tensor_of(node) if key_of(node) == ("", "Constant") else None
 
 
 @cache

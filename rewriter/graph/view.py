@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx
 
 from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_skeleton
@@ -148,9 +149,17 @@ def integers_of(node: onnx.NodeProto, name: str) -> list[int] | None:
     return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
 
 
-def tensor_of(node: onnx.NodeProto, name: str = "value") -> onnx.TensorProto | None:
-    """An attribute that is a tensor; None where the node does not have it."""
-    return next((attribute.t for attribute in node.attribute if attribute.name == name), None)
+def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node, however it is stated; None for any other node, and where the value is sparse."""
+    if key_of(node) != ("", "Constant"):
+        return None
+    for name, value in attributes(node).items():
+        if name == "value":
+            return value  # type: ignore[no-any-return]
+        for prefix, dtype in (("value_float", np.float32), ("value_int", np.int64), ("value_string", object)):
+            if name.startswith(prefix):
+                return onnx.numpy_helper.from_array(np.array(value, dtype))
+    return None
 
 
 def view_model(model: onnx.ModelProto) -> GraphView:
@@ -231,11 +240,9 @@ def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
     """The tensors of a view's Constant nodes, under their names: to a body they are constants like initializers."""
     tensors: dict[str, onnx.TensorProto] = {}
     for node in view.nodes:
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            if attribute.name == "value":
-                tensor = deepcopy(attribute.t)
-                (tensor.name,) = node.output
-                tensors[tensor.name] = tensor
+        if (constant := constant_of(node)) is not None:
+            tensors[node.output[0]] = tensor = deepcopy(constant)
+            tensor.name = node.output[0]
     return tensors
 
 

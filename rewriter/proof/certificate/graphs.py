@@ -24,7 +24,7 @@ from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
-from rewriter.graph.view import GraphView, Path, all_views, attributes, holder_name, integer_of, key_of, label, opsets
+from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
 from rewriter.text import one_line, quoted
 
@@ -252,7 +252,9 @@ class Scope:
         if name not in self._tensors:
             if name in self.made:
                 node, place = self.made[name]
-                constant = _constant(node) if key_of(node) == ("", "Constant") else None
+                constant = constant_of(node)
+                if constant is None and key_of(node) == ("", "Constant"):
+                    raise NotCertifiable(f"{label(node)} has no dense value")
                 kind: Kind = "node" if constant is None else "constant"
                 found = Tensor(self, name, kind, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
@@ -347,16 +349,6 @@ def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.Func
             found[name] = function.SerializeToString(deterministic=True)
             pending += [key_of(node) for node in iter_nodes(function.node)]
     return [found[each] for each in sorted(found)]
-
-
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto:
-    for name, value in attributes(node).items():
-        if name == "value":
-            return value  # type: ignore[no-any-return]
-        for prefix, dtype in (("value_float", np.float32), ("value_int", np.int64), ("value_string", object)):
-            if name.startswith(prefix):
-                return onnx.numpy_helper.from_array(np.array(value, dtype))
-    raise NotCertifiable(f"{label(node)} has no dense value")
 
 
 _WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}

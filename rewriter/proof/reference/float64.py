@@ -24,7 +24,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.constants import computed, elem_type_of
 from rewriter.graph.edit import inlined
 from rewriter.graph.extract import bytes_of, reads
-from rewriter.graph.view import attributes, key_of, label
+from rewriter.graph.view import attributes, constant_of, key_of, label
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.roles import is_float
@@ -182,13 +182,10 @@ def _check_type(elem_type: int, what: str) -> None:
 
 
 def _constant(node: onnx.NodeProto, read: Read) -> Array:
-    stated = attributes(node)
-    value = next(iter(stated.values()), None)
-    if isinstance(value, TensorProto):
-        return read(value)
-    if set(stated) <= {"value_float", "value_floats", "value_int", "value_ints"} and stated:
-        return _widened(np.asarray(value, np.float32 if "float" in next(iter(stated)) else np.int64))
-    raise NoReference(f"{one_line(label(node), 120)} holds no dense tensor of numbers")
+    value = constant_of(node)
+    if value is None or value.data_type == TensorProto.STRING:
+        raise NoReference(f"{one_line(label(node), 120)} holds no dense tensor of numbers")
+    return read(value)
 
 
 def _widened_node(node: onnx.NodeProto, read: Read) -> onnx.NodeProto:
