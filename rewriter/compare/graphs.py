@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import onnx
@@ -85,6 +86,7 @@ class GraphDifference:
     same_tensors: int
     fields: tuple[Change, ...]
     remarks: tuple[Change, ...]
+    also: ClassVar = ("same",)
 
     @property
     def same(self) -> bool:

@@ -284,7 +284,7 @@ def _instead(path: Path) -> str:
 
 def _check_regular(status: os.stat_result, path: Path) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise ModelError(f"{quoted(path)} is a directory; pass the .onnx file in it (or use rewrite_folder)")
+        raise ModelError(f"{quoted(path)} is a directory; pass the .onnx file in it")
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{quoted(path)} is not a regular file; save the model to a file and pass that")
     if not status.st_size:

@@ -15,7 +15,7 @@ import onnx
 import onnx.inliner
 
 from rewriter.graph.extract import reads
-from rewriter.graph.view import GraphView, graph_at
+from rewriter.graph.view import GraphView, graph_at, key_of, opsets
 from rewriter.graph.walk import iter_nodes
 
 LOOSE_INITIALIZERS = 4
@@ -177,3 +177,28 @@ def _state_defaults(model: onnx.ModelProto) -> bool:
                 elif given[default.name] in unsure:
                     return False
     return True
+
+
+def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto, tuple[str, ...]] | None:
+    """A copy in which an operator of ONNX is written out as ONNX defines it, and so is what is defined by it.
+
+    Returns the copy and the operators, as `Swish(25)`; None where the model has none of them, or ONNX no definition.
+    """
+    copy, found = inlined(model), set[str]()
+    version = opsets(model.opset_import).get("", 1)
+    for node in iter_nodes(copy.graph.node):
+        domain, name = key_of(node)
+        if domain or not onnx.defs.has(name, version):
+            continue
+        schema = onnx.defs.get_schema(name, version)
+        inner = [each.op_type for each in schema.function_body.node]  # empty where there is no definition
+        if inner and operator in (name, *inner):
+            found.add(name)
+            stated = {attribute.name for attribute in node.attribute}
+            defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
+            node.attribute.extend(default for default in defaults if default.type)  # onnx leaves them out
+    if not found:
+        return None
+    taken = [("", name) for name in {*found, operator}]
+    copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+    return copy, tuple(f"{name}({version})" for name in sorted(found))

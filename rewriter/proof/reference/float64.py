@@ -269,9 +269,12 @@ def _kernel(content: bytes, kinds: Sequence[int], version: int, *, threads: int)
     graph = helper.make_graph([node], "node", given, [onnx.ValueInfoProto(name=name) for name in node.output if name])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10)
     try:
-        return open_session(model, optimise=False, threads=threads)
+        session = open_session(model, optimise=False, threads=threads)
     except ValidationError as error:
         raise _NoKernelError from error
+    if session.defined:
+        raise _NoKernelError
+    return session
 
 
 def _in_numpy(node: onnx.NodeProto, form: Operator, values: Operands) -> Outputs:
