@@ -62,7 +62,7 @@ _LIKE = {
         ("com.microsoft", name): "Reshape"
         for name in (
             *("Attention", "MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding", "BiasAdd"),
-            *("FusedConv", "NhwcFusedConv", "FusedGemm", "GemmFastGelu", "SkipSimplifiedLayerNormalization"),
+            *("FusedConv", "NhwcFusedConv", "FusedGemm", "GemmFastGelu", "SkipSimplifiedLayerNormalization", "QGemm"),
         )
     },
 }
@@ -113,9 +113,10 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
         return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output, node.name)
     operator = _LIKE[node.domain, node.op_type]
     if operator == "Reshape":
-        return onnx.helper.make_node(
-            "Reshape", [node.input[0], f"{node.output[0]}/unknown"], node.output[:1], node.name
-        )
+        like = node.input[0]
+        if node.op_type == "QGemm":  # the result is of the type of its zero point, or floats, as scales are
+            like = node.input[8 if len(node.input) == 9 else 1]
+        return onnx.helper.make_node("Reshape", [like, f"{node.output[0]}/unknown"], node.output[:1], node.name)
     if node.op_type in _PACKED:
         return node
     plain = operator == "Identity" or not any(attribute.i for attribute in node.attribute if "trans" in attribute.name)
@@ -186,11 +187,9 @@ def _without_large_constants(node: onnx.NodeProto) -> onnx.NodeProto:
     if node.op_type != "Constant" or node.ByteSize() < 8 * _INLINE_LIMIT:
         return node
     small = onnx.NodeProto(op_type="Constant", domain=node.domain, name=node.name, output=node.output)
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            small.attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=_stub(attribute.t))
-        else:
-            small.attribute.append(attribute)
+    small.attribute.extend(
+        onnx.helper.make_attribute("value", _stub(each.t)) if each.name == "value" else each for each in node.attribute
+    )
     return small
 
 

@@ -1,15 +1,16 @@
 """A model as a graph of numbered tensors: equal numbers, equal computations.
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
-by name; names of nodes and of inner tensors do not count. Local functions are inlined, fused operators with a bias are
-split as they are defined, Identity and Constant nodes are transparent. Bodies of control flow see the scopes around
-them, and number their own inputs by depth and position.
+by name; names of nodes and of inner tensors do not count. Local functions are inlined, fused operators with a bias and
+operators on quantised numbers are written out as they are defined, Identity and Constant nodes are transparent. Bodies
+of control flow see the scopes around them, and number their own inputs by depth and position.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -21,22 +22,10 @@ from onnx import TensorProto
 from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.files.walk import is_external, iter_nodes
-from rewriter.graph.edit import inlined
+from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
-from rewriter.graph.view import (
-    GraphView,
-    Path,
-    all_graphs,
-    all_views,
-    attributes,
-    holder_name,
-    integer_of,
-    key_of,
-    label,
-    opsets,
-    subgraphs,
-)
+from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
+from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
 from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
@@ -144,13 +133,11 @@ class Model:
             left = {(each.domain, each.name): each for each in proto.functions}
             self.functions = {key: _digest(*_closure(key, left)) for key in left}
         else:
-            copy = onnx.ModelProto()
-            copy.CopyFrom(proto)
-            proto = copy
+            proto = deepcopy(proto)
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
-            _split_biases(graph)
+            _write_out(graph, self._lowest(graph))
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
         typed = inferred_skeleton(proto)
@@ -167,6 +154,14 @@ class Model:
     def read(self, tensor: onnx.TensorProto) -> np.ndarray:
         """The values of a constant."""
         return read_tensor(self._loaded, tensor)
+
+    def _lowest(self, graph: onnx.GraphProto) -> set[str]:
+        """The constants of a graph that are the smallest number of their type, an integer of 8 or 16 bits."""
+        given = set() if self.fixed else {value.name for value in graph.input}
+        kinds = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)
+        found = (each for each in graph.initializer if each.data_type in kinds and np.prod(each.dims) == 1)
+        values = ((each.name, self.read(each)) for each in found if each.name not in given)
+        return {name for name, value in values if value.item() == np.iinfo(value.dtype).min}
 
     def dense(self, sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
         """A sparse tensor as a runtime loads it. Raises NotCertifiable where it is too large for that."""
@@ -265,7 +260,9 @@ class Scope:
         if name not in self._tensors:
             if name in self.made:
                 node, place = self.made[name]
-                constant = _constant(node) if key_of(node) == ("", "Constant") else None
+                constant = constant_of(node)
+                if constant is None and key_of(node) == ("", "Constant"):
+                    raise NotCertifiable(f"{label(node)} has no dense value")
                 kind: Kind = "node" if constant is None else "constant"
                 found = Tensor(self, name, kind, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
@@ -362,43 +359,63 @@ def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.Func
     return [found[each] for each in sorted(found)]
 
 
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto:
-    for name, value in attributes(node).items():
-        if name == "value":
-            return value  # type: ignore[no-any-return]
-        for prefix, dtype in (("value_float", np.float32), ("value_int", np.int64), ("value_string", object)):
-            if name.startswith(prefix):
-                return onnx.numpy_helper.from_array(np.array(value, dtype))
-    raise NotCertifiable(f"{label(node)} has no dense value")
-
-
 _WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 """Fused operators of onnxruntime that first add their second operand, and what they do then."""
+_QUANTISED = {
+    "QLinearSigmoid": ("Sigmoid", 1),
+    "QLinearLeakyRelu": ("LeakyRelu", 1),
+    "QLinearAdd": ("Add", 2),
+    "QLinearMul": ("Mul", 2),
+    "QLinearMatMul": ("MatMul", 2),
+}
+"""Operators on quantised numbers: what they do, and with how many operands, of which each has scale and zero point."""
 
 
-def _split_biases(graph: onnx.GraphProto) -> None:
-    """Write the fused operators with a bias as an addition and the operator without one, in place."""
-    if not any(_fused(node) for node in graph.node):
-        return
+def _write_out(graph: onnx.GraphProto, lowest: Collection[str]) -> None:
+    """Write fused operators out as they are defined, in place.
+
+    A zero point that is the smallest number of its type, one of `lowest`, takes what is negative to 0, which is written
+    as a Relu, unless there is one.
+    """
     nodes: list[onnx.NodeProto] = []
+    relus: set[str] = set()
     for node in graph.node:
-        if not _fused(node):
-            nodes.append(node)
-            continue
-        total = f"{node.output[0]}/biased"
-        nodes.append(onnx.helper.make_node("Add", list(node.input), [total]))
-        plain = onnx.NodeProto()
-        plain.CopyFrom(node)
-        plain.op_type = _WITH_BIAS[node.op_type]
-        plain.input[:] = [total]
-        nodes.append(plain)
-    del graph.node[:]
-    graph.node.extend(nodes)
+        relus.update(node.output if node.op_type == "Relu" else ())
+        *parts, last = _parts(node, lowest)
+        if key_of(last) == ("", "QuantizeLinear") and last.input[-1] in lowest and last.input[0] not in relus:
+            last = deepcopy(last)
+            parts.append(onnx.helper.make_node("Relu", [last.input[0]], [f"{last.output[0]}/saturated"]))
+            last.input[0] = parts[-1].output[0]
+        nodes += [*parts, last]
+    set_nodes(graph, nodes)
 
 
-def _fused(node: onnx.NodeProto) -> bool:
-    microsoft = node.domain == "com.microsoft" and node.op_type in _WITH_BIAS
-    return microsoft and len(node.input) == 2 and all(node.input)
+def _parts(node: onnx.NodeProto, lowest: Collection[str]) -> list[onnx.NodeProto]:
+    domain, name = key_of(node)
+    fused = domain == "com.microsoft"
+    if fused and name in _WITH_BIAS and len(node.input) == 2 and all(node.input):
+        total = onnx.helper.make_node("Add", list(node.input), [f"{node.output[0]}/biased"])
+        plain = deepcopy(node)
+        plain.op_type = _WITH_BIAS[name]
+        plain.input[:] = total.output
+        return [total, plain]
+    saturates = bool(node.input) and node.input[-1] in lowest
+    if fused and name == "QGemm" and len(node.input) == 9 and saturates:
+        made, count = [deepcopy(node)], 7
+        made[0].input[:] = node.input[:7]
+    elif name in _QUANTISED and (fused or (not domain and saturates)):
+        operator, operands = _QUANTISED[name]
+        count = 3 * operands
+        made = [
+            onnx.helper.make_node("DequantizeLinear", node.input[at : at + 3], [f"{node.output[0]}/operand_{at // 3}"])
+            for at in range(0, count, 3)
+        ]
+        made.append(onnx.helper.make_node(operator, [each.output[0] for each in made], [""]))
+        made[-1].attribute.extend(node.attribute)
+    else:
+        return [node]
+    made[-1].output[:] = [f"{node.output[0]}/{made[-1].op_type.lower()}"]
+    return [*made, onnx.helper.make_node("QuantizeLinear", [*made[-1].output, *node.input[count:]], node.output)]
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:
