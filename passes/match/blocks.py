@@ -248,8 +248,8 @@ class Dataflow:
             self._elementwise(index, node)
         elif onnx_own and node.op_type in PARTS | REARRANGED | QUANTISING:
             self._shape_only(index, node)
-        elif key_of(node) in _ON_QUANTISED and sum(name in self._constants for name in node.input[:4:3]) == 1:
-            self._follow(node.output[0], next(name for name in node.input[:4:3] if name not in self._constants), index)
+        elif key_of(node) in _ON_QUANTISED and (data := self._of_quantised(node)):
+            self._follow(node.output[0], data, index)
         elif onnx_own and node.op_type == "BatchNormalization" and self._is_affine_of_constants(node):
             self._follow(node.output[0], node.input[0], index)
         else:
@@ -297,6 +297,16 @@ class Dataflow:
             activation = self._activation_behind(name)
             if activation:
                 self.blocked.setdefault(activation, miss)
+
+    def _of_quantised(self, node: onnx.NodeProto) -> str:
+        """The operand that a sum or product on quantised numbers is an affine image of; empty where there is none.
+
+        What is added to a tensor beyond an activation may be a projection.
+        """
+        data = [name for name in node.input[:4:3] if name not in self._constants]
+        if len(data) == 2 and node.op_type == "QLinearAdd" and all(name in self.facts for name in data):
+            data = [name for name in data if self.facts[name].ends]
+        return data[0] if len(data) == 1 else ""
 
     # -- shape-only and affine operators -------------------------------------------------------------------
 

@@ -160,8 +160,8 @@ def _saturating(graph: onnx.GraphProto) -> frozenset[str]:
         if key not in LINEAR_OPERATORS and not follows:
             continue
         # Scales for each column of a matrix are on the axis that DequantizeLinear takes by default.
-        plain = key != ("", "QLinearMatMul") or sizes.get(node.input[3]) == 2
-        if key in _QUANTISING and node.input[-1] in lowest and plain:
+        plain = key != ("", "QLinearMatMul") or [sizes.get(name) for name in node.input[3:4]] == [2]
+        if key in _QUANTISING and lowest.intersection(node.input[-1:]) and plain:
             found.add(node.output[0])
         else:
             linear.update(node.output)

@@ -114,7 +114,9 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     operator = _LIKE[node.domain, node.op_type]
     if operator == "Reshape":
         like = node.input[0]
-        if node.op_type == "QGemm":  # the result is of the type of its zero point, or floats, as scales are
+        if (
+            node.op_type == "QGemm" and len(node.input) > 6
+        ):  # the result is of the type of its zero point, or floats, as scales are
             like = node.input[8 if len(node.input) == 9 else 1]
         return onnx.helper.make_node("Reshape", [like, f"{node.output[0]}/unknown"], node.output[:1], node.name)
     if node.op_type in _PACKED:

@@ -382,7 +382,8 @@ def _write_out(graph: onnx.GraphProto, lowest: Collection[str]) -> None:
     for node in graph.node:
         relus.update(node.output if node.op_type == "Relu" else ())
         *parts, last = _parts(node, lowest)
-        if key_of(last) == ("", "QuantizeLinear") and last.input[-1] in lowest and last.input[0] not in relus:
+        saturates = key_of(last) == ("", "QuantizeLinear") and any(name in lowest for name in last.input[-1:])
+        if saturates and last.input[0] not in relus:
             last = deepcopy(last)
             parts.append(onnx.helper.make_node("Relu", [last.input[0]], [f"{last.output[0]}/saturated"]))
             last.input[0] = parts[-1].output[0]
@@ -399,13 +400,13 @@ def _parts(node: onnx.NodeProto, lowest: Collection[str]) -> list[onnx.NodeProto
         plain.op_type = _WITH_BIAS[name]
         plain.input[:] = total.output
         return [total, plain]
-    saturates = bool(node.input) and node.input[-1] in lowest
+    saturates = any(each in lowest for each in node.input[-1:])
+    operator, operands = _QUANTISED.get(name, ("", 0))
+    count = 3 * operands
     if fused and name == "QGemm" and len(node.input) == 9 and saturates:
         made, count = [deepcopy(node)], 7
         made[0].input[:] = node.input[:7]
-    elif name in _QUANTISED and (fused or (not domain and saturates)):
-        operator, operands = _QUANTISED[name]
-        count = 3 * operands
+    elif operator and len(node.input) == count + 2 and (fused or (not domain and saturates)):
         made = [
             onnx.helper.make_node("DequantizeLinear", node.input[at : at + 3], [f"{node.output[0]}/operand_{at // 3}"])
             for at in range(0, count, 3)

@@ -25,11 +25,32 @@ BENT = (
 )
 CUBE = "y = @(y0) c0 = Mul(y, y) c = @(c0) a0 = Add(y, c) a = @(a0) h0 = Tanh(a) h = @(h0)"
 RELU = "y = @(y0) h0 = Relu(y) h = @(h0)"
+INTEGERS = {"W1q": np.arange(32).reshape(4, 8) - 15, "W2q": 15 - np.arange(32).reshape(8, 4), "b1q": np.arange(8) - 3,
+            "W1t": np.arange(32).reshape(8, 4) - 15, "W2t": 15 - np.arange(32).reshape(4, 8),
+            "zero": np.array(3), "none": np.array(0), "lowest": np.array(-128)}  # fmt: skip
 CONSTANTS: dict[str, Any] = {
-    "fine": np.array(1 / 16),
-    "zero": onnx.numpy_helper.from_array(np.array(3, np.int8), "zero"),
+    "fine": np.array(0.0613),  # with powers of 2 many numbers are halfway between two integers
+    **{name: onnx.numpy_helper.from_array(each.astype(np.int8), name) for name, each in INTEGERS.items()},
+    "c1q": onnx.numpy_helper.from_array(np.arange(8, dtype=np.int32) - 3, "c1q"),
     "shape": onnx.numpy_helper.from_array(np.array([0, 0, 8]), "shape"),
 }
+
+
+PRODUCT = "{} = QLinearMatMul({}, fine, zero, {}, fine, none, fine, {})"
+GEMM = "{} = com.microsoft.QGemm<transB = 1>({}, fine, zero, {}, fine, none, {}, fine, {})"
+ON_QUANTISED = "s_q = com.microsoft.QLinearSigmoid(y_q, fine, zero, fine, zero) "
+LEAKY = "h_q = com.microsoft.QLinearLeakyRelu<alpha = 0.1>(y_q, fine, zero, fine, zero)"
+BIASED = "y_q = com.microsoft.QLinearAdd(b1q, fine, zero, y1, fine, zero, fine, {})"
+SILU_Q = f"{ON_QUANTISED} h_q = com.microsoft.QLinearMul(s_q, fine, zero, y_q, fine, zero, fine, zero)"
+
+
+def on_integers(text: str, *, first: str = PRODUCT.format("y1", "xq", "W1q", "zero"), tokens: str = "batch, tokens",
+                second: str = PRODUCT.format("o", "h_q", "W2q", "zero")) -> onnx.ModelProto:  # fmt: skip
+    """A model of operators on quantised numbers, from y1 to h_q."""
+    ends = ("xq = QuantizeLinear(x, fine, zero)", "out = DequantizeLinear(o, fine, zero)")
+    return mlp(text, first=f"{ends[0]} {first}", second=f"{second} {ends[1]}", constants=CONSTANTS,
+               inputs=f"float[{tokens}, 4] x", outputs=f"float[{tokens}, 4] out",
+               domains={"com.microsoft": 1})  # fmt: skip
 
 
 def quantised(text: str, **options: Any) -> onnx.ModelProto:
@@ -62,6 +83,62 @@ def test_every_function_between_two_roundings_is_a_block(text: str, first: str, 
     accounting = inspect(model).accounting
     assert accounting.remaining == {}
     assert accounting.share == pytest.approx(1.0)
+
+
+GEMMS = {"first": GEMM.format("h_q", "xq", "W1t", "c1q", "lowest"), "tokens": "tokens",
+         "second": "o = com.microsoft.QGemm<transB = 1>(h_q, fine, lowest, W2t, fine, none, , fine, zero)"}  # fmt: skip
+QUANTISED = pytest.mark.parametrize(("model", "labels"), [
+    (on_integers(f"{BIASED.format('zero')} {SILU_Q}"), ["sigmoid", "linear(gate) * value"]),
+    (on_integers(f"{BIASED.format('zero')} {LEAKY}"), ["leaky_relu(right=1, left=0.1)"]),
+    (on_integers(BIASED.format("lowest").replace("y_q", "h_q")), ["relu"]),
+    (on_integers("", first=PRODUCT.format("h_q", "xq", "W1q", "lowest")), ["relu"]),
+    (on_integers("", **GEMMS), ["relu"]),
+    (quantised("h_q = QuantizeLinear(y0, fine, lowest) h = DequantizeLinear(h_q, fine, lowest)"), ["relu"]),
+], ids=["silu", "leaky-relu", "sum", "product", "gemm", "pair"])  # fmt: skip
+
+
+@QUANTISED
+def test_operators_on_quantised_numbers_and_zero_points_that_are_relus(
+    model: onnx.ModelProto, labels: list[str]
+) -> None:
+    report = rewrite(model)
+    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    assert [(row.activation, (row.heads or 0) // 8) for row in report.converted] == [
+        (label, 2 if "gate" in label else 1) for label in labels
+    ]
+    assert report.validation is not None
+    assert report.validation.certified
+    made = report.rewritten
+    assert isinstance(made, onnx.ModelProto)
+    # Biases, which are no part of what is replaced, are as they were.
+    for operator in ("QLinearAdd",) * (labels != ["relu"]):
+        assert [node.op_type for node in made.graph.node].count(operator) == 1
+    # What rounds, with which scale and zero point, belongs to what is compared.
+    for place in (1, 2):
+        wrong = onnx.ModelProto.FromString(made.SerializeToString())
+        spoiled = [node for node in wrong.graph.node if node.op_type == "QuantizeLinear"][-1]
+        spoiled.input[place] = {"fine": "coarse", "zero": "none", "lowest": "none"}[spoiled.input[place]]
+        wrong.graph.initializer.append(tensor("coarse", np.array(1 / 8)))
+        assert not validate(model, wrong).same
+
+
+@pytest.mark.parametrize("zero", ["zero", "none"])
+def test_other_zero_points_are_no_relus(zero: str) -> None:
+    text = f"h_q = QuantizeLinear(y0, fine, {zero}) h = DequantizeLinear(h_q, fine, {zero})"
+    report = rewrite(quantised(text), dry_run=True)
+    assert (report.converted, report.left) == ((), ())
+    model = quantised(text)
+    relu = quantised(f"r = Relu(y0) {text.replace('(y0', '(r')}")
+    assert not validate(model, relu).same
+
+
+def test_a_zero_point_that_a_caller_may_replace_is_no_relu() -> None:
+    text = "h_q = QuantizeLinear(y0, fine, lowest) h = DequantizeLinear(h_q, fine, lowest)"
+    model = quantised(text, inputs="float[batch, tokens, 4] x, int8 lowest")
+    assert rewrite(model, dry_run=True).converted == ()
+    relu = quantised(f"r = Relu(y0) {text.replace('(y0', '(r')}", inputs="float[batch, tokens, 4] x, int8 lowest")
+    assert not validate(model, relu).same
+    assert validate(quantised(text), quantised(f"r = Relu(y0) {text.replace('(y0', '(r')}")).same
 
 
 def _coarser(model: onnx.ModelProto) -> None:
