@@ -76,6 +76,16 @@ class Claim:
         return self.inputs[0]
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that what was replaced reads: of a region, or of the whole block."""
+        return self.block_inputs if self.heads else self.inputs
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The tensors that it makes, first those that are numbers and not shapes."""
+        return (*self.block_outputs, *self.shapes) if self.heads else (self.output,)
+
+    @property
     def value(self) -> str:
         """The tensor that the activation is multiplied by; the pre-activation itself for a block without a gate."""
         return self.inputs[-1]
