@@ -126,7 +126,6 @@ class Facts:
         least: the size that an axis must have at least.
         rows: an input's numbers are below this: the rows of the smallest table that it indexes.
         longest: number of positions of the smallest position table; None if there is none.
-        one_by_one: whether several sequences with a past take one new token at a time.
     """
 
     roles: dict[str, Role] = field(default_factory=dict)
@@ -135,7 +134,6 @@ class Facts:
     least: dict[tuple[str, int], int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     longest: int | None = None
-    one_by_one: bool = False
 
 
 def facts_of(model: onnx.ModelProto) -> Facts:
@@ -232,7 +230,6 @@ class _Scope:
             facts.roles[name] = Role.PAST
             facts.kinds |= {(name, axis): kind for axis, kind in enumerate(_PAST_AXES)}
             facts.sizes |= {(name, axis): each for axis, each in ((1, keys), (3, size)) if each}
-            facts.one_by_one |= node.op_type == "GroupQueryAttention"
             if integer_of(node, "sliding_window_cache", 0) == 1:  # its capacity, however many tokens are in it
                 facts.least[name, 2] = integer_of(node, "local_window_size", 1)
 
