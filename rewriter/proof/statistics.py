@@ -16,9 +16,6 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
 
-NEAR_ZERO = 1e-3
-"""Share of an output's largest value below which an element counts as near 0, and its relative error says nothing."""
-
 _STRINGS = frozenset("OUS")
 """Kinds of numpy element types for strings."""
 
@@ -31,17 +28,11 @@ class OutputStats:
 
     Attributes:
         name: the output.
-        elements: number of elements.
+        elements: number of elements; 0 if shapes differ.
         max_abs: largest absolute difference, in output units; infinite if shapes, NaN or infinities differ.
-        mean_abs: mean absolute difference.
-        max_rel: largest |difference| / |expected|, over elements that are not near 0: at least a thousandth of the
-            largest value of their case.
-        cosine: cosine of the angle between the two as vectors; None if one is all zero.
         top1: fraction of rows over the last axis with the same argmax; None if the output is not logits.
         kl: mean Kullback-Leibler divergence of the softmaxes of the rows, in nats; None if it is not logits.
         worst: index of the largest difference; None if nothing was compared.
-        worst_case: the case in which that is.
-        same_shape: the shapes are equal.
         min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite if no
             tolerance helps.
         finite: number of elements that are finite on both sides, whose distances were measured; all elements of values
@@ -51,16 +42,11 @@ class OutputStats:
     name: str
     elements: int
     max_abs: float
-    mean_abs: float
-    max_rel: float
-    cosine: float | None
     top1: float | None
     kl: float | None
     worst: tuple[int, ...] | None
-    worst_case: int
-    same_shape: bool
     min_tolerance: float
-    finite: int = 0
+    finite: int
 
 
 def compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> OutputStats:
@@ -71,29 +57,21 @@ def compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> Ou
     """
     far = float("inf")
     if any(e.shape != a.shape for e, a in zip(expected, actual, strict=True)):
-        return OutputStats(name, 0, far, far, far, None, None, None, None, 0, same_shape=False, min_tolerance=far)
+        return OutputStats(name, 0, far, None, None, None, far, 0)
     parts = [_differences(e, a) for e, a in zip(expected, actual, strict=True)]
     difference, size, finite = (np.concatenate([part[kind].ravel() for part in parts]) for kind in (0, 1, 2))
-    near = np.concatenate([_is_near(size, finite) for _, size, finite in parts])
     with np.errstate(all="ignore"):
-        relative = np.where(near, difference / size, 0.0)
         tolerance = np.where(np.isinf(difference), far, difference / (1 + np.where(finite, size, 0.0)))
     worst = max(range(len(parts)), key=lambda case: float(np.max(parts[case][0], initial=0.0)))
     place = int(parts[worst][0].argmax()) if parts[worst][2].any() else None
     top1, kl = _ranking([pair for pair in zip(expected, actual, strict=True) if _is_ranked(name, pair[0])])
-    parity = not np.isinf(difference[~finite]).any()
     return OutputStats(
         name=name,
         elements=difference.size,
         max_abs=float(np.max(difference, initial=0.0)),
-        mean_abs=float(difference[finite].sum()) / max(int(finite.sum()), 1),
-        max_rel=float(np.max(relative, initial=0.0)) if parity else far,
-        cosine=_cosine(expected, actual),
         top1=top1,
         kl=kl,
         worst=None if place is None else tuple(map(int, np.unravel_index(place, expected[worst].shape))),
-        worst_case=worst,
-        same_shape=True,
         min_tolerance=float(np.max(tolerance, initial=0.0)),
         finite=int(finite.sum()),
     )
@@ -117,30 +95,8 @@ def _differences(e: Array, a: Array) -> tuple[Array, Array, Array]:
     return np.where(finite, gap, np.where(same, 0.0, np.inf)), np.abs(wide), finite
 
 
-def _is_near(size: Array, finite: Array) -> Array:
-    largest = np.max(size, initial=0.0, where=np.isfinite(size))
-    return np.asarray(finite & (size > 0) & (size >= NEAR_ZERO * largest)).ravel()
-
-
-def _cosine(expected: Sequence[Array], actual: Sequence[Array]) -> float | None:
-    if any(each.dtype.kind in _STRINGS for each in (*expected, *actual)):
-        return None
-    e, a = (np.concatenate([each.astype(np.float64).ravel() for each in side]) for side in (expected, actual))
-    finite = np.isfinite(e) & np.isfinite(a)
-    e, a = e[finite], a[finite]
-    with np.errstate(over="ignore"):
-        product, ours, theirs = float(e @ a), float(e @ e), float(a @ a)
-    if not np.isfinite([product, ours, theirs]).all() or ours <= 0 or theirs <= 0:
-        return None
-    return float(np.clip(product / (np.sqrt(ours) * np.sqrt(theirs)), -1, 1))
-
-
-def _has_rows(array: Array) -> bool:
-    return is_float(array.dtype) and array.ndim > 0 and array.shape[-1] > 0
-
-
 def _is_ranked(name: str, array: Array) -> bool:
-    return _has_rows(array) and (bool(_LOGITS.search(name)) or array.shape[-1] > 1)
+    return is_float(array.dtype) and array.ndim > 0 and array.shape[-1] > (0 if _LOGITS.search(name) else 1)
 
 
 def _ranking(pairs: Sequence[tuple[Array, Array]]) -> tuple[float | None, float | None]:
@@ -171,6 +127,6 @@ def uncompared(stats: OutputStats) -> str | None:
 
     An output may be empty in some cases, such as a cache before the first token, but not in all.
     """
-    if stats.finite or not stats.same_shape:
+    if stats.finite or (not stats.elements and stats.max_abs):
         return None
     return "is NaN or infinite throughout, in every case" if stats.elements else "has no elements in any case"

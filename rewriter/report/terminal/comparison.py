@@ -124,7 +124,7 @@ def _differences(proof: Validation, title: str, *, verbose: bool) -> Table:
         title, [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
     )
     ranks = [name for name in ("top-1", *(["KL"] if verbose else [])) if shown.pick(name).filled().columns]
-    errors = ("max abs", "mean abs", *(["abs at"] if verbose else []), "max rel", "1 - cosine")
+    errors = ("max abs", *(["abs at"] if verbose else []))
     return shown.pick("provider", "output", *errors, *ranks, "passes at atol = rtol")
 
 
