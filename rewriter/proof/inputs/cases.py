@@ -200,7 +200,7 @@ class Maker:
         """The sizes of one case; `given` are sizes of kinds that replace the usual ones and what operators need."""
         given, facts, values = given or {}, self.facts, dict(self._fixed)
         named = [(spec, axis, dim) for spec, axis, dim in self._symbols if names_in(dim) == (dim,)]
-        kinds = {**self._kind_sizes(setting, None if given else facts.longest), **given}
+        kinds = {**self._kind_sizes(setting), **given}
 
         def size(spec: InputSpec, axis: int) -> int:
             kind, where = spec.kinds[axis], (spec.name, axis)
@@ -234,18 +234,12 @@ class Maker:
         shapes = {spec.name: tuple(dimension(spec, axis) for axis in range(len(spec.shape))) for spec in self.specs}
         return Sizes(shapes, kinds, frozenset(self._varied))
 
-    def _kind_sizes(self, setting: Setting, longest: int | None) -> dict[Kind, int]:
+    def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
-        past, sequence = pinned.get(Kind.PAST, setting.past), setting.sequence
-        if longest is not None:
-            # Positions beyond the table would be out of range; at least one new token must remain.
-            past = min(past, max(longest - 1, 0))
-            sequence = max(min(sequence, longest - past), 1)
-        sequence = pinned.get(Kind.SEQUENCE, sequence)
+        past, sequence = (pinned.get(*each) for each in ((Kind.PAST, setting.past), (Kind.SEQUENCE, setting.sequence)))
         alone = not any(Kind.SEQUENCE in spec.kinds for spec in self.specs)
         # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
         encoder = sequence if alone else sequence + sequence % 2 + 4
-        encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
         side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
         return {
             **_USUAL,

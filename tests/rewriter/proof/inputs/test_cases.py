@@ -165,22 +165,6 @@ def test_images_get_the_channels_that_the_weights_fix() -> None:
     assert {case.feeds["pixel_values"].shape[1] for case in make_cases(model)} == {2}
 
 
-def test_position_table_bounds_the_sequence() -> None:
-    weight = numpy_helper.from_array(np.zeros((20, 4), np.float32), "w")
-    ids = helper.make_tensor_value_info("ids", INT, ["batch", "seq"])
-    y = helper.make_tensor_value_info("y", FLOAT, None)
-    constants = [numpy_helper.from_array(np.array(value), name) for name, value in (("zero", 0), ("one", 1))]
-    nodes = [
-        helper.make_node("Shape", ["ids"], ["s"]),
-        helper.make_node("Gather", ["s", "one"], ["n"]),
-        helper.make_node("Range", ["zero", "n", "one"], ["p"]),
-        helper.make_node("Gather", ["w", "p"], ["y"]),
-    ]
-    graph = helper.make_graph(nodes, "g", [ids], [y], [weight, *constants])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    assert max(case.feeds["ids"].shape[1] for case in make_cases(model)) == 20
-
-
 def test_lengths_count_frames() -> None:
     inputs: dict[str, Declared] = {
         "audio_signal": (FLOAT, ["batch", 80, "time"]),
