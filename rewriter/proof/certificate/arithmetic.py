@@ -404,7 +404,7 @@ class Taylor(Arithmetic[arb_series]):
     def line(self, line: Line) -> arb_series:
         """The function a y + b: of wide balls, the difference of two steep lines knows less than its line."""
         # Products round radii up, even those with 1.
-        start = self.centre if line == (1, 0) else line[0] * self.centre + line[1]
+        start = self.centre if line == (fmpq(1), fmpq(0)) else line[0] * self.centre + line[1]
         return arb_series([start, *([line[0]] if line[0] != 0 else [])])
 
     def div(self, a: arb_series, b: arb_series) -> arb_series:

@@ -10,7 +10,7 @@ Names only suggest where a region may begin; nothing is believed that was not co
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -229,18 +229,6 @@ def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> boo
     return False
 
 
-def _origin(view: GraphView, name: str, known: Collection[str]) -> str:
-    """The next tensor above another that has one of the known names; itself where there is none."""
-    pending = [name]
-    while pending:
-        found = pending.pop()
-        if found in known:
-            return found
-        if found in view.producer:
-            pending += reads(view.nodes[view.producer[found]])
-    return name
-
-
 def _interface(a: Model, b: Model) -> Iterator[Refusal]:
     """Differences of opsets, inputs and outputs; further outputs of `b` are none."""
     for domain, version in a.opsets.items():
@@ -355,8 +343,7 @@ class _Matching:
         ours, theirs = (cut(side.scope.model.views[block.path], block.reads, ends) for side in (a, b))
         foreign = [name for name in theirs.inputs if name not in ours.inputs]
         if foreign:
-            known = {*a.scope.made, *a.scope.inputs}
-            text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
+            text = f"its heads read {quoted(foreign[0])}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
         if self._must_be_certified(a, b, block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
@@ -483,11 +470,10 @@ class _Matching:
             return self._refused(a, b, 2, f"stands where the original has {operator_of(one)}")
         ours, theirs = a.scope.attributes(one), b.scope.attributes(two)
         if ours != theirs:
-            changed = {name for name, _ in set(map(repr_pair, ours)) ^ set(map(repr_pair, theirs))}
+            mine, other = dict(ours), dict(theirs)
+            changed = sorted(name for name in mine | other if mine.get(name) != other.get(name))
             reason = next((text for name, text in _INVISIBLE.items() if name in changed), "")
-            return self._refused(
-                a, b, 1, reason or f"attribute {', '.join(sorted(changed))} differs from the original's"
-            )
+            return self._refused(a, b, 1, reason or f"attribute {', '.join(changed)} differs from the original's")
         if len(one.input) != len(two.input):
             return self._refused(a, b, 2, "has another number of operands than in the original")
         for name, other in zip(one.input, two.input, strict=True):
@@ -595,11 +581,6 @@ class _Matching:
             return everywhere
         parts = (bound(mine, other, limit=self._limit, top=top, domain=domain) for domain in _DOMAINS)
         return next((each for each in parts if each.holds), everywhere)
-
-
-def repr_pair(pair: tuple[str, object]) -> tuple[str, str]:
-    """An attribute in a form that can be in a set."""
-    return pair[0], repr(pair[1])
 
 
 def _is_matrix(tensor: Tensor, layer: Layer) -> bool:
