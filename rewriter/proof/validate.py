@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import magnitude
-from rewriter.errors import ValidationError
+from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, ReplacedBlock, certify
@@ -391,6 +391,7 @@ def run_accepted(
     """The runs of the original on the cases that it accepts; of other sizes, if it accepts none of the generated ones.
 
     Raises:
+        UsageError: the original accepts none of the inputs that were given.
         ValidationError: the original cannot be loaded, or accepts nothing.
     """
     try:
@@ -402,6 +403,8 @@ def run_accepted(
             return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
     except ValidationError as error:
         raise ValidationError(_refused(side.model, error)) from error
+    if settings.inputs is not None:
+        raise UsageError(f"{settings.inputs.name}: the original model runs on none of these inputs: {runs.skipped[0]}")
     tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
     more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
     raise ValidationError(
