@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from rewriter.interpret.rank import compositions as compositions
     from rewriter.interpret.rank import head_tokens as head_tokens
     from rewriter.interpret.run import run_with_cache as run_with_cache
+    from rewriter.interpret.why import why as why
     from rewriter.proof.inputs.given import Text as Text
     from rewriter.report.benchmark import Benchmark as Benchmark
     from rewriter.report.certification import Certification as Certification
@@ -60,6 +61,7 @@ _HOMES = {
     "interpret.interventions": ("ablate", "freeze", "patch"),
     "interpret.page": ("head_pictures",),
     "interpret.rank": ("compositions", "head_tokens"),
+    "interpret.why": ("why",),
     "api.rewriting": ("rewrite",),
     "api.benching": ("bench",),
     "proof.inputs.given": ("Text",),
