@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import UsageError, why
+from rewriter import UsageError, rewrite, why
 from rewriter.interpret.why import Why, rotation
 from tests.committed import FOLDER
 from tests.headmath import rotated, softmax, tapped
@@ -165,6 +166,16 @@ def test_what_the_file_computes(stem: str) -> None:
         found = why(model, inputs, f"blocks.1.attn[{head}]", query=query, key=key, sequence=1)
         whole(found)
         assert found.total == pytest.approx(scores[1, head, query, key], abs=1e-5)
+
+
+def test_what_a_rewritten_file_computes(tmp_path: Path) -> None:
+    """Its neurons are what its heads make, up to their certified error; the sum is exact all the same."""
+    rewrite(FOLDER / "gelu-encoder.onnx", tmp_path / "out.onnx", form="local", validate=False)
+    paths = FOLDER / "gelu-encoder.onnx", tmp_path / "out.onnx"
+    before, after = (why(path, given("gelu-encoder"), "blocks.1.mlp_heads[3]", query=2) for path in paths)
+    whole(after)
+    assert before.sources == after.sources
+    np.testing.assert_allclose(after.table, before.table, atol=1e-6)
 
 
 @pytest.mark.parametrize("turning", [8, 6])
