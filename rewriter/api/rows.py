@@ -18,8 +18,8 @@ from passes.options import Options
 from passes.plan import Plan
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
-from rewriter.files.walk import iter_nodes
 from rewriter.graph.view import operator_of
+from rewriter.graph.walk import iter_nodes
 from rewriter.options import values_of
 from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape

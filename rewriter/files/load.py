@@ -25,7 +25,7 @@ from rewriter.files.external import ExternalRef, open_inside, read_external, res
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, sort_main_graph
 from rewriter.files.tensors import check_inline, element_type
-from rewriter.files.walk import is_external, iter_tensors
+from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
 MAX_FILE = 2**31 - 1

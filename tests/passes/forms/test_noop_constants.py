@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.errors import NothingToConvertError, UsageError
-from rewriter.graph.view import all_graphs
+from rewriter.graph.walk import all_graphs
 from tests.conftest import slow
 from tests.spellings import SPELLINGS
 from tests.textmodels import mlp
