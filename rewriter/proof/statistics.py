@@ -29,24 +29,20 @@ class OutputStats:
     Attributes:
         name: the output.
         elements: number of elements; 0 if shapes differ.
-        max_abs: largest absolute difference, in output units; infinite if shapes, NaN or infinities differ.
-        top1: fraction of rows over the last axis with the same argmax; None if the output is not logits.
-        kl: mean Kullback-Leibler divergence of the softmaxes of the rows, in nats; None if it is not logits.
-        worst: index of the largest difference; None if nothing was compared.
-        min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite if no
-            tolerance helps.
         finite: number of elements that are finite on both sides, whose distances were measured; all elements of values
             that are not floating-point.
+        max_abs: largest absolute difference, in output units; infinite if shapes, NaN or infinities differ.
+        min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite if no
+            tolerance helps.
+        top1: fraction of rows over the last axis with the same argmax; None if the output is not logits.
     """
 
     name: str
     elements: int
-    max_abs: float
-    top1: float | None
-    kl: float | None
-    worst: tuple[int, ...] | None
-    min_tolerance: float
     finite: int
+    max_abs: float
+    min_tolerance: float
+    top1: float | None
 
 
 def compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> OutputStats:
@@ -57,23 +53,18 @@ def compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> Ou
     """
     far = float("inf")
     if any(e.shape != a.shape for e, a in zip(expected, actual, strict=True)):
-        return OutputStats(name, 0, far, None, None, None, far, 0)
+        return OutputStats(name, 0, 0, far, far, None)
     parts = [_differences(e, a) for e, a in zip(expected, actual, strict=True)]
     difference, size, finite = (np.concatenate([part[kind].ravel() for part in parts]) for kind in (0, 1, 2))
     with np.errstate(all="ignore"):
         tolerance = np.where(np.isinf(difference), far, difference / (1 + np.where(finite, size, 0.0)))
-    worst = max(range(len(parts)), key=lambda case: float(np.max(parts[case][0], initial=0.0)))
-    place = int(parts[worst][0].argmax()) if parts[worst][2].any() else None
-    top1, kl = _ranking([pair for pair in zip(expected, actual, strict=True) if _is_ranked(name, pair[0])])
     return OutputStats(
         name=name,
         elements=difference.size,
-        max_abs=float(np.max(difference, initial=0.0)),
-        top1=top1,
-        kl=kl,
-        worst=None if place is None else tuple(map(int, np.unravel_index(place, expected[worst].shape))),
-        min_tolerance=float(np.max(tolerance, initial=0.0)),
         finite=int(finite.sum()),
+        max_abs=float(np.max(difference, initial=0.0)),
+        min_tolerance=float(np.max(tolerance, initial=0.0)),
+        top1=_ranking([pair for pair in zip(expected, actual, strict=True) if _is_ranked(name, pair[0])]),
     )
 
 
@@ -99,27 +90,16 @@ def _is_ranked(name: str, array: Array) -> bool:
     return is_float(array.dtype) and array.ndim > 0 and array.shape[-1] > (0 if _LOGITS.search(name) else 1)
 
 
-def _ranking(pairs: Sequence[tuple[Array, Array]]) -> tuple[float | None, float | None]:
-    """Fraction of rows with the same argmax, and mean KL divergence; rows with NaN or no finite number are left out."""
-    agree, divergence = [], []
+def _ranking(pairs: Sequence[tuple[Array, Array]]) -> float | None:
+    """Fraction of rows with the same argmax; rows with NaN or without a finite number are left out."""
+    agree = []
     for pair in pairs:
         e, a = (each.reshape(-1, each.shape[-1]).astype(np.float64) for each in pair)
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            sound = np.ones(len(e), np.bool_)
-            for each in (e, a):
-                sound &= ~(np.isnan(each) | np.isposinf(each)).any(1) & np.isfinite(each).any(1)
-            log_e, log_a = _log_softmax(e[sound]), _log_softmax(a[sound])
-            terms = np.where(np.isneginf(log_e), 0, np.exp(log_e) * (log_e - log_a))
-        agree.append(log_e.argmax(1) == log_a.argmax(1))
-        divergence.append(np.maximum(terms.sum(1), 0))
-    if not sum(map(len, agree)):
-        return None, None
-    return float(np.concatenate(agree).mean()), float(np.concatenate(divergence).mean())
-
-
-def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(1, keepdims=True, initial=-np.inf)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+        sound = np.ones(len(e), np.bool_)
+        for each in (e, a):
+            sound &= ~(np.isnan(each) | np.isposinf(each)).any(1) & np.isfinite(each).any(1)
+        agree.append(e[sound].argmax(1) == a[sound].argmax(1))
+    return float(np.concatenate(agree).mean()) if sum(map(len, agree)) else None
 
 
 def uncompared(stats: OutputStats) -> str | None:

@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import nan
 
 import ml_dtypes
 import numpy as np
 import onnx
 
 from rewriter.arrays import magnitude
-from rewriter.errors import ValidationError
+from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
@@ -114,6 +115,11 @@ class Validation:
     def certified(self) -> bool:
         """Whether the rewritten model is proved for every input."""
         return self.certificate is not None and self.certificate.certified
+
+    @property
+    def error_ratio(self) -> float:
+        """The largest `error_ratio` of the providers; NaN where nothing was evaluated in float64."""
+        return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=nan)
 
 
 def validate(
@@ -268,7 +274,7 @@ class _Judge:
         ]
         empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
         rest = "the certificate" if certificate.certified else "the tests of the blocks"
-        notes = [*told(before, left_out)]
+        notes = [*_by_definition(before, after), *told(before, left_out)]
         nothing = (
             f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
             f"verdict rests on {rest}"
@@ -323,6 +329,14 @@ class _Judge:
         return judged
 
 
+def _by_definition(before: ModelRuns, after: ModelRuns) -> Iterator[str]:
+    """Operators that onnxruntime has no kernel for, and whether the rewritten model still has them."""
+    old, new = ({name for ran in runs.ways.values() for name in ran.defined} for runs in (before, after))
+    for name in sorted(old | new):
+        rest = "the rewritten model has it too" if name in new else "the rewritten model runs"
+        yield f"onnxruntime has no kernel for {name}; run by its definition; {rest}"
+
+
 def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tuple[str, tuple[str, float]]]:
     """Pre-activations that must stay within a domain: tensor to block and domain."""
     for region in certificate.regions:
@@ -361,6 +375,7 @@ def run_accepted(
     """The runs of the original on the cases that it accepts; of other sizes, if it accepts none of the generated ones.
 
     Raises:
+        UsageError: the original accepts none of the inputs that were given.
         ValidationError: the original cannot be loaded, or accepts nothing.
     """
     try:
@@ -372,6 +387,8 @@ def run_accepted(
             return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
     except ValidationError as error:
         raise ValidationError(_refused(side.model, error)) from error
+    if settings.inputs is not None:
+        raise UsageError(f"{settings.inputs.name}: the original model runs on none of these inputs: {runs.skipped[0]}")
     tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
     more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
     raise ValidationError(

@@ -56,7 +56,6 @@ def test_an_output_may_be_empty_in_some_cases() -> None:
     model = text_model(f"{body} out = Slice(x, two, end, one)", outputs="float[a, b, 4] out")
     found = validate(model, model)
     assert found.same
-    assert found.validation is not None
     assert any("sequence 1" in case for case in found.validation.cases), "there it is empty"
 
 
@@ -128,7 +127,7 @@ def test_no_case_that_the_original_accepts(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="the original model runs on none of the 3 inputs tried"):
         validate(PICKY, PICKY)
     path = given(tmp_path / "given.npz", x=filled(2, 3, 4))
-    with pytest.raises(ValidationError, match="the original model runs on none of the 1 inputs tried"):
+    with pytest.raises(UsageError, match=r"^given.npz: the original model runs on none of these inputs: given"):
         validate(PICKY, PICKY, inputs=path)
 
 
