@@ -76,7 +76,7 @@ def emitted() -> dict[str, dict[str, bool]]:
         kept = {node.name for node in onnx.load(path).graph.node if node.name}
         for form in FORMS:
             report = rewrite(path, form=form, validate=False)
-            if not report.converted:
+            if not report:
                 continue
             typed = onnx.shape_inference.infer_shapes(inliner.inline_local_functions(report.rewritten))
             for graph in all_graphs(typed.graph):

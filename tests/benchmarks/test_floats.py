@@ -166,4 +166,5 @@ def test_the_readme_says_what_was_measured() -> None:
     """`python -m benchmarks.floats.readme` writes it."""
     text = (readme._ROOT / "README.md").read_text(encoding="utf-8")
     assert readme.made(text, RESULTS) == text
+    assert json.loads(readme.FLOATS.read_text(encoding="utf-8")) == readme.errors(RESULTS)
     assert {name for row in readme.ROWS.values() for part in row for name in part} == set(SUBJECTS)
