@@ -88,32 +88,6 @@ def _spacing(f: Doubles) -> Doubles:
     return exponents
 
 
-# -- interruptions ---------------------------------------------------------------------------------------------------
-
-
-def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, parts, only = tmp_path / "whole.json", tmp_path / "parts.json", ("--type", "float16", "--only", "ReLU")
-    assert run(*only, path=whole).exit_code == 0
-    blocks, extend = list[int](), Entry.extend
-
-    def interrupted(self: Entry, *given: Any) -> None:
-        blocks.append(self.done)
-        if len(blocks) == 7:
-            raise KeyboardInterrupt
-        extend(self, *given)
-
-    monkeypatch.setattr(Entry, "extend", interrupted)
-    monkeypatch.setattr(command, "_SAVED", 2)
-    assert run(*only, path=parts).exit_code == 1
-    state = parts.with_suffix(".state.json")
-    assert not parts.exists()
-    assert [row["done"] for row in rows(state)] == [6]
-    assert run(*only, path=parts).exit_code == 0
-    assert blocks == [*range(7), *range(6, 16)]
-    assert not state.exists()
-    assert rows(parts) == rows(whole)
-
-
 # -- planted errors ----------------------------------------------------------------------------------------------------
 
 
