@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from benchmarks.floats import __main__ as command
 from benchmarks.floats import readme
@@ -21,7 +19,6 @@ from benchmarks.floats.subjects import SUBJECTS, Doubles
 
 RESULTS: dict[str, Any] = json.loads(command.ATLAS.read_text(encoding="utf-8"))
 HERE = Source("1.0", "test", "test")
-HALF = KINDS["float16"]
 EVERY = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(np.float16)
 
 
@@ -37,15 +34,6 @@ def entry(name: str, given: Pair, kind: str = "float16", *, blocks: int | None =
     for _ in range(KINDS[kind].blocks if blocks is None else blocks):
         one.extend(given, SUBJECTS[name].exact)
     return one
-
-
-def run(*arguments: str, path: Path) -> Result:
-    return CliRunner().invoke(command.main, [*arguments, "--json", str(path)])
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Without the time."""
-    return [{**row, "seconds": 0} for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
 
 
 def call(one: Run | str) -> Run:

@@ -12,7 +12,6 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 NUMBER = re.compile(r"[-+]?\d+\.?\d*(?:e[-+]?\d+)?")
-LIMIT = 120_000
 
 pytestmark = [
     pytest.mark.skipif(
