@@ -19,8 +19,9 @@ from passes.forms.spelling import BLOCK_KEY, DOMAIN, PROGRAM_KEY, PROJECTIONS_KE
 from passes.match.projections import Projections
 from passes.options import FormOptions
 from rewriter.graph.edit import Replacement
+from rewriter.graph.extract import needed, reads
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
-from rewriter.graph.view import GraphView, captured_names
+from rewriter.graph.view import GraphView
 
 SMALLEST_OPSET = 11
 """Range, and Slice with computed bounds, came with opset 10 and 11."""
@@ -212,9 +213,11 @@ def replacement(
     parts: dict[str, tuple[onnx.NodeProto, ...]] = {}
     for name in (*before, output, *after):
         done = {made for part in parts.values() for node in part for made in node.output}
-        parts[name] = tuple(node for node in _needed(every, name) if not done.intersection(node.output))
+        # The values of heads with constant values are built but never read.
+        own = (every[place] for place in needed(every, [name]))
+        parts[name] = tuple(node for node in own if not done.intersection(node.output))
     nodes = tuple(node for part in parts.values() for node in part)
-    read = {name for node in nodes for name in (*node.input, *captured_names(node))}
+    read = {name for node in nodes for name in reads(node)}
     further = [Replacement(name, (), part, ()) for name, part in parts.items() if name != output]
     return Replacement(
         output=output,
@@ -235,16 +238,6 @@ def metadata_of(conversion: Conversion) -> dict[str, str]:
         PROGRAM_KEY: conversion.program.name,
         f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
     }
-
-
-def _needed(nodes: Sequence[onnx.NodeProto], output: str) -> tuple[onnx.NodeProto, ...]:
-    """The nodes on which `output` depends; the values of heads with constant values are built but never read."""
-    wanted, kept = {output}, list[onnx.NodeProto]()
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
-    return tuple(reversed(kept))
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
