@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 import onnx
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, Miss
 from passes.values import UNFIT, LostError
-from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, GraphView, attributes, label
+from rewriter.graph.view import REARRANGED, attributes, label
 from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------
@@ -59,20 +57,18 @@ class HeadColumns:
     rotary: bool
 
 
-def heads_in(
-    view: GraphView, signal: Signal, operators: dict[str, LinearOperator], constants: Constants
-) -> HeadColumns:
+def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     """Read the heads from a tensor of shape [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head].
 
     Raises:
         LostError: the tensor is not laid out like that, or is not made by one linear operator.
     """
-    linear = [part for part in signal.sources if part.name in operators]
+    linear = [(part, made) for part in signal.sources if (made := tracer.operator(part.name)) is not None]
     if len(linear) != 1:
         reason = "no linear operator makes it" if not linear else "it is a sum of several linear operators' outputs"
-        raise LostError(reason, linear[0].name if linear else "its inputs")
-    (part,), operator = linear, operators[linear[0].name]
-    where, width = label(view.nodes[operator.node]), operator.out_features
+        raise LostError(reason, linear[0][0].name if linear else "its inputs")
+    ((part, operator),) = linear
+    where, width = label(tracer.view.nodes[operator.node]), operator.out_features
     if len(signal.shape) < 3 or operator.axis != -1 or not width:
         raise LostError("its channels are not on the last axis", where)
     index = part.index.reshape(-1, *signal.shape[-2:])
@@ -89,7 +85,8 @@ def heads_in(
     )
     if len(rows) % count or len(np.unique(rows)) * count != rows.size or (index != expected).any():
         raise LostError("its heads do not consist of columns", where)
-    added = tuple(_added(each, signal.shape, count, where) for each in signal.sources if each.name in constants)
+    held = [each for each in signal.sources if each.name in tracer.constants]
+    added = tuple(_added(each, signal.shape, count, where) for each in held)
     return HeadColumns(operator, columns[:count], _one(part, where), added, signal.rotary)
 
 
@@ -258,7 +255,7 @@ def _joined(
 ) -> Attention:
     """The sublayer whose queries, keys and values are known."""
     where = label(tracer.view.nodes[index])
-    query, key, value = (heads_in(tracer.view, side, _operators_of(tracer, side), tracer.constants) for side in sides)
+    query, key, value = (heads_in(tracer, side) for side in sides)
     heads = len(query.columns)
     if len(key.columns) != heads or len(value.columns) != heads:
         raise LostError("queries, keys and values have different numbers of heads", where)
@@ -286,11 +283,6 @@ def _joined(
         factor=factor,
         cross=query.operator.data != key.operator.data,
     )
-
-
-def _operators_of(tracer: Tracer, signal: Signal) -> dict[str, LinearOperator]:
-    found = {source.name: tracer.operator(source.name) for source in signal.sources}
-    return {name: operator for name, operator in found.items() if operator is not None}
 
 
 def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodeProto, float]]:
@@ -333,16 +325,16 @@ def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
     """The linear operator that reads the heads' outputs."""
     name = z
     for _ in range(_DEPTH):
-        readers = [tracer.view.nodes[index] for index in tracer.view.consumers.get(name, ())]
+        readers = tracer.view.readers(name)
         operators = [found for node in readers if (found := tracer.operator(node.output[0])) is not None]
         operators = [found for found in operators if found.data == name]
         if operators:
             return operators[0]
-        onward = [node for node in readers if node.op_type in REARRANGED and node.input[0] == name]
+        where = label(readers[0]) if readers else where
+        onward = [node.output[0] for node in readers if node.op_type in REARRANGED and node.input[0] == name]
         if len(onward) != 1:
-            readers = [node for node in readers if node.op_type != "Shape"]
-            raise LostError("no linear operator reads its heads", label(readers[0]) if readers else where)
-        name = onward[0].output[0]
+            break
+        (name,) = onward
     raise LostError("no linear operator reads its heads", where)
 
 

@@ -24,7 +24,7 @@ from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, req
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
-from rewriter.interpret.stream import Norm, norm_of, unflattened
+from rewriter.interpret.stream import Norm, norm_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 
@@ -176,7 +176,7 @@ def _token_part(index: HeadIndex, start: str) -> str:
     """The rows of the token table that the stream begins with, where something else is added to them; else empty."""
     leaves, pending = list[str](), [start]
     while pending:
-        tensor = unflattened(index.view, pending.pop())
+        tensor = index.view.before(pending.pop())
         node = index.view.made_by(tensor)
         if node is not None and node.op_type == "Add":
             pending += node.input
