@@ -244,14 +244,14 @@ class Stage:
     Attributes:
         before: the stream that they read.
         after: the stream with what they write.
-        sublayers: the sublayers, with what they write.
+        sublayers: the sublayers.
         norm: the normalisation through which `before` comes from the stage before it, as where normalisation follows
             the sublayers; None where it is that stage's result itself.
     """
 
     before: str
     after: str
-    sublayers: tuple[tuple[Named, Write], ...]
+    sublayers: tuple[Named, ...]
     norm: Norm | None = None
 
 
@@ -366,9 +366,9 @@ def _stages(
         if write is None:
             raise UsageError(f"output {output} cannot be attributed: {named.name} does not add to the residual stream")
         if stages and stages[-1].after == write.after:
-            stages[-1] = Stage(write.before, write.after, (*stages[-1].sublayers, (named, write)))
+            stages[-1] = Stage(write.before, write.after, (*stages[-1].sublayers, named))
         else:
-            stages.append(Stage(write.before, write.after, ((named, write),)))
+            stages.append(Stage(write.before, write.after, (named,)))
 
     def reads(tensor: str, stream: str) -> bool:
         return stream in parts_of(view, constants, tensor, {stream})
@@ -385,9 +385,9 @@ def _stages(
         if norm is not None and reads(norm.output, stage.after):
             chain = [stage, replace(chain[0], norm=norm), *chain[1:]]
     linked = {stage.after for stage in chain}
-    apart = [named.name for stage in stages if stage.after not in linked for named, _ in stage.sublayers]
+    apart = [named.name for stage in stages if stage.after not in linked for named in stage.sublayers]
     # The sublayers of an encoder write to a stream of their own; in one stack none may be missing.
-    same = {each.layer.split(".")[0] for each, _ in chain[0].sublayers}
+    same = {each.layer.split(".")[0] for each in chain[0].sublayers}
     lost = [name for name in apart if name.split(".")[0] in same]
     if lost:
         raise UsageError(f"output {output} cannot be attributed: {lost[0]} is not on the stream that it reads")
