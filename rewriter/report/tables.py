@@ -198,15 +198,13 @@ def operators(row: BlockRow) -> str:
 def output_table(title: str, proof: Validation) -> Table:
     """One model against another, output by output; providers are named if there are several."""
     heads = (
-        *(Column("output", "name"), Column("provider"), *columns("error", "max abs", "mean abs", "max rel")),
-        *(Column("1 - cosine", "error"), Column("top-1", "agreement"), Column("passes at atol = rtol", "error")),
+        *(Column("output", "name"), Column("provider"), Column("max abs", "error")),
+        *(Column("top-1", "agreement"), Column("passes at atol = rtol", "error")),
     )
 
     def row(provider: str, stats: OutputStats) -> Row:
         top1 = stats.top1 if any(word in stats.name.lower() for word in ("logit", "score", "prob")) else None
-        cosine = None if stats.cosine is None else max(1.0 - stats.cosine, 0.0)
-        distances = (stats.max_abs, stats.mean_abs, stats.max_rel, cosine)
-        return (stats.name, _several(provider, proof), *distances, top1, stats.min_tolerance)
+        return (stats.name, _several(provider, proof), stats.max_abs, top1, stats.min_tolerance)
 
     runs = proof.providers.items()
     return Table(title, heads, tuple(row(name, each) for name, run in runs for each in run.outputs.values())).filled()
