@@ -22,7 +22,7 @@ from rewriter.cli.convert import convert
 from rewriter.ort import providers
 from tests.cases import names
 from tests.committed import FOLDER
-from tests.rewriter.report.test_report import SCHEMA
+from tests.rewriter.report.test_schemas import SCHEMAS
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
 
 TWO = (
@@ -81,7 +81,7 @@ def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert "mlp: not certified: " in out.replace("\n", " ")
     assert last_line(out) == "FAILED  1 block, 8 attention heads: the proof failed, nothing was written"
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
-    jsonschema.validate(report, SCHEMA)
+    jsonschema.validate(report, SCHEMAS["report"])
     assert (report["exit_status"], report["output"], report["validation"]["passed"]) == (1, "", False)
     assert run(["model.onnx", "-o", "unproved.onnx", "--no-validate"]) == 0
     assert last_line(capsys.readouterr().out).startswith("NOT PROVED  1 block, 8 attention heads, written to unproved")
@@ -153,7 +153,7 @@ def test_3_nothing_to_convert(room: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "no known activation; the nearest" in out
     assert re.fullmatch(r"NOTHING TO CONVERT  in \S*model\.onnx: 1 candidate left", last_line(out))
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
-    jsonschema.validate(report, SCHEMA)
+    jsonschema.validate(report, SCHEMAS["report"])
     assert (report["exit_status"], report["validation"], report["after"]) == (3, None, None)
 
 
@@ -255,7 +255,7 @@ def test_only_and_skip(room: Path, options: list[str], converted: str, reason: s
 def test_report(room: Path, options: list[str]) -> None:
     assert run(["model.onnx", "-o", "out.onnx", "-q", "--report", "report.json", *options]) == 0
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
-    jsonschema.validate(report, SCHEMA)
+    jsonschema.validate(report, SCHEMAS["report"])
     assert report["output"] == "out.onnx"
     assert report["before"]["bytes"] == (room / "model.onnx").stat().st_size
     assert report["after"]["bytes"] == (room / "out.onnx").stat().st_size
