@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from passes.forms import FORMS
-from passes.forms.whole import PREFIX
+from passes.forms.square import PREFIX
 from passes.plan import Plan, apply
 from tests import cases
 from tests.committed import FOLDER as MODELS

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import shape_inference
 
-from passes.forms.whole import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
+from passes.forms.square import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan, sublayers_only
 from passes.whole import widen as widening
