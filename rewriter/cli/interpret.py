@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +27,7 @@ from rewriter.cli.options import (
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
-from rewriter.text import counted, one_line
+from rewriter.text import counted, one_line, quoted
 
 if TYPE_CHECKING:
     from rewriter.interpret.rank import Compositions, HeadTokens
@@ -36,7 +37,20 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _WIDTH = 80
 _NAME = 30
 
-_model = click.argument("model", type=click.Path(path_type=Path))
+
+def _file_of(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
+    """The model; of a folder, the one in it."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*.onnx"))
+    chosen = [each for each in found if each.name == "model.onnx"] or found
+    if len(chosen) != 1:
+        listed = ": name one of " + ", ".join(quoted(each.name) for each in found) if found else ""
+        raise UsageError(f"{quoted(path)} holds {counted(len(found), 'ONNX file')}{listed}")
+    return chosen[0]
+
+
+_model = click.argument("model", type=click.Path(path_type=Path), callback=_file_of)
 _top = click.option(
     "--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table."
 )
@@ -52,25 +66,37 @@ def _logits(_ctx: click.Context, _param: click.Parameter, text: str | None) -> t
     return int(entry), int(other) if minus else None
 
 
-def _inputs(told: str) -> Callable[[Command], Command]:
-    """`--inputs`, `--text` and `--tokenizer`, which the command receives as `inputs`: a path or a `Text`."""
+def _inputs(told: str, *, page: bool = False) -> Callable[[Command], Command]:
+    """`--inputs`, `--text` and `--tokenizer`, which the command receives as `inputs`: a path or a `Text`.
+
+    Those of a `page` may be missing, and it receives the tokenizer as well.
+    """
     options = (
         click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
         file_option(
             "--tokenizer",
             metavar="FILE",
-            help="The tokenizer of --text: a tokenizer.json, or a folder with one. Needs the extra text.",
+            help="A tokenizer.json, or a folder with one; default: the one beside MODEL. Needs the extra text.",
         ),
     )
 
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
         def called(*, inputs: Path | None, text: tuple[str, ...], tokenizer: Path | None, **others: Any) -> Any:
-            if (inputs is None) == (not text):
-                raise UsageError("pass --inputs FILE.npz, or --text and --tokenizer" + (", not both" if text else ""))
-            if bool(text) != (tokenizer is not None):
-                raise UsageError("--text and --tokenizer belong together")
-            return command(inputs=Text(text, tokenizer) if inputs is None else inputs, **others)
+            if inputs is not None and text:
+                raise UsageError("pass --inputs FILE.npz or --text, not both")
+            if not page and inputs is None and not text:
+                raise UsageError("pass --inputs FILE.npz, or --text TEXT")
+            if not page and tokenizer is not None and not text:
+                raise UsageError("--tokenizer is for --text")
+            beside = others["model"].parent / "tokenizer.json"  # where Hugging Face models have it
+            found = tokenizer or (beside if beside.is_file() else None)
+            if text and found is None:
+                raise UsageError("there is no tokenizer.json beside the model; add --tokenizer FILE")
+            if page:
+                # Without the package, tokens are shown by their numbers.
+                others["tokenizer"] = found if tokenizer or find_spec("tokenizers") else None
+            return command(inputs=Text(text, found) if text else inputs, **others)
 
         declared = declared_options(Settings, only=("inputs",), inputs={"help": told})
         made: Command = declared(with_options(options)(called))
@@ -124,13 +150,10 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     metavar="FILE.html",
     help="Write a page with patterns, activations and tokens of heads on one sequence of --inputs.",
 )
-@declared_options(
-    Settings, only=("inputs",), inputs={"metavar": "FILE.npz", "help": "With --html: the inputs, one case."}
-)
+@_inputs("With --html: the inputs, one case.", page=True)
 @click.option(
     "--logit", "pair", metavar="N[-M]", callback=_logits, help="With --html: attribute entry N of the output."
 )
-@file_option("--tokenizer", metavar="FILE.json", help="With --html: show tokens as text, by a tokenizer.json.")
 @report_option("the list of heads")
 def heads(
     model: Path,
@@ -138,7 +161,7 @@ def heads(
     output: Path | None,
     report: Path | None,
     page: Path | None,
-    inputs: Path | None,
+    inputs: Path | Text | None,
     pair: tuple[int | None, int | None],
     tokenizer: Path | None,
 ) -> int:
@@ -153,16 +176,16 @@ def heads(
     from rewriter.interpret.page import head_pictures
     from rewriter.report.html.page import write_heads_page
 
-    for_page = {"inputs": inputs, "logit": pair[0], "tokenizer": tokenizer}
+    files = (model, output, *(() if inputs is None else _files_of(inputs)))
     if page is None:
-        first = next((name for name, value in for_page.items() if value is not None), None)
+        first = next((name for name, value in (("inputs", inputs), ("logit", pair[0])) if value is not None), None)
         if first is not None:
             raise UsageError(f"--{first} is for the page; add --html FILE.html")
     elif inputs is None:
-        raise UsageError("--html shows heads on inputs; add --inputs FILE.npz")
+        raise UsageError("--html shows heads on inputs; add --inputs FILE.npz or --text TEXT")
     else:
-        check_page(page, (model, output, inputs, report))
-    check_report(report, (model, output, inputs))
+        check_page(page, (*files, report))
+    check_report(report, files)
     if output is not None:
         check_suffix(output)
         check_new(output)

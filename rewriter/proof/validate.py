@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import nan
 
 import ml_dtypes
 import numpy as np
@@ -114,6 +115,11 @@ class Validation:
     def certified(self) -> bool:
         """Whether the rewritten model is proved for every input."""
         return self.certificate is not None and self.certificate.certified
+
+    @property
+    def error_ratio(self) -> float:
+        """The largest `error_ratio` of the providers; NaN where nothing was evaluated in float64."""
+        return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=nan)
 
 
 def validate(
@@ -284,7 +290,7 @@ class _Judge:
         ]
         empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
         rest = "the certificate" if certificate.certified else "the tests of the blocks"
-        notes = [*told(before, left_out)]
+        notes = [*_by_definition(before, after), *told(before, left_out)]
         nothing = (
             f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
             f"verdict rests on {rest}"
@@ -337,6 +343,14 @@ class _Judge:
             for output in own[0]:
                 judged[way, output] = self.rule(output, own, variants, after.ways[way].results)
         return judged
+
+
+def _by_definition(before: ModelRuns, after: ModelRuns) -> Iterator[str]:
+    """Operators that onnxruntime has no kernel for, and whether the rewritten model still has them."""
+    old, new = ({name for ran in runs.ways.values() for name in ran.defined} for runs in (before, after))
+    for name in sorted(old | new):
+        rest = "the rewritten model has it too" if name in new else "the rewritten model runs"
+        yield f"onnxruntime has no kernel for {name}; run by its definition; {rest}"
 
 
 def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tuple[str, tuple[str, float]]]:

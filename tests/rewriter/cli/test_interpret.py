@@ -53,7 +53,7 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("heads", ["-o", "heads"], "must end in .safetensors or .npz"),
     ("heads", GIVEN, "--inputs is for the page; add --html FILE.html"),
     ("heads", ["--logit", "5"], "--logit is for the page; add --html FILE.html"),
-    ("heads", ["--tokenizer", "t.json"], "--tokenizer is for the page; add --html FILE.html"),
+    ("heads", ["--text", "a"], "there is no tokenizer.json beside the model; add --tokenizer FILE"),
     ("heads", ["--html", "h.html"], "--html shows heads on inputs; add --inputs FILE.npz"),
     ("heads", [*PAGE, "--logit", "5-"], "'5-' is neither N nor N-M, such as 318"),
     ("heads", [*PAGE, "--logit", "5000"], "there is no logit 5000"),
@@ -67,10 +67,10 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("run", [*GIVEN, "--cache", "cache.npz", "--names", "nothing"], "no hook matches 'nothing'"),
     ("attribute", [*GIVEN, "--logit", "4000"], "there is no logit 4000"),
     ("attribute", GIVEN, "Missing option '--logit'"),
-    ("attribute", ["--logit", "5"], "pass --inputs FILE.npz, or --text and --tokenizer"),
+    ("attribute", ["--logit", "5"], "pass --inputs FILE.npz, or --text TEXT"),
     ("attribute", [*LOGIT, "--text", "a"], "not both"),
-    ("attribute", ["--logit", "5", "--text", "a"], "--text and --tokenizer belong together"),
-    ("attribute", [*LOGIT, "--tokenizer", "t.json"], "--text and --tokenizer belong together"),
+    ("attribute", ["--logit", "5", "--text", "a"], "there is no tokenizer.json beside the model; add --tokenizer FILE"),
+    ("attribute", [*LOGIT, "--tokenizer", "t.json"], "--tokenizer is for --text"),
     ("attribute", ["--logit", "5", "--text", "a", "--tokenizer", "nowhere.json"], "'nowhere.json': no such file"),
     ("graph", [*GIVEN, "--logit", "4000"], "there is no logit 4000"),
     ("graph", [*GIVEN, "--logit", "5-x"], "'5-x' is neither N nor N-M, such as 318 or 318-262"),
@@ -171,6 +171,21 @@ def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture
     assert data["logit"]["minus"] == 6
     ids = np.load("x.npz")["input_ids"][0]
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
+
+
+def test_a_folder_with_its_tokenizer(room: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tokenizer.parent
+    for text in (["--text", "the cat"], ["--inputs", "x.npz"]):
+        (folder / "model.onnx").write_bytes(MODEL.read_bytes())
+        (folder / "other.onnx").write_bytes(b"")
+        told(capsys, "heads", "--html", "heads.html", *text, model=folder)
+        tokens = [token["text"] for token in data_of(room / "heads.html")["tokens"]]
+        ids = range(2) if text[0] == "--text" else np.load("x.npz")["input_ids"][0]
+        assert tokens == [f"'{WORDS[each]}'" for each in ids]
+        (room / "heads.html").unlink()
+    (folder / "model.onnx").rename(folder / "another.onnx")
+    assert run(["heads", str(folder)]) == 2
+    assert "holds 2 ONNX files: name one of 'another.onnx', 'other.onnx'" in capsys.readouterr().err
 
 
 # -- run -----------------------------------------------------------------------------------------------------------
