@@ -9,7 +9,7 @@ normalised, and nothing else. `layers_of` reads the weights of an exported model
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -282,16 +282,6 @@ def _norms(model: onnx.ModelProto, constants: dict[str, Array]) -> list[Norm]:
             epsilon = next(each.f for each in node.attribute if each.name == "epsilon")
     gains = [name for name in constants if _IN_LAYER.search(name) and name.endswith("weight")]
     return [Norm(constants[name], constants.get(name.removesuffix("weight") + "bias"), epsilon) for name in gains]
-
-
-def changed(model: onnx.ModelProto, tensor: str, edit: Callable[[Array], Array]) -> onnx.ModelProto:
-    """A copy in which an initializer has other values."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    entry = next(each for each in result.graph.initializer if each.name == tensor)
-    values = numpy_helper.to_array(entry)
-    entry.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(edit(values.copy()), values.dtype), tensor))
-    return result
 
 
 def without_padding(model: onnx.ModelProto) -> onnx.ModelProto:

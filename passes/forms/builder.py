@@ -32,8 +32,7 @@ DOMAIN = "attnonly"
 """Operator domain of the model-local functions, and prefix of the metadata keys."""
 
 BLOCK_KEY = f"{DOMAIN}.block"
-PROGRAM_KEY = f"{DOMAIN}.program"
-PROJECTIONS_KEY = f"{DOMAIN}.projections"
+"""Key of the metadata entry with the name of a node's block."""
 
 LARGEST_SINGLE = 2.0**60
 """Queries are clipped to this in float32: beyond it, every weight is 0 or 1."""
@@ -256,14 +255,17 @@ class Builder:
         return result
 
 
-def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
-    """The built nodes as a replacement for the nodes that compute `output`."""
-    how = (
-        "W_Q, W_V, W_O"
-        if conversion.projections is not None
-        else f"by reference: {conversion.by_reference or 'form local'}"
-    )
-    metadata = {**metadata_of(conversion), PROJECTIONS_KEY: how}
+def replacement(
+    b: Builder, conversion: Conversion, output: str, functions: Sequence[onnx.FunctionProto] = ()
+) -> Replacement:
+    """The built nodes, and the functions that they call, as a replacement for the nodes that compute `output`."""
+    metadata = {
+        BLOCK_KEY: conversion.block.name,
+        f"{DOMAIN}.form": conversion.form,
+        f"{DOMAIN}.activation": conversion.block.identified.label,
+        f"{DOMAIN}.program": conversion.program.name,
+        f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
+    }
     nodes = _needed(b.fragment.nodes(metadata), output)
     read = {name for node in nodes for name in node.input}
     return Replacement(
@@ -271,20 +273,10 @@ def replacement(b: Builder, conversion: Conversion, output: str) -> Replacement:
         region=conversion.block.region.nodes,
         nodes=nodes,
         initializers=tuple(tensor for tensor in b.fragment.initializers() if tensor.name in read),
+        functions=tuple(functions),
         exposed=tuple(b.exposed),
         further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
     )
-
-
-def metadata_of(conversion: Conversion) -> dict[str, str]:
-    """What stands on every node of a block's heads, in any form."""
-    return {
-        BLOCK_KEY: conversion.block.name,
-        f"{DOMAIN}.form": conversion.form,
-        f"{DOMAIN}.activation": conversion.block.identified.label,
-        PROGRAM_KEY: conversion.program.name,
-        f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
-    }
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], output: str) -> tuple[onnx.NodeProto, ...]:

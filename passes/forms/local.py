@@ -20,7 +20,7 @@ import onnx
 from numpy.typing import ArrayLike, DTypeLike
 
 from passes.conversion import Conversion
-from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder, metadata_of
+from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder, replacement
 from passes.forms.compact import emit_compact, prepare_spelled
 from passes.forms.spelling import (
     BIAS_ARRAYS,
@@ -111,13 +111,7 @@ class _Emitter:
         if cast:
             wide = self._fragment.tensor(target)
             self._b.node("Cast", [wide], "narrowed", output=block.output, to=int(block.elem_type))
-        return Replacement(
-            output=block.output,
-            region=block.region.nodes,
-            nodes=tuple(self._fragment.nodes(metadata_of(self._conversion))),
-            initializers=tuple(self._fragment.initializers()),
-            functions=tuple(self._functions),
-        )
+        return replacement(self._b, self._conversion, block.output, self._functions)
 
     def _program(self, query: Tensor, source: Tensor, target: str) -> None:
         """The program: its heads, and their product with the value of a gate."""

@@ -54,12 +54,12 @@ from passes.forms.sublayer import (
     by_positions,
     default_omega,
     open_stream,
-    sequences_of,
     under_mask,
     write_output,
 )
 from passes.match.linear import Miss
 from passes.match.projections import projections_of
+from passes.options import WHOLE
 from passes.programs.groups import Group, as_written, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
@@ -176,7 +176,7 @@ def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     data = b.read(projections.query.data, conversion.block.elem_type, "input")
     layout = StreamColumns(projections.query.in_features, _bias_tokens(groups))
     slots = _positions(b, conversion, groups)
-    stream, count = open_stream(b, sequences_of(b, data, conversion, projections), layout, slots)
+    stream, count = open_stream(b, _sequences(b, data, conversion), layout, slots)
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
     pattern = by_positions(b, slots, columns)
@@ -237,6 +237,17 @@ def _bias_tokens(groups: tuple[Group, ...]) -> int:
     return max(group.bias_tokens for group in groups)
 
 
+def _sequences(b: Builder, data: Tensor, conversion: Conversion) -> Tensor:
+    """The block's input as [batch, tokens, width].
+
+    A network of form `whole` may have the tokens of all sequences on one axis, and nothing in the block says where a
+    sequence ends. Alone, each token is a sequence then: heads of neurons attend to their own token and to bias tokens.
+    """
+    rank = conversion.whole_block.rank
+    whole = conversion.form == WHOLE and rank == 2
+    return b.unsqueeze(data, 1, "each_alone") if whole else as_batches(b, data, rank)
+
+
 def _positions(b: Builder, conversion: Conversion, groups: tuple[Group, ...]) -> Positions:
     omega = default_omega(groups, conversion.compute_type)
     return Positions(b, _bias_tokens(groups), conversion.options.positions, omega)
@@ -259,7 +270,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     slots, layout = _positions(b, conversion, groups), StreamColumns(model, _bias_tokens(groups))
     start = model + 1 + slots.slots
     data = b.read(query.data, elem_type, "input")
-    stream, count = open_stream(b, sequences_of(b, data, conversion, projections), layout, slots, hidden)
+    stream, count = open_stream(b, _sequences(b, data, conversion), layout, slots, hidden)
     ones = b.rows(stream, model, layout.width, 2, "indicator_columns")
     positions = b.rows(stream, model + 1, start, 2, "positions")
     alone = slots.scores(positions, 0, "self_scores")

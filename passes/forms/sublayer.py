@@ -31,7 +31,6 @@ from math import ceil, log2
 import numpy as np
 import onnx
 
-from passes.conversion import Conversion
 from passes.forms.builder import Builder
 from passes.match.projections import Projection, Projections, Vector
 from passes.programs.groups import Group
@@ -185,28 +184,6 @@ def as_batches(b: Builder, tensor: Tensor, rank: int) -> Tensor:
         return b.unsqueeze(tensor, 0, "one_batch")
     last_two = b.sizes(tensor, rank - 2, rank, "last_two")
     return b.reshape(tensor, b.concat([b.integers(-1), last_two], 0, "batches_shape"), "batches")
-
-
-def sequences_of(b: Builder, data: Tensor, conversion: Conversion, projections: Projections) -> Tensor:
-    """The block's input as [batch, tokens, width], no sequence longer than the positions.
-
-    Where the tokens of all sequences are one axis, nothing in the block says where a sequence ends. Heads of neurons
-    attend to their own token and to bias tokens, so that any sequences give the same result: the rows are divided into
-    the longest that leave no rest.
-    """
-    if not conversion.merged:
-        return as_batches(b, data, projections.rank)
-    rows = b.sizes(data, 0, 1, "row_count")
-    lengths = b.fragment.constant("lengths", np.arange(1, conversion.options.positions + 1, dtype=np.int64))
-    whole = b.node("Mul", [b.node("Div", [rows, lengths], "sequence_counts"), lengths], "rows_in_sequences")
-    fits = b.node("Equal", [whole, rows], "length_fits")
-    fitting = b.node("Where", [fits, lengths, b.integers(1)], "fitting_lengths")
-    length = b.node("ReduceMax", [fitting], "sequence_length", keepdims=1)
-    return b.reshape(
-        data,
-        b.concat([b.integers(-1), length, b.integers(projections.query.in_features)], 0, "by_sequence_shape"),
-        "by_sequence",
-    )
 
 
 def as_before(b: Builder, tensor: Tensor, data: Tensor, projections: Projections) -> Tensor:
