@@ -94,11 +94,7 @@ def _wide(conversion: Conversion) -> bool:
 
 def _double(conversion: Conversion) -> bool:
     """Whether everything is float64, if the scores are."""
-    block, program = conversion.block, conversion.program
-    # d of a self value z + d stands in W_V.
-    shifted = program.double and any(head.d != 0.0 for head in program.heads)
-    given = _DOUBLE in (block.elem_type, block.gate_type, block.value_type)
-    return given or shifted or _beyond_float32(program)
+    return not conversion.widened or _beyond_float32(conversion.program)
 
 
 def _beyond_float32(program: Program) -> bool:
@@ -156,11 +152,10 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
             bias = b.node("Expand", [scoring.numbers(f"k_bias{suffix}", keys), shape], f"k_bias{suffix}_everywhere")
             key = b.concat([key, bias], 2, f"k{suffix}")
         # d of a self value z + d is added to the projection: b + d would be rounded.
-        value = z if head.c else made.numbers(f"v{suffix}_constant", head.d)
-        if head.c:
-            if head.d:
-                value = b.node("Add", [z, b.numbers(f"v{suffix}_constant", head.d)], f"v{suffix}")
-            value = made.cast(value, b.compute_type, f"wide_v{suffix}")
+        constant = made.numbers(f"v{suffix}_constant", head.d)
+        value = made.cast(z, b.compute_type, f"wide_v{suffix}") if head.c else constant
+        if head.c and head.d:
+            value = made.node("Add", [value, constant], f"v{suffix}")
         own = made.pattern(scored, key, suffix, sizes=(None, None, neurons, 1 + m), narrow=wide)
         if m:
             own, others = made.split(own, (1, m), (f"self_weight{suffix}", f"bias_weight{suffix}"))

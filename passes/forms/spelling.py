@@ -45,15 +45,12 @@ _DOC_ONE = (
     "scalar."
 )
 _DOC_MANY = (
-    "Softmax attention of each neuron's head over {k} keys: the token itself (logit query * key, value `value`) and "
-    "{m} constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), keys in "
-    "ascending order; the largest logit is subtracted first. query, value: [..., heads]; {arrays}: [{m}]."
+    "Softmax attention of each neuron's head over {k} keys: the token itself (logit {own}, value `value`) and {m} "
+    "constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), {end}. query, "
+    "value: [..., heads]; {arrays}: [{m}]."
 )
-_DOC_CENTRED = (
-    "Softmax attention of each neuron's head over {k} keys: the token itself (logit 0, value `value`) and {m} constant "
-    "bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), whose logits are clipped "
-    "where all weight is on one side. query, value: [..., heads]; {arrays}: [{m}]."
-)
+_END_PLAIN = "keys in ascending order; the largest logit is subtracted first"
+_END_CENTRED = "whose logits are clipped where all weight is on one side"
 _DOC_LINE = (
     "The line g = query as softmax attention over {n} keys: with x = -step * query, the shares e^(-r x) for r = 0, "
     "r = 1 and r = rates[1] ... rates[{last}], each with its mirror image 1 - r (none for 1/2), times the weights. The "
@@ -169,7 +166,9 @@ def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...],
 
     values = ["bias_part[j] / bias_weight[j]"] if "bias_part" in inputs else []
     values += ["0 for " + " and ".join(f"j = {j}" for j in silent)] if silent else []
-    doc = (_DOC_CENTRED if centred else _DOC_MANY).format(
+    doc = _DOC_MANY.format(
+        own="0" if centred else "query * key",
+        end=_END_CENTRED if centred else _END_PLAIN,
         k=bias_tokens + 1,
         m=bias_tokens,
         offset=" + bias_offset[j]" if steep else "",

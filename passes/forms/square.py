@@ -162,25 +162,19 @@ def activation(conversion: Conversion) -> tuple[Program, bool]:
 
 def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
-    b, projections = Builder.of(view, conversion), conversion.whole_block
-    data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    layout = StreamColumns(projections.query.in_features, _bias_tokens(groups_of(conversion.program)))
-    stream, count = open_stream(b, as_batches(b, data, projections.rank), layout)
+    b, layout = Builder.of(view, conversion), _layout(conversion, groups_of(conversion.program))
+    data, stream, count = _opened(b, conversion, layout)
     return _sublayer(b, conversion, layout, stream, under_mask(b, stream, count), data, count)
 
 
 def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
-    b, projections = Builder.of(view, conversion), conversion.whole_block
-    groups = groups_of(conversion.program)
-    data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    layout = StreamColumns(projections.query.in_features, _bias_tokens(groups))
-    slots = _positions(b, conversion, groups)
-    stream, count = open_stream(b, _sequences(b, data, conversion), layout, slots)
+    b, groups = Builder.of(view, conversion), groups_of(conversion.program)
+    layout, slots = _layout(conversion, groups), _positions(b, conversion, groups)
+    data, stream, count = _opened(b, conversion, layout, slots)
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
-    pattern = by_positions(b, slots, columns)
-    return _sublayer(b, conversion, layout, read, pattern, data, count)
+    return _sublayer(b, conversion, layout, read, by_positions(b, slots, columns), data, count)
 
 
 def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
@@ -233,24 +227,28 @@ def _sublayer(
     return replacement(b, conversion, projections.result)
 
 
-def _bias_tokens(groups: tuple[Group, ...]) -> int:
-    return max(group.bias_tokens for group in groups)
-
-
-def _sequences(b: Builder, data: Tensor, conversion: Conversion) -> Tensor:
-    """The block's input as [batch, tokens, width].
-
-    A network of form `whole` may have the tokens of all sequences on one axis, and nothing in the block says where a
-    sequence ends. Alone, each token is a sequence then: heads of neurons attend to their own token and to bias tokens.
-    """
-    rank = conversion.whole_block.rank
-    whole = conversion.form == WHOLE and rank == 2
-    return b.unsqueeze(data, 1, "each_alone") if whole else as_batches(b, data, rank)
+def _layout(conversion: Conversion, groups: tuple[Group, ...]) -> StreamColumns:
+    return StreamColumns(conversion.whole_block.query.in_features, max(group.bias_tokens for group in groups))
 
 
 def _positions(b: Builder, conversion: Conversion, groups: tuple[Group, ...]) -> Positions:
     omega = default_omega(groups, conversion.compute_type)
-    return Positions(b, _bias_tokens(groups), conversion.options.positions, omega)
+    return Positions(b, _layout(conversion, groups).bias_tokens, conversion.options.positions, omega)
+
+
+def _opened(
+    b: Builder, conversion: Conversion, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The block's input, the stream that begins with it, and N as a 1-D tensor (`open_stream`).
+
+    A network of form `whole` may have the tokens of all sequences on one axis, and nothing in the block says where a
+    sequence ends. Alone, each token is a sequence then: heads of neurons attend to their own token and to bias tokens.
+    """
+    projections = conversion.whole_block
+    data = b.read(projections.query.data, conversion.block.elem_type, "input")
+    apart = conversion.form == WHOLE and projections.rank == 2
+    tokens = b.unsqueeze(data, 1, "each_alone") if apart else as_batches(b, data, projections.rank)
+    return data, *open_stream(b, tokens, layout, positions, hidden)
 
 
 # -- three sublayers -------------------------------------------------------------------------------------------------
@@ -267,10 +265,9 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     first = [query, projections.value] if projections.gated else [query]
     made = neurons * len(first)
     hidden = made if direct else made + neurons
-    slots, layout = _positions(b, conversion, groups), StreamColumns(model, _bias_tokens(groups))
+    layout, slots = _layout(conversion, groups), _positions(b, conversion, groups)
     start = model + 1 + slots.slots
-    data = b.read(query.data, elem_type, "input")
-    stream, count = open_stream(b, _sequences(b, data, conversion), layout, slots, hidden)
+    data, stream, count = _opened(b, conversion, layout, slots, hidden)
     ones = b.rows(stream, model, layout.width, 2, "indicator_columns")
     positions = b.rows(stream, model + 1, start, 2, "positions")
     alone = slots.scores(positions, 0, "self_scores")
@@ -289,8 +286,8 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
         columns = b.rows(stream, first_column, first_column + neurons, 2, f"{name}_columns")
         return b.unsqueeze(b.transpose(columns, (0, 2, 1), f"{name}_turned"), 3, name)
 
-    y = by_head(start, "y")
-    z = by_head(start + neurons, "u") if projections.gated else y
+    y = by_head(start, "q")
+    z = by_head(start + neurons, "v") if projections.gated else y
     weights = HeadWeights(b, StreamColumns(0, layout.bias_tokens), neurons, elem_type)
 
     def of_group(group: Group, suffix: str) -> Tensor:
@@ -298,11 +295,11 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
         if weight is None:
             return z
         fixed = weights.project(ones, weight, 1, 1, f"v{suffix}_constants")
-        return fixed if group.head.c == 0.0 else b.node("Add", [z, fixed], f"v{suffix}")
+        return fixed if group.head.c == 0.0 else b.node("Add", [z, fixed], f"v{suffix}_value")
 
     finite: Tensor = b.bounded(y, "finite_q")
     if max(group.dimension for group in groups) > 1:
-        finite = b.paired(finite, "q")
+        finite = b.paired(finite, "q_pair")
     attended = attend(b, weights, ones, groups, finite, of_group, by_positions(b, slots, positions))
     by_token = b.reshape(b.transpose(attended, (0, 2, 1, 3), "z_by_token"), (0, 0, neurons), "z_written")
     # In place these are the columns of y, or of u in a gated block; otherwise the last ones, which are still 0.

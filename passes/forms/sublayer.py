@@ -31,9 +31,10 @@ from math import ceil, log2
 import numpy as np
 import onnx
 
-from passes.forms.builder import Builder
+from passes.forms.builder import LARGEST_SINGLE, Builder
 from passes.match.projections import Projection, Projections, Vector
 from passes.programs.groups import Group
+from passes.programs.head import LARGEST_QUERY
 from rewriter.graph.surgeon import Tensor, Variable
 
 LARGEST_PATTERN = 2**26
@@ -164,16 +165,14 @@ class HeadWeights:
 
 # -- the stream -----------------------------------------------------------------------------------------------------
 
-_QUERY_BITS: dict[int, int] = {onnx.TensorProto.FLOAT: 60, onnx.TensorProto.DOUBLE: 500}
-_UNDERFLOW: dict[int, float] = {onnx.TensorProto.FLOAT: 256.0, onnx.TensorProto.DOUBLE: 1024.0}
-
 
 def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     """A power of two at which every forbidden weight is 0, whatever the pre-activation."""
     steepest = max(abs(group.head.beta) for group in groups)
     offset = max(abs(group.head.gamma) for group in groups)
-    largest = steepest * 2.0 ** _QUERY_BITS[compute_type] + offset
-    return float(2.0 ** ceil(log2(max(largest, _UNDERFLOW[compute_type]))))
+    single = compute_type == onnx.TensorProto.FLOAT
+    largest, underflow = (LARGEST_SINGLE, 256.0) if single else (LARGEST_QUERY, 1024.0)
+    return float(2.0 ** ceil(log2(max(steepest * largest + offset, underflow))))
 
 
 def as_batches(b: Builder, tensor: Tensor, rank: int) -> Tensor:
