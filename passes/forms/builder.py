@@ -119,12 +119,16 @@ class Builder:
         inputs: Sequence[Tensor],
         name: str,
         *,
-        output: str | None = None,
         domain: str | None = None,
         **attributes: Any,
     ) -> Variable:
-        """A node of any operator; its output has the full name `output`, or that of the node."""
-        return self.fragment.node(operator, inputs, name, output=output, domain=domain, **attributes)
+        """A node of any operator."""
+        return self.fragment.node(operator, inputs, name, output=None, domain=domain, **attributes)
+
+    def called(self, tensor: Variable, name: str) -> Variable:
+        """The tensor that a node makes, under another name."""
+        tensor.name = self.fragment.qualified(name)
+        return tensor
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
         """An existing tensor, cast to the arithmetic's type if it has another."""

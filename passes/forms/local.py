@@ -95,40 +95,36 @@ class _Emitter:
     def __init__(self, view: GraphView, conversion: Conversion) -> None:
         self._conversion = conversion
         self._b = Builder.of(view, conversion)
-        self._fragment = self._b.fragment
         self._opset = view.opsets.get("", 1)
         self._functions: list[onnx.FunctionProto] = []
         self._double = conversion.compute_type == onnx.TensorProto.DOUBLE
 
     def run(self) -> Replacement:
-        block = self._conversion.block
-        cast = block.elem_type != self._conversion.compute_type
-        query = self._b.read(block.gate, block.gate_type, "query")
-        source = query if block.value == block.gate else self._b.read(block.value, block.value_type, "value")
+        b, block = self._b, self._conversion.block
+        query = b.read(block.gate, block.gate_type, "query")
+        source = query if block.value == block.gate else b.read(block.value, block.value_type, "value")
+        result = self._program(query, source)
         # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
-        target = self._fragment.qualified("wide_output") if cast else block.output
-        self._program(query, source, target)
-        if cast:
-            wide = self._fragment.tensor(target)
-            self._b.node("Cast", [wide], "narrowed", output=block.output, to=int(block.elem_type))
-        return replacement(self._b, self._conversion, block.output, self._functions)
+        if block.elem_type != b.compute_type:
+            result = b.node("Cast", [b.called(result, "wide_output")], "narrowed", to=int(block.elem_type))
+        result.name = block.output
+        return replacement(b, self._conversion, block.output, self._functions)
 
-    def _program(self, query: Tensor, source: Tensor, target: str) -> None:
+    def _program(self, query: Tensor, source: Tensor) -> Variable:
         """The program: its heads, and their product with the value of a gate."""
-        program, fragment = self._conversion.program, self._fragment
-        output = target if program.line is None else fragment.qualified("weight_of_value")
+        b, program, block = self._b, self._conversion.program, self._conversion.block
         own = source if program.line is None else self._line(program.line, query)
         if program.powers is not None:
-            self._powers(program.powers, query, own, output)
+            result = self._powers(program.powers, query, own)
         elif program.heads:
-            self._sum(program, query, own, output)
+            result = self._sum(program, query, own)
         else:
-            fragment.node("Mul", [own, self._b.numbers("linear_factor", program.linear)], "linear", output=output)
-        if program.line is not None:
-            block = self._conversion.block
-            if block.value == block.gate and len(program.heads) == 1:
-                source = self._finite(program.heads[0], source, "gated_value", zeros=True)
-            fragment.node("Mul", [source, fragment.tensor(output)], "gated", output=target)
+            result = b.node("Mul", [own, b.numbers("linear_factor", program.linear)], "linear")
+        if program.line is None:
+            return result
+        if block.value == block.gate and len(program.heads) == 1:
+            source = self._finite(program.heads[0], source, "gated_value", zeros=True)
+        return b.node("Mul", [source, b.called(result, "weight_of_value")], "gated")
 
     def _line(self, line: Line, query: Tensor) -> Variable:
         """The line, at the pre-activations `query`."""
@@ -142,54 +138,49 @@ class _Emitter:
             "weights": self._b.numbers("line_weights", [line.step * weight for weight in weights]),
         }
         spelling = line_of(inputs, len(line.pairs), middle=bool(line.middle), double=self._double)
-        return self._attend("line/", spelling, inputs, self._fragment.qualified("line"))
+        return self._b.called(self._attend("line/", spelling, inputs), "line")
 
-    def _powers(self, powers: Powers, query: Tensor, own: Tensor, output: str) -> None:
+    def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
         """Heads with equally spaced keys, times `own`."""
         given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
         given |= {"step": powers.step} if powers.step != 1.0 else {}
         given |= {"base": powers.base} if powers.base != 0.0 else {}
         inputs = {"query": query, "value": own, **self._constants("", given)}
         spelling = powers_of(inputs, len(powers.parts) - 2 * powers.pairs, powers.pairs, double=self._double)
-        unscaled = powers.factor == 1.0
-        made = output if unscaled else self._fragment.qualified("unscaled")
-        result = self._attend("", spelling, inputs, made)
-        if not unscaled:
-            self._b.node("Mul", [result, self._b.numbers("factor", powers.factor)], "scaled", output=output)
+        result = self._attend("", spelling, inputs)
+        return result if powers.factor == 1.0 else self._times(result, powers.factor, "")
 
-    def _sum(self, program: Program, query: Tensor, source: Tensor, target: str) -> None:
+    def _sum(self, program: Program, query: Tensor, source: Tensor) -> Variable:
         """All heads of the program, its linear term and its constant."""
         groups, linear = by_keys(program)
-        # The last node must write the block's output under its own name, so the target is passed down.
-        alone = len(groups) == 1
         rest: list[Tensor] = []
         if linear != 0.0:
             rest.append(self._scaled(source, linear, 0.0, "linear"))
         if program.constant != 0.0:
             rest.append(self._b.numbers("constant", program.constant))
-        terms: list[Tensor] = []
+        terms: list[Variable] = []
         for number, group in enumerate(groups):
-            prefix = "" if alone else f"{number}/"
-            output = target if alone and not rest else self._fragment.qualified(f"{prefix}output")
-            terms.append(self._group(prefix, group, query, source, output))
+            prefix = "" if len(groups) == 1 else f"{number}/"
+            terms.append(self._b.called(self._group(prefix, group, query, source), f"{prefix}output"))
         total = terms[0]
         for number, term in enumerate([*terms[1:], *rest], start=1):
-            last = number == len(terms) + len(rest) - 1
-            total = self._b.node("Add", [total, term], f"sum_{number}", output=target if last else None)
+            total = self._b.node("Add", [total, term], f"sum_{number}")
+        return total
 
-    def _group(self, prefix: str, group: SharedKeys, query: Tensor, source: Tensor, output: str) -> Variable:
+    def _group(self, prefix: str, group: SharedKeys, query: Tensor, source: Tensor) -> Variable:
         if group.keys is not None:
-            return self._shared(prefix, group.keys, group.own, query, source, output)
+            return self._shared(prefix, group.keys, group.own, query, source)
         (head,) = group.heads
         if head.c in (0.0, 1.0):
-            return self._plain_head(prefix, head, query, source, output)
+            return self._plain_head(prefix, head, query, source)
         # The factor is applied after the softmax, where it cannot overflow a value of weight 0 (`Head.unscaled`).
-        inner = self._fragment.qualified(f"{prefix}unscaled")
-        attended = self._plain_head(prefix, head.unscaled(), query, source, inner)
-        factor = self._b.numbers(f"{prefix}factor", head.c)
-        return self._b.node("Mul", [attended, factor], f"{prefix}scaled", output=output)
+        return self._times(self._plain_head(prefix, head.unscaled(), query, source), head.c, prefix)
 
-    def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor, output: str) -> Variable:
+    def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
+        unscaled, number = self._b.called(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
+        return self._b.node("Mul", [unscaled, number], f"{prefix}scaled")
+
+    def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor) -> Variable:
         """A single head with values of its own."""
         plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
         tokens = sorted(plain.bias_tokens, key=lambda token: token.slope)
@@ -213,7 +204,7 @@ class _Emitter:
             parts = len(silent) < len(keys)
             inputs |= self._arrays(prefix, keys, BIAS_ARRAYS, parts=parts, offsets=offsets)
             spelling = own_keys(inputs, len(keys), silent, double=self._double)
-        return self._attend(prefix, spelling, inputs, output)
+        return self._attend(prefix, spelling, inputs)
 
     def _finite(self, head: Head, source: Tensor, name: str, *, zeros: bool = False) -> Tensor:
         """Values, clipped on the sides where a steep bias token has all the weight (with `zeros`: if its value is 0).
@@ -228,9 +219,7 @@ class _Emitter:
         high = LARGEST_SINGLE if last is not None and last.slope > head.beta else math.inf
         return self._b.clipped(source, (low, high), name)
 
-    def _shared(
-        self, prefix: str, keys: tuple[SharedKey, ...], own: int, query: Tensor, source: Tensor, output: str
-    ) -> Variable:
+    def _shared(self, prefix: str, keys: Sequence[SharedKey], own: int, query: Tensor, source: Tensor) -> Variable:
         """Heads over the same keys, all values multiples of the source."""
         inputs: dict[str, Tensor] = {"query": query, "value": source}
         progression = progression_of(keys, self._b.dtype)
@@ -246,7 +235,7 @@ class _Emitter:
             steep = any(key.offset != 0.0 for key in keys)
             inputs |= self._arrays(prefix, keys, SHARED_ARRAYS, parts=True, offsets=steep)
             spelling = shared_keys(inputs, len(keys), own, double=self._double)
-        return self._attend(prefix, spelling, inputs, output)
+        return self._attend(prefix, spelling, inputs)
 
     def _arrays(
         self, prefix: str, keys: Sequence[SharedKey], names: Sequence[str], *, parts: bool, offsets: bool
@@ -259,15 +248,13 @@ class _Emitter:
     def _constants(self, prefix: str, given: Mapping[str, ArrayLike]) -> dict[str, Constant]:
         return {name: self._b.numbers(f"{prefix}{name}", values) for name, values in given.items()}
 
-    def _attend(self, prefix: str, spelling: Spelling, inputs: Mapping[str, Tensor], output: str) -> Variable:
-        b = self._b
+    def _attend(self, prefix: str, spelling: Spelling, inputs: Mapping[str, Tensor]) -> Variable:
         if self._conversion.inline:
             # Several functions may follow one another, with the same names inside.
-            spelling.emit(b.within(prefix.rstrip("/")), inputs, output)
-            return b.fragment.tensor(output)
+            return spelling.emit(self._b.within(prefix.rstrip("/")), inputs)
         self._functions.append(function_of(spelling, self._opset))
-        ordered = [inputs[name] for name in spelling.inputs]
-        return b.node(spelling.name, ordered, f"{prefix}attention", output=output, domain=DOMAIN)
+        operands = [inputs[name] for name in spelling.inputs]
+        return self._b.node(spelling.name, operands, f"{prefix}attention", domain=DOMAIN)
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
         """`factor * tensor + offset`, without nodes for a factor of 1 or an offset of 0."""

@@ -91,14 +91,14 @@ class Spelling:
         inputs: its formal inputs.
         double: whether the arithmetic is float64 (else float32).
         doc: its doc string.
-        emit: adds the nodes; the last operand is the full name of the result.
+        emit: adds the nodes, of which the last is called `output`.
     """
 
     name: str
     inputs: tuple[str, ...]
     double: bool
     doc: str = field(compare=False)
-    emit: Callable[[Builder, Inputs, str], None] = field(compare=False)
+    emit: Callable[[Builder, Inputs], Variable] = field(compare=False)
 
 
 @cache
@@ -106,7 +106,7 @@ def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
     kind = onnx.TensorProto.DOUBLE if spelling.double else onnx.TensorProto.FLOAT
     body = Builder(Fragment(""), opset=opset, compute_type=kind)
-    spelling.emit(body, {name: body.fragment.tensor(name) for name in spelling.inputs}, "output")
+    spelling.emit(body, {name: body.fragment.tensor(name) for name in spelling.inputs})
     return body.fragment.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
 
 
@@ -117,7 +117,7 @@ def _named(name: str, **given: bool) -> str:
 def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling:
     """A head with one bias token, with key and value zero: the short spelling of Theorem 3."""
 
-    def emit(b: Builder, inputs: Inputs, output: str) -> None:
+    def emit(b: Builder, inputs: Inputs) -> Variable:
         # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
         logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
         logit = b.node("Neg", [logit], "bias_logit")
@@ -125,7 +125,7 @@ def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling
             logit = _normal(b, logit, "bias")
         bias_weight = b.node("Exp", [logit], "bias_weight")
         total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
-        b.node("Div", [inputs["value"], total], "output", output=output)
+        return b.node("Div", [inputs["value"], total], "output")
 
     return Spelling(_named("NeuronAttention", steep=steep, double=double), tuple(inputs), double, _DOC_ONE, emit)
 
@@ -139,7 +139,7 @@ def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...],
     centred, steep = "key" not in inputs, "bias_offset" in inputs
     names = [f"bias_{j}" for j in range(bias_tokens)]
 
-    def emit(b: Builder, inputs: Inputs, output: str) -> None:
+    def emit(b: Builder, inputs: Inputs) -> Variable:
         shares: list[Tensor] = []
         weights: list[Tensor] = [b.numbers("self_share", 1.0)] if centred else []
         parts: list[Tensor] = [inputs["value"]] if centred else []
@@ -162,7 +162,7 @@ def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...],
             if j not in silent:
                 parts.append(b.node("Mul", [share, b.entry(inputs, "bias_part", j)], f"{name}_part"))
         total = b.total(weights, "total_weight")
-        b.node("Div", [b.total(parts, "weighted_sum"), total], "output", output=output)
+        return b.node("Div", [b.total(parts, "weighted_sum"), total], "output")
 
     values = ["bias_part[j] / bias_weight[j]"] if "bias_part" in inputs else []
     values += ["0 for " + " and ".join(f"j = {j}" for j in silent)] if silent else []
@@ -185,7 +185,7 @@ def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool)
     steep = "offsets" in inputs
     names = [f"key_{j}" for j in range(keys)]
 
-    def emit(b: Builder, inputs: Inputs, output: str) -> None:
+    def emit(b: Builder, inputs: Inputs) -> Variable:
         query = b.bounded(inputs["query"], "finite_query")
         logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
         shares = _shares(b, logits, logits, names, steep=False)
@@ -197,7 +197,7 @@ def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool)
                 parts.append(b.node("Mul", [share, b.entry(inputs, "parts", j)], f"{name}_part"))
         total = b.total(weights, "total_weight")
         mean = b.node("Div", [b.total(parts, "weighted_sum"), total], "mean")
-        b.node("Mul", [inputs["value"], mean], "output", output=output)
+        return b.node("Mul", [inputs["value"], mean], "output")
 
     name = _named(f"NeuronHeads_{heads}_{keys}", steep=steep, double=double)
     doc = _DOC_SHARED.format(n=heads, k=keys, offset=" + offsets[j]" if steep else "")
@@ -207,7 +207,7 @@ def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool)
 def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) -> Spelling:
     """The line g as attention (`passes.programs.line`): mirrored pairs of nodes, and perhaps a node 1/2."""
 
-    def emit(b: Builder, inputs: Inputs, output: str) -> None:
+    def emit(b: Builder, inputs: Inputs) -> Variable:
         one = b.numbers("self_share", 1.0)
         score = b.node("Mul", [inputs["query"], inputs["step"]], "score")
         logit = b.clipped(score, (-HIGHEST, -LOWEST), "logit")
@@ -221,7 +221,7 @@ def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) 
                 near = b.node("Add", [near, mirrored], f"shares_{j}")
             weight = b.node("Mul", [near, b.entry(inputs, "weights", j)], f"weight_{j}")
             total = b.node("Add", [total, weight], f"total_{j}")
-        b.node("Div", [b.node("Sub", [one, last], "values"), total], "output", output=output)
+        return b.node("Div", [b.node("Sub", [one, last], "values"), total], "output")
 
     nodes = 2 * pairs + 2 + middle
     doc = _DOC_LINE.format(n=nodes, last=pairs + middle)
@@ -235,7 +235,7 @@ def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool
     """
     stepped, based = "step" in inputs, "base" in inputs
 
-    def emit(b: Builder, inputs: Inputs, output: str) -> None:
+    def emit(b: Builder, inputs: Inputs) -> Variable:
         # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
         share = b.node("Exp", [b.clipped(_stepped(b, inputs), (-np.inf, REACH), "logit")], "share")
         inverse = b.node("Reciprocal", [share], "inverse_share")
@@ -258,7 +258,7 @@ def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool
             b.node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
         )
         mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
-        b.node("Mul", [inputs["value"], mean], "output", output=output)
+        return b.node("Mul", [inputs["value"], mean], "output")
 
     parts = singles + 2 * pairs
     terms = [*["base"] * based, *(f"parts[{j}] / (z + shifts[{j}])" for j in range(singles))]
@@ -280,7 +280,7 @@ def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double:
     """
     stepped, valued = "step" in inputs, "part" in inputs
 
-    def emit(b: Builder, inputs: Inputs, output: str) -> None:
+    def emit(b: Builder, inputs: Inputs) -> Variable:
         # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
         ends = _lowest(b) if steep else -np.inf, REACH / (keys - 1)
         share = b.node("Exp", [b.clipped(_stepped(b, inputs), ends, "logit")], "share")
@@ -290,7 +290,7 @@ def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double:
             others = b.node("Mul", [inner, share], f"shares_from_{j}")
         total = b.node("Add", [others, b.entry(inputs, "weights", 0)], "total_weight")
         weighted = b.node("Add", [others, inputs["part"]], "weighted_sum") if valued else others
-        b.node("Mul", [inputs["value"], b.node("Div", [weighted, total], "mean")], "output", output=output)
+        return b.node("Mul", [inputs["value"], b.node("Div", [weighted, total], "mean")], "output")
 
     doc = _DOC_PROGRESSION.format(
         n=keys - 1 + valued,
