@@ -80,9 +80,13 @@ class Builder:
         return other
 
     def within(self, name: str) -> Builder:
-        """This builder, whose nodes are `<name>/...` here."""
+        """A builder of nodes `<name>/...` in the same fragment."""
         inner = self.fragment.within(name) if name else self.fragment
         return Builder(inner, opset=self._opset, compute_type=self.compute_type)
+
+    def apart(self, name: str) -> Builder:
+        """A builder of nodes `<name>/...` in a fragment of their own."""
+        return Builder(Fragment(self.fragment.qualified(name)), opset=self._opset, compute_type=self.compute_type)
 
     @property
     def dtype(self) -> type[np.floating]:
@@ -297,11 +301,9 @@ def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> t
     """The shape of the activation, which some exported graphs read, computed from the block's input."""
     made = []
     for number, name in enumerate(projections.shapes):
-        part = Fragment(b.fragment.qualified(f"shape_{number}"))
-        first, last = (part.constant(key, np.asarray([i], dtype=np.int64)) for key, i in (("first", 0), ("last", -1)))
-        neurons = part.constant("neurons", np.asarray([projections.query.out_features], dtype=np.int64))
-        shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
-        leading = part.node("Slice", [shape, first, last], "leading")
-        part.node("Concat", [leading, neurons], "shape", output=name, axis=0)
-        made.append(Replacement(name, (), tuple(part.nodes(metadata)), tuple(part.initializers())))
+        part = b.apart(f"shape_{number}")
+        shape = part.node("Shape", [part.fragment.tensor(projections.query.data)], "input_shape")
+        sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(projections.query.out_features)]
+        part.concat(sizes, 0, "shape").name = name
+        made.append(Replacement(name, (), tuple(part.fragment.nodes(metadata)), tuple(part.fragment.initializers())))
     return tuple(made)

@@ -197,10 +197,24 @@ def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacemen
 
 def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replacement:
     """The attention of a block whose own linear operators stay, and are its projections."""
-    block, order = conversion.block, _order_of(view, conversion)
+    block = conversion.block
+    rank, axes = view.type_of(block.gate).rank, {operator.axis for operator in block.first}
+    order = [*range(rank or 0)]
+    if len(axes) == 1 and rank is not None and rank > 1:
+        order.append(order.pop(axes.pop()))  # the permutation that moves the channels last
+    back = [order.index(axis) for axis in range(len(order))]
 
-    def rows_of(tensor: str, elem_type: int, name: str) -> Variable:
-        return _rows_of(b, b.read(tensor, elem_type, name), view.type_of(tensor).rank, order, name)
+    def rows_of(tensor: str, elem_type: int, name: str) -> tuple[Variable, Variable]:
+        """[batch, tokens, heads] of any layout, and the shape that it has with the channels last."""
+        given = b.read(tensor, elem_type, name)
+        if back != sorted(back):
+            given = b.transpose(given, order, f"{name}_channels_last")
+        shape = b.node("Shape", [given], f"{name}_shape")
+        # Axes between the first and the channels merge into the tokens. Each token attends only to itself, so any
+        # grouping into sequences gives the same result.
+        lead = b.integers(0 if rank is not None and rank > 2 else 1, -1)
+        sizes = b.concat([lead, b.rows(shape, -1, 2**31, 0, f"{name}_heads")], 0, f"{name}_rows_shape")
+        return b.reshape(given, sizes, f"{name}_rows"), shape
 
     def own_key(group: Group, suffix: str, dimension: int) -> Tensor:
         numbers = np.asarray([group.head.beta, group.head.gamma])[:dimension]
@@ -208,46 +222,15 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         shape = b.concat([each, b.integers(1, dimension)], 0, f"k_self{suffix}_shape")
         return b.node("Expand", [constants, shape], f"k_self{suffix}")
 
-    rows = rows_of(block.gate, block.gate_type, "query")
+    rows, shape = rows_of(block.gate, block.gate_type, "query")
     each = b.sizes(rows, 0, 2, "each_token")
     y = z = b.unsqueeze(rows, 3, "y")
     if block.value != block.gate:
-        z = b.unsqueeze(rows_of(block.value, block.value_type, "value"), 3, "u")
-    _write_back(b, conversion, _attend(b, conversion, y, z, each, own_key), order)
-    return replacement(b, conversion, block.output)
-
-
-def _order_of(view: GraphView, conversion: Conversion) -> list[int] | None:
-    """The permutation that moves the channels last; None where they are last already."""
-    axes = {operator.axis for operator in conversion.block.first}
-    rank = view.type_of(conversion.block.gate).rank
-    if axes == {-1} or len(axes) != 1 or rank is None or rank < 2:
-        return None
-    axis = axes.pop() % rank
-    return [*(i for i in range(rank) if i != axis), axis]
-
-
-def _rows_of(b: Builder, tensor: Tensor, rank: int | None, order: list[int] | None, name: str) -> Variable:
-    """Pre-activations of any layout as [batch, tokens, heads]."""
-    if order is not None:
-        tensor = b.transpose(tensor, order, f"{name}_channels_last")
-    # Axes between the first and the channels merge into the tokens. Each token attends only to itself, so any grouping
-    # into sequences gives the same result.
-    lead = b.integers(0 if rank is not None and rank > 2 else 1, -1)
-    heads = b.rows(b.node("Shape", [tensor], f"{name}_shape"), -1, 2**31, 0, f"{name}_heads")
-    return b.reshape(tensor, b.concat([lead, heads], 0, f"{name}_rows_shape"), f"{name}_rows")
-
-
-def _write_back(b: Builder, conversion: Conversion, by_token: Tensor, order: list[int] | None) -> None:
-    """[batch, N, heads, 1] in the layout and under the name of the activation's output."""
-    block = conversion.block
+        z = b.unsqueeze(rows_of(block.value, block.value_type, "value")[0], 3, "u")
+    by_token = _attend(b, conversion, y, z, each, own_key)
     b.expose("z", by_token, (None, None, block.neurons, 1))
-    gate = b.fragment.tensor(block.gate)
-    if order is None:
-        shaped = b.reshape(by_token, b.node("Shape", [gate], "activation_shape"), "activation")
-    else:
-        turned = b.transpose(gate, order, "activation_turned")
-        shape = b.node("Shape", [turned], "activation_shape")
-        back = [order.index(axis) for axis in range(len(order))]
-        shaped = b.transpose(b.reshape(by_token, shape, "activation_channels_last"), back, "activation")
+    shaped = b.reshape(by_token, shape, "activation")
+    if back != sorted(back):
+        shaped = b.transpose(shaped, back, "activation_as_before")
     b.write(shaped, block.output, block.elem_type)
+    return replacement(b, conversion, block.output)

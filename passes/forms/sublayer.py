@@ -61,24 +61,27 @@ class StreamColumns:
         return made
 
 
+@dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The weights of one block's heads; `neurons` is the number of heads.
+    """The weights of one block's heads.
 
-    `by_token`: what they project is [batch, tokens, heads, d_head].
+    Attributes:
+        b: builds the nodes.
+        layout: the columns that the heads read.
+        neurons: the number of heads.
+        elem_type: element type of the model's weights.
+        by_token: whether what they project is [batch, tokens, heads, d_head], not by head.
     """
 
-    def __init__(
-        self, builder: Builder, layout: StreamColumns, neurons: int, elem_type: int, *, by_token: bool = False
-    ) -> None:
-        self._by_token = by_token
-        self._b = builder
-        self._layout = layout
-        self.neurons = neurons
-        self._elem_type = elem_type
+    b: Builder
+    layout: StreamColumns
+    neurons: int
+    elem_type: int
+    by_token: bool = False
 
     def functional(self, projection: Projection, name: str) -> Tensor:
         """`x W + b` on tokens and 0 on bias tokens, as [neurons, width, 1]."""
-        b, empty = self._b, self._layout.bias_tokens
+        b, empty = self.b, self.layout.bias_tokens
         bias, zero = self.bias(projection, name), b.numbers(f"{name}_zero", 0.0)
         on_tokens: Tensor = zero if bias is None else b.reshape(bias, (-1, 1, 1), f"{name}_bias_column")
         # Rows: W for the model's columns, b for the one that is 1 on tokens, and 0 for those of the bias tokens.
@@ -94,14 +97,14 @@ class HeadWeights:
         """W_Q: y, or (y, 1); bias tokens have 0."""
         if dimension == 1:
             return functional
-        b, one = self._b, self._b.numbers("W_Q_one", self._layout.column(1.0, ())[None, :, None])
-        second = b.node("Expand", [one, b.integers(self.neurons, self._layout.width, 1)], "W_Q_second")
+        b, one = self.b, self.b.numbers("W_Q_one", self.layout.column(1.0, ())[None, :, None])
+        second = b.node("Expand", [one, b.integers(self.neurons, self.layout.width, 1)], "W_Q_second")
         return b.concat([functional, second], 2, "W_Q")
 
     def key(self, group: Group, dimension: int, name: str) -> Tensor:
         """W_K [1, width, d_head], one for all heads: logits have the same coefficients for every neuron."""
-        columns = [self._layout.column(*each) for each in group.logits(self._layout.bias_tokens)]
-        return self._b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
+        columns = [self.layout.column(*each) for each in group.logits(self.layout.bias_tokens)]
+        return self.b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
 
     def constants(self, group: Group, name: str) -> Tensor | None:
         """The part of W_V that is the same for all heads, [1, width, 1]: d on tokens, v_j on bias tokens.
@@ -109,45 +112,45 @@ class HeadWeights:
         None where it is 0 and values are multiples of z.
         """
         head = group.head
-        columns = self._layout.column(head.d, [token.value for token in head.bias_tokens])
-        return self._b.numbers(name, columns[None, :, None]) if columns.any() or head.c == 0.0 else None
+        columns = self.layout.column(head.d, [token.value for token in head.bias_tokens])
+        return self.b.numbers(name, columns[None, :, None]) if columns.any() or head.c == 0.0 else None
 
     def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
         """W_V: z + d on tokens and v_j on bias tokens; [1, width, 1], one for all heads, where z does not occur."""
         constants = self.constants(group, name if group.head.c == 0.0 else f"{name}_constants")
         if constants is None:
             return functional
-        return constants if group.head.c == 0.0 else self._b.node("Add", [functional, constants], name)
+        return constants if group.head.c == 0.0 else self.b.node("Add", [functional, constants], name)
 
     def output(self, projection: Projection) -> Tensor:
         """W_O [neurons, 1, d_model]."""
-        return self._b.unsqueeze(self._matrix(projection, "W_O", rows_are_heads=True), 1, "W_O")
+        return self.b.unsqueeze(self._matrix(projection, "W_O", rows_are_heads=True), 1, "W_O")
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
         """The biases of a projection, added up, [neurons] or [1]; None where it has none."""
         vectors = [self._vector(vector, f"{name}_bias_{i}") for i, vector in enumerate(projection.biases)]
-        return self._b.total(vectors, f"{name}_biases") if vectors else None
+        return self.b.total(vectors, f"{name}_biases") if vectors else None
 
     def map(self, stream: Tensor, weight: Tensor, name: str) -> Variable:
         """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, tokens, heads * d_head].
 
         This is one product for all heads, with their weights side by side.
         """
-        b = self._b
+        b = self.b
         turned = b.transpose(weight, (1, 0, 2), f"{name}_side_by_side")
-        return b.node("MatMul", [stream, b.reshape(turned, (self._layout.width, -1), f"{name}_flat")], f"{name}_all")
+        return b.node("MatMul", [stream, b.reshape(turned, (self.layout.width, -1), f"{name}_flat")], f"{name}_all")
 
     def project(self, stream: Tensor, weight: Tensor, heads: int, dimension: int, name: str) -> Variable:
         """The same as [batch, heads, tokens, d_head], or by token."""
-        b, made, shape = self._b, self.map(stream, weight, name), (0, 0, heads, dimension)
-        if self._by_token:
+        b, made, shape = self.b, self.map(stream, weight, name), (0, 0, heads, dimension)
+        if self.by_token:
             return b.reshape(made, shape, name)
         return b.transpose(b.reshape(made, shape, f"{name}_by_head"), (0, 2, 1, 3), name)
 
     def _matrix(self, projection: Projection, name: str, *, rows_are_heads: bool = False) -> Tensor:
         """The constant matrix with one row per head, [heads, the other side], in the arithmetic's type."""
-        b = self._b
-        matrix = b.read(projection.weight, self._elem_type, f"{name}_weight")
+        b = self.b
+        matrix = b.read(projection.weight, self.elem_type, f"{name}_weight")
         if projection.stop is not None:
             matrix = b.rows(
                 matrix, projection.start, projection.stop, 0 if projection.transposed else 1, f"{name}_part"
@@ -158,8 +161,8 @@ class HeadWeights:
         return b.transpose(matrix, (1, 0), f"{name}_by_head")
 
     def _vector(self, vector: Vector, name: str) -> Tensor:
-        b = self._b
-        flat = b.reshape(b.read(vector.name, self._elem_type, f"{name}_wide"), (-1,), name)
+        b = self.b
+        flat = b.reshape(b.read(vector.name, self.elem_type, f"{name}_wide"), (-1,), name)
         return flat if vector.stop is None else b.rows(flat, vector.start, vector.stop, 0, f"{name}_part")
 
 
