@@ -20,7 +20,7 @@ from rewriter import ExitStatus, ValidationError, rewrite
 from rewriter.ort.sessions import open_session
 from tests import cases
 from tests.conftest import slow
-from tests.errors import EMITTED, RATIO, InPlace, accurate, apart, error_ratio
+from tests.errors import EMITTED, InPlace, accurate, apart
 from tests.oracle import evaluate
 from tests.spellings import FIRSTS, GATES
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
@@ -205,6 +205,35 @@ def test_gates_have_projections_of_their_own(first: str) -> None:
     accurate(model, plan, value="u", optimised=[False])
 
 
+CHUNK = (
+    "m = MatMul(x, W1wide) size = Shape(m) width = Gather(size, axis) odd = Add(width, one) half = Div(odd, two) "
+    "end = Mul(half, two) y = Slice(m, zero, half, axis) u = Slice(m, half, end, axis)"
+)
+STRIDED = "m = MatMul(x, W1wide) y = Slice(m, zero, most, axis, two) u = Slice(m, one, most, axis, two)"
+
+
+def stacked(first: str) -> onnx.ModelProto:
+    integers = {"axis": 2, "zero": 0, "one": 1, "two": 2, "most": 99}
+    constants = {name: onnx.numpy_helper.from_array(np.array([number]), name) for name, number in integers.items()}
+    text = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
+    return mlp(text, first=first, second="second = MatMul(h, W2) out = Add(second, x)", constants=constants)
+
+
+@pytest.mark.parametrize("form", [*SQUARE, "whole"])
+@pytest.mark.parametrize("first", [CHUNK, GATES[0][1]], ids=["chunk", "split"])
+def test_gate_and_value_of_one_projection_are_parts_of_its_weight(first: str, form: str) -> None:
+    model = stacked(first)
+    plan = planned(model, form)
+    projections = plan.conversions[0].whole_block
+    assert [(each.start, each.stop) for each in (projections.query, projections.value)] == [(0, 8), (8, 16)]
+    expected, found = (evaluate(each, {"x": tokens(2, 7)})["out"] for each in (model, apply(plan)))
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-7)
+
+
+def test_every_second_channel_is_no_projection() -> None:
+    assert "use form compact or local" in refusal(stacked(STRIDED), "whole")
+
+
 CHANNELS = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
 OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("conv", {"first": "y = Conv(x, K1)", "second": "out = Conv(h, K2)", **CHANNELS}, "does not hold a plain matrix"),
@@ -375,24 +404,6 @@ def test_forbidden_weights_are_exactly_zero(text: str, scale: float) -> None:
     other = x.copy()
     other[:, 1:] = tokens(1, 11, seed=1) * 3
     np.testing.assert_array_equal(run(result, x)[:, 0], run(result, other)[:, 0])
-
-
-def test_two_blocks_are_replaced_and_recognised() -> None:
-    model = text_model(
-        f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) z = Add(second, x) "
-        "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
-    )
-    plan = make_plan(model, Options(form="masked"))
-    places = [
-        InPlace(c.program.as_heads, *names)
-        for c, names in zip(plan.conversions, (("h", "y"), ("h2", "y2")), strict=True)
-    ]
-    result = apply(plan)
-    assert apart(model, result, places).emitted <= EMITTED
-    assert error_ratio(model, result) <= RATIO
-    again = make_plan(result, Options(form="masked"))
-    assert again.conversions == ()
-    assert {left.miss.reason for left in again.left} == {"it is attention heads already"}
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["calls", "inline"])
