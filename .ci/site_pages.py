@@ -122,7 +122,7 @@ def _functions() -> str:
         "Made from the docstrings of `rewriter`; [Python](python.md) introduces them.",
         "",
     ]
-    for name in sorted(rewriter.__all__, key=lambda each: (each[0].isupper(), each)):
+    for name in sorted({*dir(rewriter)} - {"__version__"}, key=lambda each: (each[0].isupper(), each)):
         found = getattr(rewriter, name)
         kind = "Arguments" if inspect.isfunction(found) else "Attributes"
         parsed = docstring_parser.parse(inspect.getdoc(found) or "")

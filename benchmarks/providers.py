@@ -19,7 +19,7 @@ from onnx import inliner
 from benchmarks.common import ROOT
 from passes.forms import FORMS
 from rewriter import rewrite
-from rewriter.graph.view import all_graphs
+from rewriter.graph.walk import all_graphs
 
 PAGE = ROOT / "docs" / "performance.md"
 _TABLE = re.compile(r"(<!-- generated: kinds -->\n).*?(<!-- end -->)", re.DOTALL)

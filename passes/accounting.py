@@ -21,8 +21,8 @@ from passes.match.linear import MICROSOFT, Miss
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
-from rewriter.graph.edit import all_nodes
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Path, attributes, captured_names, key_of, label
+from rewriter.graph.walk import iter_nodes
 
 PURE = frozenset(
     """
@@ -235,6 +235,6 @@ def _pure(node: onnx.NodeProto, functions: Mapping[tuple[str, str], onnx.Functio
     """Whether an operator, or every one in the local function that it calls, does not count."""
     key = key_of(node)
     if key in functions:
-        return all(_pure(inner, functions) for inner in all_nodes(functions[key].node))
+        return all(_pure(inner, functions) for inner in iter_nodes(functions[key].node))
     known = key[0] in _KNOWN_DOMAINS and node.op_type in PURE
     return known and attributes(node).get("activation") in (None, 0, b"", b"none")

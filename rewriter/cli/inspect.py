@@ -137,5 +137,5 @@ def doctor(model: Path | None, *, report: Path | None) -> int:
         console.line(f"{label:18}{value}")
     for problem in found.problems:
         console.line(f"{'problem':18}{problem}", "red")
-    console.line("see the problems above" if found.problems else "FINE  nothing is wrong", "bold")
-    return found.exit_status
+    console.line(found.summary, "bold")
+    return int(found.exit_status)

@@ -17,7 +17,6 @@ import click
 
 from rewriter.errors import RewriteError, UsageError
 from rewriter.options import Option, options_of, unknown_option
-from rewriter.proof.settings import Settings
 from rewriter.text import quoted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -46,18 +45,6 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def file_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
     """An option whose value is a path; `given` is as for `click.option`."""
     return click.option(*flags, type=click.Path(path_type=Path), **given)
-
-
-def tolerance(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str | None, float] | None:
-    """Parse NUMBER or OUTPUT:NUMBER; a number alone applies to all outputs that are not named (key None)."""
-    found: dict[str | None, float] = {}
-    for value in values:
-        name, colon, number = value.rpartition(":")
-        try:
-            found[name if colon else None] = float(number)
-        except ValueError as error:
-            raise click.BadParameter(f"'{value}' is neither NUMBER nor OUTPUT:NUMBER") from error
-    return found or None
 
 
 def check_report(
@@ -146,34 +133,6 @@ def check_page(page: Path, others: Sequence[Path | None], *, force: bool = False
     check_report(page, others, suffix=".html", force=force)
 
 
-_JUDGING = (
-    click.option(
-        "--atol",
-        metavar="[OUTPUT:]NUMBER",
-        multiple=True,
-        callback=tolerance,
-        help="Judge all outputs, or one, by this absolute tolerance instead of the rule (repeatable).",
-    ),
-    click.option(
-        "--rtol",
-        metavar="[OUTPUT:]NUMBER",
-        multiple=True,
-        callback=tolerance,
-        help="The same, relative to the first model's values; added to --atol.",
-    ),
-    report_option("the comparison"),
-    click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),
-)
-
-
-def comparison_options(command: Command) -> Command:
-    """The options of `validate` and `diff`."""
-    decorated: Command = declared_options(Settings, only=("providers", "inputs", "dims"))(
-        with_options(_JUDGING)(command)
-    )
-    return decorated
-
-
 # -- options that dataclasses declare ----------------------------------------------------------------------------
 
 
@@ -225,14 +184,12 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
 
 
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
-    sizes = isinstance(each.default, Mapping)
-    single = replace(each, repeatable=False)
+    single, one = replace(each, repeatable=False), _PARSED.get(each.name)
 
     def parsed(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-        if sizes:
-            return dict(map(_size, value))
-        if each.name == "providers":
-            return tuple(map(_provider, value))
+        if one is not None:
+            found = tuple(map(one, value))
+            return found if each.repeatable else dict(found) or each.default
         if each.repeatable:
             return tuple(map(single.parsed, value))
         return None if value in (None, "dtype") else each.parsed(value)
@@ -240,10 +197,10 @@ def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
     attributes: dict[str, Any] = {"help": each.help, "metavar": each.metavar or None}
     if each.kind is bool:
         attributes["is_flag"] = True
-    elif each.kind is object and not sizes:
+    elif each.kind is object and one is None:
         attributes["type"] = click.Path(path_type=Path)
     else:
-        attributes |= {"callback": parsed, "multiple": each.repeatable or sizes}
+        attributes |= {"callback": parsed, "multiple": each.repeatable or one is not None}
         if each.choices:
             attributes |= {"type": click.Choice(each.choices), "default": each.default, "show_default": True}
     return click.option(each.command_line, each.name, **{**attributes, **instead})
@@ -264,3 +221,21 @@ def _size(text: str) -> tuple[str, int]:
     if not sign or not name or not number.isascii() or not number.isdigit() or int(number) < 1:
         raise UsageError(f"--dim: '{text}' is not NAME=VALUE with a value of at least 1")
     return name, int(number)
+
+
+def _tolerance(text: str) -> tuple[str | None, float]:
+    """OUTPUT:NUMBER, or NUMBER for all outputs that are not named (None)."""
+    name, colon, number = text.rpartition(":")
+    try:
+        return name if colon else None, float(number)
+    except ValueError as error:
+        raise UsageError(f"'{text}' is neither NUMBER nor OUTPUT:NUMBER") from error
+
+
+_PARSED: Mapping[str, Callable[[str], Any]] = {
+    "providers": _provider,
+    "dims": _size,
+    "atol": _tolerance,
+    "rtol": _tolerance,
+}
+"""Options that are parsed in a way of their own, each time that they are given."""

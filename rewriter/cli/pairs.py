@@ -13,13 +13,13 @@ from rewriter.cli.options import (
     STANDARD,
     check_report,
     command,
-    comparison_options,
     declared_options,
     file_option,
     report_option,
     with_options,
     write_report,
 )
+from rewriter.compare import CompareOptions
 from rewriter.errors import ExitStatus
 from rewriter.proof.settings import Settings
 from rewriter.timing import BenchOptions
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 _model = click.Path(path_type=Path)
 _pair = with_options((click.argument("original", type=_model), click.argument("rewritten", type=_model)))
+_RUN = declared_options(Settings, only=("providers", "inputs", "dims"))
+_SHOWN = with_options(
+    (
+        report_option("the comparison"),
+        click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),
+    )
+)
 
 
 @command(
@@ -38,19 +45,9 @@ _pair = with_options((click.argument("original", type=_model), click.argument("r
     usage="the given inputs left nothing to compare",
 )
 @_pair
-@comparison_options
-@click.option(
-    "--taps",
-    type=click.Choice(["blocks"]),
-    help="Also compare the output of every block, and show how the error grows with depth.",
-)
-@click.option("--bisect", is_flag=True, help="If they differ, test every part alone and name the faulty ones.")
-@click.option(
-    "--generate",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Also generate N tokens with both, through the key-value cache if there is one.",
-)
+@_RUN
+@declared_options(CompareOptions, taps={"is_flag": False, "type": click.Choice(["blocks"])})
+@_SHOWN
 def validate(original: Path, rewritten: Path, *, taps: str | None, **options: Any) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
@@ -72,7 +69,9 @@ def validate(original: Path, rewritten: Path, *, taps: str | None, **options: An
 @click.argument("a", type=_model)
 @click.argument("b", type=_model)
 @click.option("--graph-only", is_flag=True, help="Compare the files, run nothing.")
-@comparison_options
+@_RUN
+@declared_options(CompareOptions, only=("atol", "rtol"))
+@_SHOWN
 def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
     """Compare two models: operators, nodes, metadata, weights bit for bit, and what they compute.
 
@@ -92,7 +91,6 @@ def _compared(
     a: Path,
     b: Path,
     *,
-    providers: tuple[str, ...],
     report: Path | None,
     verbose: bool,
     **options: Any,
@@ -104,7 +102,7 @@ def _compared(
 
     console = Console(verbose=verbose, error=report == STANDARD)
     with console.progress() as progress:
-        found = compare(a, b, providers=providers or None, progress=progress, **options)
+        found = compare(a, b, progress=progress, **options)
     write_report(report, found.to_json)
     show_comparison(console, found, words)
     return int(found.exit_status)
@@ -163,7 +161,6 @@ def bench(
     rewritten: Path,
     more: tuple[Path, ...],
     *,
-    providers: tuple[str, ...],
     report: Path | None,
     **options: Any,
 ) -> int:
@@ -179,7 +176,7 @@ def bench(
 
     console = Console(error=report == STANDARD)
     with console.progress() as progress:
-        found = measure(original, rewritten, *more, providers=providers or None, progress=progress, **options)
+        found = measure(original, rewritten, *more, progress=progress, **options)
     write_report(report, found.to_json)
     show_benchmark(console, found)
     return 0

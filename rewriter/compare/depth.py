@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import onnx
@@ -84,6 +84,7 @@ class Measured:
     magnitude: float
     found: Judgement
     obstacle: str = ""
+    also: ClassVar = ("exceeds",)
 
     @property
     def exceeds(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,8 +179,7 @@ def _with_data(model: Path | onnx.ModelProto | bytes, base_dir: Path | None) -> 
     """The model with its external data inside, unless it is loaded from a file."""
     if isinstance(model, Path) or base_dir is None:
         return model
-    whole = onnx.ModelProto()
-    whole.CopyFrom(_proto(model))
+    whole = deepcopy(_proto(model))
     onnx.load_external_data_for_model(whole, str(base_dir))
     return whole
 

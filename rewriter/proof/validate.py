@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import nan
 
 import ml_dtypes
 import numpy as np
@@ -114,6 +115,11 @@ class Validation:
     def certified(self) -> bool:
         """Whether the rewritten model is proved for every input."""
         return self.certificate is not None and self.certificate.certified
+
+    @property
+    def error_ratio(self) -> float:
+        """The largest `error_ratio` of the providers; NaN where nothing was evaluated in float64."""
+        return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=nan)
 
 
 def validate(

@@ -1,7 +1,7 @@
 """What `rewrite certify` proved about two models, as data and as JSON.
 
-`certificate.schema.json` beside this file is the contract of the JSON, versioned by `SCHEMA_VERSION`. Whoever has the
-two files can have it computed again: `rewrite certify --check`.
+`certificate.schema.json` beside this file is the contract of the JSON. Whoever has the two files can have it computed
+again: `rewrite certify --check`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,8 @@ from typing import Any
 
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion
-from rewriter.report.report import Result, json_text, plain_data
+from rewriter.report.report import VERSION, Result, json_text
 from rewriter.text import quoted
-
-SCHEMA_VERSION = 1
-"""Incremented if a field changes its meaning or is removed; new fields may be added without that."""
 
 _LONGEST = 2**28
 
@@ -61,9 +58,6 @@ class Certification(Result):
     def worst(self) -> CertifiedRegion | None:
         """The region with the largest bound; None where there is none."""
         return max(self.certificate.regions, key=lambda region: region.bound.bound, default=None)
-
-    def __bool__(self) -> bool:
-        return self.certificate.certified
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -108,10 +102,6 @@ class Certification(Result):
             if regions[name] != others[name]:
                 yield f"region {quoted(name)} is not as it states"
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
-        return {"version": SCHEMA_VERSION, **plain_data(self)}
-
 
 def _name(region: Mapping[str, Any]) -> str:
     return "/".join(str(region.get(key)) for key in ("path", "original", "rewritten")).removeprefix("[]/")
@@ -131,8 +121,8 @@ def read_certificate(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"{quoted(path)} cannot be read: {error.strerror}; check the path") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{quoted(path)} is not JSON; pass what `rewrite certify -o` wrote") from error
-    if not isinstance(content, dict) or content.get("version") != SCHEMA_VERSION:
-        raise UsageError(f"{quoted(path)} is no certificate of version {SCHEMA_VERSION}; make it again")
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise UsageError(f"{quoted(path)} is no certificate of version {VERSION}; make it again")
     parts = [content.get(key) for key in ("original", "rewritten", "certificate")]
     regions = parts[2].get("regions") if isinstance(parts[2], dict) else None
     if not isinstance(regions, list) or not all(isinstance(each, dict) for each in (*parts, *regions)):

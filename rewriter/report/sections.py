@@ -44,7 +44,7 @@ Part = str | Sequence[str] | Table
 
 def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
     """Anchor, heading and parts of each section; what the report lacks, such as a proof, has none."""
-    validation, after = report.validation, report.after
+    validation, after = report.proof, report.made
     proved = None if validation is None else validation.certificate
     found: dict[tuple[str, str], list[Part]] = {
         ("failures", "What failed"): list(_failures(report.problems)),
@@ -59,7 +59,7 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
 
 def block_parts(report: Report) -> list[Part]:
     """The blocks that become heads, and the other candidates."""
-    tests = () if report.validation is None else report.validation.blocks
+    tests = () if report.proof is None else report.proof.blocks
     title = f"Blocks to attention heads, form {report.form}"
     parts: list[Part] = [converted_table(title, report.converted, tests)] if report.converted else []
     if report.left:
@@ -72,7 +72,7 @@ def block_parts(report: Report) -> list[Part]:
 
 def warnings(report: Report) -> list[str]:
     """What limits the proof: skipped inputs, parts of the model at a time, a missing reference, nodes on the CPU."""
-    validation = report.validation
+    validation = report.proof
     if validation is None:
         return []
     lines = [f"input skipped, because the original rejects it: {text}" for text in validation.skipped]
@@ -106,10 +106,10 @@ def _output_by_output(validation: Validation) -> Table:
 
 
 def _conditions(report: Report) -> Iterator[Part]:
-    if report.validation is not None:
+    if report.proof is not None:
         yield "Inputs of the proof:"
-        yield report.validation.cases
-        yield provider_table(report.validation)
+        yield report.proof.cases
+        yield provider_table(report.proof)
     yield _pairs("Time by step", "step", "time", {key: f"{value:.2f} s" for key, value in report.seconds.items()})
     if report.environment:
         yield _pairs("Made with", "what", "version", report.environment)
@@ -168,15 +168,15 @@ def summary_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "form", f"{report.form}{_HOW.get(report.form, '')}; heads = neurons x heads per neuron"
     for number, text in enumerate(_left(report.left)):
         yield ("" if number else "left"), text
-    if report.validation is not None:
-        yield from _verdict(report.validation)
-    if report.after is not None:
-        before, after = report.before, report.after
+    if report.proof is not None:
+        yield from _verdict(report.proof)
+    if report.made is not None:
+        before, after = report.before, report.made
         sizes = f", {size(before.bytes)} -> {size(after.bytes)}" if after.bytes else ""
         yield "graph", f"{before.nodes:,} -> {after.nodes:,} nodes{sizes}"
     if report.files:
         yield "files", ", ".join(report.files)
-    if report.after is not None:
+    if report.made is not None:
         steps = [(_STEPS[step], seconds) for step, seconds in report.seconds.items() if step in _STEPS]
         yield "seconds", ", ".join(f"{step} {seconds:.1f}" for step, seconds in steps)
     for note in report.notes:

@@ -17,7 +17,7 @@ from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-un
 from passes.match.linear import LINEAR_OPERATORS
 from passes.match.lower import LOWERINGS
 from rewriter.graph import elementwise
-from rewriter.graph.view import all_graphs
+from rewriter.graph.walk import all_graphs
 
 Damage = Callable[[onnx.ModelProto, Random], None]
 

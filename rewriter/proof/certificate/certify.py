@@ -17,10 +17,10 @@ import onnx
 from flint import fmpq
 
 from rewriter.files.load import LoadedModel
-from rewriter.files.walk import iter_nodes
 from rewriter.graph.extract import cut, reads
 from rewriter.graph.types import FLOATS, elem_name
-from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, subgraphs
+from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of
+from rewriter.graph.walk import iter_nodes, subgraphs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.constants import WIDTHS, Axes, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 from rich.text import Text
@@ -64,7 +64,7 @@ def show_comparison(console: Console, found: Comparison, words: Words) -> None:
     if not console.quiet:
         for part in _parts(found, words, verbose=console.verbose):
             console.print(part)
-    failures = found.failures if found.validation or found.signature else ()  # for graphs the last line is enough
+    failures = found.failures if found.proof or found.signature else ()  # for graphs the last line is enough
     shown = failures if console.verbose else failures[:_FEW_FAILURES]
     for failure in shown:
         console.print(plain(failure, "red"))
@@ -74,16 +74,16 @@ def show_comparison(console: Console, found: Comparison, words: Words) -> None:
 
 
 def _parts(found: Comparison, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
-    if found.graph is not None:
-        yield from _graph_parts(found.graph, words.names, verbose=verbose)
-    if found.validation is not None:
-        yield from _certificate(found.validation, verbose=verbose)
-        yield from _outputs(found, found.validation, words, verbose=verbose)
-    if found.taps is not None:
+    if found.files is not None:
+        yield from _graph_parts(found.files, words.names, verbose=verbose)
+    if found.proof is not None:
+        yield from _certificate(found.proof, verbose=verbose)
+        yield from _outputs(found, found.proof, words, verbose=verbose)
+    if found.taps:
         yield _through_depth(found.taps, words.names, verbose=verbose)
         yield _tap_line(found.taps)
-    if found.generation is not None:
-        yield from _generation_lines(found.generation, words.names)
+    if found.generated is not None:
+        yield from _generation_lines(found.generated, words.names)
     if found.faults:
         yield _guilty_table(found.faults, words.names)
     for note in found.notes:
@@ -209,7 +209,7 @@ def _verdict(found: Comparison) -> str:
     """The last line, without its first word."""
     seconds = f"in {found.seconds['total']:.1f} s"
     pair = f"{found.a} and {found.b}"
-    proof = found.validation
+    proof = found.proof
     if found.signature:
         return f"{pair} have different inputs or outputs, so nothing was run"
     if proof is None:
@@ -221,8 +221,8 @@ def _verdict(found: Comparison) -> str:
             some = "not every output" if len(found.failures) < len(judged) else "nothing"
             return f"{pair}: {some} could be compared, {seconds}"
         return f"{found.b} does not compute what {found.a} does, {seconds}{_blame(found)}"
-    ratio = "" if found.error_ratio is None else f", error ratio {found.error_ratio:.2f}"
-    graph = "; their graphs differ" if found.graph is not None and not found.graph.same else ""
+    ratio = "" if isnan(found.error_ratio) else f", error ratio {found.error_ratio:.2f}"
+    graph = "; their graphs differ" if found.files is not None and not found.files.same else ""
     where = ", ".join(proof.providers)
     if found.verdict == "same":
         return f"{found.b} computes what {found.a} does for every input, and on {where}{ratio}{graph}, {seconds}"
@@ -240,7 +240,7 @@ def _blame(found: Comparison) -> str:
         return f"; guilty: {first.block}{part}{program}{more}"
     if found.first_exceeding is not None:
         return f"; first to exceed its allowance: {found.first_exceeding.label}"
-    return "" if found.isolated is not None else "; 'rewrite validate --bisect' names the guilty block"
+    return "" if found.isolated else "; 'rewrite validate --bisect' names the guilty block"
 
 
 # -- two files -----------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def show_benchmark(console: Console, found: Benchmark) -> None:
                 nodes = ", ".join(row.cpu_nodes[:_FEW_NODES])
                 more = f" and {len(row.cpu_nodes) - _FEW_NODES} more" if len(row.cpu_nodes) > _FEW_NODES else ""
                 console.print(plain(f"{row.model} on {row.provider}, ran on the CPU: {nodes}{more}", "yellow"))
-    console.print(plain(f"MEASURED  {_measured_verdict(found)}", "bold green"))
+    console.print(plain(found.summary, "bold green"))
 
 
 def _relevant(table: Table, found: Benchmark) -> Table:
@@ -359,15 +359,3 @@ def _models(found: Benchmark) -> Table:
         for row in found.models
     )
     return Table("Loading, and memory beyond that of the empty process", heads, tuple(rows))
-
-
-def _measured_verdict(found: Benchmark) -> str:
-    """The last line, without its first word."""
-
-    def over(name: str) -> str:
-        values = [row.over_original.paired for row in found.times if row.model == name and row.over_original]
-        low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-        return low if low == high else f"{low} to {high}"
-
-    parts = [f"{name} takes {over(name)} times as long as {found.original}" for name in found.others]
-    return f"{'; '.join(parts)} (control {over(found.control)}), in {found.seconds['total']:.1f} s"

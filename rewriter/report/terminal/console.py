@@ -23,7 +23,7 @@ from rewriter.report.folder import FolderReport
 from rewriter.report.report import Report
 from rewriter.report.sections import sections, summary, warnings
 from rewriter.report.tables import Cell, Kind, Table, written
-from rewriter.text import clean
+from rewriter.text import clean, counted
 
 _PIPE_WIDTH, _NARROW = 140, 80
 _LONGEST = 600
@@ -170,7 +170,7 @@ def show_rewriting(console: Console, report: Report, *, model: str = "") -> None
     if model:
         console.line(model, "bold")
     if model and not report.converted:
-        console.line(f"copied    {report.copied}")
+        console.line(f"copied    as it is: {_unconverted(report)}")
     else:
         for text in summary(report, console.width):
             console.line(text)
@@ -189,6 +189,12 @@ def show_rewriting(console: Console, report: Report, *, model: str = "") -> None
         show_verdict(console, report)
 
 
+def _unconverted(report: Report) -> str:
+    if not report.left:
+        return "there is no MLP block to convert"
+    return f"{counted(len(report.left), 'candidate')} left: {report.left[0].reason}"
+
+
 def show_folder(console: Console, report: FolderReport) -> None:
     """Print what became of a folder: each model under its name, what was copied, and the verdict."""
     for name, each in report.models.items():
@@ -200,7 +206,7 @@ def show_folder(console: Console, report: FolderReport) -> None:
 
 def show_verdict(console: Console, report: Report) -> None:
     """Print the last line."""
-    certain = report.validation is not None
-    planned = report.exit_status is ExitStatus.CONVERTED and report.after is None
+    certain = report.proof is not None
+    planned = report.exit_status is ExitStatus.CONVERTED and report.made is None
     colour = "" if planned else _VERDICTS.get(report.exit_status, "yellow")
-    console.line(report.summary, "yellow" if report.after is not None and not certain else colour, always=True)
+    console.line(report.summary, "yellow" if report.made is not None and not certain else colour, always=True)

@@ -11,7 +11,7 @@ import pytest
 
 from rewriter import ExitStatus, rewrite, validate
 from rewriter.errors import ValidationError
-from rewriter.graph.edit import all_nodes
+from rewriter.graph.walk import iter_nodes
 from rewriter.ort.sessions import open_session
 from tests.textmodels import FIRST, mlp, text_model
 
@@ -42,7 +42,7 @@ def test_rewriting_repairs_a_model_that_does_not_run(operator: str) -> None:
 def test_a_planted_error_is_refused(operator: str) -> None:
     made = rewrite(MODELS[operator], validate=False).rewritten
     assert isinstance(made, onnx.ModelProto)
-    for node in all_nodes([node for function in made.functions for node in function.node]):
+    for node in iter_nodes([node for function in made.functions for node in function.node]):
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.name == "value_float":
                 attribute.f *= 1.001

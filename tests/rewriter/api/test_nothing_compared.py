@@ -56,7 +56,6 @@ def test_an_output_may_be_empty_in_some_cases() -> None:
     model = text_model(f"{body} out = Slice(x, two, end, one)", outputs="float[a, b, 4] out")
     found = validate(model, model)
     assert found.same
-    assert found.validation is not None
     assert any("sequence 1" in case for case in found.validation.cases), "there it is empty"
 
 

@@ -17,7 +17,7 @@ from rewriter.errors import ModelError
 from rewriter.files import soundness
 from rewriter.files.load import load_model
 from rewriter.files.soundness import check_structure, sort_main_graph
-from rewriter.files.walk import MAX_DEPTH
+from rewriter.graph.walk import MAX_DEPTH
 from tests.committed import EACH_FILE
 from tests.counting import steps
 

@@ -6,15 +6,8 @@ import onnx
 
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import TensorType
-from rewriter.graph.view import (
-    all_graphs,
-    all_views,
-    captured_names,
-    graph_at,
-    holder_name,
-    subgraphs,
-    view_model,
-)
+from rewriter.graph.view import all_views, captured_names, graph_at, holder_name, view_model
+from rewriter.graph.walk import all_graphs, subgraphs
 
 LOOP = """
 <ir_version: 8, opset_import: ["" : 17]>
