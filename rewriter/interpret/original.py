@@ -181,6 +181,8 @@ class Attention:
         z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
         pattern: the pattern; empty for an attention operator, which keeps it to itself.
         scores: the scores with masks and position biases, before Softmax; empty for an attention operator.
+        product: the product of queries and keys that is in them; empty for an attention operator.
+        factor: the factor of that product in the scores.
         cross: whether keys and values come from another tensor than queries.
     """
 
@@ -196,6 +198,8 @@ class Attention:
     z: str
     pattern: str
     scores: str
+    product: str
+    factor: float
     cross: bool
 
     @property
@@ -264,7 +268,7 @@ def _assembled(
     keys = keys.moved(lambda array: np.swapaxes(array, -1, -2))
     leading = np.broadcast_shapes(*(side.shape[:-2] for side in (query, keys, values)))
     query, keys, values = (side.spread((*leading, *side.shape[-2:])) for side in (query, keys, values))
-    return _joined(tracer, index, (query, keys, values), factor, z, pattern, scores)
+    return _joined(tracer, index, (query, keys, values), factor, z, pattern, scores, before.output[0])
 
 
 def _joined(
@@ -275,6 +279,7 @@ def _joined(
     z: str,
     pattern: str,
     scores: str,
+    product: str,
     z_shape: Shape | None = None,
 ) -> Attention:
     """The sublayer whose queries, keys and values are known."""
@@ -303,6 +308,8 @@ def _joined(
         z=z,
         pattern=pattern,
         scores=scores,
+        product=product,
+        factor=factor,
         cross=query.operator.data != key.operator.data,
     )
 
@@ -398,7 +405,7 @@ def _operator(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention:
     z_shape = (query.shape[0], heads, query.shape[2], value.shape[-1]) if flat else None
     if given.get("do_rotary"):
         query, key = (replace(side, rotary=True) for side in (query, key))
-    return _joined(tracer, index, (query, key, value), scale, node.output[0], "", "", z_shape)
+    return _joined(tracer, index, (query, key, value), scale, node.output[0], "", "", "", z_shape)
 
 
 def _by_head(signal: Signal, heads: int) -> Signal:

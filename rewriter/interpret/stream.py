@@ -135,6 +135,10 @@ class FrozenNorm:
         inner = gradient * self.scale * self.factors[:, None]
         return inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner
 
+    def back_at(self, token: int, rows: Array) -> Array:
+        """[K, D] at the result of one token to [K, D] at the stream."""
+        return replace(self, factors=np.full(len(rows), self.factors[token])).back(rows)
+
     def constant(self, gradient: Array) -> float:
         """What the bias contributes."""
         return float((gradient * self.bias).sum())
@@ -411,19 +415,15 @@ def _reads(view: GraphView, tensor: str, stream: str) -> bool:
     return False
 
 
-def norm_of(view: GraphView, named: Named, stage: Stage) -> Norm | None:
-    """The normalisation before a sublayer's values; None where there is none, or they are of another sequence.
+def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None:
+    """The normalisation that makes `data` of the stream; None where it is the stream itself.
 
     Raises:
-        UsageError: the sublayer reads something else than the stream or its normalisation.
+        UsageError: the reader reads something else.
     """
-    sublayer = named.sublayer
-    if isinstance(sublayer, Attention) and sublayer.cross:
-        return None
-    data = sublayer.value.operator.data if isinstance(sublayer, Attention) else sublayer.data
-    if unflattened(view, data) == unflattened(view, stage.before):
+    if unflattened(view, data) == unflattened(view, stream):
         return None
     norm = norm_before(view, Constants(view), data)
     if norm is None:
-        raise UsageError(f"{named.name} does not read a normalised residual stream; it cannot be attributed")
+        raise UsageError(f"{reader} does not read a normalised residual stream; it cannot be attributed")
     return norm

@@ -16,7 +16,7 @@ from typing import Any
 from rewriter.files.atomic import write_text
 from rewriter.report.html.rendering import filled, resource, short
 from rewriter.report.report import Report
-from rewriter.report.sections import sections, summary_lines, warnings
+from rewriter.report.sections import certainty, sections, summary_lines, warnings
 from rewriter.report.tables import Cell, Column, written
 
 _LONGEST_SENTENCE = 600
@@ -35,14 +35,17 @@ def render(report: Report) -> str:
         UsageError: jinja2 is missing.
     """
     verdict, _, meaning = report.summary.partition("  ")
+    found = sections(report)
     context = {
         "verdict": verdict.capitalize(),
         "kind": {"PASSED": "good", "FAILED": "bad"}.get(verdict, "open"),
         "meaning": meaning,
         "model": report.model,
-        "lines": list(summary_lines(report)),
+        "certainty": list(certainty(report)),
+        "lines": list(summary_lines(report, proof=False)),
         "notes": warnings(report),
-        "sections": sections(report),
+        "sections": found,
+        "anchors": [anchor for anchor, _, _ in found],
     }
     sentence = partial(short, longest=_LONGEST_SENTENCE)
     filters: dict[str, Callable[..., Any]] = {"shown": shown, "short": short, "sentence": sentence}

@@ -17,6 +17,7 @@ from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison, Verdict
+from rewriter.report.sections import skipped
 from rewriter.report.tables import (
     Cell,
     Column,
@@ -26,6 +27,7 @@ from rewriter.report.tables import (
     operator_table,
     output_table,
     region_table,
+    rule_table,
     tests_table,
 )
 from rewriter.report.terminal.console import Console, plain
@@ -108,43 +110,14 @@ def _certificate(proof: Validation, *, verbose: bool) -> Iterator[Table | Text]:
 
 def _outputs(found: Comparison, proof: Validation, words: Words, *, verbose: bool) -> Iterator[Table | Text]:
     if proof.providers:
-        yield _differences(proof, f"Outputs: {words.names[1]} against {words.names[0]}", verbose=verbose)
-        yield _judged(found, proof, words.names)
+        yield output_table(f"Outputs: {words.names[1]} against {words.names[0]}", proof)
+        yield rule_table(proof, found.tolerated)
         yield plain(f"inputs: {'; '.join(proof.cases)}")
-    for text in proof.skipped:
-        yield plain(f"input skipped, because {words.names[0]} rejects it: {text}", "yellow")
+    for text in skipped(proof, verbose=verbose):
+        yield plain(text, "yellow")
     for provider, each in proof.providers.items():
         if each.cpu_nodes:
             yield plain(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:8])}", "yellow")
-
-
-def _differences(proof: Validation, title: str, *, verbose: bool) -> Table:
-    """B against A, output by output; without -v, what fits into 80 columns."""
-    shown = output_table(
-        title, [(name, each) for name, run in proof.providers.items() for each in run.outputs.values()]
-    )
-    ranks = [name for name in ("top-1", *(["KL"] if verbose else [])) if shown.pick(name).filled().columns]
-    errors = ("max abs", "mean abs", *(["abs at"] if verbose else []), "max rel", "1 - cosine")
-    return shown.pick("provider", "output", *errors, *ranks, "passes at atol = rtol")
-
-
-def _judged(found: Comparison, proof: Validation, names: tuple[str, str]) -> Table:
-    """The rule, output by output."""
-    heads = (
-        *columns("text", "provider", "output"),
-        *columns("error", "error", f"rounding of {names[0]}", "allowed"),
-        *columns("text", "rule", "verdict"),
-    )
-    rows: list[Row] = []
-    for provider, run in proof.providers.items():
-        for name, each in run.compared.items():
-            verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
-            if each.holds and each.proves_nothing and name not in found.tolerated:
-                verdict = Cell("proves nothing")
-            rule = "the tolerance given" if name in found.tolerated else "16 x rounding"
-            errors = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
-            rows.append((provider, name, *errors, rule, verdict))
-    return Table("Errors as shares of the output's norm; with a tolerance, in its units", heads, tuple(rows))
 
 
 def _through_depth(taps: Sequence[Measured], names: tuple[str, str], *, verbose: bool) -> Table:

@@ -174,7 +174,7 @@ def show_rewriting(console: Console, report: Report, *, model: str = "") -> None
     else:
         for text in summary(report, console.width):
             console.line(text)
-        for text in warnings(report):
+        for text in warnings(report, verbose=console.verbose):
             console.line(text, "yellow")
     if console.verbose and not console.quiet:
         for anchor, _, parts in sections(report):

@@ -91,7 +91,6 @@ TYPES: dict[str, Any] = {
     "BlockRow.name": Annotated[str, Field(min_length=1)],
     "BlockRow.heads": Positive | None,
     "BlockRow.bias_tokens": Positive | None,
-    "OutputStats.cosine": Annotated[float, Field(ge=-1, le=1)] | None,
     "OutputStats.top1": Share,
     "ProviderRun.load_seconds": tuple[Finite, Finite],
     "Measured.magnitude": Finite,
