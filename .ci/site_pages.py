@@ -34,6 +34,7 @@ _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that docs/ does not have."""
     made = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in MOVED.items() if name.endswith(".md")}
+    made["index.md"] = _with_a_result(made["index.md"])
     made["decisions/index.md"] = _decisions()
     made["gallery.md"] = _gallery()
     made["api.md"] = _functions()
@@ -61,6 +62,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     # Code is not text: what looks like a link in it is none.
     parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.startswith("```") else _LINK.sub(turned, part) for part in parts)
+
+
+def _with_a_result(readme: str) -> str:
+    """The README with a picture of what one gets beside its drawing, both above the fold."""
+    drawing = re.search(r"^!\[.*?\]\(.*?\)$", readme, re.DOTALL | re.MULTILINE)
+    if drawing is None:
+        raise ValueError("the README has no drawing")
+    page = "[![A page of heads, original ones and neurons](docs/figures/heads-page.png)](heads.md#a-page-of-heads)"
+    both = f'<div class="result" markdown>\n\n{drawing[0]}\n\n{page}\n\n</div>'
+    return readme.replace(drawing[0], both)
 
 
 def _title(path: Path) -> str:
@@ -111,7 +122,7 @@ def _functions() -> str:
         "Made from the docstrings of `rewriter`; [Python](python.md) introduces them.",
         "",
     ]
-    for name in sorted(rewriter.__all__, key=lambda each: (each[0].isupper(), each)):
+    for name in sorted({*dir(rewriter)} - {"__version__"}, key=lambda each: (each[0].isupper(), each)):
         found = getattr(rewriter, name)
         kind = "Arguments" if inspect.isfunction(found) else "Attributes"
         parsed = docstring_parser.parse(inspect.getdoc(found) or "")

@@ -57,7 +57,7 @@ class Row:
         """The row with the next seed."""
         path = ROOT / "models" / f"{self.model}.onnx"
         proof = rewrite(path, form=self.form, seed=self.seeds)
-        failures = () if proof.validation is None else proof.validation.failures[:1]
+        failures = proof.problems[:1]
         figures = [(self.tightness, self.use, self.ratio, self.certified), *_figures(proof)]
         tightness, use, ratio, certified = (max(each) for each in zip(*figures, strict=True))
         return replace(
@@ -74,7 +74,7 @@ class Row:
 
 def _figures(report: Report) -> Iterator[tuple[float, float, float, float]]:
     """(tightness, use, ratio of errors, certified share) of every output."""
-    if report.validation is None:
+    if report.proof is None:
         return
     for proof in report.validation.providers.values():
         for each in proof.compared.values():

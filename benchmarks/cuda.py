@@ -29,6 +29,7 @@ from rewriter.api.benching import inputs_of
 from rewriter.errors import ProviderError, UsageError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import load_onnxruntime, require_provider
+from rewriter.proof.settings import Settings
 from rewriter.text import one_line
 from rewriter.timing import BenchOptions
 from rewriter.timing.measure import Feeds, Ratio, Turn, ratio, rounds, take
@@ -198,11 +199,11 @@ def _settings(path: Path, tokens: Sequence[int]) -> Iterator[tuple[str, int, Fee
     """Mode, length and inputs: each prefill, and one decoding step, with a cache if the model takes one."""
     proto = load_model(path).proto
     for length in tokens:
-        yield "prefill", length, inputs_of(proto, BenchOptions(tokens=(length,)), None, {}, 0)[0][1]
+        yield "prefill", length, inputs_of(proto, BenchOptions(tokens=(length,)), Settings())[0][1]
     try:
-        ((_, step),) = inputs_of(proto, BenchOptions(tokens=(1,), past=PAST), None, {}, 0)
+        ((_, step),) = inputs_of(proto, BenchOptions(tokens=(1,), past=PAST), Settings())
     except UsageError:
-        ((_, step),) = inputs_of(proto, BenchOptions(tokens=(1,)), None, {}, 0)
+        ((_, step),) = inputs_of(proto, BenchOptions(tokens=(1,)), Settings())
     yield "decode", 1, step
 
 

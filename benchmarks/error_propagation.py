@@ -126,7 +126,7 @@ def relative_errors(values: Values, truth: Values) -> tuple[float, float]:
 
 def _built(model: onnx.ModelProto, form: str, tokens: int) -> onnx.ModelProto:
     report = rewrite(model, form=form, validate=False, max_tokens=tokens)
-    if report.rewritten is None or report.left:
+    if not report or report.left:
         raise click.ClickException(f"form {form}: {[row.reason for row in report.left]}")
     return report.rewritten
 

@@ -131,7 +131,7 @@ def memory_rows(shape: Shape, forms: Sequence[str], tokens: Sequence[int]) -> It
 
 def _built(model: onnx.ModelProto, form: str, tokens: int) -> onnx.ModelProto:
     report = rewrite(model, form=form, validate=False, max_tokens=tokens)
-    if report.rewritten is None:
+    if not report:
         raise click.ClickException(f"form {form}: {[row.reason for row in report.left]}")
     return report.rewritten
 

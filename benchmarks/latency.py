@@ -144,7 +144,7 @@ def _measure(
     # Beside the original, whose weights are then referred to; a file of the user's stays untouched.
     out = path.with_name(f"{path.stem}-heads.onnx") if path.parent == folder else folder / "heads.onnx"
     report = rewrite(path, out, **options, validate=False)
-    if report.output is None:
+    if not report.output:
         raise click.ClickException(
             f"{path} has no MLP block to convert: run `rewrite {path} --dry-run` for the reasons"
         )

@@ -219,7 +219,7 @@ def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
     expected = expected_labels(entry, outcome)
     wrong = sum(row.activation.partition("(")[0] not in expected for row in report.converted)
     wrong += max(0, len(report.converted) + len(recognised) - exist)
-    proved = None if report.validation is None else report.validation.passed
+    proved = None if report.proof is None else report.proof.passed
     if outcome.job.dtype == "bf16" and report.converted:
         proved = agrees_widened(path, rewritten, entry)
     outcome = replace(
@@ -230,7 +230,7 @@ def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
         proved=proved,
     )
     if outcome.found == exist:
-        failures = () if report.validation is None else report.validation.failures
+        failures = report.problems
         return replace(outcome, missed=tuple(failures[:2]))
     others = [row for row in report.left if row not in recognised]
     return replace(outcome, missed=tuple(_described(row) for row in others) or ("no candidate is reported",))

@@ -8,27 +8,51 @@ of each form.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
 import numpy as np
+import onnx
 
 from passes.forms import FORMS, convert
-from passes.match.blocks import OPAQUE, Block, Dataflow
-from passes.match.linear import Miss
+from passes.match.blocks import Block, Dataflow
+from passes.match.linear import MICROSOFT, Miss
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
-from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.view import GraphView, label
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, Path, attributes, captured_names, key_of, label
+from rewriter.graph.walk import iter_nodes
 
-COUNTED = NONLINEAR | {"MaxPool"} | OPAQUE.keys()
-"""Operators that count against purity. Softmax and normalisations do not: attention-only transformers have both. What
-stands inside heads does not count either: their exponentials, and the Clip that keeps a query finite."""
+PURE = frozenset(
+    """
+    MatMul Gemm Einsum Conv ConvTranspose ConvInteger MatMulInteger MatMulIntegerToFloat DynamicQuantizeMatMul
+    FusedMatMul TransposeMatMul FusedGemm FusedConv NhwcConv NhwcFusedConv MatMulNBits MatMulBnb4 MatMulFpQ4 QGemm
+    QLinearMatMul QLinearConv CausalConvWithState
+    Add Sub Sum Neg Mul Div Mean BiasAdd QLinearAdd QLinearMul CumSum Sin Cos Trilu
+    Softmax Attention MultiHeadAttention GroupQueryAttention DecoderMaskedMultiHeadAttention DecoderMaskedSelfAttention
+    PackedAttention PackedMultiHeadAttention PagedAttention QAttention BiasSoftmax QLinearSoftmax
+    RotaryEmbedding GemmaRotaryEmbedding TensorScatter RelativePositionBias
+    Pow Sqrt Reciprocal ReduceMean ReduceSum ReduceSumSquare ReduceL2 LayerNormalization SimplifiedLayerNormalization
+    RMSNormalization SkipLayerNormalization SkipSimplifiedLayerNormalization EmbedLayerNormalization LpNormalization
+    InstanceNormalization GroupNormalization GroupNorm SkipGroupNorm BatchNormalization MeanVarianceNormalization
+    Constant ConstantOfShape Shape Size CastLike Concat QLinearConcat Expand Tile Pad Where ScatterND ScatterElements
+    OneHot Resize Upsample DepthToSpace SpaceToDepth AveragePool GlobalAveragePool QLinearAveragePool
+    QLinearGlobalAveragePool GatherBlockQuantized ReorderInput ReorderOutput If Loop Scan
+    Equal Greater GreaterOrEqual Less LessOrEqual And Or Not
+    QuantizeLinear DequantizeLinear DynamicQuantizeLinear
+    """.split()  # noqa: SIM905 - more readable for 100 names
+).union(PARTS, REARRANGED)
+"""Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
+(also spelled out), moves and masks. Every other one counts, known or not, if it reads data and makes no integers. What
+stands inside heads does not count: their exponentials, and the Clip that keeps a query finite."""
 
 PRODUCT = "elementwise products of gates"
 """The purity line's name for the products that `--gate product` keeps."""
 
+_KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
+_WHOLE = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
+"""Types of masks, indices and shapes."""
 
 TOKENS = 128
 """The default number of tokens for which costs are stated."""
@@ -182,15 +206,35 @@ def _remaining(plan: Plan) -> dict[str, int]:
         (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
     }
     converted |= {(view.path, index) for view in plan.views for index in plan.recognised.nodes(view)}
+    functions = {(each.domain, each.name): each for each in plan.model.functions}
     counts: Counter[str] = Counter()
+    counted: set[tuple[Path, int]] = set()
     for view in plan.views:
-        constants = Constants(view)
+        data: set[str] = set()
         for index, node in enumerate(view.nodes):
-            inside = (view.path, index) in converted
-            constant = all(name in constants for name in node.output)
-            if node.op_type in COUNTED and not inside and not constant:
+            read = [name for name in (*node.input, *captured_names(node)) if name and name not in view.constants]
+            # What is computed from shapes alone, such as positions, is no function of data.
+            if node.op_type == "Shape" or all(name in view.producer and name not in data for name in read):
+                continue
+            data.update(node.output)
+            whole = any(view.type_of(name).elem_type in _WHOLE for name in node.output[:1])
+            if not whole and (view.path, index) not in converted and not _pure(node, functions):
+                counted.add((view.path, index))
                 counts[label(node).partition(" ")[0]] += 1
+    for block in (each.block for each in plan.left if each.block is not None):
+        # An activation may be spelled with operators that do not count.
+        if counted.isdisjoint((block.path, index) for index in block.region.nodes):
+            counts[f"activation {block.identified.label}"] += 1
     products = sum(conversion.block.product for conversion in plan.conversions)
     if products:
         counts[PRODUCT] += products
     return dict(sorted(counts.items()))
+
+
+def _pure(node: onnx.NodeProto, functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> bool:
+    """Whether an operator, or every one in the local function that it calls, does not count."""
+    key = key_of(node)
+    if key in functions:
+        return all(_pure(inner, functions) for inner in iter_nodes(functions[key].node))
+    known = key[0] in _KNOWN_DOMAINS and node.op_type in PURE
+    return known and attributes(node).get("activation") in (None, 0, b"", b"none")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from passes.options import WHOLE, Options
 from passes.plan import Plan, carried, emit, make_plan
-from rewriter.graph.view import all_graphs
+from rewriter.graph.walk import all_graphs
 from rewriter.pipeline import AddedOutputs, Pass, Unit, require_current
 
 

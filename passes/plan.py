@@ -6,6 +6,7 @@ nodes of its model by index, so that model must not change afterwards.
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -138,8 +139,7 @@ def _through_network(plan: Plan) -> Plan:
 
 def emit(plan: Plan) -> onnx.ModelProto:
     """A new model in which every block that the plan converts is attention heads; its metadata have the plan."""
-    result = onnx.ModelProto()
-    result.CopyFrom(plan.model)
+    result = deepcopy(plan.model)
     conversions = plan.conversions
     replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
     if _taken(plan.model, replacements):

@@ -1,90 +1,79 @@
 """Rewrites the MLP blocks of an ONNX transformer as attention heads, and proves that the outputs stay the same.
 
->>> from rewriter import rewrite
->>> report = rewrite("model.onnx", "attnonly.onnx")
->>> report.exit_status, len(report.converted)
+>>> import rewriter
+>>> result = rewriter.rewrite("model.onnx", "attnonly.onnx")
+>>> if result:
+...     print(result.output, len(result.converted), result.validation.error_ratio)
+
+Models:
+    rewrite            replace MLP blocks by attention heads, and prove it; of one model, or of a folder
+    inspect            the blocks of a model, their size and their heads
+    certify            prove for every input that one model computes what another does
+    validate, diff     judge a rewritten model; compare any two
+    bench              how long models take beside the original
+    doctor             versions, execution providers, memory and disk
+
+Heads:
+    heads              all heads of a model, and their weights
+    run_with_cache     what heads compute on inputs; Text makes inputs of text
+    attribute          a logit as a sum over heads, tokens and biases
+    why                why a neuron or an attention score is what it is
+    attribution_graph  the graph of a logit
+    compositions       which heads work together; head_tokens: on what
+    head_pictures      the data of the page about heads
+    ablate, patch, freeze    models in which heads are changed
+
+Results are true if all is well: Report, FolderReport, Inspection, Certification, Comparison, Benchmark. What goes
+wrong before there is a result is a RewriteError: ModelError, UsageError, ProviderError, ValidationError,
+NothingToConvertError, each with its ExitStatus. help(rewriter.rewrite) lists arguments and options.
 """
 
-from __future__ import annotations
-
+import re
+import sys
+import warnings
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
 
-if TYPE_CHECKING:
-    from rewriter.api.benching import bench as bench
-    from rewriter.api.certifying import certify as certify
-    from rewriter.api.comparing import diff as diff
-    from rewriter.api.comparing import validate as validate
-    from rewriter.api.diagnosing import doctor as doctor
-    from rewriter.api.folder import rewrite_folder as rewrite_folder
-    from rewriter.api.inspection import inspect as inspect
-    from rewriter.api.rewriting import rewrite as rewrite
-    from rewriter.errors import ExitStatus as ExitStatus
-    from rewriter.errors import ModelError as ModelError
-    from rewriter.errors import NothingToConvertError as NothingToConvertError
-    from rewriter.errors import ProviderError as ProviderError
-    from rewriter.errors import RewriteError as RewriteError
-    from rewriter.errors import UsageError as UsageError
-    from rewriter.errors import ValidationError as ValidationError
-    from rewriter.interpret.attribute import attribute as attribute
-    from rewriter.interpret.graph import attribution_graph as attribution_graph
-    from rewriter.interpret.index import heads as heads
-    from rewriter.interpret.interventions import ablate as ablate
-    from rewriter.interpret.interventions import freeze as freeze
-    from rewriter.interpret.interventions import patch as patch
-    from rewriter.interpret.page import head_pictures as head_pictures
-    from rewriter.interpret.rank import compositions as compositions
-    from rewriter.interpret.rank import head_tokens as head_tokens
-    from rewriter.interpret.run import run_with_cache as run_with_cache
-    from rewriter.proof.inputs.given import Text as Text
-    from rewriter.report.benchmark import Benchmark as Benchmark
-    from rewriter.report.certification import Certification as Certification
-    from rewriter.report.comparison import Comparison as Comparison
-    from rewriter.report.folder import FolderReport as FolderReport
-    from rewriter.report.report import Report as Report
-
-_HOMES = {
-    "errors": (
-        *("ExitStatus", "ModelError", "NothingToConvertError", "ProviderError", "RewriteError"),
-        *("UsageError", "ValidationError"),
-    ),
-    "api.certifying": ("certify",),
-    "api.comparing": ("diff", "validate"),
-    "api.diagnosing": ("doctor",),
-    "api.folder": ("rewrite_folder",),
-    "api.inspection": ("Inspection", "inspect"),
-    "interpret.attribute": ("attribute",),
-    "interpret.run": ("run_with_cache",),
-    "interpret.graph": ("attribution_graph",),
-    "interpret.index": ("heads",),
-    "interpret.interventions": ("ablate", "freeze", "patch"),
-    "interpret.page": ("head_pictures",),
-    "interpret.rank": ("compositions", "head_tokens"),
-    "api.rewriting": ("rewrite",),
-    "api.benching": ("bench",),
-    "proof.inputs.given": ("Text",),
-    "report.benchmark": ("Benchmark",),
-    "report.certification": ("Certification",),
-    "report.comparison": ("Comparison",),
-    "report.folder": ("FolderReport",),
-    "report.report": ("Report",),
-}
-"""Module to the names that are imported from it when they are used."""
-
-__all__ = [name for names in _HOMES.values() for name in names]
+_FOLDER = Path(__file__).resolve().parent
+_STUB = (_FOLDER / "__init__.pyi").read_text(encoding="utf-8")
+_HOMES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
+"""Public name to the module that it is imported from when it is used, since `passes` imports `rewriter.graph`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import lazily: `passes` imports `rewriter.graph`, and the API imports `passes`."""
     if name == "__version__":
         from importlib.metadata import version
 
         return version("attnonly")
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"rewriter.{module}"), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'rewriter' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*_HOMES, "__version__"]
+
+
+def _join_passes() -> None:
+    """Let a user's package or module `passes` that Python finds before ours hold our modules too, ours first."""
+    ours = _FOLDER.parent / "passes"
+    try:
+        passes = import_module("passes")
+    except Exception:  # noqa: BLE001 - whatever it needs, we do not need it
+        passes = sys.modules["passes"] = ModuleType("passes")
+    theirs = list(getattr(passes, "__path__", ()))
+    if ours in [Path(each).resolve() for each in theirs]:
+        return
+    passes.__path__ = [str(ours), *theirs]
+    names = {each.name for each in iter_modules(theirs)} & {each.name for each in iter_modules([str(ours)])}
+    for name in [each for each in sys.modules if each.startswith("passes.") and each.split(".")[1] in names]:
+        del sys.modules[name]
+    if names:
+        told = f"rewriter hides {', '.join(sorted(names))} of the package passes in {theirs[0]}; rename what is there"
+        warnings.warn(told, stacklevel=3)
+
+
+_join_passes()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -155,10 +155,15 @@ def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
         TypeError: a keyword is unknown.
     """
     known = {found.name: found for found in options_of(kind)}
+    check_known(given, known)
+    return _built(kind, {name: known[name].checked(value) for name, value in given.items()})
+
+
+def check_known(given: Iterable[str], known: Collection[str]) -> None:
+    """Raise TypeError where a keyword is none of those that are known."""
     for name in given:
         if name not in known:
             raise TypeError(unknown_option(name, known))
-    return _built(kind, {name: known[name].checked(value) for name, value in given.items()})
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
@@ -203,7 +208,7 @@ def _declared(kind: type) -> Iterator[Option]:
             given = {**field.metadata[_KEY], "name": _name(field)}
             repeatable = typing.get_origin(hint) is tuple
             parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
-            plain = parts[0] if parts[0] in (bool, int, float, str) else object
+            plain = parts[0] if len(parts) == 1 and parts[0] in (bool, int, float, str) else object
             default = {} if field.default is dataclasses.MISSING else field.default
             yield Option(kind=plain, default=default, repeatable=repeatable, **given)
         elif dataclasses.is_dataclass(hint) and isinstance(hint, type):

@@ -73,9 +73,11 @@ def workplace(folder: Path) -> dict[str, str]:
     Programs in front of the path stand for what takes minutes: `python3 -m venv` and `pip install` do nothing, since
     the packages are those of the tests.
     """
-    for name in ("models", "docs", "README.md"):
+    for name in (".gitignore", "models", "docs", "README.md"):
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    for command in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *command], cwd=folder, check=True)
     tools = folder / ".venv" / "bin"
     tools.mkdir(parents=True)
     python = shlex.quote(sys.executable)
@@ -86,6 +88,13 @@ def workplace(folder: Path) -> dict[str, str]:
     (tools / "activate").write_text("", encoding="utf-8")
     path = os.pathsep.join((str(tools), os.environ.get("PATH", "")))
     return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "HF_HUB_OFFLINE": "1"}
+
+
+def left_over(folder: Path) -> str:
+    """What `git status` lists there since `workplace` made it: files that are new or changed."""
+    command = ["git", "status", "--porcelain"]
+    status = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    return "".join(line for line in status.splitlines(keepends=True) if not line.startswith("A  "))
 
 
 def _script(path: Path, command: str) -> None:

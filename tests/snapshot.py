@@ -64,7 +64,7 @@ def taken(paths: Iterable[Path], cases: Iterable[Mapping[str, Any]] = CASES) -> 
     for path, case in ((path, case) for path in paths for case in cases):
         report = rewrite(path, validate=False, **case)
         blocks = {f"block {block.name}": f"{block.status} {block.reason}" for block in report.blocks}
-        found[f"{path.stem} {case}"] = {**blocks, **(digests(report.rewritten) if report.rewritten else {})}
+        found[f"{path.stem} {case}"] = {**blocks, **(digests(report.rewritten) if report else {})}
     return found
 
 

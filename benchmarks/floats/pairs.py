@@ -106,7 +106,7 @@ def pair(subject: Subject, kind: Kind) -> Pair | str:
     """Both functions, or why there is no second."""
     block = model_of(subject, kind)
     report = rewrite(block, form="local", validate=False)
-    if report.rewritten is None:
+    if not report:
         return "; ".join(str(row.reason) for row in report.blocks) or "no block found"
     (row,) = report.blocks
     parts = between(block, kind), between(report.rewritten, kind)

@@ -17,6 +17,7 @@ from benchmarks.kinds import KindTime, kind_times, nodes_of
 from benchmarks.performance.subjects import Subject
 from rewriter import bench, rewrite
 from rewriter.api.benching import inputs_of
+from rewriter.proof.settings import Settings
 from rewriter.report.benchmark import Benchmark
 from rewriter.timing import BenchOptions
 
@@ -98,9 +99,8 @@ def _rows(subject: Subject, tokens: Sequence[int], setting: Setting, *, half: bo
                 original, heads, tokens=length, repeat=setting.repeat, threads=setting.threads, providers=["cpu"]
             )
             pair = {"original": original, "rewritten": heads}
-            ((_, feeds),) = inputs_of(
-                onnx.load(original, load_external_data=False), BenchOptions((length,)), None, {}, 0
-            )
+            model = onnx.load(original, load_external_data=False)
+            ((_, feeds),) = inputs_of(model, BenchOptions((length,)), Settings())
             nodes = {name: nodes_of(path, "cpu", feeds, setting.threads) for name, path in pair.items()}
             kinds = {
                 "original": kind_times("original", nodes["original"], [nodes["rewritten"]]),

@@ -8,14 +8,16 @@ operator.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
 
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
-from rewriter.graph.edit import all_nodes, inlined
+from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.view import ONNX_DOMAINS, all_graphs, key_of
+from rewriter.graph.view import ONNX_DOMAINS, key_of
+from rewriter.graph.walk import all_graphs, iter_nodes
 
 _PARTS_OF_BLOCKS = {
     *(operator for _, operator in LINEAR_OPERATORS),
@@ -58,8 +60,7 @@ def lower(
     wanted = frozenset(found) - keep
     if wanted:
         if not functions:  # the inliner has made a copy already
-            original, model = model, onnx.ModelProto()
-            model.CopyFrom(original)
+            model = deepcopy(model)
         for graph in all_graphs(model.graph):
             _take_apart(graph, wanted)
     return Lowered(model, wanted, tuple(f"{domain}::{name}" for domain, name in functions))
@@ -83,7 +84,7 @@ def _relevant_functions(model: onnx.ModelProto, whole: frozenset[tuple[str, str]
     holding = {
         (function.domain, function.name)
         for function in model.functions
-        if (function.domain, function.name) not in whole and any(_is_part(node) for node in all_nodes(function.node))
+        if (function.domain, function.name) not in whole and any(_is_part(node) for node in iter_nodes(function.node))
     }
     # Up the call graph to a fixed point. ONNX forbids recursion, so it ends after as many rounds as calls are nested.
     grown = True
@@ -91,7 +92,7 @@ def _relevant_functions(model: onnx.ModelProto, whole: frozenset[tuple[str, str]
         callers = {
             (function.domain, function.name)
             for function in model.functions
-            if any((node.domain, node.op_type) in holding for node in all_nodes(function.node))
+            if any((node.domain, node.op_type) in holding for node in iter_nodes(function.node))
         }
         grown = not callers <= holding
         holding |= callers
@@ -110,16 +111,8 @@ def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
         parts = _lowered(node) if node.output and node.output[0] in wanted else None
         for part in parts or ():
             part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
-        result.extend(parts or [_copied(node)])
-    # Deleting frees the nodes of the repeated field, so the result holds copies.
-    del graph.node[:]
-    graph.node.extend(result)
-
-
-def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
+        result.extend(parts or [node])
+    set_nodes(graph, result)
 
 
 def _lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:

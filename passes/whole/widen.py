@@ -9,6 +9,7 @@ positions that are joined to queries and keys behind whatever the model does to 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import groupby
 
@@ -22,7 +23,7 @@ from passes.forms.whole import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, ST
 from passes.sizes import BATCH, TOKENS, Sizes, factors, token_axes
 from passes.whole.masks import Mask, Scores
 from passes.whole.route import Whole
-from rewriter.graph.edit import drop_dead_constants, forget_types
+from rewriter.graph.edit import drop_dead, forget_types, set_nodes
 from rewriter.graph.view import GraphView, all_views, attributes
 
 _HALF = 0.5
@@ -70,15 +71,13 @@ def _wide_name(whole: Whole, stream: str) -> str:
 def widen(model: onnx.ModelProto, view: GraphView, whole: Whole) -> onnx.ModelProto:
     """A copy of `model` on the wide stream; its blocks are still MLPs, on rows of the model's columns."""
     made = _Widener(view, whole)
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    del result.graph.node[:]
-    result.graph.node.extend(made.nodes)
+    result = deepcopy(model)
+    set_nodes(result.graph, made.nodes)
     result.graph.initializer.extend(made.constants.values())
     # Declared shapes of carried tensors say N where there are now N + R rows.
     forget_types(result.graph, whole.sizes)
     # Masks, shapes and biases that moved elsewhere leave what computed them behind.
-    drop_dead_constants(result.graph, frozenset(made.left))
+    drop_dead(result.graph, made.left)
     return result
 
 
@@ -367,8 +366,7 @@ class _Widener:
 
     def _copy(self, node: onnx.NodeProto, inputs: Sequence[str], output: str = "") -> str:
         """A copy of a node of the model with other inputs, and perhaps another output."""
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         copy.ClearField("input")
         copy.input.extend(inputs)
         copy.output[0] = output or node.output[0]

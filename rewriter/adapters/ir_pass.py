@@ -59,7 +59,7 @@ class AttentionOnlyPass(FunctionalPass):
             self.report = rewrite(model, **self._options)
         except RewriteError as error:
             raise PostconditionError(f"the proof could not be carried out: {error}") from error
-        made = self.report.rewritten
+        made = self.report.in_memory
         # `rewritten` is of the kind that was given, which its type cannot say.
         self._result = made if isinstance(made, ir.Model) else model.clone()
         return PassResult(self._result, modified=made is not None)

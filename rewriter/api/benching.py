@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Unpack
 
 import numpy as np
 import onnx
 
-from rewriter.api.run import Run, name_of, silent
+from rewriter.api.run import BenchKeywords, Run, described, name_of, settings_of, silent, taken
 from rewriter.compare.graphs import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.options import build, values_of
-from rewriter.ort.providers import chosen_providers
 from rewriter.proof.inputs.cases import Maker, Setting
 from rewriter.proof.inputs.facts import Kind
-from rewriter.proof.inputs.given import Given, as_given
-from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress
 from rewriter.report.benchmark import Benchmark, ModelRow, TimeRow
 from rewriter.report.environment import environment
@@ -35,20 +34,13 @@ _LARGEST = 2**31
 _OPTION = {Kind.SEQUENCE: "tokens", Kind.BATCH: "batch", Kind.PAST: "past"}
 
 
+@described(BenchKeywords, BenchOptions, Settings)
 def bench(
     original: Source,
     rewritten: Source,
     *more: Source,
-    tokens: int | Sequence[int] = (),
-    batch: int = BenchOptions.batch,
-    past: int = BenchOptions.past,
-    repeat: int = BenchOptions.repeat,
-    threads: int = BenchOptions.threads,
-    providers: Sequence[str] | None = None,
-    inputs: GivenInputs | None = None,
-    dims: Mapping[str, int] | None = None,
-    seed: int = 0,
-    progress: Progress = silent,
+    progress: Progress | None = None,
+    **options: Unpack[BenchKeywords],
 ) -> Benchmark:
     """Measure models against the original: times and memory.
 
@@ -59,16 +51,8 @@ def bench(
         original: path of an ONNX file, or a model in memory.
         rewritten: path of the model to compare it with, or a model in memory.
         *more: further models.
-        tokens: lengths of the sequences; default: 128, or what the model fixes.
-        batch: number of sequences.
-        past: number of tokens in the key-value cache, if the model takes one.
-        repeat: number of rounds.
-        threads: threads per operator; 0 for one per core.
-        providers: execution providers, `cpu` and `cuda`; default: cpu, and cuda where it works.
-        inputs: inputs to use instead of generated ones: an npz file, arrays by name, or a list of those.
-        dims: sizes for symbolic dimensions of the generated inputs.
-        seed: random seed of the generated inputs.
         progress: called with (current activity, steps done, total steps).
+        **options: listed below.
 
     Raises:
         UsageError: an option is invalid, or the models take different inputs.
@@ -76,26 +60,23 @@ def bench(
         ProviderError: a requested execution provider is not available.
         ValidationError: a model does not run.
     """
-    given = {"tokens": tokens, "batch": batch, "past": past, "repeat": repeat, "threads": threads}
-    options = build(BenchOptions, given)
-    run = Run(progress)
+    of_bench, of_run = taken(options, BenchOptions, Settings)
+    asked, settings, run = build(BenchOptions, of_bench), checked(settings_of(of_run)), Run(progress or silent)
     with run.step("load", "loading"):
         models = [load_model(model) for model in (original, rewritten, *more)]
         names = _names([name_of(model) for model in (original, rewritten, *more)])
         _check_inputs(models, names)
-        path = as_given(inputs)
-        cases = inputs_of(models[0].proto, options, path, dict(dims or {}), seed)
-    chosen = chosen_providers(tuple(providers or ()))
+        cases = inputs_of(models[0].proto, asked, settings)
     rows: list[ModelRow] = []
     times: list[TimeRow] = []
-    for provider in chosen:
-        starts = {name: _start(model, provider, options) for name, model in zip(names, models, strict=True)}
+    for provider in settings.providers:
+        starts = {name: _start(model, provider, asked) for name, model in zip(names, models, strict=True)}
         with (
             run.step("measure", f"loading on {provider}"),
             all_started({**starts, CONTROL: starts[names[0]]}) as processes,
         ):
             for case in cases:
-                times += _times(processes, case, names[0], provider, options.repeat, run)
+                times += _times(processes, case, names[0], provider, asked.repeat, run)
             for name, process in processes.items():
                 peak, left = process.peak_bytes, process.loaded["cpu_nodes"]
                 megabytes = None if peak is None else 1e-6 * peak
@@ -107,7 +88,7 @@ def bench(
         control=CONTROL,
         models=tuple(rows),
         times=tuple(times),
-        options={**values_of(options), "providers": chosen, "dims": dict(dims or {}), "seed": seed},
+        options={**values_of(asked), **{name: getattr(settings, name) for name in ("providers", "dims", "seed")}},
         environment=environment(),
         seconds=run.seconds(),
     )
@@ -152,19 +133,17 @@ def _times(
         yield TimeRow(model, provider, name, middle, low, high, over, tuple(1e3 * each for each in seconds))
 
 
-def inputs_of(
-    model: onnx.ModelProto, options: BenchOptions, inputs: Given | None, dims: Mapping[str, int], seed: int
-) -> list[Case]:
+def inputs_of(model: onnx.ModelProto, options: BenchOptions, settings: Settings) -> list[Case]:
     """The inputs on which a model is measured, under the name of their size, or of their case in the file.
 
     Raises:
         UsageError: the model has no such dimension, or fixes it; or the file does not fit the model.
     """
-    if inputs is not None:
-        if options.tokens or options.past or options.batch > 1 or dims:
+    if settings.inputs is not None:
+        if options.tokens or options.past or options.batch > 1 or settings.dims:
             raise UsageError("sizes come with the inputs of a file: leave out tokens, batch, past and dim")
-        return [(case.name, case.feeds) for case in load_cases(inputs, model)]
-    maker = Maker(model, seed=seed, dims=dims)
+        return [(case.name, case.feeds) for case in load_cases(settings.inputs, model)]
+    maker = Maker(model, seed=settings.seed, dims=settings.dims)
     return [_made(maker, options, tokens) for tokens in options.tokens or (None,)]
 
 

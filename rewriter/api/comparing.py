@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -20,22 +20,20 @@ from passes.options import Options
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
-from rewriter.api.run import Run, name_of, silent
+from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, silent, taken
+from rewriter.compare import CompareOptions
 from rewriter.compare.depth import Bench, Fault, boundaries, explained, isolate, tap
 from rewriter.compare.generation import generate
 from rewriter.compare.graphs import difference, signature_differences
-from rewriter.compare.tolerances import Rule, Tolerances
+from rewriter.compare.tolerances import Rule
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.options import build
-from rewriter.ort.providers import chosen_providers
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import Inputs as GivenInputs
-from rewriter.proof.inputs.given import as_given
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import Point
-from rewriter.proof.settings import Settings
+from rewriter.proof.settings import Settings, checked
 from rewriter.proof.statistics import uncompared
 from rewriter.proof.validate import Progress, Validation, cases_of, noise_points, other_cases
 from rewriter.proof.validate import validate as prove
@@ -50,22 +48,10 @@ _MOST_FAULTS = 8
 """Faulty parts that are explained; more would add little."""
 
 
-class CompareKeywords(TypedDict, total=False):
-    """The options of `validate` and `diff`."""
-
-    providers: str | Sequence[str] | None
-    inputs: GivenInputs | None
-    dims: Mapping[str, int] | None
-    seed: int
-    atol: Tolerances | None
-    rtol: Tolerances | None
-    taps: bool
-    bisect: bool
-    generate: int | None
-    progress: Progress
-
-
-def validate(original: Source, rewritten: Source, **options: Unpack[CompareKeywords]) -> Comparison:
+@described(CompareKeywords, Settings, CompareOptions)
+def validate(
+    original: Source, rewritten: Source, *, progress: Progress | None = None, **options: Unpack[CompareKeywords]
+) -> Comparison:
     """Judge whether `rewritten` computes what `original` does: a certificate, and a run on a few inputs.
 
     Any two models with the same inputs and outputs can be compared. Heads that the plan in the metadata of `rewritten`
@@ -74,20 +60,9 @@ def validate(original: Source, rewritten: Source, **options: Unpack[CompareKeywo
     Args:
         original: path of an ONNX file, or a model in memory.
         rewritten: path of the rewritten model, or a model in memory.
-        **options: any of these.
-
-    Options:
-        providers: execution providers, `cpu` and `cuda`; default: cpu, and cuda where it works.
-        inputs: inputs to use instead of generated ones: an npz file, arrays by name, or a list of those.
-        dims: sizes for symbolic dimensions of the generated inputs.
-        seed (0): random seed of the generated inputs.
-        atol: absolute tolerance, for all outputs or by output name. Outputs with a tolerance are judged only by
-            |rewritten - original| <= atol + rtol |original|.
-        rtol: relative tolerance, likewise.
-        taps (False): compare every block's output as well, and find the first whose error exceeds its share.
-        bisect (False): if the models differ, test every part of `rewritten` alone and name the faulty ones.
-        generate: number of tokens to generate greedily with both, through the key-value cache if there is one.
         progress: called with (current activity, steps done, total steps).
+        **options: listed below. Outputs with a tolerance, for all or by name, are judged only by
+            |rewritten - original| <= atol + rtol |original|.
 
     Returns:
         The comparison; `verdict` says what is proved, and `exit_status` is 1 if the models differ, otherwise 0.
@@ -99,17 +74,26 @@ def validate(original: Source, rewritten: Source, **options: Unpack[CompareKeywo
         ValidationError: nothing could be compared, for example because a model does not run.
         TypeError: an option does not exist.
     """
-    return _compared((original, rewritten), graph=False, outputs=True, **options)
+    return _compared((original, rewritten), options, Run(progress or silent), graph=False, outputs=True)
 
 
-def diff(a: Source, b: Source, *, outputs: bool = True, **options: Unpack[CompareKeywords]) -> Comparison:
+@described(CompareKeywords, Settings, CompareOptions)
+def diff(
+    a: Source,
+    b: Source,
+    *,
+    outputs: bool = True,
+    progress: Progress | None = None,
+    **options: Unpack[CompareKeywords],
+) -> Comparison:
     """Compare two models: their files (operators, nodes, metadata, weights bit for bit), and what they compute.
 
     Args:
         a: path of an ONNX file, or a model in memory.
         b: path of the second model, or a model in memory.
         outputs: run both and compare the outputs as `validate` does.
-        **options: those of `validate`.
+        progress: as for `validate`.
+        **options: those of `validate`, listed below.
 
     Returns:
         The comparison; `exit_status` is 0 if both compute the same or agree (without `outputs`: if graphs and weights
@@ -125,37 +109,22 @@ def diff(a: Source, b: Source, *, outputs: bool = True, **options: Unpack[Compar
     needs = [name for name in ("taps", "bisect", "generate") if options.get(name)]
     if needs and not outputs:
         raise UsageError(f"{needs[0]} needs the models to be run: leave the outputs in")
-    return _compared((a, b), graph=True, outputs=outputs, **options)
+    return _compared((a, b), options, Run(progress or silent), graph=True, outputs=outputs)
 
 
 def _compared(
-    sources: tuple[Source, Source],
-    *,
-    graph: bool,
-    outputs: bool,
-    providers: str | Sequence[str] | None = None,
-    inputs: GivenInputs | None = None,
-    dims: Mapping[str, int] | None = None,
-    seed: int = 0,
-    atol: Tolerances | None = None,
-    rtol: Tolerances | None = None,
-    taps: bool = False,
-    bisect: bool = False,
-    generate: int | None = None,
-    progress: Progress = silent,
+    sources: tuple[Source, Source], options: Mapping[str, Any], run: Run, *, graph: bool, outputs: bool
 ) -> Comparison:
-    if generate is not None and generate < 1:
-        raise UsageError(f"generate is {generate}; it must be at least 1")
-    wanted = chosen_providers((providers,) if isinstance(providers, str) else tuple(providers or ()))
-    settings = Settings(providers=wanted, inputs=as_given(inputs), dims=dict(dims or {}), seed=seed)
-    rule, run = Rule.of(atol, rtol), Run(progress)
+    of_run, of_comparison = taken(options, Settings, CompareOptions)
+    settings, asked = checked(settings_of(of_run)), build(CompareOptions, of_comparison)
+    rule = Rule.of(asked.atol, asked.rtol)
     with run.step("load", "loading"):
         a, b = (load_model(each) for each in sources)
     names = [name_of(each) for each in sources]
     result = Comparison(names[0], names[1], signature=signature_differences(a.proto, b.proto))
     if graph:
         with run.step("graph", "comparing the graphs"):
-            result = replace(result, graph=difference(a, b))
+            result = replace(result, files=difference(a, b))
     if result.signature:
         result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
     elif outputs:
@@ -166,8 +135,8 @@ def _compared(
         with run.step("plan", "finding the blocks"):
             known = known_of(a, b)
         pair = _Pair(a, b, settings, rule, known, run)
-        result = pair.located(pair.judged(result, generate), taps=taps, bisect=bisect)
-    elif result.graph is not None and not result.graph.same:
+        result = pair.located(pair.judged(result, asked.generate), taps=asked.taps, bisect=asked.bisect)
+    elif result.files is not None and not result.files.same:
         result = replace(result, failures=("the graphs differ",))
     return replace(result, seconds=run.seconds())
 
@@ -254,7 +223,7 @@ class _Pair:
             failures += [f"nothing could be compared: output {name}, since {why}" for name in dict.fromkeys(empty)]
         result = replace(
             result,
-            validation=proof,
+            proof=proof,
             tolerated=tuple(name for name in names if self.rule.tolerance(name)),
             blocks=dict(known.programs),
             notes=(*known.notes, *proof.notes),
@@ -265,7 +234,7 @@ class _Pair:
                 judged = proof.providers[provider].compared
                 made = generate((self.a, self.b), self._cases(proof), provider, steps, judged, result.tolerated)
             failures += made.failures
-            result = replace(result, generation=made)
+            result = replace(result, generated=made)
         return replace(result, failures=tuple(failures))
 
     def located(self, result: Comparison, *, taps: bool, bisect: bool) -> Comparison:
@@ -273,7 +242,7 @@ class _Pair:
 
         Where amplified rounding hides errors in the outputs, every part must hold by itself.
         """
-        proof = result.validation
+        proof = result.proof
         loose = [] if proof is None or proof.certified or proof.blocks else self._loose(proof)
         if proof is None or not proof.providers or not (taps or loose or (bisect and result.failures)):
             return result

@@ -5,25 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
-from rewriter.errors import RewriteError
+from rewriter.errors import ExitStatus, RewriteError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import PROVIDERS, Provider, load_onnxruntime, require_provider
 from rewriter.proof.settings import LARGE
 from rewriter.report.environment import environment
+from rewriter.report.report import Result
 from rewriter.text import one_line, size
 
-SCHEMA_VERSION = 1
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What was found.
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Result):
+    """What was found: true if nothing is wrong.
 
     Attributes:
         environment: versions, processor and operating system.
@@ -32,7 +31,7 @@ class Diagnosis:
         disk: free bytes in the model's folder, or the current one.
         model_bytes: size of the model with external data, of which the proof loads all at once up to 500 MB; None
             without a model.
-        problems: what is wrong, each with the step that mends it.
+        wrong: what is wrong, each with the step that mends it. `problems` are the same.
     """
 
     environment: Mapping[str, str]
@@ -40,16 +39,23 @@ class Diagnosis:
     memory: int | None
     disk: int
     model_bytes: int | None
-    problems: tuple[str, ...]
+    wrong: tuple[str, ...] = field(metadata={"json": "problems"})
+    also = ("exit_status",)
 
     @property
-    def exit_status(self) -> int:
+    def exit_status(self) -> ExitStatus:  # type: ignore[override]
         """0 if nothing is wrong, 1 otherwise."""
-        return int(bool(self.problems))
+        return ExitStatus(bool(self.wrong))
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return {"version": SCHEMA_VERSION, "exit_status": self.exit_status, **asdict(self)}
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong."""
+        return self.wrong
+
+    @property
+    def summary(self) -> str:
+        """The last line."""
+        return "see the problems above" if self.wrong else "FINE  nothing is wrong"
 
 
 def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:

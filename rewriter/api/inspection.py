@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from passes.accounting import TOKENS, Accounting, account
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
 from rewriter.api.run import Run, checked_options, name_of, silent
+from rewriter.errors import ExitStatus
 from rewriter.files.load import Source, load_model, read_tensor
-from rewriter.report.report import Report, write_json
+from rewriter.report.report import Report, Result, plain_data
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """What `inspect` found.
+@dataclass(frozen=True, repr=False)
+class Inspection(Result):
+    """What `inspect` found: true if some block can be converted.
 
     Attributes:
         report: the report of a dry run.
@@ -27,13 +27,20 @@ class Inspection:
     report: Report
     accounting: Accounting
 
+    @property
+    def exit_status(self) -> ExitStatus:  # type: ignore[override]
+        """0 if some block can be converted, 3 if none can."""
+        return self.report.exit_status
+
+    @property
+    def summary(self) -> str:
+        """What would be converted."""
+        return self.report.summary
+
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: that of the report, plus `accounting` and `purity`."""
-        return {**self.report.to_json(), "accounting": asdict(self.accounting), "purity": self.accounting.purity}
-
-    def write(self, path: Path) -> None:
-        """Write the JSON to `path`, atomically."""
-        write_json(path, self.to_json())
+        found = {"accounting": self.accounting, "purity": self.accounting.purity}
+        return {**self.report.to_json(), **plain_data(found)}
 
 
 def inspect(

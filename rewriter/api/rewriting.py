@@ -1,18 +1,19 @@
 """`rewrite`, from loading to the report: load, run the preparing passes, plan, run the rest, save, prove, rename.
 
 This is the only module that knows the whole sequence. The passes are those of `passes.pipeline`; the proof judges the
-saved file, which gets its final name only after it passed.
+saved file, which gets its final name only after it passed. A folder, such as optimum writes, is converted model by
+model in a copy, which gets its name when all of them passed.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import onnx
 
@@ -20,8 +21,9 @@ from passes.options import Options
 from passes.pipeline import MlpToAttention, pipeline
 from passes.plan import Plan, apply, sublayers_only
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
-from rewriter.api.run import RewriteKeywords, Run, checked_options, describe, name_of, parted, settings_of, silent
-from rewriter.errors import ExitStatus, UsageError, ValidationError
+from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, silent, taken
+from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationError
+from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.ort.providers import require_float64
@@ -30,12 +32,15 @@ from rewriter.proof.claims import Claim
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Progress, largest_magnitudes
 from rewriter.proof.validate import validate as prove
-from rewriter.report.report import Report
+from rewriter.report.folder import FolderReport
+from rewriter.report.report import Report, write_json
+from rewriter.text import quoted
 
 Arrange = Callable[[tuple[Pass, ...]], Sequence[Pass]]
 """Gets the passes that the options ask for, and returns those to run."""
 
 
+@described(RewriteKeywords, Options, Settings)
 def rewrite(
     model: Source,
     output: str | os.PathLike[str] | None = None,
@@ -44,16 +49,16 @@ def rewrite(
     dry_run: bool = False,
     validate: bool = True,
     force: bool = False,
-    progress: Progress = silent,
+    progress: Progress | None = None,
     **options: Unpack[RewriteKeywords],
 ) -> Report:
     """Replace the MLP blocks of a model by attention heads, and prove that the outputs stay the same.
 
     Args:
         model: path of an ONNX file, or a model in memory, which stays as it is: an onnx.ModelProto, the bytes of
-            a file, or an onnx_ir.Model.
+            a file, or an onnx_ir.Model. Or a folder: all models in it are converted, in a copy of it.
         output: where to write the result, which appears there only if the proof passes. Without it nothing is
-            written, and `Report.rewritten` holds the result.
+            written, and `Report.rewritten` holds the result. For a folder: the folder to write, which must not exist.
         passes: called with the pipeline that the options ask for; returns the one to run, such as
             `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
         dry_run: stop after the plan.
@@ -64,8 +69,8 @@ def rewrite(
             below with their defaults.
 
     Returns:
-        The report; `Report.exit_status` is 0 if the model was converted (and proved), 1 if the proof failed, 3 if there
-        is nothing to convert. In the last two cases nothing is written.
+        The report, which is true if the model was converted (and proved). `Report.exit_status` is 1 if the proof
+        failed, 3 if there is nothing to convert; then nothing is written. Of a folder, a `FolderReport`.
 
     Raises:
         UsageError: an option is invalid.
@@ -74,12 +79,18 @@ def rewrite(
         ValidationError: the proof cannot be carried out, for example because the original does not run.
         TypeError: an option does not exist.
     """
-    of_rewriting, of_proof = parted(options)
+    of_rewriting, of_proof = taken(options, Options, Settings)
     choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
+    if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
+        unfit = {"passes": passes, "--force": force, "--inputs": settings.inputs, "--expose": choices.forms.expose}
+        one = next((name for name, given in unfit.items() if given), None)
+        if one is not None:
+            raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
+        return _folder(Path(model), output, options, progress or silent, dry_run=dry_run, validate=validate)
     if validate and not dry_run:
         settings = checked(settings)
     arrange = passes or (lambda each: each)
-    run = Run(progress)
+    run = Run(progress or silent)
     with run.step("load", "loading"):
         # A result in memory must not depend on the file.
         source = load_model(model, mapped=output is not None or dry_run)
@@ -113,12 +124,9 @@ def rewrite(
     apart = None if alone is None else replace(source, proto=alone, path=None)
     wanted = settings if validate else None
     report = _finished(run, report, (source, rewritten, lowered, apart), claims, wanted, out, force=force)
-    if report.rewritten is not None:
-        report = replace(report, rewritten=like(model, made(unit)))
+    if report.in_memory is not None:
+        report = replace(report, in_memory=like(model, made(unit)))
     return run.finish(report)
-
-
-describe(rewrite, Options, Settings)
 
 
 def made(unit: Unit) -> onnx.ModelProto:
@@ -192,17 +200,75 @@ def _finished(
         if out is not None:
             with run.step("save", "saving"):
                 staged = stack.enter_context(staged_output(rewritten, out, source=source, force=force))
-        report = replace(report, after=shape_of(rewritten, staged.size if staged is not None else 0))
+        report = replace(report, made=shape_of(rewritten, staged.size if staged is not None else 0))
         if settings is not None:
             with run.step("validate", "proving"):
                 in_memory = replace(source, proto=rewritten, path=None)
                 result = in_memory if staged is None else load_model(staged.path, mapped=True)
                 validation = prove(source, result, claims, settings, run.progress, lowered=lowered, alone=alone)
             status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
-            report = replace(report, validation=validation, exit_status=status)
+            report = replace(report, proof=validation, exit_status=status)
         if report.exit_status is not ExitStatus.CONVERTED:
             return report
         if staged is None or out is None:
-            return replace(report, rewritten=rewritten)
+            return replace(report, in_memory=rewritten)
         staged.commit()
         return replace(report, output=str(out), files=tuple(str(out.with_name(each)) for each in staged.files))
+
+
+# -- a folder ------------------------------------------------------------------------------------------------------
+
+REPORT = "attnonly-report.json"
+"""The reports of all models, in the folder that is written."""
+
+
+def _folder(
+    source: Path,
+    output: str | os.PathLike[str] | None,
+    options: Mapping[str, Any],
+    progress: Progress,
+    *,
+    dry_run: bool,
+    validate: bool,
+) -> FolderReport:
+    """Convert and prove every ONNX file of a folder, and copy the others beside them; all of them or nothing."""
+    out = None if output is None else Path(output)
+    if out is None and not dry_run:
+        raise UsageError("a folder needs an output; pass one, or --dry-run")
+    if out is not None:
+        check_new_folder(out, source)
+    files = files_of(source)
+    names = [path for path in files if path.suffix.lower() == ".onnx"]
+    if not names:
+        raise UsageError(
+            f"there is no .onnx file in {quoted(source)}; export the model first (optimum-cli export onnx)"
+        )
+
+    def converted(path: Path, to: Path | None, name: Path, **further: Any) -> Report:
+        def named(what: str, done: int, total: int) -> None:
+            progress(f"{name}: {what}", done, total)
+
+        try:
+            return rewrite(path, to, validate=validate, progress=named, **options, **further)
+        except RewriteError as error:
+            raise type(error)(f"{quoted(name)}: {error.args[0]}") from error
+
+    models = {str(name): converted(source / name, None, name, dry_run=True) for name in names}
+    wanted = [name for name in names if models[str(name)].converted]
+    if out is None or dry_run or not wanted:
+        return FolderReport.of(str(source), "", models)
+    with copied_folder(source, files, out) as staged:
+        for name in wanted:
+            new = staged / name.with_name(f"{name.name}.new")
+            report = replace(converted(staged / name, new, name), model=str(source / name))
+            if report:
+                new.replace(staged / name)
+                report = replace(report, output=str(out / name), files=(str(out / name),))
+            models[str(name)] = report
+            if not report:
+                return FolderReport.of(str(source), "", models)
+        others = tuple(str(path) for path in files if path not in names)
+        result = FolderReport.of(str(source), str(out), models, others)
+        write_json(staged / REPORT, result.to_json())
+        publish(staged, out)
+    return result

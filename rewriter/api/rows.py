@@ -18,8 +18,8 @@ from passes.options import Options
 from passes.plan import Plan
 from rewriter.errors import ExitStatus
 from rewriter.files.load import LoadedModel
-from rewriter.files.walk import iter_nodes
 from rewriter.graph.view import operator_of
+from rewriter.graph.walk import iter_nodes
 from rewriter.options import values_of
 from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
@@ -32,12 +32,12 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
     rows += [left_row(left) for left in plan.left]
     return Report(
         model=name,
-        output=None,
+        output="",
         form=options.form,
         blocks=tuple(rows),
         before=shape_of(source.proto, source.size),
-        after=None,
-        validation=None,
+        made=None,
+        proof=None,
         seconds={},
         notes=plan.notes,
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
@@ -129,6 +129,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
         exact=program.exact,
         heads=conversion.heads,
         bias_tokens=program.bias_tokens,
+        type=onnx.helper.tensor_dtype_to_np_dtype(block.coarsest).name,
         max_error=conversion.max_error,
         measured=program.measured,
         domain=program.domain if isfinite(program.domain) else None,

@@ -1,7 +1,7 @@
 """What every call of the API shares: timing, progress, options as keywords.
 
-Names, defaults and help of options come from the dataclasses that declare them. `RewriteKeywords` repeats names and
-types for type checkers; a test compares it with the dataclasses.
+Names, defaults and help of options come from the dataclasses that declare them. The keywords below repeat names and
+types for type checkers; a test compares them with the dataclasses.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from passes.forms import FORMS
 from passes.options import EXPOSED, FormOptions, Options
+from rewriter.compare import Tolerances
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.options import build, options_of, values_of
+from rewriter.options import build, check_known, options_of, values_of
 from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.given import as_given
 from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Progress
 from rewriter.report.environment import environment
 from rewriter.report.report import Report
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
@@ -99,27 +102,16 @@ def _check_exposed(options: Options) -> None:
         )
 
 
-def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The options of the proof, from keywords; default providers are not filled in yet.
+class RunKeywords(TypedDict, total=False):
+    """What runs on inputs takes these: `rewrite`, `validate`, `diff` and `bench`."""
 
-    Raises:
-        UsageError: a value is unknown or out of range.
-        TypeError: a keyword is unknown.
-    """
-    dims = dict(given.get("dims") or {})
-    return build(Settings, {**given, "inputs": as_given(given.get("inputs")), "dims": dims})
+    providers: str | Sequence[str] | None
+    inputs: GivenInputs | None
+    dims: Mapping[str, int] | None
+    seed: int
 
 
-def parted(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the keywords of the rewriting, those of the proof); unknown ones count as the rewriting's."""
-    of_proof = {each.name for each in options_of(Settings)}
-    return (
-        {name: value for name, value in given.items() if name not in of_proof},
-        {name: value for name, value in given.items() if name in of_proof},
-    )
-
-
-class RewriteKeywords(TypedDict, total=False):
+class RewriteKeywords(RunKeywords, total=False):
     """The options of `rewriter.rewrite`."""
 
     form: str
@@ -132,32 +124,74 @@ class RewriteKeywords(TypedDict, total=False):
     fit: bool
     accuracy: float | None
     domain: float | None
-    max_tokens: int
+    max_tokens: int | None
     spelling: str
     expose: str | Sequence[str]
     head_dim: int | None
-    providers: str | Sequence[str] | None
-    inputs: GivenInputs | None
-    dims: Mapping[str, int] | None
-    seed: int
     proof: str
 
 
-def describe(function: Callable[..., Any], *declared: type) -> None:
-    """Replace `**options` in the signature of `function` by the declared options, and list them in its docstring."""
-    found = [each for kind in declared for each in options_of(kind)]
-    signature = inspect.signature(function)
-    own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    types = RewriteKeywords.__annotations__
-    further = [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=types[each.name])
-        for each in found
-    ]
-    function.__signature__ = signature.replace(parameters=[*own, *further])  # type: ignore[attr-defined]
-    lines = [
-        textwrap.fill(
-            f"{each.name} ({each.default!r}): {each.text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12
-        )
-        for each in found
-    ]
-    function.__doc__ = f"{function.__doc__ or ''}\n    Options:\n" + "\n".join(lines) + "\n"
+class CompareKeywords(RunKeywords, total=False):
+    """The options of `rewriter.validate` and `rewriter.diff`."""
+
+    atol: Tolerances | None
+    rtol: Tolerances | None
+    taps: bool
+    bisect: bool
+    generate: int | None
+
+
+class BenchKeywords(RunKeywords, total=False):
+    """The options of `rewriter.bench`."""
+
+    tokens: int | Sequence[int]
+    batch: int
+    past: int
+    repeat: int
+    threads: int
+
+
+def taken(given: Mapping[str, Any], *kinds: type) -> Iterator[dict[str, Any]]:
+    """The keywords that are options of each of some dataclasses.
+
+    Raises:
+        TypeError: a keyword is no option of any.
+    """
+    names = [[each.name for each in options_of(kind)] for kind in kinds]
+    check_known(given, [name for each in names for name in each])
+    for each in names:
+        yield {name: value for name, value in given.items() if name in each}
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """The options of the proof, from keywords; default providers are not filled in yet.
+
+    Raises:
+        UsageError: a value is unknown or out of range.
+        TypeError: a keyword is unknown.
+    """
+    dims = dict(given.get("dims") or {})
+    return build(Settings, {**given, "inputs": as_given(given.get("inputs")), "dims": dims})
+
+
+def described(keywords: type, *declared: type) -> Callable[[_Function], _Function]:
+    """A function whose `**options` are, in its signature and docstring, the options of dataclasses in `keywords`."""
+
+    def decorated(function: _Function) -> _Function:
+        types, signature = get_type_hints(keywords), inspect.signature(function, eval_str=True)
+        found = [each for kind in declared for each in options_of(kind) if each.name in types]
+        parts = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        for each in found:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parts.append(inspect.Parameter(each.name, kind, default=each.default, annotation=types[each.name]))
+        function.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
+        lines = [
+            textwrap.fill(
+                f"{each.name} ({each.default!r}): {each.text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12
+            )
+            for each in found
+        ]
+        function.__doc__ = "\n".join([f"{function.__doc__ or ''}\n    Options:", *lines, ""])
+        return function
+
+    return decorated

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +28,7 @@ from rewriter.cli.options import (
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
-from rewriter.text import counted, one_line
+from rewriter.text import counted, one_line, quoted
 
 if TYPE_CHECKING:
     from rewriter.interpret.rank import Compositions, HeadTokens
@@ -36,7 +38,20 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _WIDTH = 80
 _NAME = 30
 
-_model = click.argument("model", type=click.Path(path_type=Path))
+
+def _file_of(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
+    """The model; of a folder, the one in it."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*.onnx"))
+    chosen = [each for each in found if each.name == "model.onnx"] or found
+    if len(chosen) != 1:
+        listed = ": name one of " + ", ".join(quoted(each.name) for each in found) if found else ""
+        raise UsageError(f"{quoted(path)} holds {counted(len(found), 'ONNX file')}{listed}")
+    return chosen[0]
+
+
+_model = click.argument("model", type=click.Path(path_type=Path), callback=_file_of)
 _top = click.option(
     "--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table."
 )
@@ -52,25 +67,37 @@ def _logits(_ctx: click.Context, _param: click.Parameter, text: str | None) -> t
     return int(entry), int(other) if minus else None
 
 
-def _inputs(told: str) -> Callable[[Command], Command]:
-    """`--inputs`, `--text` and `--tokenizer`, which the command receives as `inputs`: a path or a `Text`."""
+def _inputs(told: str, *, page: bool = False) -> Callable[[Command], Command]:
+    """`--inputs`, `--text` and `--tokenizer`, which the command receives as `inputs`: a path or a `Text`.
+
+    Those of a `page` may be missing, and it receives the tokenizer as well.
+    """
     options = (
         click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
         file_option(
             "--tokenizer",
             metavar="FILE",
-            help="The tokenizer of --text: a tokenizer.json, or a folder with one. Needs the extra text.",
+            help="A tokenizer.json, or a folder with one; default: the one beside MODEL. Needs the extra text.",
         ),
     )
 
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
         def called(*, inputs: Path | None, text: tuple[str, ...], tokenizer: Path | None, **others: Any) -> Any:
-            if (inputs is None) == (not text):
-                raise UsageError("pass --inputs FILE.npz, or --text and --tokenizer" + (", not both" if text else ""))
-            if bool(text) != (tokenizer is not None):
-                raise UsageError("--text and --tokenizer belong together")
-            return command(inputs=Text(text, tokenizer) if inputs is None else inputs, **others)
+            if inputs is not None and text:
+                raise UsageError("pass --inputs FILE.npz or --text, not both")
+            if not page and inputs is None and not text:
+                raise UsageError("pass --inputs FILE.npz, or --text TEXT")
+            if not page and tokenizer is not None and not text:
+                raise UsageError("--tokenizer is for --text")
+            beside = others["model"].parent / "tokenizer.json"  # where Hugging Face models have it
+            found = tokenizer or (beside if beside.is_file() else None)
+            if text and found is None:
+                raise UsageError("there is no tokenizer.json beside the model; add --tokenizer FILE")
+            if page:
+                # Without the package, tokens are shown by their numbers.
+                others["tokenizer"] = found if tokenizer or find_spec("tokenizers") else None
+            return command(inputs=Text(text, found) if text else inputs, **others)
 
         declared = declared_options(Settings, only=("inputs",), inputs={"help": told})
         made: Command = declared(with_options(options)(called))
@@ -79,20 +106,20 @@ def _inputs(told: str) -> Callable[[Command], Command]:
     return decorated
 
 
-def _one_logit(command: Command) -> Command:
+def _one_logit(*, required: bool = True) -> Callable[[Command], Command]:
     """The options of commands that take a logit apart: the inputs, and which entry of which token."""
     options = (
         click.option(
             "--logit",
             "pair",
             metavar="N[-M]",
-            required=True,
+            required=required,
             callback=_logits,
             help="Entry N of the output's last axis; N-M: its difference from entry M.",
         ),
         click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="The token."),
     )
-    return _inputs("The inputs: one case.")(with_options(options)(command))
+    return lambda command: _inputs("The inputs: one case.")(with_options(options)(command))
 
 
 def _files_of(inputs: Path | Text) -> tuple[Path, ...]:
@@ -124,13 +151,10 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     metavar="FILE.html",
     help="Write a page with patterns, activations and tokens of heads on one sequence of --inputs.",
 )
-@declared_options(
-    Settings, only=("inputs",), inputs={"metavar": "FILE.npz", "help": "With --html: the inputs, one case."}
-)
+@_inputs("With --html: the inputs, one case.", page=True)
 @click.option(
     "--logit", "pair", metavar="N[-M]", callback=_logits, help="With --html: attribute entry N of the output."
 )
-@file_option("--tokenizer", metavar="FILE.json", help="With --html: show tokens as text, by a tokenizer.json.")
 @report_option("the list of heads")
 def heads(
     model: Path,
@@ -138,7 +162,7 @@ def heads(
     output: Path | None,
     report: Path | None,
     page: Path | None,
-    inputs: Path | None,
+    inputs: Path | Text | None,
     pair: tuple[int | None, int | None],
     tokenizer: Path | None,
 ) -> int:
@@ -153,16 +177,16 @@ def heads(
     from rewriter.interpret.page import head_pictures
     from rewriter.report.html.page import write_heads_page
 
-    for_page = {"inputs": inputs, "logit": pair[0], "tokenizer": tokenizer}
+    files = (model, output, *(() if inputs is None else _files_of(inputs)))
     if page is None:
-        first = next((name for name, value in for_page.items() if value is not None), None)
+        first = next((name for name, value in (("inputs", inputs), ("logit", pair[0])) if value is not None), None)
         if first is not None:
             raise UsageError(f"--{first} is for the page; add --html FILE.html")
     elif inputs is None:
-        raise UsageError("--html shows heads on inputs; add --inputs FILE.npz")
+        raise UsageError("--html shows heads on inputs; add --inputs FILE.npz or --text TEXT")
     else:
-        check_page(page, (model, output, inputs, report))
-    check_report(report, (model, output, inputs))
+        check_page(page, (*files, report))
+    check_report(report, files)
     if output is not None:
         check_suffix(output)
         check_new(output)
@@ -250,27 +274,53 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 
 @command(
     MODEL,
-    ok="the logit was attributed",
+    ok="the logit, neuron or score was attributed",
     failed="the model cannot be evaluated",
-    usage="this output cannot be attributed",
+    usage="this output, neuron or head cannot be attributed",
 )
 @_model
-@_one_logit
+@_one_logit(required=False)
+@click.option(
+    "--why",
+    metavar="HEAD[:QUERY[:KEY]]",
+    help="Instead of --logit: why a neuron's pre-activation, or a head's score for two tokens, is what it is.",
+)
 @_top
 @report_option("all contributions")
 def attribute(
-    model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], top: int, report: Path | None, position: int
+    model: Path,
+    *,
+    inputs: Path | Text,
+    pair: tuple[int | None, int | None],
+    why: str | None,
+    top: int,
+    report: Path | None,
+    position: int,
 ) -> int:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
     Patterns, gates of neurons and normalisation denominators are held at their values; both sums equal the logit, and
-    the residual is printed.
+    the residual is printed. With --why a neuron, as blocks.0.mlp_heads[68], or an original head, as
+    blocks.1.attn[0]:6:2, is attributed to what it reads. QUERY is --position by default, KEY what it attends to most.
     """
     check_report(report, (model, *_files_of(inputs)))
+    if (pair[0] is None) == (why is None):
+        raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
+    lines, facts = _why(model, inputs, why, position, top) if why else _logit(model, inputs, pair, position, top)
+    write_report(report, facts)
+    _echo(lines, report)
+    return 0
+
+
+Told = tuple[list[str], Callable[[], dict[str, Any]]]
+"""Lines to print, and the report."""
+
+
+def _logit(model: Path, inputs: Path | Text, pair: tuple[int | None, int | None], position: int, top: int) -> Told:
     from rewriter.interpret.attribute import attribute as attributed
     from rewriter.report.report import plain_data
 
-    found = attributed(model, inputs, pair[0], minus=pair[1], position=position)
+    found = attributed(model, inputs, pair[0] or 0, minus=pair[1], position=position)
     sums = {"direct": found.direct, "paths": found.paths}
 
     def facts() -> dict[str, Any]:
@@ -278,14 +328,34 @@ def attribute(
         all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
         return dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": dict(found.residuals)}))
 
-    write_report(report, facts)
     entries = "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), found.entries, strict=False))
     lines = [f"logit {found.logit:.6g}{entries}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
         lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(parts, top, found.tokens)]
-    _echo(lines, report)
-    return 0
+    return lines, facts
+
+
+def _why(model: Path, inputs: Path | Text, asked: str, position: int, top: int) -> Told:
+    from rewriter.interpret.why import why
+    from rewriter.report.report import plain_data
+
+    read = re.fullmatch(r"([^:]+)(?::(-?\d+))?(?::(-?\d+))?", asked)
+    if read is None:
+        raise UsageError(f"--why: '{asked}' is not HEAD[:QUERY[:KEY]], such as blocks.1.attn[0]:6:2")
+    head, query, key = read.groups()
+    found = why(model, inputs, head, query=int(query or position), key=None if key is None else int(key))
+
+    def at(token: int) -> str:
+        return f"token {token}" + (f" '{found.tokens[token]}'" if found.tokens else "")
+
+    what = "pre-activation" if found.key is None else "score"
+    places = at(found.query) + ("" if found.key is None else f" for {at(found.key)}")
+    lines = [f"{what} {found.total:.6g} of {found.head} at {places}", f"the sum is off by {found.residual:.2g}"]
+    if round(found.added, 6):
+        lines.append(f"  {found.added:+12.6f}  added by the model: masks, position biases")
+    lines += [f"  {value:+12.6f}  {row}{' x ' * bool(column)}{column}" for row, column, value in found.top(top)]
+    return lines, lambda: dict(plain_data(found.to_json()))
 
 
 def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
@@ -305,7 +375,7 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
     MODEL, ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed"
 )
 @_model
-@_one_logit
+@_one_logit()
 @file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json.")
 def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out: Path | None, position: int) -> int:
     """Make the attribution graph of a logit: tokens, biases, heads and neurons, and their direct effects.

@@ -11,16 +11,21 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from rewriter.errors import RewriteError, UsageError
 from rewriter.options import Option, options_of, unknown_option
-from rewriter.proof.settings import Settings
 from rewriter.text import quoted
 
+if TYPE_CHECKING:
+    from rewriter.proof.validate import Progress
+    from rewriter.report.report import Result
+    from rewriter.report.terminal.console import Console
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+Found = TypeVar("Found", bound="Result")
 
 STANDARD = Path("-")
 """What stands for standard output on the command line."""
@@ -46,18 +51,6 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 def file_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
     """An option whose value is a path; `given` is as for `click.option`."""
     return click.option(*flags, type=click.Path(path_type=Path), **given)
-
-
-def tolerance(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str | None, float] | None:
-    """Parse NUMBER or OUTPUT:NUMBER; a number alone applies to all outputs that are not named (key None)."""
-    found: dict[str | None, float] = {}
-    for value in values:
-        name, colon, number = value.rpartition(":")
-        try:
-            found[name if colon else None] = float(number)
-        except ValueError as error:
-            raise click.BadParameter(f"'{value}' is neither NUMBER nor OUTPUT:NUMBER") from error
-    return found or None
 
 
 def check_report(
@@ -129,6 +122,23 @@ def write_report(report: Path | None, data: Callable[[], Mapping[str, Any]]) -> 
         write_json(report, data())
 
 
+def carried_out(
+    report: Path | None,
+    call: Callable[[Progress], Found],
+    show: Callable[[Console, Found], object],
+    **how: bool,
+) -> int:
+    """Call, write the JSON where it was asked for, and print; `how` is verbose or quiet. The exit status."""
+    from rewriter.report.terminal.console import Console
+
+    console = Console(error=report == STANDARD, **how)
+    with console.progress() as progress:
+        found = call(progress)
+    write_report(report, found.to_json)
+    show(console, found)
+    return int(found.exit_status)
+
+
 def check_suffix(output: Path | None) -> None:
     """Refuse a name for the result that says it is something else than an ONNX model."""
     if output is not None and output.suffix.lower() in _OTHER_FILES:
@@ -138,40 +148,13 @@ def check_suffix(output: Path | None) -> None:
 _OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
 
 
-def check_page(page: Path, others: Sequence[Path | None], *, force: bool = False) -> None:
+def check_page(page: Path | None, others: Sequence[Path | None], *, force: bool = False) -> None:
     """Refuse, before the long work, a page that cannot be made or written."""
-    from rewriter.report.html import require_jinja
+    if page is not None:
+        from rewriter.report.html import require_jinja
 
-    require_jinja()
-    check_report(page, others, suffix=".html", force=force)
-
-
-_JUDGING = (
-    click.option(
-        "--atol",
-        metavar="[OUTPUT:]NUMBER",
-        multiple=True,
-        callback=tolerance,
-        help="Judge all outputs, or one, by this absolute tolerance instead of the rule (repeatable).",
-    ),
-    click.option(
-        "--rtol",
-        metavar="[OUTPUT:]NUMBER",
-        multiple=True,
-        callback=tolerance,
-        help="The same, relative to the first model's values; added to --atol.",
-    ),
-    report_option("the comparison"),
-    click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),
-)
-
-
-def comparison_options(command: Command) -> Command:
-    """The options of `validate` and `diff`."""
-    decorated: Command = declared_options(Settings, only=("providers", "inputs", "dims"))(
-        with_options(_JUDGING)(command)
-    )
-    return decorated
+        require_jinja()
+        check_report(page, others, suffix=".html", force=force)
 
 
 # -- options that dataclasses declare ----------------------------------------------------------------------------
@@ -225,14 +208,12 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
 
 
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
-    sizes = isinstance(each.default, Mapping)
-    single = replace(each, repeatable=False)
+    single, one = replace(each, repeatable=False), _PARSED.get(each.name)
 
     def parsed(_ctx: click.Context, _param: click.Parameter, value: Any) -> Any:
-        if sizes:
-            return dict(map(_size, value))
-        if each.name == "providers":
-            return tuple(map(_provider, value))
+        if one is not None:
+            found = tuple(map(one, value))
+            return found if each.repeatable else dict(found) or each.default
         if each.repeatable:
             return tuple(map(single.parsed, value))
         return None if value in (None, "dtype") else each.parsed(value)
@@ -240,10 +221,10 @@ def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
     attributes: dict[str, Any] = {"help": each.help, "metavar": each.metavar or None}
     if each.kind is bool:
         attributes["is_flag"] = True
-    elif each.kind is object and not sizes:
+    elif each.kind is object and one is None:
         attributes["type"] = click.Path(path_type=Path)
     else:
-        attributes |= {"callback": parsed, "multiple": each.repeatable or sizes}
+        attributes |= {"callback": parsed, "multiple": each.repeatable or one is not None}
         if each.choices:
             attributes |= {"type": click.Choice(each.choices), "default": each.default, "show_default": True}
     return click.option(each.command_line, each.name, **{**attributes, **instead})
@@ -264,3 +245,21 @@ def _size(text: str) -> tuple[str, int]:
     if not sign or not name or not number.isascii() or not number.isdigit() or int(number) < 1:
         raise UsageError(f"--dim: '{text}' is not NAME=VALUE with a value of at least 1")
     return name, int(number)
+
+
+def _tolerance(text: str) -> tuple[str | None, float]:
+    """OUTPUT:NUMBER, or NUMBER for all outputs that are not named (None)."""
+    name, colon, number = text.rpartition(":")
+    try:
+        return name if colon else None, float(number)
+    except ValueError as error:
+        raise UsageError(f"'{text}' is neither NUMBER nor OUTPUT:NUMBER") from error
+
+
+_PARSED: Mapping[str, Callable[[str], Any]] = {
+    "providers": _provider,
+    "dims": _size,
+    "atol": _tolerance,
+    "rtol": _tolerance,
+}
+"""Options that are parsed in a way of their own, each time that they are given."""

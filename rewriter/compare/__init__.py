@@ -1,1 +1,33 @@
-"""Comparison of any two models: their outputs, what happens inside, and their files."""
+"""Comparison of any two models: their outputs, what happens inside, and their files. Here, the options of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rewriter.options import option
+
+Tolerances = float | Mapping[str, float] | Mapping[str | None, float]
+"""One number for all outputs, or output name to number; the key None stands for all outputs that are not named."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What takes the place of the rule, and what is looked at inside."""
+
+    atol: Tolerances | None = option(
+        None,
+        "Judge all outputs, or one, by this absolute tolerance instead of the rule (repeatable).",
+        metavar="[OUTPUT:]NUMBER",
+    )
+    rtol: Tolerances | None = option(
+        None, "The same, relative to the first model's values; added to --atol.", metavar="[OUTPUT:]NUMBER"
+    )
+    taps: bool = option(False, "Also compare the output of every block, and show how the error grows with depth.")
+    bisect: bool = option(False, "If they differ, test every part alone and name the faulty ones.")
+    generate: int | None = option(
+        None,
+        "Also generate N tokens with both, through the key-value cache if there is one.",
+        metavar="N",
+        least=1,
+    )

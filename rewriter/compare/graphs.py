@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import numpy as np
 import onnx
@@ -20,8 +22,8 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.files.tensors import ELEMENT_TYPES
-from rewriter.files.walk import is_external, iter_nodes, iter_tensors
-from rewriter.graph.view import key_of, operator_of, opsets, subgraphs, tensor_of
+from rewriter.graph.view import constant_of, key_of, operator_of, opsets
+from rewriter.graph.walk import is_external, iter_nodes, iter_tensors, subgraphs
 from rewriter.text import counted, decoded, quoted
 
 _SCHEMAS = LoadedModel(onnx.ModelProto(), None, None, (), 0)
@@ -84,6 +86,7 @@ class GraphDifference:
     same_tensors: int
     fields: tuple[Change, ...]
     remarks: tuple[Change, ...]
+    also: ClassVar = ("same",)
 
     @property
     def same(self) -> bool:
@@ -152,7 +155,7 @@ class _Numbered:
         places = (f"{where.count('/')} place {n}" if where else f"input {v.name}" for n, v in enumerate(graph.input))
         known = {**outer, **{v.name: place.encode() for v, place in zip(graph.input, places, strict=True)}}
         tensors = {tensor.name: tensor for tensor in graph.initializer}
-        tensors |= {node.output[0]: value for node in graph.node if (value := _tensor(node)) is not None}
+        tensors |= {node.output[0]: value for node in graph.node if (value := constant_of(node)) is not None}
         for name, tensor in tensors.items():
             found = self.weights[where + name] = digest_of(self.model, tensor), tensor
             known[name] = found[0] if self._original is None else self._original.weights.get(where + name, found)[0]
@@ -160,7 +163,7 @@ class _Numbered:
             parts = [digest_of(self.model, part) for part in (sparse.values, sparse.indices)]
             known[sparse.values.name] = _digest([*parts, repr(list(sparse.dims)).encode()])
         for node in graph.node:
-            if _tensor(node) is None:
+            if constant_of(node) is None:
                 number = self._number(node, known, f"{where}{node.name or ''.join(node.output[:1])}")
                 made = {name: _digest([number, b"%d" % n]) for n, name in enumerate(node.output) if name}
                 known |= made if where else self._resumed(node, number, made)
@@ -258,11 +261,6 @@ def _describe(node: onnx.NodeProto) -> str:
     return f"{_operator(node)} {name}".rstrip()
 
 
-def _tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The value of a Constant node that holds a tensor; None for any other node."""
-    return tensor_of(node) if key_of(node) == ("", "Constant") else None
-
-
 @cache
 def _defaults(domain: str, name: str, version: int) -> Mapping[str, bytes]:
     try:
@@ -275,8 +273,7 @@ def _defaults(domain: str, name: str, version: int) -> Mapping[str, bytes]:
 
 def _value(attribute: onnx.AttributeProto, model: LoadedModel) -> bytes:
     """The value of an attribute as bytes, without name and doc string; tensors by their content, bodies as such."""
-    plain = onnx.AttributeProto()
-    plain.CopyFrom(attribute)
+    plain = deepcopy(attribute)
     content = b"".join(digest_of(model, tensor) for tensor in [*plain.tensors, plain.t] if tensor.data_type)
     for unread in ("name", "doc_string", "t", "tensors", "g", "graphs"):
         plain.ClearField(unread)

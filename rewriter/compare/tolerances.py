@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rewriter.arrays import Array
+from rewriter.compare import Tolerances
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.rule import Judgement, Results, compared
-
-Tolerances = float | Mapping[str, float] | Mapping[str | None, float]
-"""One number for all outputs, or output name to number; the key None stands for all outputs that are not named."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ import onnx
 
 from rewriter.errors import ModelError
 from rewriter.files.tensors import MAX_BYTES, byte_count, element_type, filled_fields
-from rewriter.files.walk import is_external, iter_tensors
+from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
 KEYS = frozenset({"location", "offset", "length", "checksum"})

@@ -25,7 +25,7 @@ from rewriter.files.external import ExternalRef, open_inside, read_external, res
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, sort_main_graph
 from rewriter.files.tensors import check_inline, element_type
-from rewriter.files.walk import is_external, iter_tensors
+from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
 MAX_FILE = 2**31 - 1
@@ -284,7 +284,7 @@ def _instead(path: Path) -> str:
 
 def _check_regular(status: os.stat_result, path: Path) -> None:
     if stat.S_ISDIR(status.st_mode):
-        raise ModelError(f"{quoted(path)} is a directory; pass the .onnx file in it (or use rewrite_folder)")
+        raise ModelError(f"{quoted(path)} is a directory; pass the .onnx file in it")
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{quoted(path)} is not a regular file; save the model to a file and pass that")
     if not status.st_size:

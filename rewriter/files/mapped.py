@@ -8,6 +8,7 @@ main graph are left in the file, and only if their raw data is at least `LARGE` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 
 import onnx
 
@@ -59,18 +60,15 @@ def inlined(
     if not lengths:
         whole = model.SerializeToString(deterministic=True)
         return len(whole), iter([whole])
-    rest, graph = onnx.ModelProto(), onnx.GraphProto()
-    rest.CopyFrom(model)
+    rest, graph = deepcopy(model), deepcopy(model.graph)
     rest.ClearField("graph")
-    graph.CopyFrom(model.graph)
     graph.ClearField("initializer")
     head, bare = (each.SerializeToString(deterministic=True) for each in (rest, graph))
     heads, sizes = [], []
     for tensor in model.graph.initializer:
         length, inline = lengths.get(tensor.name), tensor
         if length is not None:
-            inline = onnx.TensorProto()
-            inline.CopyFrom(tensor)
+            inline = deepcopy(tensor)
             inline.ClearField("external_data")
             inline.ClearField("data_location")
         data = inline.SerializeToString(deterministic=True) + (b"" if length is None else _tag(_RAW, length))

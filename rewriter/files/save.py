@@ -25,6 +25,7 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -38,7 +39,7 @@ from rewriter.files.atomic import CHUNK, check_directory, hidden, os_errors, swe
 from rewriter.files.external import ExternalRef, open_inside, read_external
 from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, collect_external, external_bytes
 from rewriter.files.mapped import inlined
-from rewriter.files.walk import is_external, iter_tensors
+from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
 
@@ -191,13 +192,11 @@ def _serialise(
         raise ModelError("a weight of the main graph was moved into a body; this is a bug, please report it")
     try:
         if locations:
-            moved = onnx.ModelProto()
-            moved.CopyFrom(proto)
-            for tensor in iter_tensors(moved):
+            proto = deepcopy(proto)
+            for tensor in iter_tensors(proto):
                 for entry in tensor.external_data if is_external(tensor) else ():
                     if entry.key == "location":
                         entry.value = locations.get(entry.value, entry.value)
-            proto = moved
         size, pieces = inlined(proto, lengths, partial(_bytes_of, source))
     except (EncodeError, ValueError) as error:
         raise ModelError(TOO_LARGE) from error

@@ -29,7 +29,8 @@ import onnx
 
 from rewriter.errors import ModelError
 from rewriter.files.tensors import check_inline, count_elements
-from rewriter.files.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, subgraphs
+from rewriter.graph.edit import set_nodes
+from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, subgraphs
 from rewriter.text import counted, one_line, quoted
 
 MAX_INLINED = 10_000_000
@@ -171,11 +172,7 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
         raise ModelError(
             f"the graph has a cycle through {looping}, so it has no meaning; export the model again"
         ) from error
-    copies = [onnx.NodeProto() for _ in order]
-    for copy, index in zip(copies, order, strict=True):
-        copy.CopyFrom(nodes[index])
-    del nodes[:]
-    nodes.extend(copies)
+    set_nodes(model.graph, [nodes[index] for index in order])
     return True
 
 
@@ -218,7 +215,7 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     made.output.extend(name or f"{_UNREAD} {next(_COUNT)}" for name in node.output or [""])
     if schema is None:
         made.domain = _OTHER
-        for place, graph in enumerate(subgraphs(node)):
+        for place, (_, graph) in enumerate(subgraphs(node)):
             made.attribute.add(name=f"body {place}", type=onnx.AttributeProto.GRAPH, g=_outline(graph, opset))
         return made
     if not node.output:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.graph import elementwise
-from rewriter.graph.view import GraphView, attributes, integer_of
+from rewriter.graph.view import GraphView, constant_of, integer_of
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
@@ -86,8 +86,9 @@ class Constants:
         node = self._view.made_by(tensor)
         if node is None or not self._view.is_onnx(node):
             return None
-        if node.op_type == "Constant":
-            return _constant_value(node)
+        constant = constant_of(node)
+        if constant is not None:
+            return _small_array(constant)
         if node.op_type in _RESHAPING:
             return self._reshaped(node, tensor, wide)
         if node.op_type == "CastLike":
@@ -179,15 +180,6 @@ def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dt
         return None if numpy_type is None else np.dtype(numpy_type)
     # Integer division truncates, and int64 exceeds the 53 bits of float64: float64 cannot stand in for integers.
     return None if args[0].dtype.kind in "iub" else args[0].dtype
-
-
-def _constant_value(node: onnx.NodeProto) -> NDArray[np.generic] | None:
-    for name, value in attributes(node).items():
-        if name == "value":
-            return _small_array(value)
-        if name.startswith(("value_float", "value_int")) and np.size(value) <= _SMALL:
-            return np.asarray(value, dtype=np.float32 if name.startswith("value_float") else np.int64)
-    return None
 
 
 def _small_array(tensor: onnx.TensorProto) -> NDArray[np.generic] | None:

@@ -7,13 +7,16 @@ two models shows nothing but the replacement.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import onnx
 import onnx.inliner
 
-from rewriter.graph.view import GraphView, all_graphs, captured_names, graph_at, subgraphs
+from rewriter.graph.extract import reads
+from rewriter.graph.view import GraphView, graph_at, key_of, opsets
+from rewriter.graph.walk import iter_nodes
 
 LOOSE_INITIALIZERS = 4
 """First IR version whose initializers need not be graph inputs; in older models a new one would change the signature,
@@ -51,28 +54,24 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
     graph = graph_at(model, view.path)
     replacements = [part for replacement in replacements for part in (replacement, *replacement.further)]
     places = {view.producer[replacement.output]: replacement for replacement in replacements}
-    dead = _dead_nodes(view, replacements, frozenset(places))
+    unread = {name for index in places for name in view.nodes[index].input}
     # The new nodes go where the producer of the region's output was. Their operands all come from before that node and
     # the output's consumers all come after it, so the graph stays in topological order.
     merged: list[onnx.NodeProto] = []
     for index, node in enumerate(graph.node):
-        if index in places:
-            if model.ir_version < LOOSE_INITIALIZERS:
-                merged.extend(_constant_node(tensor) for tensor in places[index].initializers)
-            merged.extend(places[index].nodes)
-        elif index not in dead:
+        if index not in places:
             merged.append(node)
-    # `merged` refers to messages of the repeated field, so they are copied before it is emptied.
-    copies = [_copy(node) for node in merged]
-    del graph.node[:]
-    graph.node.extend(copies)
-    _drop_unused(graph, _inputs_of(view, dead | set(places)))
+            continue
+        if model.ir_version < LOOSE_INITIALIZERS:
+            merged.extend(_constant_node(tensor) for tensor in places[index].initializers)
+        merged.extend(places[index].nodes)
+    set_nodes(graph, merged)
+    drop_dead(graph, unread, kept={name for part in replacements for node in part.nodes for name in node.output})
     if model.ir_version >= LOOSE_INITIALIZERS:
         for replacement in replacements:
             graph.initializer.extend(replacement.initializers)
     if not view.path:
         graph.output.extend(value for replacement in replacements for value in replacement.exposed)
-    _forget_gone(graph)
     _add_functions(model, [function for replacement in replacements for function in replacement.functions])
 
 
@@ -80,84 +79,41 @@ def _constant_node(tensor: onnx.TensorProto) -> onnx.NodeProto:
     return onnx.helper.make_node("Constant", [], [tensor.name], f"{tensor.name}/constant", value=tensor)
 
 
-def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    duplicate = onnx.NodeProto()
-    duplicate.CopyFrom(node)
-    return duplicate
+def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Give a graph other nodes, some of which may be its own: they are copied before the field is emptied."""
+    copies = [deepcopy(node) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
 
 
-def _dead_nodes(view: GraphView, replacements: Sequence[Replacement], replaced: frozenset[int]) -> set[int]:
-    """Nodes that are dead once the replacements are in place, by reference counting from the replaced nodes up."""
-    uses: Counter[str] = Counter({name: len(readers) for name, readers in view.consumers.items()})
-    for name in view.outputs:
-        uses[name] += 1
-    # Counted before anything is released: the new nodes usually read tensors that the old region read.
-    for replacement in replacements:
-        for node in replacement.nodes:
-            uses.update(name for name in (*node.input, *captured_names(node)) if name)
-    dead: set[int] = set()
-    pending: list[int] = []
+def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[str] = ()) -> None:
+    """Remove the nodes and initializers that produce `tensors`, and what feeds them, where nothing reads them.
 
-    def release(index: int) -> None:
-        for name in view.nodes[index].input:
-            if not name:
-                continue
-            uses[name] -= 1
-            maker = view.producer.get(name)
-            if uses[name] <= 0 and maker is not None:
-                pending.append(maker)
-
-    for index in sorted(replaced, reverse=True):
-        release(index)
+    By reference counting: a node that was dead before still counts as a reader. What makes the tensors in `kept` stays,
+    and so do initializers that a graph input declares.
+    """
+    uses = Counter(name for node in graph.node for name in reads(node))
+    uses.update(value.name for value in graph.output)
+    producer = {name: index for index, node in enumerate(graph.node) for name in node.output if name not in kept}
+    pending, seen, dead = list(tensors), set[str](), set[int]()
     while pending:
-        index = pending.pop()
-        node = view.nodes[index]
-        if index in dead or index in replaced or any(uses[name] > 0 for name in node.output):
+        seen.add(pending[-1])
+        index = producer.get(pending.pop())
+        if index is None or index in dead or any(uses[name] for name in graph.node[index].output):
             continue
         dead.add(index)
-        release(index)
-    return dead
-
-
-def _inputs_of(view: GraphView, nodes: Iterable[int]) -> frozenset[str]:
-    return frozenset(name for index in nodes for name in view.nodes[index].input)
-
-
-def _drop_unused(graph: onnx.GraphProto, candidates: frozenset[str]) -> None:
-    """Remove initializers among `candidates` that are no longer read, unless a graph input declares them."""
-    used = {name for node in graph.node for name in (*node.input, *captured_names(node))}
-    used.update(value.name for value in (*graph.output, *graph.input))
+        uses.subtract(reads(graph.node[index]))
+        pending += reads(graph.node[index])
+    for index in sorted(dead, reverse=True):
+        del graph.node[index]
     # In place and from the end: rebuilding the list would copy every weight.
-    for position in reversed(range(len(graph.initializer))):
-        name = graph.initializer[position].name
-        if name in candidates and name not in used:
-            del graph.initializer[position]
-
-
-def drop_dead_constants(graph: onnx.GraphProto, tensors: frozenset[str]) -> None:
-    """Remove the initializers and nodes that produce `tensors`, and what feeds them, where nothing reads them."""
-    candidates = set(tensors)
-    while True:
-        used = {name for node in graph.node for name in (*node.input, *captured_names(node))}
-        used.update(value.name for value in graph.output)
-        dead = [
-            position
-            for position, node in enumerate(graph.node)
-            if candidates.intersection(node.output) and not used.intersection(node.output)
-        ]
-        if not dead:
-            break
-        for position in reversed(dead):
-            candidates.update(graph.node[position].input)
-            del graph.node[position]
-    _drop_unused(graph, frozenset(candidates))
-    _forget_gone(graph)
-
-
-def _forget_gone(graph: onnx.GraphProto) -> None:
-    """Remove the value_info of tensors that no longer exist."""
-    made = {name for node in graph.node for name in node.output}
-    made.update(value.name for value in (*graph.initializer, *graph.input))
+    declared = {value.name for value in graph.input}
+    for index in reversed(range(len(graph.initializer))):
+        name = graph.initializer[index].name
+        if name in seen and not uses[name] and name not in declared:
+            del graph.initializer[index]
+    made = {name for node in graph.node for name in node.output} | declared
+    made.update(tensor.name for tensor in graph.initializer)
     forget_types(graph, {value.name for value in graph.value_info} - made)
 
 
@@ -196,8 +152,7 @@ def inlined(model: onnx.ModelProto, only: Collection[Name] | None = None) -> onn
     Raises:
         RuntimeError: one of `only` cannot be inlined.
     """
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     # onnx leaves out an attribute that a call does not give, default or not.
     sure = _state_defaults(copy)
     if only is None:
@@ -213,7 +168,7 @@ def _state_defaults(model: onnx.ModelProto) -> bool:
     holders = [(list(model.graph.node), frozenset[str]())]
     holders += [(list(each.node), frozenset(each.attribute)) for each in model.functions]
     for nodes, unsure in holders:
-        for node in all_nodes(nodes):
+        for node in iter_nodes(nodes):
             called = functions.get((node.domain, node.op_type, node.overload))
             given = {attribute.name: attribute.ref_attr_name for attribute in node.attribute}
             for default in () if called is None else called.attribute_proto:
@@ -224,8 +179,26 @@ def _state_defaults(model: onnx.ModelProto) -> bool:
     return True
 
 
-def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes and those of their bodies."""
-    for node in nodes:
-        yield node
-        yield from (inner for _, body in subgraphs(node) for graph in all_graphs(body) for inner in graph.node)
+def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto, tuple[str, ...]] | None:
+    """A copy in which an operator of ONNX is written out as ONNX defines it, and so is what is defined by it.
+
+    Returns the copy and the operators, as `Swish(25)`; None where the model has none of them, or ONNX no definition.
+    """
+    copy, found = inlined(model), set[str]()
+    version = opsets(model.opset_import).get("", 1)
+    for node in iter_nodes(copy.graph.node):
+        domain, name = key_of(node)
+        if domain or not onnx.defs.has(name, version):
+            continue
+        schema = onnx.defs.get_schema(name, version)
+        inner = [each.op_type for each in schema.function_body.node]  # empty where there is no definition
+        if inner and operator in (name, *inner):
+            found.add(name)
+            stated = {attribute.name for attribute in node.attribute}
+            defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
+            node.attribute.extend(default for default in defaults if default.type)  # onnx leaves them out
+    if not found:
+        return None
+    taken = [("", name) for name in {*found, operator}]
+    copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+    return copy, tuple(f"{name}({version})" for name in sorted(found))

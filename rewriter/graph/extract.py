@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 
@@ -99,8 +100,7 @@ def extract(
 
 def with_outputs(model: onnx.ModelProto, view: GraphView, tensors: Sequence[str]) -> onnx.ModelProto:
     """A copy of `model` with `tensors` as further outputs."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     present = {value.name for value in result.graph.output}
     result.graph.output.extend(_value(view, name) for name in dict.fromkeys(tensors) if name not in present)
     return result

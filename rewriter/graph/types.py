@@ -186,11 +186,9 @@ def _without_large_constants(node: onnx.NodeProto) -> onnx.NodeProto:
     if node.op_type != "Constant" or node.ByteSize() < 8 * _INLINE_LIMIT:
         return node
     small = onnx.NodeProto(op_type="Constant", domain=node.domain, name=node.name, output=node.output)
-    for attribute in node.attribute:
-        if attribute.name == "value":
-            small.attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=_stub(attribute.t))
-        else:
-            small.attribute.append(attribute)
+    small.attribute.extend(
+        onnx.helper.make_attribute("value", _stub(each.t)) if each.name == "value" else each for each in node.attribute
+    )
     return small
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx
 
 from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_skeleton
+from rewriter.graph.walk import subgraphs
 
 ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
@@ -74,7 +77,7 @@ class GraphView:
         constant = set(self.initializers)
         for node in self.nodes:  # in topological order, so one pass finds them all
             # A body may capture anything, so a control-flow node is never counted as constant.
-            if node.op_type in _RANDOM or next(subgraphs(node), None) is not None:
+            if node.op_type in _RANDOM or subgraphs(node):
                 continue
             named = [name for name in node.input if name]
             # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
@@ -104,6 +107,23 @@ class GraphView:
         """The node that writes `tensor`, or None for inputs, initializers and unknown names."""
         index = self.producer.get(tensor)
         return None if index is None else self.nodes[index]
+
+    def readers(self, tensor: str) -> list[onnx.NodeProto]:
+        """The nodes that read more of `tensor` than its shape, once per operand."""
+        nodes = (self.nodes[index] for index in self.consumers.get(tensor, ()))
+        return [node for node in nodes if node.op_type != "Shape"]
+
+    def onward(self, tensor: str) -> Iterator[onnx.NodeProto]:
+        """The nodes after a tensor, one after the other, as long as nothing else reads what each makes."""
+        while len(found := self.readers(tensor)) == 1:
+            yield found[0]
+            tensor = found[0].output[0]
+
+    def before(self, tensor: str) -> str:
+        """The tensor before operators that keep its entries."""
+        while (node := self.made_by(tensor)) is not None and node.op_type in SAME_NUMBERS:
+            tensor = node.input[0]
+        return tensor
 
     def type_of(self, tensor: str) -> TensorType:
         """Element type and shape of `tensor`; unknown parts are 0 and None."""
@@ -146,9 +166,17 @@ def integers_of(node: onnx.NodeProto, name: str) -> list[int] | None:
     return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
 
 
-def tensor_of(node: onnx.NodeProto, name: str = "value") -> onnx.TensorProto | None:
-    """An attribute that is a tensor; None where the node does not have it."""
-    return next((attribute.t for attribute in node.attribute if attribute.name == name), None)
+def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The value of a Constant node, however it is stated; None for any other node, and where the value is sparse."""
+    if key_of(node) != ("", "Constant"):
+        return None
+    for name, value in attributes(node).items():
+        if name == "value":
+            return value  # type: ignore[no-any-return]
+        for prefix, dtype in (("value_float", np.float32), ("value_int", np.int64), ("value_string", object)):
+            if name.startswith(prefix):
+                return onnx.numpy_helper.from_array(np.array(value, dtype))
+    return None
 
 
 def view_model(model: onnx.ModelProto) -> GraphView:
@@ -198,16 +226,6 @@ def opsets(imports: Sequence[onnx.OperatorSetIdProto]) -> dict[str, int]:
     return {"" if entry.domain in ONNX_DOMAINS else entry.domain: entry.version for entry in imports}
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
-    """The graphs held by a node's attributes (If, Loop, Scan), with the attribute's name."""
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.name, attribute.g
-        elif attribute.type == onnx.AttributeProto.GRAPHS:
-            for position, graph in enumerate(attribute.graphs):
-                yield f"{attribute.name}[{position}]", graph
-
-
 def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
     """Views of the main graph and of all control-flow bodies in it, outer before inner; without local functions.
 
@@ -239,12 +257,9 @@ def _constant_nodes(view: GraphView) -> dict[str, onnx.TensorProto]:
     """The tensors of a view's Constant nodes, under their names: to a body they are constants like initializers."""
     tensors: dict[str, onnx.TensorProto] = {}
     for node in view.nodes:
-        for attribute in node.attribute if node.op_type == "Constant" else ():
-            if attribute.name == "value":
-                tensor = onnx.TensorProto()
-                tensor.CopyFrom(attribute.t)
-                (tensor.name,) = node.output
-                tensors[tensor.name] = tensor
+        if (constant := constant_of(node)) is not None:
+            tensors[node.output[0]] = tensor = deepcopy(constant)
+            tensor.name = node.output[0]
     return tensors
 
 
@@ -260,15 +275,6 @@ def graph_at(model: onnx.ModelProto, path: Path) -> onnx.GraphProto:
 def holder_name(node: onnx.NodeProto) -> str:
     """What a path calls a node that holds bodies: its first output that has a name."""
     return next((name for name in node.output if name), "")
-
-
-def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """The graph and all graphs inside it."""
-    pending = [graph]
-    while pending:
-        current = pending.pop()
-        yield current
-        pending.extend(body for node in current.node for _, body in subgraphs(node))
 
 
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:

@@ -12,6 +12,7 @@ computes `T/computed`, and marked nodes make T from that: readers, names and out
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,8 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import read_external
 from rewriter.files.load import MAX_FILE, LoadedModel, Source, like, load_model
-from rewriter.files.walk import is_external, iter_tensors
+from rewriter.graph.edit import set_nodes
+from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.interpret.index import HeadIndex, Names, chosen_heads, heads
 from rewriter.interpret.run import cases_of, only_case, values_of
 from rewriter.interpret.sublayers import NeuronHeads
@@ -206,12 +208,10 @@ def unedited(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises:
         ModelError: the marks do not fit the graph, as where another tool changed it.
     """
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
     changed = {tensor for node in model.graph.node if (tensor := _mark(node))}
     kept = [node for node in model.graph.node if not _mark(node)]
-    del result.graph.node[:]
-    result.graph.node.extend(kept)
+    set_nodes(result.graph, kept)
     for tensor in sorted(changed):
         try:
             _rename(result.graph, f"{tensor}/{_COMPUTED}", tensor)
@@ -234,8 +234,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
     """
     if source.size > MAX_FILE:
         raise UsageError(f"the model has {source.size / 2**30:.1f} GiB; a model in memory can have less than 2")
-    result = onnx.ModelProto()
-    result.CopyFrom(source.proto)
+    result = deepcopy(source.proto)
     for tensor in iter_tensors(result):
         if is_external(tensor) and source.base_dir is not None:
             raw = read_external(tensor, source.base_dir).tobytes()

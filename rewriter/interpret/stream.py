@@ -51,7 +51,7 @@ class Norm:
 
 def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
     """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
-    tensor = unflattened(view, tensor)
+    tensor = view.before(tensor)
     node = view.made_by(tensor)
     if node is None:
         return None
@@ -59,15 +59,6 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     if known is not None and integer_of(node, "axis", -1) == -1:
         return Norm(tensor, *(_operand(node, slot) for slot in known))
     return _written_out(view, constants, tensor, node)
-
-
-def unflattened(view: GraphView, tensor: str) -> str:
-    """The tensor before operators that keep its entries."""
-    node = view.made_by(tensor)
-    while node is not None and node.op_type in SAME_NUMBERS:
-        tensor = node.input[0]
-        node = view.made_by(tensor)
-    return tensor
 
 
 def _operand(node: onnx.NodeProto, slot: int | None) -> str:
@@ -134,6 +125,10 @@ class FrozenNorm:
         """[T, D] at the result to [T, D] at the stream."""
         inner = gradient * self.scale * self.factors[:, None]
         return inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner
+
+    def back_at(self, token: int, rows: Array) -> Array:
+        """[K, D] at the result of one token to [K, D] at the stream."""
+        return replace(self, factors=np.full(len(rows), self.factors[token])).back(rows)
 
     def constant(self, gradient: Array) -> float:
         """What the bias contributes."""
@@ -210,17 +205,12 @@ def _result(named: Named) -> str:
 
 def _sum(view: GraphView, constants: Constants, tensor: str) -> Write | None:
     """The first sum of a tensor with data, past biases, scales and whatever keeps its entries."""
-    for _ in range(len(view.nodes)):
-        readers = [view.nodes[index] for index in view.consumers.get(tensor, ())]
-        readers = [node for node in readers if node.op_type != "Shape"]
-        if len(readers) != 1 or not view.is_onnx(readers[0]):
-            return None
-        (node,) = readers
+    for node in view.onward(tensor):
         others = [name for name in node.input if name != tensor]
         if node.op_type == "Add" and len(others) == 1 and others[0] not in constants:
             return Write(tensor, others[0], node.output[0])
         scaled = node.op_type in ("Add", "Mul") and all(name in constants for name in others)
-        if not scaled and not (node.op_type in REARRANGED and node.input[0] == tensor):
+        if not view.is_onnx(node) or not (scaled or (node.op_type in REARRANGED and node.input[0] == tensor)):
             return None
         tensor = node.output[0]
     return None
@@ -254,14 +244,14 @@ class Stage:
     Attributes:
         before: the stream that they read.
         after: the stream with what they write.
-        sublayers: the sublayers, with what they write.
+        sublayers: the sublayers.
         norm: the normalisation through which `before` comes from the stage before it, as where normalisation follows
             the sublayers; None where it is that stage's result itself.
     """
 
     before: str
     after: str
-    sublayers: tuple[tuple[Named, Write], ...]
+    sublayers: tuple[Named, ...]
     norm: Norm | None = None
 
 
@@ -376,54 +366,43 @@ def _stages(
         if write is None:
             raise UsageError(f"output {output} cannot be attributed: {named.name} does not add to the residual stream")
         if stages and stages[-1].after == write.after:
-            stages[-1] = Stage(write.before, write.after, (*stages[-1].sublayers, (named, write)))
+            stages[-1] = Stage(write.before, write.after, (*stages[-1].sublayers, named))
         else:
-            stages.append(Stage(write.before, write.after, ((named, write),)))
-    last = next((place for place in range(len(stages) - 1, -1, -1) if _reads(view, end, stages[place].after)), None)
+            stages.append(Stage(write.before, write.after, (named,)))
+
+    def reads(tensor: str, stream: str) -> bool:
+        return stream in parts_of(view, constants, tensor, {stream})
+
+    last = next((place for place in range(len(stages) - 1, -1, -1) if reads(end, stages[place].after)), None)
     if last is None:
         raise UsageError(f"output {output} cannot be attributed: no sublayer writes to the stream that it reads")
     chain = [stages[last]]
     for stage in reversed(stages[:last]):
-        if unflattened(view, stage.after) == unflattened(view, chain[0].before):
+        if view.before(stage.after) == view.before(chain[0].before):
             chain.insert(0, stage)
             continue
         norm = norm_before(view, constants, chain[0].before)
-        if norm is not None and _reads(view, norm.output, stage.after):
+        if norm is not None and reads(norm.output, stage.after):
             chain = [stage, replace(chain[0], norm=norm), *chain[1:]]
     linked = {stage.after for stage in chain}
-    apart = [named.name for stage in stages if stage.after not in linked for named, _ in stage.sublayers]
+    apart = [named.name for stage in stages if stage.after not in linked for named in stage.sublayers]
     # The sublayers of an encoder write to a stream of their own; in one stack none may be missing.
-    same = {each.layer.split(".")[0] for each, _ in chain[0].sublayers}
+    same = {each.layer.split(".")[0] for each in chain[0].sublayers}
     lost = [name for name in apart if name.split(".")[0] in same]
     if lost:
         raise UsageError(f"output {output} cannot be attributed: {lost[0]} is not on the stream that it reads")
     return tuple(chain)
 
 
-def _reads(view: GraphView, tensor: str, stream: str) -> bool:
-    """Whether the normalisation that makes `tensor` reads `stream`: a few nodes back, before any sublayer."""
-    pending: Sequence[str] = [tensor]
-    for _ in range(16):
-        nodes = [node for name in pending if (node := view.made_by(name)) is not None]
-        pending = list(dict.fromkeys(name for node in nodes for name in node.input if name))
-        if stream in pending:
-            return True
-    return False
-
-
-def norm_of(view: GraphView, named: Named, stage: Stage) -> Norm | None:
-    """The normalisation before a sublayer's values; None where there is none, or they are of another sequence.
+def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None:
+    """The normalisation that makes `data` of the stream; None where it is the stream itself.
 
     Raises:
-        UsageError: the sublayer reads something else than the stream or its normalisation.
+        UsageError: the reader reads something else.
     """
-    sublayer = named.sublayer
-    if isinstance(sublayer, Attention) and sublayer.cross:
-        return None
-    data = sublayer.value.operator.data if isinstance(sublayer, Attention) else sublayer.data
-    if unflattened(view, data) == unflattened(view, stage.before):
+    if view.before(data) == view.before(stream):
         return None
     norm = norm_before(view, Constants(view), data)
     if norm is None:
-        raise UsageError(f"{named.name} does not read a normalised residual stream; it cannot be attributed")
+        raise UsageError(f"{reader} does not read a normalised residual stream; it cannot be attributed")
     return norm

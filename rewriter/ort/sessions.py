@@ -6,9 +6,11 @@ come back through a `Cast` to float32, which is exact.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import ValidationError
+from rewriter.graph.edit import written_out
 from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, model_of, require_provider
-from rewriter.text import one_line
+from rewriter.text import one_line, quoted
 
 __all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 
 _BFLOAT16 = "tensor(bfloat16)"
+_NO_KERNEL = re.compile(r"NOT_IMPLEMENTED : Could not find an implementation for (\w+)\(")
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
 
 
@@ -36,6 +40,7 @@ class Session:
         load_seconds: how long onnxruntime took to read, optimise and place the model.
         cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU, as
             `Operator 'name'`; None if this onnxruntime cannot tell. Shapes are computed there on purpose.
+        defined: operators without a kernel, as `Swish(25)`, that are written out as ONNX defines them.
     """
 
     inputs: tuple[str, ...]
@@ -45,6 +50,7 @@ class Session:
     _session: Any
     _bfloat16: frozenset[str]
     _shrinks: bool
+    defined: tuple[str, ...] = ()
 
     def run(
         self,
@@ -75,8 +81,30 @@ class Session:
                 results = self._session.run(wanted, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
-            raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
+            told = _outside(str(error), feeds) or f"onnxruntime could not run the model: {_told(error)}"
+            raise ValidationError(told) from error
         return {name: np.asarray(result) for name, result in zip(wanted, results, strict=True)}
+
+
+_STATUS = re.compile(r"^.*?while running (\w+) node\. Name:'(.*?)' Status Message: ", re.DOTALL)
+_BOUNDS = re.compile(r"Name:'(.*?)'.*idx=(-?\d+) must be within the inclusive range \[-(\d+),", re.DOTALL)
+
+
+def _told(error: Exception) -> str:
+    """What onnxruntime says of a node, without its preamble."""
+    return one_line(_STATUS.sub(r"\1 '\2': ", str(error)))
+
+
+def _outside(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
+    """What to say of an index that is outside of its table, such as a token of another vocabulary."""
+    found = _BOUNDS.search(text)
+    if found is None:
+        return None
+    node, index, size = found[1], int(found[2]), int(found[3])
+    given = [name for name, array in feeds.items() if array.dtype.kind in "iu" and (array == index).any()]
+    holder = f"input {quoted(given[0])} holds" if given else "an index is"
+    reader = f"that Gather {quoted(node)} reads" if node else "it is for"
+    return f"{holder} {index}, and the table {reader} has {size} entries: 0 to {size - 1}"
 
 
 def open_session(
@@ -89,7 +117,7 @@ def open_session(
     spin: bool = False,
     threads: int = 0,
 ) -> Session:
-    """Load a model into onnxruntime.
+    """Load a model into onnxruntime; operators without a kernel that ONNX defines by others are replaced by these.
 
     Args:
         model: the file, the protobuf (below 2 GB) or its bytes.
@@ -129,7 +157,15 @@ def open_session(
         session = ort.InferenceSession(source, options, providers=known.onnxruntime, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no base class
         _raise_if_out_of_memory(error)
-        raise ValidationError(f"onnxruntime could not load the model: {one_line(error)}") from error
+        missing = _NO_KERNEL.search(str(error))
+        plain = None if missing is None else written_out(_proto(model), missing[1])
+        if plain is None:
+            raise ValidationError(f"onnxruntime could not load the model: {one_line(error)}") from error
+        beside = model.parent if isinstance(model, Path) else base_dir
+        found = open_session(
+            plain[0], provider, optimise=optimise, base_dir=beside, prepack=prepack, spin=spin, threads=threads
+        )
+        return replace(found, defined=(*plain[1], *found.defined))
     return Session(
         inputs=tuple(value.name for value in session.get_inputs()),
         outputs=tuple(value.name for value in session.get_outputs()),
@@ -155,12 +191,17 @@ def _source(model: Path | onnx.ModelProto | bytes) -> str | bytes:
     return model if isinstance(model, bytes) else model.SerializeToString()
 
 
+def _proto(model: Path | onnx.ModelProto | bytes) -> onnx.ModelProto:
+    if isinstance(model, Path):
+        return onnx.load(model, load_external_data=False)
+    return onnx.load_model_from_string(model) if isinstance(model, bytes) else model
+
+
 def _with_data(model: Path | onnx.ModelProto | bytes, base_dir: Path | None) -> Path | onnx.ModelProto | bytes:
     """The model with its external data inside, unless it is loaded from a file."""
     if isinstance(model, Path) or base_dir is None:
         return model
-    whole = onnx.ModelProto()
-    whole.CopyFrom(onnx.load_model_from_string(model) if isinstance(model, bytes) else model)
+    whole = deepcopy(_proto(model))
     onnx.load_external_data_for_model(whole, str(base_dir))
     return whole
 

@@ -18,7 +18,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
-from rewriter.graph.edit import inlined
+from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.view import Path, graph_at, integer_of
 
 _STEPS = 2.0**10
@@ -113,9 +113,7 @@ def _inject(graph: onnx.GraphProto, point: Point, prefix: str, units: float) -> 
             output = list(node.output).index(point.tensor)
             node.output[output] = f"{prefix}{point.tensor}/raw"
             nodes = [*graph.node[: place + 1], *_noise(point, prefix, units), *graph.node[place + 1 :]]
-            kept = [onnx.NodeProto.FromString(each.SerializeToString()) for each in nodes]
-            del graph.node[:]
-            graph.node.extend(kept)
+            set_nodes(graph, nodes)
             return True
     return False
 

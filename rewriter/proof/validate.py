@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import nan
 
 import ml_dtypes
 import numpy as np
 import onnx
 
 from rewriter.arrays import magnitude
-from rewriter.errors import ValidationError
+from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.certificate.certify import Certificate, Claimed, ReplacedBlock, certify
+from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import LARGEST, Case, Maker, make_cases
 from rewriter.proof.inputs.read import load_cases
@@ -115,6 +116,11 @@ class Validation:
         """Whether the rewritten model is proved for every input."""
         return self.certificate is not None and self.certificate.certified
 
+    @property
+    def error_ratio(self) -> float:
+        """The largest `error_ratio` of the providers; NaN where nothing was evaluated in float64."""
+        return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=nan)
+
 
 def validate(
     original: LoadedModel,
@@ -169,22 +175,6 @@ def validate(
         return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
 
 
-def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
-    """Where the blocks are: a region, or, where the heads do the work of the linear operators too, the whole block."""
-    return tuple(
-        ReplacedBlock(
-            each.name,
-            each.path,
-            each.block_inputs if each.heads else each.inputs,
-            (*each.block_outputs, *each.shapes) if each.heads else (each.output,),
-            each.inputs,
-            each.output,
-            each.entrywise,
-        )
-        for each in claims
-    )
-
-
 @dataclass(frozen=True)
 class _Judge:
     """The arguments of `validate`; `named` is the form of the original whose tensors the claims name."""
@@ -215,11 +205,11 @@ class _Judge:
             for each in self.claims
         }
         # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
-        judged, blocks = self.alone or self.rewritten, replaced(self.claims)
-        found = certify(self.original, judged, claims=held, blocks=blocks)
+        judged = self.alone or self.rewritten
+        found = certify(self.original, judged, claims=held, blocks=self.claims)
         if not found.certified and self.claims and self.named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
-            second = certify(self.named, judged, claims=held, blocks=blocks)
+            second = certify(self.named, judged, claims=held, blocks=self.claims)
             found = second if certify(self.original, self.named).certified else found
         if self.alone is not None:
             found = replace(found, certified=False, left=tuple(each.name for each in self.claims))
@@ -284,7 +274,7 @@ class _Judge:
         ]
         empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
         rest = "the certificate" if certificate.certified else "the tests of the blocks"
-        notes = [*told(before, left_out)]
+        notes = [*_by_definition(before, after), *told(before, left_out)]
         nothing = (
             f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
             f"verdict rests on {rest}"
@@ -339,6 +329,14 @@ class _Judge:
         return judged
 
 
+def _by_definition(before: ModelRuns, after: ModelRuns) -> Iterator[str]:
+    """Operators that onnxruntime has no kernel for, and whether the rewritten model still has them."""
+    old, new = ({name for ran in runs.ways.values() for name in ran.defined} for runs in (before, after))
+    for name in sorted(old | new):
+        rest = "the rewritten model has it too" if name in new else "the rewritten model runs"
+        yield f"onnxruntime has no kernel for {name}; run by its definition; {rest}"
+
+
 def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tuple[str, tuple[str, float]]]:
     """Pre-activations that must stay within a domain: tensor to block and domain."""
     for region in certificate.regions:
@@ -377,6 +375,7 @@ def run_accepted(
     """The runs of the original on the cases that it accepts; of other sizes, if it accepts none of the generated ones.
 
     Raises:
+        UsageError: the original accepts none of the inputs that were given.
         ValidationError: the original cannot be loaded, or accepts nothing.
     """
     try:
@@ -388,6 +387,8 @@ def run_accepted(
             return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
     except ValidationError as error:
         raise ValidationError(_refused(side.model, error)) from error
+    if settings.inputs is not None:
+        raise UsageError(f"{settings.inputs.name}: the original model runs on none of these inputs: {runs.skipped[0]}")
     tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
     more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
     raise ValidationError(

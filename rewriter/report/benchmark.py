@@ -1,17 +1,14 @@
-"""A measurement of several models, as data and as JSON; `SCHEMA_VERSION` is the version of the JSON."""
+"""A measurement of several models, as data and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rewriter.report.report import plain_data, write_json
+from rewriter.errors import ExitStatus
+from rewriter.report.report import Result
 from rewriter.timing.measure import Ratio
-
-SCHEMA_VERSION = 1
-"""Incremented if a field changes its meaning or is removed; new fields may be added without that."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,8 @@ class TimeRow:
     rounds: tuple[float, ...]
 
 
-@dataclass(frozen=True)
-class Benchmark:
+@dataclass(frozen=True, repr=False)
+class Benchmark(Result):
     """What `bench` measured.
 
     Attributes:
@@ -82,10 +79,15 @@ class Benchmark:
     environment: Mapping[str, str]
     seconds: Mapping[str, float]
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
-        return {"version": SCHEMA_VERSION, **plain_data(self)}
+    exit_status = ExitStatus.CONVERTED
 
-    def write(self, path: Path) -> None:
-        """Write the JSON to `path`, atomically."""
-        write_json(path, self.to_json())
+    @property
+    def summary(self) -> str:
+        """How long each model takes beside the original, and the control."""
+        parts = [f"{name} takes {self._over(name)} times as long as {self.original}" for name in self.others]
+        return f"MEASURED  {'; '.join(parts)} (control {self._over(self.control)}), in {self.seconds['total']:.1f} s"
+
+    def _over(self, name: str) -> str:
+        values = [row.over_original.paired for row in self.times if row.model == name and row.over_original]
+        low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+        return low if low == high else f"{low} to {high}"

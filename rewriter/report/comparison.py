@@ -1,44 +1,46 @@
 """The comparison of two models, as data and as JSON.
 
-`comparison.schema.json` beside this file is the contract of the JSON, versioned by `SCHEMA_VERSION`. The command line
-prints a `Comparison`; the Python API returns it.
+`comparison.schema.json` beside this file is the contract of the JSON. The command line prints a `Comparison`; the
+Python API returns it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from math import isnan, nan
+from typing import Literal
 
 from rewriter.compare.depth import Fault, Measured
 from rewriter.compare.generation import Generation
 from rewriter.compare.graphs import GraphDifference
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
-from rewriter.report.report import Result, plain_data
-
-SCHEMA_VERSION = 1
-"""Incremented if a field changes its meaning or is removed; new fields may be added without that."""
+from rewriter.report.report import Result
+from rewriter.text import counted
 
 Verdict = Literal["same", "agrees", "different"]
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
-    """How B compares with A.
+    """How B compares with A: true unless they differ.
+
+    `graph` is there after `diff`, `validation` if both were run, `generation` if it was asked for; otherwise reading
+    them raises what `raise_for_status` raises, or UsageError. `files`, `proof` and `generated` hold the same, or None.
 
     Attributes:
         a: path of A, the original.
         b: path of B.
         signature: the differences in inputs and outputs; if there are any, nothing was run.
-        graph: the differences between the files; None if they were not asked for.
-        validation: the certificate, the runs and the tests of blocks; None if nothing was run.
+        files: the differences between the files; None if they were not asked for.
+        proof: the certificate, the runs and the tests of blocks; None if nothing was run.
         tolerated: outputs that were judged by a given tolerance; their errors are in the output's units.
         blocks: head program of each block that the plan in B's metadata names, by the block's name.
-        taps: B against A at each boundary, in order of depth; None if not asked for.
-        isolated: results for every part alone on A's values; None if that was not asked for, or if nothing had failed.
+        taps: B against A at each boundary, in order of depth; empty if not asked for.
+        isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
-        generation: tokens that both generate; None if that was not asked for.
+        generated: tokens that both generate; None if that was not asked for.
         failures: the checks that failed, in words.
         notes: remarks.
         seconds: time by step.
@@ -47,17 +49,33 @@ class Comparison(Result):
     a: str
     b: str
     signature: tuple[str, ...] = ()
-    graph: GraphDifference | None = None
-    validation: Validation | None = None
+    files: GraphDifference | None = field(default=None, metadata={"json": "graph"})
+    proof: Validation | None = field(default=None, metadata={"json": "validation"})
     tolerated: tuple[str, ...] = ()
     blocks: Mapping[str, str] = field(default_factory=dict)
-    taps: tuple[Measured, ...] | None = None
-    isolated: tuple[Measured, ...] | None = None
+    taps: tuple[Measured, ...] = ()
+    isolated: tuple[Measured, ...] = ()
     faults: tuple[Fault, ...] = ()
-    generation: Generation | None = None
+    generated: Generation | None = field(default=None, metadata={"json": "generation"})
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    also = ("error_ratio", "verdict", "exit_status", "first_exceeding")
+
+    @property
+    def graph(self) -> GraphDifference:
+        """The differences between the files."""
+        return self._there(self.files, "comparison of the files")
+
+    @property
+    def validation(self) -> Validation:
+        """The certificate, the runs and the tests of blocks."""
+        return self._there(self.proof, "run")
+
+    @property
+    def generation(self) -> Generation:
+        """Tokens that both generate."""
+        return self._there(self.generated, "generation")
 
     @property
     def verdict(self) -> Verdict:
@@ -68,7 +86,7 @@ class Comparison(Result):
         """
         if self.failures:
             return "different"
-        return "same" if self.validation is None or self.validation.certified else "agrees"
+        return "same" if self.proof is None or self.proof.certified else "agrees"
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
@@ -80,9 +98,6 @@ class Comparison(Result):
         """Whether B is proved to compute what A does, and does so where both were run."""
         return self.verdict == "same"
 
-    def __bool__(self) -> bool:
-        return self.verdict != "different"
-
     @property
     def problems(self) -> tuple[str, ...]:
         """The checks that failed."""
@@ -90,37 +105,48 @@ class Comparison(Result):
 
     @property
     def summary(self) -> str:
-        """Whether B agrees with A, and how far the two are from float64."""
-        ratio = "" if self.error_ratio is None else f", error ratio {self.error_ratio:.2f}"
-        return f"{self.verdict.upper()} {self.a} and {self.b}{ratio}"
+        """The verdict in one line: what was found, on what it rests, and where the fault lies."""
+        return f"{self.verdict.upper()}  {self._told}"
 
     @property
-    def error_ratio(self) -> float | None:
-        """The largest error of B over that of A, both against float64; None without such an evaluation."""
-        runs = self.validation.providers.values() if self.validation else ()
-        return max((each.error_ratio for each in runs if each.error_ratio is not None), default=None)
+    def _told(self) -> str:
+        pair, proof = f"{self.a} and {self.b}", self.proof
+        if self.signature:
+            return f"{pair} have different inputs or outputs, so nothing was run"
+        if proof is None:
+            return f"{pair} are {'different graphs' if self.failures else 'the same graph with the same weights'}"
+        if self.failures:
+            judged = sum(len(run.compared) for run in proof.providers.values())
+            if judged and all("nothing could be compared" in each for each in self.failures):
+                return f"{pair}: {'not every output' if len(self.failures) < judged else 'nothing'} could be compared"
+            return f"{self.b} does not compute what {self.a} does{self._blame}"
+        ratio = "" if isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
+        graph = "; their graphs differ" if self.files is not None and not self.files.same else ""
+        where = ", ".join(proof.providers)
+        if self.same:
+            return f"{self.b} computes what {self.a} does for every input, and on {where}{ratio}{graph}"
+        tested = f", {counted(len(proof.blocks), 'block')} tested" if proof.blocks else ""
+        inputs = counted(len(proof.cases), "input")
+        return f"{self.b} agrees with {self.a} on {inputs} on {where}{ratio}{tested}; not proved{graph}"
+
+    @property
+    def _blame(self) -> str:
+        if self.faults:
+            first = self.faults[0]
+            part = f", {first.part}" if first.part else ""
+            program = f" (program {first.program})" if first.program else ""
+            more = f" and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
+            return f"; guilty: {first.block}{part}{program}{more}"
+        if self.first_exceeding is not None:
+            return f"; first to exceed its allowance: {self.first_exceeding.label}"
+        return "" if self.isolated else "; --bisect names the guilty block"
+
+    @property
+    def error_ratio(self) -> float:
+        """The largest error of B over that of A, both against float64; NaN without such an evaluation."""
+        return nan if self.proof is None else self.proof.error_ratio
 
     @property
     def first_exceeding(self) -> Measured | None:
         """The first boundary at which the error of B exceeds its share."""
-        return next((each for each in self.taps or () if each.exceeds), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
-        first = self.first_exceeding
-        taps, isolated = (
-            None if found is None else [{**plain_data(each), "exceeds": each.exceeds} for each in found]
-            for found in (self.taps, self.isolated)
-        )
-        return {
-            "version": SCHEMA_VERSION,
-            **plain_data(replace(self, graph=None, taps=None, isolated=None)),
-            "verdict": self.verdict,
-            "exit_status": int(self.exit_status),
-            "error_ratio": plain_data(self.error_ratio),
-            "graph": None if self.graph is None else {"same": self.graph.same, **plain_data(self.graph)},
-            "taps": taps,
-            "isolated": isolated,
-            "first_exceeding": None if first is None else first.label,
-            "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
-        }
+        return next((each for each in self.taps if each.exceeds), None)

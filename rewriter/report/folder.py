@@ -1,42 +1,52 @@
-"""The result for a folder of models, as data and as JSON."""
+"""The result for a folder of models."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from rewriter.errors import ExitStatus
 from rewriter.report.environment import environment
-from rewriter.report.report import Report, Result, plain_data
+from rewriter.report.report import Report, Shape
 from rewriter.text import counted
-
-SCHEMA_VERSION = 1
-"""Incremented if a field changes its meaning or is removed; new fields may be added without that."""
 
 
 @dataclass(frozen=True, repr=False)
-class FolderReport(Result):
-    """What became of a folder.
+class FolderReport(Report):
+    """The result of `rewrite` for a folder; it has the blocks of all models, and each model has its own proof.
 
     Attributes:
-        folder: path of the folder that was converted.
-        output: path of the folder that was written, None if none was.
         models: ONNX file, relative to the folder, to its report; only planned where a proof before it failed.
         copied: the files that are no models, which were copied as they are.
-        exit_status: the exit status of the command line.
     """
 
-    folder: str
-    output: str | None
-    models: Mapping[str, Report]
-    copied: tuple[str, ...]
-    exit_status: ExitStatus
+    models: Mapping[str, Report] = field(default_factory=dict)
+    copied: tuple[str, ...] = ()
 
-    @property
-    def converted(self) -> Mapping[str, Report]:
-        """The models with converted blocks."""
-        return {name: each for name, each in self.models.items() if each.converted}
+    @classmethod
+    def of(cls, folder: str, output: str, models: Mapping[str, Report], copied: tuple[str, ...] = ()) -> Self:
+        """The reports of a folder's models, of which there is one at least, as one."""
+        reports = list(models.values())
+        statuses = {each.exit_status for each in reports if each.converted}
+        operators = sum((Counter(each.before.operators) for each in reports), Counter[str]())
+        return cls(
+            folder,
+            output,
+            reports[0].form,
+            tuple(block for each in reports for block in each.blocks),
+            Shape(operators, operators.total(), sum(each.before.bytes for each in reports)),
+            made=None,
+            proof=None,
+            seconds={"total": sum(each.seconds["total"] for each in reports)},
+            notes=(),
+            exit_status=max(statuses, default=ExitStatus.NOTHING_TO_CONVERT),
+            environment=environment(),
+            options=reports[0].options,
+            models=models,
+            copied=copied,
+        )
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -44,29 +54,18 @@ class FolderReport(Result):
         return tuple(f"{name}: {problem}" for name, each in self.models.items() for problem in each.problems)
 
     @property
+    def what(self) -> str:
+        """The models with converted blocks, these blocks and their heads, in words."""
+        return f"{counted(sum(bool(each.converted) for each in self.models.values()), 'model')}, {super().what}"
+
+    @property
     def summary(self) -> str:
         """The verdict in one line."""
-        if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
-            return f"NOTHING TO CONVERT  in {self.folder}"
-        made = tuple(self.converted.values())
-        blocks = counted(sum(len(each.converted) for each in made), "block")
-        heads = sum(row.heads or 0 for each in made for row in each.converted)
-        what = f"{counted(len(made), 'model')}, {blocks}, {heads:,} attention heads"
-        if self.exit_status is ExitStatus.VALIDATION_FAILED:
-            return f"FAILED  {what}: the proof failed, nothing was written"
-        if self.output is None:
-            return f"PLANNED  {what} in {self.folder}; nothing was written"
-        proved = all(each.validation is not None for each in made)
-        return f"{'PASSED' if proved else 'NOT PROVED'}  {what}, written to {self.output}"
+        if not self.output:
+            return super().summary
+        proved = all(each.proof is not None for each in self.models.values() if each.converted)
+        return f"{'PASSED' if proved else 'NOT PROVED'}  {self.what}, written to {self.output}"
 
     def to_json(self) -> dict[str, Any]:
-        """The reports as JSON-ready data."""
-        return {
-            "version": SCHEMA_VERSION,
-            "folder": self.folder,
-            "output": self.output,
-            "exit_status": int(self.exit_status),
-            "models": {name: each.to_json() for name, each in self.models.items()},
-            "copied": list(self.copied),
-            "environment": plain_data(environment()),
-        }
+        """JSON-ready data, `models` as the reports have it."""
+        return {**super().to_json(), "models": {name: each.to_json() for name, each in self.models.items()}}

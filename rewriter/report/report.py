@@ -1,7 +1,7 @@
 """The report: what was done to a model, as data.
 
 `Report` collects the results of planning, rewriting, saving and proving. The command line prints it; the Python API
-returns it. `report.schema.json` beside this file is the contract of its JSON, versioned by `SCHEMA_VERSION`. It is
+returns it. `report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is
 generated from the dataclasses, docstrings included: `python -m tests.rewriter.report.make_schemas`.
 """
 
@@ -11,31 +11,35 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 import onnx
 
-from rewriter.errors import ExitStatus, NothingToConvertError, ValidationError
+from rewriter.errors import ExitStatus, NothingToConvertError, UsageError, ValidationError
 from rewriter.proof.validate import Validation
 from rewriter.text import counted
 
-SCHEMA_VERSION = 1
-"""Incremented if a field changes its meaning or is removed; new fields may be added without that."""
+VERSION = 1
+"""Of the JSON of every result: incremented if a field changes its meaning or is removed; new fields may be added."""
 
 _FEW = 3
+_Part = TypeVar("_Part")
 
 
 class Result(ABC):
-    """A result with an exit status.
+    """A result with an exit status; true if all is well.
 
     Attributes:
         exit_status: the exit status that the command line would have.
     """
 
     exit_status: ExitStatus
+    also: ClassVar[tuple[str, ...]] = ()
+    """Properties that stand in the JSON beside the fields."""
 
     @property
     @abstractmethod
@@ -43,13 +47,16 @@ class Result(ABC):
         """The result in one line, beginning with the verdict."""
 
     @property
-    @abstractmethod
     def problems(self) -> Sequence[str]:
         """What failed, in words."""
+        return ()
 
-    @abstractmethod
+    def __bool__(self) -> bool:
+        return not self.exit_status
+
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: numbers as numbers, infinite or missing ones as null."""
+        return {"version": VERSION, **plain_data(self)}
 
     def write(self, path: Path) -> None:
         """Write the JSON to `path`, atomically."""
@@ -62,12 +69,19 @@ class Result(ABC):
             ValidationError: a proof or a comparison failed; the message names the first failures.
             NothingToConvertError: the model has no block that could be converted.
         """
-        if self.exit_status is ExitStatus.CONVERTED:
+        if self:
             return self
         found = [*self.problems[:_FEW], *([f"and {len(self.problems) - _FEW} more"] * (len(self.problems) > _FEW))]
         message = "; ".join([self.summary, *found])
         kind = NothingToConvertError if self.exit_status is ExitStatus.NOTHING_TO_CONVERT else ValidationError
         raise kind(message)
+
+    def _there(self, part: _Part | None, what: str) -> _Part:
+        """A part that only some results have; without it the error of `raise_for_status`, or UsageError."""
+        if part is None:
+            self.raise_for_status()
+            raise UsageError(f"there is no {what} in this result: {self.summary}")
+        return part
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary}>"
@@ -87,6 +101,7 @@ class BlockRow:
         exact: whether the program equals the activation in exact arithmetic.
         heads: attention heads in the block; None where the weights' shapes do not say.
         bias_tokens: number of bias tokens that a head attends to.
+        type: element type of the block, such as float32.
         max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
             the type in which the heads compute; the certificate of `validation` proves it.
         measured: whether `max_error` was measured on a dense grid instead, as for programs that were fitted for this
@@ -105,6 +120,7 @@ class BlockRow:
     exact: bool | None = None
     heads: int | None = None
     bias_tokens: int | None = None
+    type: str = ""
     max_error: float | None = None
     measured: bool | None = None
     domain: float | None = None
@@ -129,40 +145,59 @@ class Shape:
 
 @dataclass(frozen=True, repr=False)
 class Report(Result):
-    """The result of one call of `rewrite`.
+    """The result of `rewrite`: true if the model was converted, and proved unless the proof was not asked for.
+
+    `validation`, `after` and `rewritten` are there if it is true and no dry run, `validation` only if it was proved;
+    otherwise reading them raises what `raise_for_status` raises, or UsageError. `proof`, `made` and `in_memory` hold
+    the same, or None.
 
     Attributes:
         model: the model's path, or `<memory>`.
-        output: path of the file written, None if none was.
+        output: path of the file written; empty if none was.
         files: all files written: `output`, and files with its weights.
         form: the form in which heads became nodes.
         blocks: all candidates, the converted first.
         before: size of the original.
-        after: size of the rewritten model; None if nothing was converted.
-        validation: the proof; None if it was not asked for or nothing was converted.
+        made: size of the rewritten model; None if none was made.
+        proof: the proof; None if it was not asked for or nothing was converted.
         seconds: time by step: load, plan, apply, save, validate, total.
         notes: remarks on the model as a whole.
         exit_status: the exit status of the command line.
         options: the options of the rewriting, as keywords of `rewriter.rewrite`.
         environment: versions, processor, operating system and execution providers, without host names and paths.
-        rewritten: the rewritten model, if no output path was given: an onnx.ModelProto, or the kind of model that
-            `rewrite` got.
+        in_memory: the rewritten model where no output path was given; `rewritten` reads it from `output` otherwise.
     """
 
     model: str
-    output: str | None
+    output: str
     form: str
     blocks: tuple[BlockRow, ...]
     before: Shape
-    after: Shape | None
-    validation: Validation | None
+    made: Shape | None = field(metadata={"json": "after"})
+    proof: Validation | None = field(metadata={"json": "validation"})
     seconds: Mapping[str, float]
     notes: tuple[str, ...]
     exit_status: ExitStatus
     environment: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
-    rewritten: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
+    in_memory: onnx.ModelProto | None = field(default=None, compare=False, metadata={"json": ""})
+
+    @property
+    def validation(self) -> Validation:
+        """The proof."""
+        return self._there(self.proof, "proof")
+
+    @property
+    def after(self) -> Shape:
+        """Size of the rewritten model."""
+        return self._there(self.made, "rewritten model")
+
+    @property
+    def rewritten(self) -> onnx.ModelProto:
+        """The rewritten model: of the kind that `rewrite` got; a ModelProto, read from the file, for an output path."""
+        found = onnx.load(self.output) if self.output and self.in_memory is None else self.in_memory
+        return self._there(found, "rewritten model")
 
     @property
     def converted(self) -> tuple[BlockRow, ...]:
@@ -181,62 +216,33 @@ class Report(Result):
         return f"{counted(len(self.converted), 'block')}, {heads:,} attention heads"
 
     @property
-    def copied(self) -> str:
-        """Why a model of a folder, in which nothing is converted, is copied as it is."""
-        if not self.left:
-            return "as it is: there is no MLP block to convert"
-        return f"as it is: {counted(len(self.left), 'candidate')} left: {self.left[0].reason}"
-
-    @property
     def problems(self) -> tuple[str, ...]:
         """The checks of the proof that failed."""
-        return () if self.validation is None else self.validation.failures
+        return () if self.proof is None else self.proof.failures
 
     @property
     def summary(self) -> str:
         """The verdict in one line: what became of the model, how sure that is, and where it is."""
-        validation = self.validation
         if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             why = f"{counted(len(self.left), 'candidate')} left" if self.left else "no candidate was found"
             return f"NOTHING TO CONVERT  in {self.model}: {why}"
         if self.exit_status is ExitStatus.VALIDATION_FAILED:
             return f"FAILED  {self.what}: the proof failed, nothing was written"
-        if self.after is None:
+        if self.made is None:
             return f"PLANNED  {self.what} in {self.model}; nothing was written"
         where = f"written to {self.output} in {self.seconds.get('total', 0.0):.1f} s" if self.output else "in memory"
-        if validation is None:
+        if self.proof is None:
             return f"NOT PROVED  {self.what}, {where}"
-        how = "certified for every input" if validation.certified else "tested, not certified"
-        return f"PASSED  {self.what}, {how}, run on {', '.join(validation.providers)}; {where}"
+        how = "certified for every input" if self.proof.certified else "tested, not certified"
+        return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
 
     def to_json(self) -> dict[str, Any]:
-        """The report as JSON-ready data: numbers as numbers, infinite or missing ones as null."""
-        sides = {"before": self.before, "after": self.after}
-        validation = None if self.validation is None else _brief(self.validation)
-        plain = plain_data(replace(self, validation=validation, rewritten=None))
-        for name in (*sides, "rewritten"):
-            del plain[name]
-        return {
-            "version": SCHEMA_VERSION,
-            **plain,
-            "exit_status": int(self.exit_status),
-            **{
-                key: {side: None if each is None else plain_data(getattr(each, key)) for side, each in sides.items()}
-                for key in ("operators", "nodes", "bytes")
-            },
-            "seconds": {key: round(value, 6) for key, value in self.seconds.items()},
-        }
-
-
-def _brief(validation: Validation) -> Validation:
-    """Without the functions of the regions, which may be long and stand in the certificate."""
-    found = validation.certificate
-    if found is None:
-        return validation
-    return replace(
-        validation,
-        certificate=replace(found, regions=tuple(replace(each, functions=()) for each in found.regions)),
-    )
+        """JSON-ready data; without the functions of the regions, which may be long and stand in the certificate."""
+        proof = self.proof
+        if proof is not None and proof.certificate is not None:
+            regions = tuple(replace(each, functions=()) for each in proof.certificate.regions)
+            proof = replace(proof, certificate=replace(proof.certificate, regions=regions))
+        return super(Report, replace(self, proof=proof)).to_json()
 
 
 def json_text(data: Mapping[str, Any]) -> str:
@@ -253,17 +259,17 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def plain_data(value: Any) -> Any:
-    """JSON-ready data: dataclasses as objects, numbers as numbers, infinity and NaN as null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {key: plain_data(entry) for key, entry in asdict(value).items()}
+    """JSON-ready data: dataclasses as objects, with the properties they name; infinity and NaN as null."""
+    if is_dataclass(value):
+        names = {each.metadata.get("json", each.name): each.name for each in fields(value)}
+        names |= {name: name for name in getattr(value, "also", ())}
+        return {key: plain_data(getattr(value, name)) for key, name in names.items() if key}
     if isinstance(value, Mapping):
         return {str(key): plain_data(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain_data(entry) for entry in value]
-    if isinstance(value, (bool, str)) or value is None:
-        return value
-    if isinstance(value, (np.bool_, np.integer)):
-        return value.item()
+    if isinstance(value, (np.bool_, np.integer, IntEnum)):
+        return int(value) if isinstance(value, IntEnum) else value.item()
     if isinstance(value, (float, np.floating)):
         return float(value) if math.isfinite(value) else None
     return value

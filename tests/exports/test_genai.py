@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rewriter import rewrite_folder
+from rewriter import FolderReport, rewrite
 
 genai: Any = pytest.importorskip("onnxruntime_genai", reason="onnxruntime-genai is missing: pip install .[genai]")
 
@@ -31,7 +31,9 @@ def test_a_folder_of_the_builder(name: str, precision: Any, tmp_path: Path) -> N
 
     old, new = tmp_path / "old", tmp_path / "new"
     build_genai(name, old, precision)
-    report = rewrite_folder(old, new).models["model.onnx"]
+    folder = rewrite(old, new)
+    assert isinstance(folder, FolderReport)
+    report = folder.models["model.onnx"]
     proof = report.validation
     assert proof is not None
     assert proof.passed, proof.failures

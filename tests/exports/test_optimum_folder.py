@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("optimum.onnxruntime", reason="needs optimum-onnx, which wants an environment of its own")
 import torch
 
-from rewriter import ExitStatus, rewrite_folder, validate
+from rewriter import ExitStatus, FolderReport, rewrite, validate
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,8 @@ def test_generation_is_the_same(source: Path, tmp_path: Path, task: str) -> None
     from transformers import AutoTokenizer, GPT2LMHeadModel
 
     main_export(str(source), output=str(tmp_path / "in"), task=task, do_validation=False, local_files_only=True)
-    report = rewrite_folder(tmp_path / "in", tmp_path / "out", providers="cpu")
+    report = rewrite(tmp_path / "in", tmp_path / "out", providers="cpu")
+    assert isinstance(report, FolderReport)
     assert report.exit_status is ExitStatus.CONVERTED
     assert all(len(each.converted) == 2 for each in report.models.values())
     assert {"config.json", "tokenizer.json"} <= set(report.copied)

@@ -166,7 +166,7 @@ def _compared(drawn: Transformer, way: Way, seed: int) -> int:
         raise _FindingError(MISSED, f"refused: {error}") from error
     if len(report.blocks) < drawn.mlps and options.get("form") != WHOLE:
         raise _FindingError(MISSED, f"{len(report.blocks)} of {drawn.mlps} MLPs")
-    if report.rewritten is None:
+    if not report:
         return int(report.exit_status)
     feeds = [drawn.feeds(2 * seed + more) for more in (0, 1)]
     gap = max(_gap(model, report.rewritten, each) for each in feeds)
@@ -176,7 +176,7 @@ def _compared(drawn: Transformer, way: Way, seed: int) -> int:
     # A program that holds on a domain is proved on the inputs of the proof, as a note says: on these it must fail.
     if not believed and not _leaves_a_domain(model, feeds, options):
         raise _FindingError(WRONG, f"passes the proof, and differs by {gap:.2g}, more than {bound:g}")
-    failures = () if report.validation is None else report.validation.failures
+    failures = report.problems
     # What advises an option is no alarm: a program that holds on a domain, and a certificate that grows on the way.
     if gap <= bound and failures and not any(option in failures[0] for option in ("--option domain", "--accuracy")):
         raise _FindingError(ALARM, f"differs by {gap:.2g}, and fails the proof: {failures[0]}")
@@ -190,7 +190,7 @@ def _leaves_a_domain(model: onnx.ModelProto, feeds: Sequence[Feeds], options: Ma
         values = {f"{place}/{name}": value for place, each in enumerate(feeds) for name, value in each.items()}
         np.savez(path, **values)  # type: ignore[arg-type]
         report = rewrite(model, **{**options, "validate": True, "inputs": path})
-    failures = () if report.validation is None else report.validation.failures
+    failures = report.problems
     told = any("the proof checks only the inputs that it runs" in note for note in report.notes)
     return told and any("--option domain" in failure for failure in failures)
 

@@ -114,7 +114,7 @@ def _run(model: Path, out: Path, options: Mapping[str, Any]) -> Attempt:
         messages = (f"{type(error).__name__}: {error}",)
     else:
         status = report.exit_status
-        messages = () if report.validation is None else report.validation.failures
+        messages = report.problems
     return Attempt(status, (), messages, (), None, time.perf_counter() - begin)
 
 

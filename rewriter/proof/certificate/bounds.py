@@ -23,7 +23,6 @@ from pathlib import Path
 from flint import arb, ctx, fmpq
 
 from rewriter.proof.certificate.arithmetic import (
-    INFINITY,
     NOTHING,
     Algebra,
     Evaluation,
@@ -342,7 +341,7 @@ class _Search:
 
     def _equal(self, low: fmpq, high: fmpq) -> bool:
         """Whether algebra proves both equal on a piece, on which neither has a pole. Raises Kink."""
-        lines = Evaluation(self._parts, _Lines(low, high), low, high)
+        lines: Evaluation[None] = Evaluation(self._parts, None, low, high)
         self._roots |= lines.roots
         rates = set()
         for part in self._parts:
@@ -457,22 +456,6 @@ class _Series:
         """An upper bound of the magnitude of its derivative."""
         slopes = (k * abs(term) * self.radius ** (k - 1) for k, term in enumerate(self.terms) if k)
         return sum(slopes, arb(0)).upper()
-
-
-class _Lines(Intervals):
-    """Finds out which parts are lines and which conditions have kinks; values are not needed."""
-
-    def function(self, name: str, a: Polynomial, line: object) -> Polynomial:  # noqa: ARG002
-        """Anything."""
-        return [(-INFINITY, INFINITY)]
-
-    def mul(self, a: Polynomial, b: Polynomial) -> Polynomial:  # noqa: ARG002
-        """Anything."""
-        return [(-INFINITY, INFINITY)]
-
-    def div(self, a: Polynomial, b: Polynomial) -> Polynomial:  # noqa: ARG002
-        """Anything."""
-        return [(-INFINITY, INFINITY)]
 
 
 def _most(values: Interval) -> arb:

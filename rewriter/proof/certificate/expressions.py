@@ -359,6 +359,7 @@ OPERATORS: Mapping[tuple[str, str], Rule] = {
     ("", "HardSwish"): lambda x, _: mul(x[0], clip(add(mul(constant(fmpq(1, 6)), x[0]), HALF), ZERO, ONE)),
     ("", "Softsign"): lambda x, _: div(x[0], add(ONE, _absolute(x[0]))),
     ("", "Swish"): _swish(1.0),
+    ("", "SwiGLU"): lambda x, a: mul(mul(x[0], apply("sigmoid", mul(_float(a, "alpha", 1.0), x[0]))), x[1]),
     ("", "Mish"): lambda x, _: mul(x[0], apply("tanh", apply("softplus", x[0]))),
     ("", "Gelu"): lambda x, a: gelu(x[0], tanh=a.get("approximate") == b"tanh"),
     ("", "Pow"): lambda x, _: _power(x),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -21,22 +22,10 @@ from onnx import TensorProto
 from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.files.walk import is_external, iter_nodes
-from rewriter.graph.edit import inlined
+from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
-from rewriter.graph.view import (
-    GraphView,
-    Path,
-    all_graphs,
-    all_views,
-    attributes,
-    holder_name,
-    integer_of,
-    key_of,
-    label,
-    opsets,
-    subgraphs,
-)
+from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
+from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
 from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
@@ -144,9 +133,7 @@ class Model:
             left = {(each.domain, each.name): each for each in proto.functions}
             self.functions = {key: _digest(*_closure(key, left)) for key in left}
         else:
-            copy = onnx.ModelProto()
-            copy.CopyFrom(proto)
-            proto = copy
+            proto = deepcopy(proto)
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
@@ -265,7 +252,9 @@ class Scope:
         if name not in self._tensors:
             if name in self.made:
                 node, place = self.made[name]
-                constant = _constant(node) if key_of(node) == ("", "Constant") else None
+                constant = constant_of(node)
+                if constant is None and key_of(node) == ("", "Constant"):
+                    raise NotCertifiable(f"{label(node)} has no dense value")
                 kind: Kind = "node" if constant is None else "constant"
                 found = Tensor(self, name, kind, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
@@ -362,16 +351,6 @@ def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.Func
     return [found[each] for each in sorted(found)]
 
 
-def _constant(node: onnx.NodeProto) -> onnx.TensorProto:
-    for name, value in attributes(node).items():
-        if name == "value":
-            return value  # type: ignore[no-any-return]
-        for prefix, dtype in (("value_float", np.float32), ("value_int", np.int64), ("value_string", object)):
-            if name.startswith(prefix):
-                return onnx.numpy_helper.from_array(np.array(value, dtype))
-    raise NotCertifiable(f"{label(node)} has no dense value")
-
-
 _WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 """Fused operators of onnxruntime that first add their second operand, and what they do then."""
 
@@ -387,13 +366,11 @@ def _split_biases(graph: onnx.GraphProto) -> None:
             continue
         total = f"{node.output[0]}/biased"
         nodes.append(onnx.helper.make_node("Add", list(node.input), [total]))
-        plain = onnx.NodeProto()
-        plain.CopyFrom(node)
+        plain = deepcopy(node)
         plain.op_type = _WITH_BIAS[node.op_type]
         plain.input[:] = [total]
         nodes.append(plain)
-    del graph.node[:]
-    graph.node.extend(nodes)
+    set_nodes(graph, nodes)
 
 
 def _fused(node: onnx.NodeProto) -> bool:

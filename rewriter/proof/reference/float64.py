@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,11 +21,11 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError, ValidationError
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.files.walk import is_external, iter_tensors
 from rewriter.graph.constants import computed, elem_type_of
 from rewriter.graph.edit import inlined
 from rewriter.graph.extract import bytes_of, reads
-from rewriter.graph.view import attributes, key_of, label
+from rewriter.graph.view import attributes, constant_of, key_of, label
+from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.operators import NUMPY_OPERATORS, Operator
@@ -181,19 +182,15 @@ def _check_type(elem_type: int, what: str) -> None:
 
 
 def _constant(node: onnx.NodeProto, read: Read) -> Array:
-    stated = attributes(node)
-    value = next(iter(stated.values()), None)
-    if isinstance(value, TensorProto):
-        return read(value)
-    if set(stated) <= {"value_float", "value_floats", "value_int", "value_ints"} and stated:
-        return _widened(np.asarray(value, np.float32 if "float" in next(iter(stated)) else np.int64))
-    raise NoReference(f"{one_line(label(node), 120)} holds no dense tensor of numbers")
+    value = constant_of(node)
+    if value is None or value.data_type == TensorProto.STRING:
+        raise NoReference(f"{one_line(label(node), 120)} holds no dense tensor of numbers")
+    return read(value)
 
 
 def _widened_node(node: onnx.NodeProto, read: Read) -> onnx.NodeProto:
     """A copy of the node for float64 operands."""
-    wide = onnx.NodeProto()
-    wide.CopyFrom(node)
+    wide = deepcopy(node)
     wide.domain = key_of(node)[0]
     if node.op_type == "ConstantOfShape" and not node.attribute:
         wide.attribute.append(helper.make_attribute("value", numpy_helper.from_array(np.zeros(1))))
@@ -272,9 +269,12 @@ def _kernel(content: bytes, kinds: Sequence[int], version: int, *, threads: int)
     graph = helper.make_graph([node], "node", given, [onnx.ValueInfoProto(name=name) for name in node.output if name])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=10)
     try:
-        return open_session(model, optimise=False, threads=threads)
+        session = open_session(model, optimise=False, threads=threads)
     except ValidationError as error:
         raise _NoKernelError from error
+    if session.defined:
+        raise _NoKernelError
+    return session
 
 
 def _in_numpy(node: onnx.NodeProto, form: Operator, values: Operands) -> Outputs:

@@ -65,6 +65,10 @@ def _quick_gelu(attributes: Attributes, x: Array) -> Array:
     return x * _sigmoid(_number(attributes, "alpha", 1.702) * x)
 
 
+def _swiglu(attributes: Attributes, gate: Array, value: Array) -> Array:
+    return _quick_gelu({"alpha": 1.0, **attributes}, gate) * value
+
+
 def _hard_swish(_: Attributes, x: Array) -> Array:
     return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
 
@@ -195,6 +199,7 @@ NUMPY_OPERATORS: Mapping[Key, Operator] = {
     ("", "Erf"): _erf,
     ("", "Gelu"): _gelu,
     ("", "HardSwish"): _hard_swish,
+    ("", "SwiGLU"): _swiglu,
     ("", "LayerNormalization"): _layer_norm,
     ("", "RMSNormalization"): _rms_norm,
     ("", "SimplifiedLayerNormalization"): _rms_norm,

@@ -13,6 +13,8 @@ import pytest
 from rewriter import UsageError, bench, rewrite
 from rewriter.api.benching import inputs_of
 from rewriter.files.load import load_model
+from rewriter.proof.inputs.given import as_given
+from rewriter.proof.settings import Settings
 from rewriter.timing import BenchOptions
 from rewriter.timing.measure import Process, Turn, measure
 from tests.committed import FOLDER
@@ -78,7 +80,7 @@ def test_a_file_gives_what_cannot_be_made(tmp_path: Path) -> None:
         '<ir_version: 8, opset_import: ["": 17]> g (string[n] words) => (string[n] y) { y = Identity(words) }'
     )
     np.savez(tmp_path / "words.npz", words=np.asarray(["a", "b"]))
-    ((_, feeds),) = inputs_of(model, BenchOptions(), tmp_path / "words.npz", {}, 0)
+    ((_, feeds),) = inputs_of(model, BenchOptions(), Settings(inputs=as_given(tmp_path / "words.npz")))
     assert list(feeds["words"]) == ["a", "b"]
     with pytest.raises(UsageError, match="no values can be made for input 'words'"):
         bench(model, model)
@@ -86,7 +88,7 @@ def test_a_file_gives_what_cannot_be_made(tmp_path: Path) -> None:
 
 def shapes(path: Path, **given: Any) -> dict[str, tuple[int, ...]]:
     """Shapes of the inputs made for a model."""
-    ((_, feeds),) = inputs_of(load_model(path).proto, BenchOptions(**given), None, {}, 0)
+    ((_, feeds),) = inputs_of(load_model(path).proto, BenchOptions(**given), Settings())
     return {name: array.shape for name, array in feeds.items()}
 
 

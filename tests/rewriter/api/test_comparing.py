@@ -38,7 +38,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 def output_of(found: Comparison, name: str) -> Judgement:
     """The rule on the CPU."""
-    assert found.validation is not None
     return found.validation.providers["cpu"].compared[name]
 
 
@@ -192,14 +191,12 @@ def test_a_rewritten_model_passes(pair: Pair) -> None:
     found = validate(*pair, taps=True, bisect=True)
     assert found.same
     assert found.failures == ()
-    assert found.error_ratio is not None
     assert found.error_ratio < 2
     assert list(found.blocks.items()) == [(f"h.{layer}.mlp", "silu") for layer in range(3)]
-    assert found.validation is not None
     assert found.validation.certificate is not None
     assert len(found.validation.certificate.regions) == 3
     assert found.first_exceeding is None
-    assert found.isolated is None, "there is nothing to look for"
+    assert found.isolated == (), "there is nothing to look for"
     assert output_of(found, "logits").holds
 
 
@@ -208,12 +205,9 @@ def test_the_control_differs_by_nothing(pair: Pair) -> None:
     found = diff(pair[0], pair[0], taps=True)
     assert found.same
     assert found.error_ratio == 1.0
-    assert found.validation is not None
     stats = found.validation.providers["cpu"].outputs["logits"]
-    assert (stats.max_abs, stats.max_rel, stats.min_tolerance, stats.top1, stats.kl) == (0, 0, 0, 1, 0)
-    assert found.taps is not None
+    assert (stats.max_abs, stats.min_tolerance, stats.top1) == (0, 0, 1)
     assert {each.found.error for each in found.taps} == {0.0}
-    assert found.graph is not None
     assert found.graph.same
 
 
@@ -238,10 +232,8 @@ def test_onnxruntimes_own_optimisation_passes(pair: Pair, tmp_path: Path) -> Non
     onnxruntime.InferenceSession(pair[0], options, providers=["CPUExecutionProvider"])
     found = diff(pair[0], path, taps=True)
     assert found.verdict == "agrees"  # fused operators that the certificate does not take apart
-    assert found.graph is not None
     assert not found.graph.same
     assert found.graph.operators["com.microsoft::QuickGelu"] == (0, 3)
-    assert found.taps is not None
     assert len(found.taps) > 6
     bad = planted(path, tmp_path, shifted("h.1.mlp.c_proj.weight", 1e-2))
     assert [fault.block for fault in diff(pair[0], bad, bisect=True).faults] == ["h.1.mlp"]
@@ -254,7 +246,6 @@ def test_other_optimisers_pass(pair: Pair, tool: str) -> None:
     smaller = module.slim(model) if tool == "onnxslim" else module.simplify(model)[0]
     found = diff(pair[0], smaller, taps=True)
     assert found.exit_status is ExitStatus.CONVERTED
-    assert found.graph is not None
     assert found.graph.same_nodes > 50
     shifted("h.1.mlp.c_proj.bias", 1e-2)(smaller)
     assert [fault.block for fault in diff(pair[0], smaller, bisect=True).faults] == ["h.1.mlp"]
@@ -267,7 +258,6 @@ def test_tolerances_replace_the_rule(pair: Pair, tmp_path: Path) -> None:
     bad = planted(pair[1], tmp_path, shifted("h.1.mlp.c_fc.weight", 1e-2))
     strict = validate(pair[0], bad)
     assert not output_of(strict, "logits").holds
-    assert strict.validation is not None
     stats = strict.validation.providers["cpu"].outputs["logits"]
     needed = stats.max_abs
     for options, passed in (
@@ -300,7 +290,7 @@ def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> N
     assert rewritten is not None
     good = validate(model, rewritten, taps=True)
     assert good.same
-    assert good.error_ratio is None
+    assert np.isnan(good.error_ratio)
     shifted("b2", 1e-2)(rewritten)
     bad = validate(model, rewritten, bisect=True)
     assert not bad.same
@@ -331,9 +321,10 @@ def test_other_signatures(pair: Pair) -> None:
     other = mlp(SILU)
     found = diff(pair[0], other)
     assert found.exit_status is ExitStatus.VALIDATION_FAILED
-    assert found.graph is not None
     assert found.graph.regions
-    assert found.validation is None
+    assert found.proof is None
+    with pytest.raises(ValidationError, match="the signatures differ: input 'input_ids' is only in A"):
+        _ = found.validation
     assert found.signature[0] == "input 'input_ids' is only in A"
     assert validate(pair[0], other).failures[0] == "the signatures differ: input 'input_ids' is only in A"
 
@@ -375,7 +366,6 @@ def test_faults_are_explained_only_so_often(pair: Pair, tmp_path: Path, monkeypa
 
     found = validate(pair[0], planted(pair[1], tmp_path, plant), bisect=True)
     assert len(found.faults) == 1
-    assert found.isolated is not None
     assert [each.label for each in found.isolated if each.exceeds] == ["h.0.mlp", "h.1.mlp", "h.2.mlp"]
 
 
@@ -395,10 +385,8 @@ def test_taps_of_whole_blocks(form: str) -> None:
     found = validate(model, made, taps=True)
     assert found.failures == ()
     assert found.first_exceeding is None
-    assert found.taps is not None
     assert len([each for each in found.taps if each.kind == "block"]) == 2
     assert all(each.magnitude > 1.0 and 0.0 < each.found.error < 1e-4 for each in found.taps)
-    assert found.validation is not None
     assert (found.verdict, len(found.validation.blocks)) == ("agrees", 2 if form == "masked" else 0)
 
 
@@ -413,7 +401,6 @@ def test_taps_find_a_difference_behind_carried_bias_tokens() -> None:
             break
     found = validate(model, made, taps=True)
     assert found.exit_status is ExitStatus.VALIDATION_FAILED
-    assert found.taps is not None
     assert all(np.isfinite(each.found.error) for each in found.taps)
     assert found.first_exceeding is not None
     assert found.first_exceeding.label == "model.transformer.h.0.mlp"

@@ -1,4 +1,4 @@
-"""`rewrite_folder`: everything or nothing, and what is copied."""
+"""A folder: everything or nothing, and what is copied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter import ExitStatus, ModelError, UsageError, rewrite_folder
+from rewriter import ExitStatus, ModelError, UsageError, rewrite
 from rewriter.api import rewriting
 from rewriter.cli import run
 from tests.oracle import evaluate
@@ -87,7 +87,7 @@ def wrong(right: Any) -> Any:
 def test_a_failed_proof_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewriting, "made", wrong(rewriting.made))
     out = folder.with_name("out")
-    report = rewrite_folder(folder, out, **FAST)
+    report = rewrite(folder, out, **FAST)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.problems
     assert report.problems[0].startswith("model.onnx: ")
@@ -97,13 +97,13 @@ def test_a_failed_proof_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyP
 def test_an_unreadable_model_leaves_nothing_and_is_named(folder: Path) -> None:
     (folder / "zz.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match=r"'zz\.onnx': "):
-        rewrite_folder(folder, folder.with_name("out"), validate=False)
+        rewrite(folder, folder.with_name("out"), validate=False)
     assert names(folder.parent) == ["in"]
 
 
 def test_nothing_to_convert(folder: Path) -> None:
     (folder / "model.onnx").unlink()
-    report = rewrite_folder(folder, folder.with_name("out"), **FAST)
+    report = rewrite(folder, folder.with_name("out"), **FAST)
     assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
     assert names(folder.parent) == ["in"]
 
@@ -117,7 +117,7 @@ def test_data_that_two_models_share_is_kept(folder: Path) -> None:
     plain.graph.initializer[0].CopyFrom(weight)
     onnx.save(plain, folder / "other.onnx")
     out = folder.with_name("out")
-    rewrite_folder(folder, out, validate=False)
+    rewrite(folder, out, validate=False)
     assert files(out) == files(folder) | {"attnonly-report.json"}
     x = np.random.default_rng(0).normal(size=(2, 3, 4))
     for name in ("model.onnx", "other.onnx"):
@@ -128,7 +128,7 @@ def test_data_that_two_models_share_is_kept(folder: Path) -> None:
 def test_a_link_is_refused(folder: Path) -> None:
     (folder / "key").symlink_to("/etc/passwd")
     with pytest.raises(UsageError, match="is a link"):
-        rewrite_folder(folder, folder.with_name("out"), validate=False)
+        rewrite(folder, folder.with_name("out"), validate=False)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_link_is_refused(folder: Path) -> None:
         (["-o", "in/out"], "would lie in the folder that is converted"),
         (["-o", "nowhere/out"], "does not exist; create it first"),
         (["-o", "-"], "models are read from files"),
-        (["-o", "out", "--inputs", "x.npz"], "inputs is for one model"),
+        (["-o", "out", "--inputs", "x.npz"], "--inputs is for one model"),
         (["-o", "out", "--html", "x.html"], "--html is for one model"),
         (["-o", "out", "--force"], "--force is for one model"),
         ([], "where should the result go"),
@@ -163,11 +163,11 @@ def test_usage(
 def test_a_folder_without_models(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     with pytest.raises(UsageError, match=r"no \.onnx file"):
-        rewrite_folder(tmp_path / "in", tmp_path / "out")
+        rewrite(tmp_path / "in", tmp_path / "out")
 
 
 def test_dry_run_writes_nothing(folder: Path) -> None:
-    report = rewrite_folder(folder, dry_run=True)
+    report = rewrite(folder, dry_run=True)
     assert report.summary.startswith("PLANNED  1 model, 1 block")
     assert names(folder.parent) == ["in"]
 
@@ -178,7 +178,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr("shutil.copyfile", full)
     with pytest.raises(UsageError, match=r"^cannot write '.*/out': No space left on device; free some space"):
-        rewrite_folder(folder, folder.with_name("out"), validate=False)
+        rewrite(folder, folder.with_name("out"), validate=False)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
@@ -190,6 +190,6 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(folder: Path) -> None:
             out.mkdir(exist_ok=True)
 
     with pytest.raises(UsageError, match="exists by now"):
-        rewrite_folder(folder, out, progress=progress, **FAST)
+        rewrite(folder, out, progress=progress, **FAST)
     assert names(folder.parent) == ["in", "out"]
     assert not list(out.iterdir())

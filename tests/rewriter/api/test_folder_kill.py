@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from rewriter import rewrite_folder
+from rewriter import rewrite
 from rewriter.files.atomic import check_new_folder, copied_folder, sweep
 from tests.conftest import slow
 from tests.faults.killing import killed_everywhere
@@ -21,7 +21,7 @@ WHOLE = {"model.onnx", "sub", "sub/same.onnx", "sub/same.data", "config.json", "
 
 
 def convert(directory: Path) -> None:
-    rewrite_folder(directory / "in", directory / "out", validate=False)
+    rewrite(directory / "in", directory / "out", validate=False)
 
 
 def prepare(directory: Path) -> None:

@@ -1,29 +1,129 @@
-"""A rewriting imports what it needs and no more: a call on a small model spends much of its time in imports."""
+"""What is imported: what a call needs and no more, and our own `passes` whatever else has that name."""
 
 from __future__ import annotations
 
+import pydoc
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+import rewriter
+from tests.committed import FOLDER
+from tests.conftest import slow
 
-_SLOW = {"rewriter.compare", "rewriter.api.comparing", "rich.progress", "onnx.reference", "jinja2", "torch", "joblib"}
+_SLOW = {
+    "rewriter.compare.depth",
+    "rewriter.compare.graphs",
+    "rewriter.api.comparing",
+    "rich.progress",
+    "onnx.reference",
+    "jinja2",
+    "torch",
+    "joblib",
+}
+
+
+def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("imported", ["rewriter.api.rewriting", "rewriter.report.terminal.console", "rewriter.cli"])
-def test_what_a_rewriting_does_not_need(imported: str) -> None:
-    code = f"import sys, {imported}; print(*sys.modules, sep=chr(10))"
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_what_a_rewriting_does_not_need(imported: str, tmp_path: Path) -> None:
+    found = python("-c", f"import sys, {imported}; print(*sys.modules, sep=chr(10))", cwd=tmp_path)
+    assert "rewriter" in found.stdout.split()
     assert _SLOW.isdisjoint(found.stdout.split())
 
 
-def test_every_verb_is_found() -> None:
-    import rewriter.api
-
-    for name in rewriter.__all__:
-        assert getattr(rewriter.api, name).__name__ == name
+def test_every_public_name_is_found_and_introduced() -> None:
+    for name in {*dir(rewriter)} - {"__version__"}:
+        assert getattr(rewriter, name).__name__ == name
+        assert name in str(rewriter.__doc__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        rewriter.api.nothing  # noqa: B018 - reading it must fail
+        rewriter.nothing  # type: ignore[attr-defined]  # noqa: B018 - reading it must fail
+
+
+def test_help_is_short_and_says_what_can_be_passed() -> None:
+    assert len(pydoc.render_doc(rewriter).splitlines()) < 100
+    text = pydoc.plain(pydoc.render_doc(rewriter.rewrite))
+    assert "ForwardRef" not in text
+    assert "<function" not in text
+    for part in (
+        "form: str = 'local'",
+        "providers: str | collections.abc.Sequence[str]",
+        "accuracy: float | None = None",
+    ):
+        assert part in text
+
+
+USER = {
+    "package": ("passes/__init__.py", "mine = 3"),
+    "module": ("passes.py", "mine = 3"),
+    "broken": ("passes.py", "raise ValueError('not now')"),
+    "script": ("passes.py", "import sys; assert 'rewriter' in sys.argv, 'no import'"),
+}
+
+
+@pytest.mark.parametrize("kind", USER)
+def test_passes_of_the_user(kind: str, tmp_path: Path) -> None:
+    """In its folder everything works, and it can still be imported."""
+    path, code = USER[kind]
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).write_text(code, encoding="utf-8")
+    (tmp_path / path).with_name("more.py").write_text("also = 4", encoding="utf-8")
+    done = python("-m", "rewriter", str(FOLDER / "silu-decoder.onnx"), "--dry-run", "-q", cwd=tmp_path)
+    assert (done.stdout[:7], done.stderr) == ("PLANNED", "")
+    code = "import rewriter, passes.options; print(rewriter.inspect.__name__)"
+    if kind == "package":
+        code += "; from passes import mine; import passes.more; print(mine, passes.more.also)"
+    for first in ("", "import passes; " if kind in ("package", "module") else ""):
+        done = python("-c", first + code, cwd=tmp_path)
+        assert (done.stderr, done.stdout.split()) == ("", ["inspect", *(["3", "4"] if kind == "package" else [])])
+
+
+def test_modules_of_the_user_that_ours_hide_are_named(tmp_path: Path) -> None:
+    (tmp_path / "passes").mkdir()
+    for name in ("__init__.py", "options.py", "mine.py"):
+        (tmp_path / "passes" / name).write_text("", encoding="utf-8")
+    for first in ("", "import passes.options; "):
+        done = python(
+            "-c", f"{first}import rewriter; from passes.options import Options; import passes.mine", cwd=tmp_path
+        )
+        assert done.returncode == 0
+        assert f"rewriter hides options of the package passes in {tmp_path}/passes; rename" in done.stderr
+
+
+SCRIPT = """
+import numpy as np
+import onnx
+import rewriter
+
+result = rewriter.rewrite("model.onnx", "heads.onnx")
+if result:
+    ratio: float = result.validation.error_ratio
+    nodes: int = len(result.rewritten.graph.node) - result.after.nodes
+    model: onnx.ModelProto = onnx.load(result.output)
+    print(ratio < 2, nodes, sum(block.heads or 0 for block in result.converted))
+again = rewriter.validate("model.onnx", "heads.onnx", taps=True, inputs={"x": np.ones((1, 2, 4), np.float32)})
+print(again.same, again.error_ratio < 2, again.validation.certified, again.taps[-1].label)
+found = rewriter.diff("model.onnx", "heads.onnx", providers="cpu")
+print(found.graph.same, found.validation.cases[0])
+"""
+"""What people write without looking up which attribute may be missing."""
+
+
+@slow
+def test_a_natural_script_runs_and_is_typed(tmp_path: Path) -> None:
+    import onnx
+
+    from tests.textmodels import SILU, mlp
+
+    onnx.save(mlp(SILU), tmp_path / "model.onnx")
+    (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
+    done = python("script.py", cwd=tmp_path)
+    assert (done.stderr, done.stdout) == ("", "True 0 8\nTrue True True mlp\nFalse batch 3, sequence 17\n")
+    checked = python("-m", "mypy", "--strict", "script.py", cwd=tmp_path)
+    assert checked.stdout == "Success: no issues found in 1 source file\n"
+    (tmp_path / "script.py").write_text(SCRIPT.replace("ratio: float", "ratio: str"), encoding="utf-8")
+    assert "Incompatible types" in python("-m", "mypy", "--strict", "script.py", cwd=tmp_path).stdout

@@ -64,7 +64,7 @@ def test_0_converted(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert part in out
     assert re.search(r"Sigmoid\s+1\s+0\s+-1", out)
     assert re.search(r"cpu +held +", out)
-    assert re.search(r"out +cpu +\d+ +\d\.\de-\d\d", out)
+    assert re.search(r"out +\d\.\de-\d\d", out)
     assert re.fullmatch(
         r"PASSED  1 block, 8 attention heads, certified for every input, run on .*; written to out\.onnx in .*",
         last_line(out),
@@ -82,7 +82,7 @@ def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert last_line(out) == "FAILED  1 block, 8 attention heads: the proof failed, nothing was written"
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMA)
-    assert (report["exit_status"], report["output"], report["validation"]["passed"]) == (1, None, False)
+    assert (report["exit_status"], report["output"], report["validation"]["passed"]) == (1, "", False)
     assert run(["model.onnx", "-o", "unproved.onnx", "--no-validate"]) == 0
     assert last_line(capsys.readouterr().out).startswith("NOT PROVED  1 block, 8 attention heads, written to unproved")
 
@@ -154,7 +154,7 @@ def test_3_nothing_to_convert(room: Path, capsys: pytest.CaptureFixture[str]) ->
     assert re.fullmatch(r"NOTHING TO CONVERT  in \S*model\.onnx: 1 candidate left", last_line(out))
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMA)
-    assert (report["exit_status"], report["validation"], report["operators"]["after"]) == (3, None, None)
+    assert (report["exit_status"], report["validation"], report["after"]) == (3, None, None)
 
 
 def test_3_on_the_second_run(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,9 +257,9 @@ def test_report(room: Path, options: list[str]) -> None:
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMA)
     assert report["output"] == "out.onnx"
-    assert report["bytes"]["before"] == (room / "model.onnx").stat().st_size
-    assert report["bytes"]["after"] == (room / "out.onnx").stat().st_size
-    assert report["operators"]["after"].get("attnonly::NeuronAttention", 0) == (0 if options else 1)
+    assert report["before"]["bytes"] == (room / "model.onnx").stat().st_size
+    assert report["after"]["bytes"] == (room / "out.onnx").stat().st_size
+    assert report["after"]["operators"].get("attnonly::NeuronAttention", 0) == (0 if options else 1)
     assert set(report["seconds"]) == {"load", "plan", "apply", "save", "validate", "total"}
 
 

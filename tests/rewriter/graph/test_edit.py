@@ -8,7 +8,7 @@ import pytest
 from onnx import parser
 
 from rewriter.files.load import load_model
-from rewriter.graph.edit import Replacement, drop_dead_constants, inlined, splice
+from rewriter.graph.edit import Replacement, drop_dead, inlined, splice
 from rewriter.graph.view import GraphView, all_views, graph_at, view_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate.certify import certify
@@ -195,7 +195,7 @@ def test_functions_come_once_with_their_domains() -> None:
 def test_constants_that_nothing_reads_any_more(body: str, outputs: str, nodes: list[str], weights: list[str]) -> None:
     model = model_of(body, "float[2] w = {1, 2}, float[2] u = {1, 2}", outputs)
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("m", onnx.TensorProto.FLOAT, [2]))
-    drop_dead_constants(model.graph, frozenset({"m"}))
+    drop_dead(model.graph, frozenset({"m"}))
     assert made(model) == nodes
     assert [tensor.name for tensor in model.graph.initializer] == weights
     assert [value.name for value in model.graph.value_info] == (["m"] if "m" in nodes else [])

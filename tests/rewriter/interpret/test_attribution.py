@@ -203,7 +203,7 @@ def test_of_one_token_and_after_normalisations() -> None:
     for stem in ("gelu-vision", "gelu-encoder"):
         found = attributed(stem)
         assert found.paths["embed"].shape == (17 if stem == "gelu-vision" else 7,)
-        last = found.written["blocks.1.mlp_heads"]
+        last = found.effects["blocks.1.mlp_heads"].sum(axis=1)
         token = 0 if stem == "gelu-vision" else -1
         assert np.abs(np.delete(last, token)).max() <= 1e-5 < np.abs(last[token])
         direct = {name: part for name, part in found.direct.items() if name.endswith("after.ln.b")}

@@ -2,8 +2,8 @@
 
     python -m tests.rewriter.report.make_schemas [--check]
 
-Types and docstrings of the dataclasses say almost everything. The tables below hold what they do not: where `to_json`
-writes something else than the fields, and the limits of numbers. Needs pydantic and docstring-parser (extra `dev`).
+Types and docstrings of the dataclasses say almost everything. The tables below hold what they do not, such as the
+limits of numbers. Needs pydantic and docstring-parser (extra `dev`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,17 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from rewriter.compare.depth import Measured
-from rewriter.compare.graphs import GraphDifference
 from rewriter.ort.providers import PROVIDERS
 from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison
-from rewriter.report.report import Report, Shape
+from rewriter.report.report import Report, Result
 
 FOLDER = Path(inspect.getfile(Report)).parent
 _LINE = 120
@@ -45,24 +43,6 @@ Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0)]
 """A number that is never infinite; of every other, infinity is written as null."""
 Share = Annotated[float, Field(ge=0, le=1)] | None
-
-
-class Written(NamedTuple):
-    """How `to_json` differs from the fields: fields left out, fields put in place, properties and entries added."""
-
-    left: tuple[str, ...] = ()
-    flat: tuple[str, ...] = ()
-    properties: tuple[str, ...] = ()
-    entries: tuple[str, ...] = ()
-
-
-WRITTEN: dict[type, Written] = {
-    Report: Written(left=("before", "after", "rewritten"), entries=("version", "operators", "nodes", "bytes")),
-    Comparison: Written(properties=("error_ratio", "verdict", "exit_status"), entries=("version", "first_exceeding")),
-    Certification: Written(entries=("version",)),
-    GraphDifference: Written(properties=("same",)),
-    Measured: Written(properties=("exceeds",)),
-}
 
 
 EXTRA: dict[str, dict[str, Any]] = {
@@ -91,15 +71,6 @@ EXTRA: dict[str, dict[str, Any]] = {
 """What pydantic has no words for."""
 
 
-def _pair(name: str, entry: Any) -> type[BaseModel]:
-    """A field of `Shape`, before and after."""
-    sides = {
-        "before": (entry, Field(description="The original.")),
-        "after": (entry | None, Field(description="The rewritten model; null when nothing was converted.")),
-    }
-    return _model(name, "Before and after.", sides)
-
-
 def _model(name: str, about: str, entries: Mapping[str, Any]) -> type[BaseModel]:
     config = ConfigDict(extra="allow", json_schema_extra=EXTRA.get(name))
     made: type[BaseModel] = create_model(name, __config__=config, __doc__=about, **dict(entries))
@@ -109,21 +80,17 @@ def _model(name: str, about: str, entries: Mapping[str, Any]) -> type[BaseModel]
 TYPES: dict[str, Any] = {
     "Report.version": Literal[1],
     "Report.exit_status": Literal[0, 1, 3],
-    "Report.operators": _pair("Operators", Mapping[str, Positive]),
-    "Report.nodes": _pair("Nodes", Count),
-    "Report.bytes": _pair("Bytes", Count),
+    "Shape.operators": Mapping[str, Positive],
     "Report.seconds": Mapping[str, Finite],
     "Certification.version": Literal[1],
     "Bound.bound": Finite,
     "Comparison.version": Literal[1],
     "Comparison.exit_status": Literal[0, 1],
-    "Comparison.first_exceeding": str | None,
     "Comparison.seconds": Mapping[str, Finite],
     "Bound.at": float | None,
     "BlockRow.name": Annotated[str, Field(min_length=1)],
     "BlockRow.heads": Positive | None,
     "BlockRow.bias_tokens": Positive | None,
-    "OutputStats.cosine": Annotated[float, Field(ge=-1, le=1)] | None,
     "OutputStats.top1": Share,
     "ProviderRun.load_seconds": tuple[Finite, Finite],
     "Measured.magnitude": Finite,
@@ -140,10 +107,10 @@ ABOUT: dict[str, str] = {
     "Certification.version": "Version of this schema.",
     "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
     "Comparison.version": "Version of this schema.",
+    "Comparison.error_ratio": "The largest error of B over that of A, both against float64; null if not evaluated.",
     "Comparison.exit_status": "What the command line exits with: 0 same or agreeing, 1 different; or no report.",
-    "Comparison.first_exceeding": "Label of the first boundary at which B is further off than its share.",
 }
-"""Descriptions that no docstring has, beside those of `Shape`."""
+"""Descriptions that no docstring has."""
 
 CONTRACT = (
     " `version` is raised when a field changes its meaning or goes away; new fields may come at any time, so readers "
@@ -183,18 +150,15 @@ def model(cls: type) -> type[BaseModel]:
 
 
 def _entries(cls: type) -> dict[str, Any]:
-    written, hints, about = WRITTEN.get(cls, Written()), get_type_hints(cls), _attributes(cls)
-    found: dict[str, Any] = {}
-    names = [each.name for each in fields(cls) if each.name not in written.left]
-    for name in (*written.entries, *names, *written.properties):
-        if name in written.flat:
-            found |= _entries(hints[name])
-            continue
-        if name in written.properties:
+    hints, about, found = get_type_hints(cls), _attributes(cls), dict[str, Any]()
+    names = {each.metadata.get("json", each.name): each.name for each in fields(cls)}
+    also: tuple[str, ...] = getattr(cls, "also", ())
+    for name in (*(["version"] if issubclass(cls, Result) else []), *filter(None, names), *also):
+        if name in also:
             getter = inspect.getattr_static(cls, name).fget
             hint, text = get_type_hints(getter)["return"], getter.__doc__
         else:
-            hint, text = hints.get(name), about.get(name) or _attributes(Shape).get(name)
+            hint, text = hints.get(names.get(name, name)), about.get(names.get(name, name))
         key = f"{cls.__name__}.{name}"
         described = Field(description=ABOUT.get(key) or _sentence(text), json_schema_extra=EXTRA.get(key))
         found[name] = (TYPES.get(key) or _type(hint), described)

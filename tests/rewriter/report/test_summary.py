@@ -81,7 +81,6 @@ def test_a_screen_of_80_columns(model: Path) -> None:
 
 def test_alike_outputs_and_blocks_share_a_line() -> None:
     report = rewrite(mlp(SILU))
-    assert report.validation is not None
     proof = report.validation.providers["cpu"]
     (stats,) = proof.outputs.values()
     names = [f"present.{i}.{kind}" for i in range(12) for kind in ("key", "value")]
@@ -90,7 +89,7 @@ def test_alike_outputs_and_blocks_share_a_line() -> None:
     validation = replace(report.validation, providers={"cpu": proof, "cuda": proof})
     rows = tuple(replace(report.blocks[0], name=f"h.{i}.mlp") for i in range(12))
     rows += (replace(rows[0], name="other", heads=16),)
-    lines = "\n".join(summary(replace(report, validation=validation, blocks=rows), 200))
+    lines = "\n".join(summary(replace(report, proof=validation, blocks=rows), 200))
     assert "12 outputs present.{0..11}.key: off by at most 2.2e-06" in lines
     assert "12 outputs present.{0..11}.value: off by at most 2.3e-06" in lines
     assert "h.{0..11}.mlp: 12 blocks, each silu as 8 heads over 1 bias token, exact" in lines

@@ -34,43 +34,92 @@ function choose(name, focus = false) {
   const head = heads.get(name);
   if (!head) return;
   shown = head;
-  if (at("sublayer").value !== head.sublayer) {
-    at("sublayer").value = head.sublayer;
-    numbers();
-  }
-  at("number").value = head.name;
+  for (const [other, button] of buttons) button.setAttribute("aria-pressed", String(other === name));
   at("head").textContent = head.name;
   const facts = [head.kind === "neuron" ? "A neuron: attends from a token to itself and to bias tokens." : "An original head."];
   facts.push(`Largest activation ${number(largest(head.activation))}.`);
   if (head.effect !== null) facts.push(`It adds ${number(head.effect)} to the logit along all paths.`);
   at("facts").textContent = facts.join(" ");
-  strip();
   at("patterns").replaceChildren(...patterns(head));
   at("vocabulary").replaceChildren(...vocabulary(head));
+  strip();
   history.replaceState(null, "", `#${encodeURIComponent(head.name)}`);
   if (focus) at("head").focus();
 }
 
-function numbers() {
-  const own = data.heads.filter((head) => head.sublayer === at("sublayer").value);
-  at("number").replaceChildren(...own.map((head) => make("option", { value: head.name }, `${head.kind} ${head.number}`)));
+function step(by) {
+  const among = matching();
+  const place = among.indexOf(shown) + by;
+  if (among.length) choose(among[(place + among.length) % among.length].name);
 }
 
-function step(by) {
-  const place = data.heads.indexOf(shown) + by;
-  choose(data.heads[(place + data.heads.length) % data.heads.length].name);
+// -- all heads: a row for each sublayer -----------------------------------------------------------------------------
+
+const buttons = new Map();
+const size = (head) => (attributed ? head.effect ?? 0 : head.activation.reduce((a, b) => (Math.abs(b) > Math.abs(a) ? b : a), 0));
+
+function map() {
+  const scale = Math.max(...data.heads.filter((head) => head.kind === "neuron").map((head) => Math.abs(size(head))), 0) || 1;
+  at("map").replaceChildren(...data.sublayers.filter((each) => each.shown).map((each) => {
+    const own = data.heads.filter((head) => head.sublayer === each.name);
+    if (each.kind === "neurons") own.sort((a, b) => Math.abs(size(b)) - Math.abs(size(a)));
+    const row = make("div", { class: `row ${each.kind}`, role: "group", "aria-label": each.name });
+    for (const head of own) {
+      const button = make("button", { type: "button", title: `${head.name}: ${number(size(head))}`, "aria-label": head.name, "aria-pressed": "false" });
+      if (each.kind === "neurons") coloured(button, Math.sign(size(head)) * Math.sqrt(Math.abs(size(head)) / scale), 1);
+      else button.append(thumbnail(head), String(head.number));
+      button.addEventListener("click", () => choose(head.name));
+      buttons.set(head.name, button);
+      row.append(button);
+    }
+    const missing = each.shown < each.count ? `, ${each.shown} of ${each.count} shown` : "";
+    return make("div", {}, make("p", { class: "side" }, `${each.name}${missing}`), row);
+  }));
+}
+
+function thumbnail(head) {
+  const rows = head.pattern?.[0] ?? [];
+  const canvas = make("canvas", { width: Math.max(rows[0]?.length ?? 0, 1), height: Math.max(rows.length, 1), "aria-hidden": "true" });
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--hot");
+  rows.forEach((row, y) => row.forEach((value, x) => {
+    pen.globalAlpha = shade(value);
+    pen.fillRect(x, y, 1, 1);
+  }));
+  return canvas;
+}
+
+// By the square root, so that weights spread over many tokens can be seen.
+const shade = (value) => Math.sqrt(Math.min(Math.max(value, 0), 1));
+
+function matching() {
+  const text = at("search").value.toLowerCase();
+  if (!text) return data.heads;
+  const words = (head) => head.tokens.flatMap((side) => side.top.map(([word]) => word.toLowerCase()));
+  const named = data.heads.filter((head) => head.name.toLowerCase().includes(text));
+  return named.length ? named : data.heads.filter((head) => words(head).some((word) => word.includes(text)));
+}
+
+function search() {
+  const found = new Set(matching());
+  for (const [name, button] of buttons) button.classList.toggle("other", !found.has(heads.get(name)));
+  at("matching").textContent = at("search").value ? `${found.size} of ${data.heads.length}` : "";
 }
 
 // -- tokens ---------------------------------------------------------------------------------------------------------
 
 function strip() {
   const values = shown[measure] ?? shown.activation;
-  const scale = measure === "effects" && shown.effects ? largest(shown.effects) : largest(shown.activation);
+  const scale = largest(values);
   at("strip").replaceChildren(...data.tokens.map((token, place) => {
     const value = values[place];
     if (value === undefined) return make("span", {}, token.text);
-    return coloured(make("span", { title: `${token.place}: ${number(value)}` }, token.text), value, scale);
+    const made = coloured(make("span", { title: `${token.place}: ${number(value)}` }, token.text), value, scale);
+    made.addEventListener("pointerenter", () => point(place));
+    made.addEventListener("pointerleave", () => point());
+    return made;
   }));
+  point();
   const names = attributed ? { effects: "attribution to the logit", activation: "activation" } : { activation: "activation" };
   at("measures").replaceChildren(...Object.entries(names).map(([key, text]) => {
     const button = make("button", { type: "button", "aria-pressed": String(key === measure) }, text);
@@ -82,6 +131,28 @@ function strip() {
     return button;
   }));
 }
+
+// A token that attends, and perhaps one that it attends to: marked in the strip and in the patterns.
+function point(row, column) {
+  const values = row === undefined ? null : shown.pattern?.[0]?.[row];
+  const among = values && shown.kind === "head" && !shown.cross;
+  [...at("strip").children].forEach((token, place) => {
+    token.classList.toggle("attends", place === row);
+    token.classList.toggle("attended", among && place === column);
+    token.classList.toggle("linked", Boolean(among));
+    token.style.setProperty("--w", among ? shade(values[place] ?? 0).toFixed(3) : "0");
+  });
+  for (const svg of at("patterns").querySelectorAll("svg")) svg.mark(row);
+  at("told").textContent = row === undefined || !values ? "Point at a token to see what it attends to."
+    : shown.kind === "neuron" ? `${data.tokens[row].text} attends to itself with ${values[0]}.`
+    : `${data.tokens[row].text} attends most to ${heaviest(values)}.`;
+}
+
+function heaviest(values) {
+  const places = values.map((_, place) => place).sort((a, b) => values[b] - values[a]).slice(0, 3);
+  return places.filter((place) => values[place] > 0).map((place) => `${key(place)} (${values[place]})`).join(", ");
+}
+const key = (place) => (shown.cross ? `source ${place}` : data.tokens[place]?.text ?? String(place));
 
 function vocabulary(head) {
   const parts = [];
@@ -104,77 +175,82 @@ function vocabulary(head) {
 
 function patterns(head) {
   if (head.pattern === null) return [make("p", {}, "An operator keeps this pattern to itself.")];
-  return head.pattern.flatMap((rows, place) => map(head, rows, head.pattern.length > 1 ? `head ${place + 1} of this neuron` : ""));
+  return head.pattern.flatMap((rows, place) => pattern(head, rows, head.pattern.length > 1 ? `head ${place + 1} of this neuron` : ""));
 }
 
-function map(head, rows, what) {
+// Original heads: rows attend, columns are attended to. Neurons, whose keys are few: the other way round.
+function pattern(head, weights, what) {
   const neuron = head.kind === "neuron";
-  const width = rows[0]?.length ?? 0;
-  const size = neuron ? 22 : Math.max(8, Math.min(34, Math.floor(440 / Math.max(width, 1))));
-  const across = neuron ? 72 : size;
-  const left = 80, top = neuron ? 20 : 56;
-  const keys = (column) => (neuron ? (column ? `bias token ${column}` : "itself") : head.cross ? `source ${column}` : data.tokens[column]?.text ?? column);
-  const token = (row) => data.tokens[row]?.text ?? String(row);
-  const about = neuron ? "From every token (row) to itself and to the bias tokens; the stronger the colour, the larger the weight" : "From every token (row) to those that it attends to (columns); the stronger the colour, the larger the weight";
-  const height = top + rows.length * size + 4;
+  const keys = weights[0]?.length ?? 0;
+  const [down, across] = neuron ? [keys, weights.length] : [weights.length, keys];
+  const side = Math.max(8, Math.min(neuron ? 26 : 34, Math.floor(440 / Math.max(across, 1))));
+  const left = 80, top = 56;
+  const high = neuron ? 22 : side;
+  const attending = (row) => data.tokens[row]?.text ?? String(row);
+  const attended = (place) => (neuron ? (place ? `bias token ${place}` : "itself") : key(place));
+  const [rows, columns] = neuron ? [attended, attending] : [attending, attended];
+  const weight = (row, column) => (neuron ? weights[column][row] : weights[row][column]);
+  const about = neuron ? "From every token (column) to itself and to the bias tokens (rows)" : "From every token (row) to those that it attends to (columns)";
+  const height = top + down * high + 4;
   const svg = draw("svg", {
-    class: "map", viewBox: `0 0 ${left + width * across + 4} ${height}`, width: left + width * across + 4, height,
-    tabindex: "0", role: "img", "aria-label": `Pattern ${what}: rows are tokens, columns what they attend to. Arrow keys read values.`,
+    class: "map", viewBox: `0 0 ${left + across * side + 4} ${height}`, width: left + across * side + 4, height, tabindex: "0", role: "img",
+    "aria-label": `Pattern ${what}: ${neuron ? "columns are tokens, rows" : "rows are tokens, columns"} what they attend to. Arrow keys read values.`,
   });
-  for (let column = 0; column < width; column++) {
-    if (!neuron && size < 11 && column % 4) continue;
-    const [x, y] = [left + column * across + across / 2, top - 6];
-    const place = neuron ? { x, y, "text-anchor": "middle" } : { transform: `translate(${x + 4} ${y}) rotate(-90)` };
-    svg.append(draw("text", place, neuron && column ? `bias ${column}` : String(keys(column)).slice(0, 7)));
+  for (let column = 0; column < across; column++) {
+    if (side < 11 && column % 4) continue;
+    const [x, y] = [left + column * side + side / 2 + 4, top - 6];
+    svg.append(draw("text", { transform: `translate(${x} ${y}) rotate(-90)` }, String(columns(column)).slice(0, 7)));
   }
-  rows.forEach((row, place) => {
-    if (size >= 11 || place % 4 === 0) {
-      const label = draw("text", { x: left - 6, y: top + place * size + size / 2 + 4, "text-anchor": "end" }, token(place).slice(0, 10));
-      svg.append(label);
-    }
-    row.forEach((value, column) => {
-      const cell = draw("rect", { class: "cell", x: left + column * across, y: top + place * size, width: across, height: size, "data-row": place, "data-column": column });
-      // By the square root, so that weights spread over many tokens can be seen.
-      cell.style.setProperty("--v", Math.sqrt(Math.min(Math.max(value, 0), 1)).toFixed(3));
+  for (let row = 0; row < down; row++) {
+    if (high >= 11 || row % 4 === 0) svg.append(draw("text", { x: left - 6, y: top + row * high + high / 2 + 4, "text-anchor": "end" }, rows(row).replace("bias token", "bias").slice(0, 10)));
+    for (let column = 0; column < across; column++) {
+      const cell = draw("rect", { class: "cell", x: left + column * side, y: top + row * high, width: side, height: high, "data-row": row, "data-column": column });
+      cell.style.setProperty("--v", shade(weight(row, column)).toFixed(3));
       svg.append(cell);
-    });
-  });
-  svg.append(draw("rect", { class: "frame", x: left, y: top, width: width * across, height: rows.length * size }));
-  const cursor = draw("rect", { class: "cursor", x: left, y: top, width: across, height: size, visibility: "hidden" });
-  svg.append(cursor);
+    }
+  }
+  svg.append(draw("rect", { class: "frame", x: left, y: top, width: across * side, height: down * high }));
+  const line = draw("rect", { class: "line", x: left, y: top, width: neuron ? side : across * side, height: neuron ? down * high : high, visibility: "hidden" });
+  svg.mark = (token) => {
+    line.setAttribute("visibility", token === undefined ? "hidden" : "visible");
+    line.setAttribute(neuron ? "x" : "y", neuron ? left + (token ?? 0) * side : top + (token ?? 0) * high);
+  };
+  const cursor = draw("rect", { class: "cursor", x: left, y: top, width: side, height: high, visibility: "hidden" });
+  svg.append(line, cursor);
   const reading = make("p", { class: "reading", role: "status" }, "Point at a cell, or focus the pattern and use the arrow keys.");
-  let here = [rows.length - 1, 0];
+  let here = neuron ? [0, across - 1] : [down - 1, 0];
   const show = (row, column) => {
     here = [row, column];
     cursor.setAttribute("visibility", "visible");
-    cursor.setAttribute("x", left + column * across);
-    cursor.setAttribute("y", top + row * size);
-    reading.textContent = `${what ? `${what}: ` : ""}${token(row)} attends to ${keys(column)}: ${rows[row][column]}`;
+    cursor.setAttribute("x", left + column * side);
+    cursor.setAttribute("y", top + row * high);
+    const [token, place] = neuron ? [column, row] : [row, column];
+    reading.textContent = `${what ? `${what}: ` : ""}${attending(token)} attends to ${attended(place)}: ${weight(row, column)}`;
+    point(token, neuron ? undefined : place);
   };
-  svg.addEventListener("pointermove", (event) => {
-    const { row, column } = event.target.dataset ?? {};
-    if (row !== undefined) show(Number(row), Number(column));
-  });
-  svg.addEventListener("click", (event) => {
-    const { row, column } = event.target.dataset ?? {};
-    if (row !== undefined) show(Number(row), Number(column));
-  });
+  for (const kind of ["pointermove", "click"]) {
+    svg.addEventListener(kind, (event) => {
+      const { row, column } = event.target.dataset ?? {};
+      if (row !== undefined) show(Number(row), Number(column));
+    });
+  }
+  svg.addEventListener("pointerleave", () => point());
   svg.addEventListener("keydown", (event) => {
     const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
-    if (!move || !width) return;
+    if (!move || !across) return;
     event.preventDefault();
-    show(Math.min(Math.max(here[0] + move[0], 0), rows.length - 1), Math.min(Math.max(here[1] + move[1], 0), width - 1));
+    show(Math.min(Math.max(here[0] + move[0], 0), down - 1), Math.min(Math.max(here[1] + move[1], 0), across - 1));
   });
-  return [make("p", { class: "side" }, what ? `${about}, ${what}` : about), make("div", { class: "scroll" }, svg), reading];
+  return [make("p", { class: "side" }, `${about}${what && `, ${what}`}; the stronger the colour, the larger the weight`), make("div", { class: "scroll" }, svg), reading];
 }
 
 // -- ranking --------------------------------------------------------------------------------------------------------
 
 function ranking() {
-  const size = (head) => (attributed ? head.effect ?? 0 : largest(head.activation));
   const first = [...data.heads].sort((a, b) => Math.abs(size(b)) - Math.abs(size(a))).slice(0, 15);
   at("largest").textContent = attributed ? "Heads with the largest attribution" : "Heads with the largest activation";
   at("measured").textContent = attributed ? "Attribution" : "Activation";
+  at("signed").textContent = attributed ? "attribution (all tokens together)" : "largest activation";
   at("ranking").replaceChildren(...first.map((head) => {
     const values = attributed && head.effects ? head.effects : head.activation;
     const place = values.reduce((best, value, index) => (Math.abs(value) > Math.abs(values[best]) ? index : best), 0);
@@ -186,13 +262,17 @@ function ranking() {
 
 // -- the page -------------------------------------------------------------------------------------------------------
 
-at("sublayer").replaceChildren(...data.sublayers.filter((each) => each.shown).map((each) =>
-  make("option", { value: each.name }, each.shown < each.count ? `${each.name} (${each.shown} of ${each.count})` : each.name)));
-at("sublayer").addEventListener("change", () => {
-  numbers();
-  choose(at("number").value);
+at("search").addEventListener("input", search);
+at("search").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault();
+  const [first] = matching();
+  if (first) choose(first.name);
 });
-at("number").addEventListener("change", () => choose(at("number").value));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  map();
+  choose(shown.name);
+});
 at("previous").addEventListener("click", () => step(-1));
 at("next").addEventListener("click", () => step(1));
 const wanted = data.logit;
@@ -201,7 +281,7 @@ at("about").textContent = wanted
   : `${data.tokens.length} tokens, ${data.heads.length} heads.`;
 if (data.heads.length) {
   at("main").hidden = false;
-  numbers();
+  map();
   ranking();
   const asked = (() => { try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; } })();
   const best = data.heads.reduce((a, b) => (Math.abs(b.effect ?? 0) > Math.abs(a.effect ?? 0) ? b : a));

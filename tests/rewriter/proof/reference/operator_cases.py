@@ -20,7 +20,7 @@ from onnx import helper, parser
 
 Array = NDArray[Any]
 
-LATEST = 26
+LATEST = 28
 """The newest opset that onnxruntime loads."""
 
 _RANDOM = np.random.default_rng(8)
@@ -103,6 +103,7 @@ HardSigmoid(big)
 HardSigmoid<alpha = 0.3, beta = 0.4>(big)
 Gelu<approximate = "tanh">(big)
 Swish<alpha = 0.5>(x)
+SwiGLU<alpha = {0.5|1.0}>(x, x)
 Shrink<lambd = 0.4, bias = 0.1>(x)
 Clip<min = -0.5, max = 0.7>(x) until 10
 Clip<min = 0.1>(x) until 10

@@ -118,8 +118,8 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         form="local",
         blocks=tuple(rows),
         before=Shape({names[0] if names else "Erf": 100, "MatMul": 400}, 500, 40_000_000_000),
-        after=Shape({"MatMul": 400, names[2] if names else "attnonly::NeuronAttention_8": 100}, 500, 40_000_000_123),
-        validation=Validation(True, certificate, {"cpu": provider, "cuda": provider}, tests, cases, cases, ()),
+        made=Shape({"MatMul": 400, names[2] if names else "attnonly::NeuronAttention_8": 100}, 500, 40_000_000_123),
+        proof=Validation(True, certificate, {"cpu": provider, "cuda": provider}, tests, cases, cases, ()),
         seconds={"load": 1.0, "plan": 2.0, "total": 3.0},
         notes=names,
         exit_status=ExitStatus.CONVERTED,
@@ -131,7 +131,6 @@ def extreme() -> Report:
     """Errors that are 0, infinite, missing; no float64 evaluation; failures without end."""
     report = large(4, 0)
     validation = report.validation
-    assert validation is not None
     base = validation.blocks[0]
     blocks = (
         replace(base, name="nought", error=0.0, allowed=0.0),
@@ -140,14 +139,14 @@ def extreme() -> Report:
         replace(base, name="tiny", error=1e-300, allowed=1e300),
     )
     far = float("inf")
-    stats = replace(_stats("out"), max_abs=far, max_rel=far, min_tolerance=far, cosine=None)
+    stats = replace(_stats("out"), max_abs=far, min_tolerance=far)
     provider = ProviderRun({"out": stats, "integers": stats}, {}, None, (0.1, 0.2), ())
     failures = tuple(f"failure {number}" for number in range(1000))
     return replace(
         report,
-        output=None,
+        output="",
         exit_status=ExitStatus.VALIDATION_FAILED,
-        validation=replace(validation, passed=False, blocks=blocks, failures=failures, providers={"cpu": provider}),
+        proof=replace(validation, passed=False, blocks=blocks, failures=failures, providers={"cpu": provider}),
     )
 
 
@@ -156,15 +155,9 @@ def _stats(name: str) -> OutputStats:
         name=name,
         elements=1000,
         max_abs=1e-6,
-        mean_abs=1e-7,
-        max_rel=1e-3,
-        cosine=1.0,
         top1=1.0,
-        kl=1e-9,
-        worst=(0,),
-        worst_case=0,
-        same_shape=True,
         min_tolerance=1e-6,
+        finite=1000,
     )
 
 

@@ -88,12 +88,13 @@ def test_tables_sort_with_the_keyboard(browser: Browser, pages: dict[str, Path])
     browser.open(pages["large"], width=1280)
     table = "document.querySelector('#blocks ~ * table')"
     browser.value("document.querySelector('#blocks ~ details').open = true")
-    column = f"[...{table}.tBodies[0].rows].map((row) => row.cells[1].textContent)"
-    assert browser.value(column) == [str(number) for number in range(1, 101)]
-    browser.value(f"{table}.querySelectorAll('thead button')[1].focus()")
-    for expected in (range(1, 101), range(100, 0, -1)):
+    column = f"[...{table}.tBodies[0].rows].map((row) => row.cells[0].textContent)"
+    names = [f"model.decoder.layers.{number}.mlp" for number in range(100)]
+    assert browser.value(column) == names
+    browser.value(f"{table}.querySelector('thead button').focus()")
+    for expected in (names, names[::-1]):
         browser.press("Enter", 13)
-        assert browser.value(column) == [str(number) for number in expected]
+        assert browser.value(column) == expected
 
 
 def test_a_head_is_drawn_chosen_and_read(browser: Browser, pages: dict[str, Path]) -> None:
@@ -110,5 +111,34 @@ def test_a_head_is_drawn_chosen_and_read(browser: Browser, pages: dict[str, Path
     assert texts(browser, "#patterns .reading") == [" x attends to  x: 0.5"]
     browser.value("document.getElementById('next').click()")
     assert texts(browser, "#head") == ["a.0.mlp_heads.0"]
-    assert texts(browser, "#patterns svg text")[:2] == ["itself", "bias 1"]
+    assert texts(browser, "#patterns svg text") == ["a", " x", "y", "itself", "bias 1"]
     assert browser.value("location.hash") == "#a.0.mlp_heads.0"
+
+
+def test_all_heads_on_a_map(browser: Browser, pages: dict[str, Path]) -> None:
+    """A row for each sublayer: patterns of heads, strongest neurons first; a search dims the others."""
+    browser.open(pages["heads"], width=1280)
+    names = "[...document.querySelectorAll('#map button')].map((each) => each.getAttribute('aria-label'))"
+    assert browser.value(names) == ["a.0.attn.0", "a.0.attn.1", "a.0.mlp_heads.1", "a.0.mlp_heads.0"]
+    drawn = "document.querySelector('#map canvas').getContext('2d').getImageData(0, 0, 3, 3).data"
+    opacity = browser.value(f"[...{drawn}].filter((_, place) => place % 4 === 3)")
+    assert opacity == pytest.approx([round(255 * each**0.5) for each in (1, 0, 0, 0.5, 0.5, 0, 0.1, 0.2, 0.7)], abs=1)
+    browser.value("document.querySelector('#map button').click()")
+    assert texts(browser, "#head") == ["a.0.attn.0"]
+    for text, found in (("mlp_heads", 2), ("ATTN.1", 1), ("b", 4), ("nothing", 0)):
+        browser.value(f"document.getElementById('search').value = '{text}'; search()")
+        assert texts(browser, "#matching") == [f"{found} of 4"]
+        assert browser.value("document.querySelectorAll('#map button.other').length") == 4 - found
+
+
+def test_a_token_and_what_it_attends_to(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["heads"], width=1280)
+    browser.value("document.querySelectorAll('#strip span')[2].dispatchEvent(new Event('pointerenter'))")
+    assert texts(browser, "#told") == ["y attends most to y (0.7),  x (0.2), a (0.1)."]
+    weights = "[...document.querySelectorAll('#strip span')].map((each) => each.style.getPropertyValue('--w'))"
+    assert browser.value(weights) == ["0.316", "0.447", "0.837"]
+    line = "document.querySelector('#patterns .line')"
+    cell = "document.querySelector('#patterns rect.cell[data-row=\"2\"]')"
+    assert browser.value(f"{line}.getAttribute('y') === {cell}.getAttribute('y')")
+    browser.value("document.querySelectorAll('#strip span')[2].dispatchEvent(new Event('pointerleave'))")
+    assert browser.value(f"{line}.getAttribute('visibility')") == "hidden"

@@ -16,13 +16,13 @@ EXAMPLE = ROOT / "docs" / "example-report.html"
 
 
 def documented() -> list[str]:
-    text = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^rewrite .* --html docs/example-report\.html$", text, re.MULTILINE)
-    return shlex.split(command)[1:]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"`rewrite (.* --html docs/example-report\.html)`", text)
+    return shlex.split(command)
 
 
 def test_example_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should it fail: run the command of docs/comparing.md again."""
+    """Should it fail: run the command of CONTRIBUTING.md again."""
     committed = EXAMPLE.read_text(encoding="utf-8")
     assert f"<style>{resource('style.css')}</style>" in committed
     assert f"<script>{resource('script.js')}</script>" in committed

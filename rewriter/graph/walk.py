@@ -1,7 +1,7 @@
-"""Iterate over all graphs, nodes and tensors of a model.
+"""The one walk over all graphs, nodes and tensors of a model.
 
-The walk covers subgraphs, local functions, defaults of function attributes, sparse tensors and training graphs.
-Loading, checking and saving share it, so that no tensor is checked by one and forgotten by another. Nothing recurses.
+It covers subgraphs, local functions, defaults of function attributes, sparse tensors and training graphs. Loading,
+checking, changing and saving share it, so that no tensor is checked by one and forgotten by another. Nothing recurses.
 """
 
 from __future__ import annotations
@@ -24,9 +24,14 @@ def is_external(tensor: onnx.TensorProto) -> bool:
     return tensor.data_location == onnx.TensorProto.EXTERNAL
 
 
-def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """Return the graphs in the attributes of a node, whatever type the attributes declare."""
-    return [graph for attribute in node.attribute for graph in _graphs(attribute)]
+def subgraphs(node: onnx.NodeProto) -> list[tuple[str, onnx.GraphProto]]:
+    """The graphs in the attributes of a node (If, Loop, Scan), with the attribute's name, whatever type it declares."""
+    return [named for attribute in node.attribute for named in _graphs(attribute)]
+
+
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graph and all graphs inside it."""
+    return (thing for thing in _descend([graph]) if isinstance(thing, onnx.GraphProto))
 
 
 def iter_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -81,14 +86,12 @@ def _descend(roots: Iterable[Thing]) -> Iterator[Thing]:
                 raise ModelError(
                     f"subgraphs nest deeper than {MAX_DEPTH} levels; this model is damaged or hostile: export it again"
                 )
-            stack.append((iter(inner), depth + 1))
+            stack.append((iter([graph for _, graph in inner]), depth + 1))
 
 
-def _graphs(attribute: onnx.AttributeProto) -> list[onnx.GraphProto]:
-    graphs = list(attribute.graphs)
-    if attribute.HasField("g"):
-        graphs.append(attribute.g)
-    return graphs
+def _graphs(attribute: onnx.AttributeProto) -> list[tuple[str, onnx.GraphProto]]:
+    found = [(f"{attribute.name}[{place}]", graph) for place, graph in enumerate(attribute.graphs)]
+    return [(attribute.name, attribute.g), *found] if attribute.HasField("g") else found
 
 
 def _sparse(thing: Thing) -> Iterator[onnx.SparseTensorProto]:
