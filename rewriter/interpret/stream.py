@@ -61,11 +61,8 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     data, held = tensor, {"Add": "", "Mul": ""}
     for kind in held:
         node = view.made_by(data)
-        if (
-            node is not None
-            and node.op_type == kind
-            and len(own := [each for each in node.input if each in constants]) == 1
-        ):
+        own = [each for each in node.input if each in constants] if node is not None and node.op_type == kind else []
+        if node is not None and len(own) == 1:
             held[kind], data = own[0], next(each for each in node.input if each not in constants)
     shape = constants.shape(held["Mul"]) or ()
     fits = len([size for size in shape if size != 1]) == 1 and _averages(view, data)
