@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -195,8 +196,7 @@ def test_every_tensor_of_the_committed_models(file: str) -> None:
     fed = feeds(model)
     ours = tensors(model, fed)
     names = [name for node in model.graph.node for name in node.output if name]
-    tapped = onnx.ModelProto()
-    tapped.CopyFrom(model)
+    tapped = deepcopy(model)
     known = {output.name for output in model.graph.output}
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
     theirs = open_session(tapped, optimise=False).run(fed)
