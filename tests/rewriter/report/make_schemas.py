@@ -92,7 +92,6 @@ TYPES: dict[str, Any] = {
     "BlockRow.heads": Positive | None,
     "BlockRow.bias_tokens": Positive | None,
     "OutputStats.top1": Share,
-    "ProviderRun.load_seconds": tuple[Finite, Finite],
     "Measured.magnitude": Finite,
     "Validation.segments": tuple[Positive, Positive],
 }
