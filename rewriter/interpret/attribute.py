@@ -51,7 +51,6 @@ class Attribution:
         paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
             f(0) is not 0, `bias_tokens` [neurons], biases.
         effects: sublayer to [tokens, heads or neurons]: what its output at a token contributes along all paths.
-        written: sublayer to [tokens]: the same for all that it writes, its bias included.
         index: the heads of the model.
         tokens: the tokens of the text; empty where inputs are arrays.
         entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
@@ -61,7 +60,6 @@ class Attribution:
     direct: Mapping[str, Array]
     paths: Mapping[str, Array]
     effects: Mapping[str, Array]
-    written: Mapping[str, Array]
     index: HeadIndex
     tokens: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
@@ -105,27 +103,21 @@ def attribute(
     """
     reader = FrozenRun(model, inputs, output=output, sequence=sequence)
     linear = reader.linear(logit, minus, position)
-    direct, straight = dict(linear.constants), linear.end.back(linear.read)
-    paths, effects, written = dict(linear.constants), dict[str, Array](), dict[str, Array]()
-    for place, link in reversed(list(enumerate(linear.links))):
+    direct, paths = dict(linear.constants), dict(linear.constants)
+    for place, link in enumerate(linear.links):
         for name, step in link.steps.items():
-            direct[name] = step.written(straight).sum(axis=0)
-            direct[f"{name}.b_O"] = np.asarray((straight * step.tensors["b_O"]).sum())
             paths.update({f"{name}.{part}": array for part, array in step.constants(link.after).items()})
-            effects[name] = step.written(link.after)
-            written[name] = effects[name].sum(axis=-1) + link.after @ step.tensors["b_O"]
         if link.between is not None:
             name = f"{next(iter(linear.links[place - 1].steps))}.after.ln.b"
-            direct[name] = np.asarray(link.between.constant(straight))
             paths[name] = np.asarray(link.between.constant(link.before))
-            straight = link.between.back(straight)
-    direct["embed"] = np.asarray((straight * linear.start).sum())
     paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
-    order = [name for link in linear.links for name in link.steps]
-    effects, written = ({name: each[name] for name in order} for each in (effects, written))
+    effects = {name: step.written(link.after) for link in linear.links for name, step in link.steps.items()}
+    row = linear.end.back(linear.read)[[linear.position]]
+    for name, vectors, rows in sources(linear.links, {"embed": linear.start}, len(linear.links), linear.position, row):
+        direct[name] = (vectors @ rows[0]) if name in effects else np.asarray(vectors[0] @ rows[0])
     tokens = () if reader.tokens is None else reader.tokens.spelled[0]
     entries = reader.spelled((logit,) if minus is None else (logit, minus))
-    return Attribution(linear.value, direct, paths, effects, written, reader.index, tokens, entries)
+    return Attribution(linear.value, direct, paths, effects, reader.index, tokens, entries)
 
 
 # -- the frozen network --------------------------------------------------------------------------------------------
@@ -387,7 +379,7 @@ class FrozenRun:
         for stage in self.chain.stages[:count]:
             self.needed |= {stage.before, stage.after}
             self.need_norm(stage.norm)
-            for named, _ in stage.sublayers:
+            for named in stage.sublayers:
                 own = named.sublayer
                 require_pattern(named)
                 data = own.value.operator.data if isinstance(own, Attention) else own.data
@@ -473,7 +465,7 @@ class FrozenRun:
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must be needed."""
         return [
-            FrozenStage({named.name: self._step(stage, named) for named, _ in stage.sublayers}, self.between(place))
+            FrozenStage({named.name: self._step(stage, named) for named in stage.sublayers}, self.between(place))
             for place, stage in enumerate(self.chain.stages[:count])
         ]
 
@@ -482,7 +474,7 @@ class FrozenRun:
         stage = self.chain.stages[place]
         if stage.norm is None:
             return None
-        return self.freeze(stage.norm, self.chain.stages[place - 1].after, stage.sublayers[0][0].name)
+        return self.freeze(stage.norm, self.chain.stages[place - 1].after, stage.sublayers[0].name)
 
     def _unembedded(self, chosen: Array, token: int) -> tuple[Array, dict[str, Array]]:
         """(the gradient at the normalised stream [T, D], what biases after it contribute)."""

@@ -25,7 +25,7 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, count_of, indexed
 from rewriter.interpret.original import Attention
-from rewriter.interpret.stream import chain_to, known_output, parts_of, unflattened
+from rewriter.interpret.stream import chain_to, known_output, parts_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.read import open_tokenizer, spelling
@@ -558,9 +558,7 @@ def token_rows(index: HeadIndex, tensors: Iterable[str]) -> list[str]:
     ids = {spec.name for spec in input_specs(index.proto) if spec.role in (Role.IDS, Role.INTEGERS)}
     made = [(tensor, view.made_by(tensor)) for tensor in tensors]
     gathers = [(tensor, node.input) for tensor, node in made if node is not None and node.op_type == "Gather"]
-    return [
-        tensor for tensor, (table, rows, *_) in gathers if table in view.constants and unflattened(view, rows) in ids
-    ]
+    return [tensor for tensor, (table, rows, *_) in gathers if table in view.constants and view.before(rows) in ids]
 
 
 def unembedding(index: HeadIndex) -> Array:

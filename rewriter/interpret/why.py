@@ -24,7 +24,7 @@ from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, req
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
-from rewriter.interpret.stream import Norm, norm_of, unflattened
+from rewriter.interpret.stream import Norm, norm_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 
@@ -103,80 +103,118 @@ def why(
     run = FrozenRun(model, inputs, output=output, sequence=sequence)
     # One name matches one head or, as chosen_heads says, none.
     ((named, (number,)),) = chosen_heads(run.index, escape(re.sub(r"\[(\d+)\]$", r".\1", head)))
-    place = next((at for at, each in enumerate(run.chain.stages) if named in dict(each.sublayers)), None)
+    place = next((at for at, each in enumerate(run.chain.stages) if named in each.sublayers), None)
     if place is None:
         raise UsageError(f"{named.name} is not on the way to the output")
-    if isinstance(named.sublayer, NeuronHeads):
-        if key is not None:
-            raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
-        return _pre_activation(_Reading(run, named, place), named.sublayer, number, query)
-    return _score(_Reading(run, named, place), named.sublayer, number, query, key)
+    reader = _Reader(run, named, number, place)
+    if isinstance(named.sublayer, Attention):
+        return reader.score(named.sublayer, query, key)
+    if key is not None:
+        raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
+    return reader.pre_activation(named.sublayer, query)
 
 
-class _Reading:
-    """What one sublayer reads of the stream."""
+class _Reader:
+    """A neuron or a head, and what it reads of the stream."""
 
-    def __init__(self, run: FrozenRun, named: Named, place: int) -> None:
-        self.run, self.named, self._place = run, named, place
-        self._stage = run.chain.stages[place]
+    def __init__(self, run: FrozenRun, named: Named, number: int, place: int) -> None:
+        self._run, self._named, self._number, self._place = run, named, number, place
+        self._stage, start = run.chain.stages[place], run.chain.stages[0].before
         run.need(place)
         run.need_norm(self._stage.norm)
-        self._token_part = _token_part(run.index, run.chain.stages[0].before)
-        earlier = [each.sublayer for stage in run.chain.stages[:place] for each, _ in stage.sublayers]
+        earlier = [each.sublayer for stage in run.chain.stages[:place] for each in stage.sublayers]
         written = {own.output.data for own in earlier if isinstance(own, NeuronHeads) and own.gate}
-        run.needed |= {self._stage.before, self._token_part, *written} - {""}
+        self._token_part = _token_part(run.index, start)
+        run.needed |= {self._stage.before, start, self._token_part, *written} - {""}
+
+    def pre_activation(self, own: NeuronHeads, query: int) -> Why:
+        """That of a neuron, or of its gate."""
+        norm, (values,) = self._norm(own.data), self._hooked("pre")
+        token, affine = _at(query, len(values)), AffineMap(own.query, self._run.index.value_of)
+        column = slice(self._number, self._number + 1)
+        parts = self._parts(norm, token, affine.weight()[:, column], affine.bias()[column], "b_in")
+        value = float(values[token, self._number])
+        return self._made((token, None), parts, {"": np.ones((1, 1))}, value, value)
+
+    def score(self, own: Attention, query: int, key: int | None) -> Why:
+        """The score of an original head before the softmax."""
+        require_pattern(self._named)
+        run, head, name = self._run, self._number, self._named.name
+        norms = [self._norm(side.operator.data) for side in ((own.query,) if own.cross else (own.query, own.key))]
+        operands = run.index.view.nodes[run.index.view.producer[own.product]].input
+        run.needed |= {own.product, *operands}
+        pattern, scores, queries, keys = self._hooked("pattern", "attn_scores", "q", "k")
+        t = _at(query, pattern.shape[1])
+        s = _at(int(pattern[head, t].argmax()) if key is None else key, pattern.shape[2])
+        w_q, b_q, w_k, b_k = (run.index[f"{name}.{part}"][head] for part in ("W_Q", "b_Q", "W_K", "b_K"))
+        asked = self._parts(norms[0], t, w_q, b_q, "b_Q")
+        told: Parts = {"other_sequence": keys[s, head][None]}
+        if not own.cross:
+            told = self._parts(norms[1], s, w_k, b_k, "b_K")
+        met = np.eye(keys.shape[-1]) * own.scale
+        if own.rotary:
+            turned = run.values[operands[0]], np.swapaxes(run.values[operands[1]], -1, -2)
+            by_head = (run.own(each.reshape(run.batch, -1, *each.shape[-2:])) for each in turned)
+            after_q, after_k = (np.repeat(each, own.heads // len(each), axis=0) for each in by_head)
+            turn_q = rotation(queries[t] * own.query.factor, after_q[:, t], name)
+            met = turn_q @ rotation(keys[s] * own.key.factor, after_k[:, s], name).T * own.scale
+        product = run.own(run.values[own.product].reshape(-1, *scores.shape))[head, t, s] * own.factor
+        met_keys = {source: part @ met.T for source, part in told.items()}
+        return self._made((t, s), asked, met_keys, float(product), float(scores[head, t, s]))
+
+    def _norm(self, data: str) -> Norm | None:
+        """The normalisation that makes `data`, whose result the run then keeps."""
+        found = norm_of(self._run.index.view, self._named.name, data, self._stage.before)
+        self._run.need_norm(found)
+        return found
+
+    def _hooked(self, *parts: str) -> list[Array]:
+        """What hooks of the sublayer record. Here the run begins."""
+        names = [f"{self._named.name}.hook_{part}" for part in parts]
+        for name in names:
+            self._run.need_hook(name)
+        return [self._run.hooked(name) for name in names]
 
     @cached_property
     def _stages(self) -> list[FrozenStage]:
-        return [*self.run.stages(self._place), FrozenStage({}, self.run.between(self._place))]
+        return [*self._run.stages(self._place), FrozenStage({}, self._run.between(self._place))]
 
-    def hook(self, name: str) -> str:
-        """A hook of the sublayer, which the run then keeps."""
-        self.run.need_hook(f"{self.named.name}.hook_{name}")
-        return f"{self.named.name}.hook_{name}"
-
-    def norm(self, data: str) -> Norm | None:
-        """The normalisation that makes `data`, whose result the run then keeps."""
-        found = norm_of(self.run.index.view, self.named.name, data, self._stage.before)
-        self.run.need_norm(found)
-        return found
-
-    def token(self, token: int, count: int) -> int:
-        """A token's place from the start. Raises UsageError."""
-        if not -count <= token < count:
-            raise UsageError(f"there is no token {token}: the sequence has {count}")
-        return token % count
-
-    def parts(self, norm: Norm | None, token: int, weight: Array, bias: Array, name: str) -> Parts:
-        """Source to what it gives to `x weight + bias` at a token.
-
-        Args:
-            norm: the normalisation that makes x of the stream.
-            token: the token.
-            weight: [D, K].
-            bias: [K].
-            name: that of the bias.
-        """
-        frozen = self.run.freeze(norm, self._stage.before, self.named.name)
+    def _parts(self, norm: Norm | None, token: int, weight: Array, bias: Array, name: str) -> Parts:
+        """Source to what it gives to `x weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
+        run, stages = self._run, self._stages
+        frozen = run.freeze(norm, self._stage.before, self._named.name)
         found = {name: bias[None], "ln.b": (weight.T @ frozen.bias)[None]}
-        start = {"embed": self.run.stream(self.run.chain.stages[0].before)}
+        start = {"embed": run.stream(run.chain.stages[0].before)}
         if self._token_part:
-            embedded = self.run.stream(self._token_part)
+            embedded = run.stream(self._token_part)
             start = {"embed": embedded, "pos_embed": start["embed"] - embedded}
-        neurons = {each for stage in self._stages for each, step in stage.steps.items() if isinstance(step, NeuronStep)}
-        for source, vectors, rows in sources(self._stages, start, self._place, token, frozen.back_at(token, weight.T)):
+        neurons = {each for stage in stages for each, step in stage.steps.items() if isinstance(step, NeuronStep)}
+        for source, vectors, rows in sources(stages, start, self._place, token, frozen.back_at(token, weight.T)):
             part = vectors @ rows.T
             # A pair of neurons is one of too many: for a score the neurons of a sublayer are one source.
-            merged = source in neurons and isinstance(self.named.sublayer, Attention)
+            merged = source in neurons and isinstance(self._named.sublayer, Attention)
             found[source] = part.sum(axis=0, keepdims=True) if merged else part
         return {source: part for source, part in found.items() if part.any()}
+
+    def _made(self, tokens: tuple[int, int | None], left: Parts, right: Parts, product: float, total: float) -> Why:
+        (rows, first), (columns, second) = (_listed(self._run.index, side) for side in (left, right))
+        table, words = first @ second.T, () if self._run.tokens is None else self._run.tokens.spelled[0]
+        head, residual = f"{self._named.name}[{self._number}]", product - float(table.sum())
+        return Why(head, *tokens, total, total - product, residual, rows, columns, table, words)
+
+
+def _at(token: int, count: int) -> int:
+    """A token's place from the start. Raises UsageError."""
+    if not -count <= token < count:
+        raise UsageError(f"there is no token {token}: the sequence has {count}")
+    return token % count
 
 
 def _token_part(index: HeadIndex, start: str) -> str:
     """The rows of the token table that the stream begins with, where something else is added to them; else empty."""
     leaves, pending = list[str](), [start]
     while pending:
-        tensor = unflattened(index.view, pending.pop())
+        tensor = index.view.before(pending.pop())
         node = index.view.made_by(tensor)
         if node is not None and node.op_type == "Add":
             pending += node.input
@@ -184,67 +222,6 @@ def _token_part(index: HeadIndex, start: str) -> str:
             leaves.append(tensor)
     found = token_rows(index, leaves)
     return found[0] if len(found) == 1 < len(leaves) else ""
-
-
-def _pre_activation(reading: _Reading, own: NeuronHeads, neuron: int, query: int) -> Why:
-    norm, hook = reading.norm(own.data), reading.hook("pre")
-    values = reading.run.hooked(hook)
-    token, affine = reading.token(query, len(values)), AffineMap(own.query, reading.run.index.value_of)
-    parts = reading.parts(norm, token, affine.weight()[:, [neuron]], affine.bias()[[neuron]], "b_in")
-    return _made(reading, neuron, (token, None), (parts, {"": np.ones((1, 1))}), float(values[token, neuron]))
-
-
-def _score(reading: _Reading, own: Attention, head: int, query: int, key: int | None) -> Why:
-    run, name = reading.run, reading.named.name
-    require_pattern(reading.named)
-    norms = [reading.norm(side.operator.data) for side in ((own.query,) if own.cross else (own.query, own.key))]
-    hooks = [reading.hook(part) for part in ("pattern", "attn_scores", "q", "k")]
-    operands = run.index.view.nodes[run.index.view.producer[own.product]].input
-    run.needed.update((own.product, *operands))
-    pattern, scores, queries, keys = (run.hooked(hook) for hook in hooks)
-    t = reading.token(query, pattern.shape[1])
-    s = reading.token(int(pattern[head, t].argmax()) if key is None else key, pattern.shape[2])
-    tensors = {part: run.index[f"{name}.{part}"][head] for part in ("W_Q", "b_Q", "W_K", "b_K")}
-    asked = reading.parts(norms[0], t, tensors["W_Q"], tensors["b_Q"], "b_Q")
-    told: Parts = {"other_sequence": keys[s, head][None]}
-    if not own.cross:
-        told = reading.parts(norms[1], s, tensors["W_K"], tensors["b_K"], "b_K")
-    met = np.eye(keys.shape[-1]) * own.scale
-    if own.rotary:
-        turned = run.values[operands[0]], np.swapaxes(run.values[operands[1]], -1, -2)
-        by_head = (run.own(each.reshape(run.batch, -1, *each.shape[-2:])) for each in turned)
-        after_q, after_k = (np.repeat(each, own.heads // len(each), axis=0) for each in by_head)
-        query_turn = rotation(queries[t] * own.query.factor, after_q[:, t], name)
-        met = query_turn @ rotation(keys[s] * own.key.factor, after_k[:, s], name).T * own.scale
-    product = run.own(run.values[own.product].reshape(-1, *scores.shape))[head, t, s] * own.factor
-    met_keys = {source: part @ met.T for source, part in told.items()}
-    return _made(reading, head, (t, s), (asked, met_keys), float(product), float(scores[head, t, s]))
-
-
-def _made(
-    reading: _Reading,
-    number: int,
-    tokens: tuple[int, int | None],
-    sides: tuple[Parts, Parts],
-    product: float,
-    total: float | None = None,
-) -> Why:
-    """The result; `total` is `product` where nothing is added to it."""
-    named, run = reading.named, reading.run
-    (rows, left), (columns, right) = (_listed(run.index, side) for side in sides)
-    table = left @ right.T
-    return Why(
-        head=f"{named.name}[{number}]",
-        query=tokens[0],
-        key=tokens[1],
-        total=product if total is None else total,
-        added=0.0 if total is None else total - product,
-        residual=product - float(table.sum()),
-        sources=rows,
-        keys=columns,
-        table=table,
-        tokens=() if run.tokens is None else run.tokens.spelled[0],
-    )
 
 
 def _listed(index: HeadIndex, parts: Parts) -> tuple[tuple[str, ...], Array]:

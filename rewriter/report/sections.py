@@ -215,7 +215,7 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
         yield "form", f"{report.form}{_HOW.get(report.form, '')}; heads = neurons x heads per neuron"
     yield from _labelled("left", _left(report.left))
     if report.proof is not None and proof:
-        yield from _verdict(report.proof)
+        yield from verdict_lines(report.proof)
     if report.made is not None:
         before, after = report.before, report.made
         sizes = f", {size(before.bytes)} -> {size(after.bytes)}" if after.bytes else ""
@@ -234,7 +234,7 @@ def _labelled(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
         yield ("" if number else label), text
 
 
-def _verdict(proof: Validation) -> Iterator[tuple[str, str]]:
+def verdict_lines(proof: Validation) -> Iterator[tuple[str, str]]:
     """What is proved, what is tested, and what the run showed."""
     if proof.certificate is not None:
         yield "proved", _proved(proof.certificate)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.files.atomic import write_text
-from rewriter.report.html.rendering import filled, resource, short
+from rewriter.report.html.rendering import filled, resource
 from rewriter.report.report import Report
 from rewriter.report.sections import certainty, sections, summary_lines, warnings
 from rewriter.report.tables import Cell, Column, written
+from rewriter.text import shortened
 
-_LONGEST_SENTENCE = 600
+_LONGEST, _LONGEST_SENTENCE = 240, 600
+"""Characters of a name on the page, and of a sentence; of longer ones both ends are shown."""
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
 
 
@@ -47,9 +49,14 @@ def render(report: Report) -> str:
         "sections": found,
         "anchors": [anchor for anchor, _, _ in found],
     }
-    sentence = partial(short, longest=_LONGEST_SENTENCE)
+    sentence = partial(shortened, limit=_LONGEST_SENTENCE)
     filters: dict[str, Callable[..., Any]] = {"shown": shown, "short": short, "sentence": sentence}
     return filled("page.html.j2", resource("style.css"), resource("script.js"), context, filters)
+
+
+def short(text: str) -> str:
+    """A name as the page shows it."""
+    return shortened(text, _LONGEST)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import pytest
 
 from rewriter import Report, rewrite
 from rewriter.report.html import render, rendering, write_page
-from rewriter.report.html.page import render_heads
-from rewriter.report.html.rendering import short
+from rewriter.report.html.page import render_heads, short
 from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large, passed
 from tests.textmodels import SILU, mlp
 
