@@ -75,10 +75,10 @@ def emitted() -> dict[str, dict[str, bool]]:
     for path in sorted((ROOT / "models").glob("*.onnx")):
         kept = {node.name for node in onnx.load(path).graph.node if node.name}
         for form in FORMS:
-            model = rewrite(path, form=form, validate=False).rewritten
-            if model is None:
+            report = rewrite(path, form=form, validate=False)
+            if not report:
                 continue
-            typed = onnx.shape_inference.infer_shapes(inliner.inline_local_functions(model))
+            typed = onnx.shape_inference.infer_shapes(inliner.inline_local_functions(report.rewritten))
             for graph in all_graphs(typed.graph):
                 doubles = _doubles(graph)
                 for node in graph.node:

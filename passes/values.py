@@ -123,18 +123,6 @@ class Values:
         return known if np.isnan(known).any() else known.astype(np.int64)
 
 
-def sliced(data: Array, bounds: Sequence[Sequence[int]]) -> Array:
-    """What ONNX Slice computes, for `bounds` of starts, ends, and perhaps axes and steps."""
-    starts, ends, *rest = bounds
-    axes = rest[0] if rest else range(len(starts))
-    steps = rest[1] if len(rest) > 1 else [1] * len(starts)
-    where = [slice(None)] * data.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        # A slice of numpy that runs backwards to the first element has no end; ONNX writes a very negative one.
-        where[axis] = slice(start, None if step < 0 and end < -data.shape[axis] else end, step)
-    return data[tuple(where)]
-
-
 _OPERATORS = frozenset(
     [
         *("Constant", "Identity", "Cast", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Slice", "Gather", "Concat"),

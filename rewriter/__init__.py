@@ -17,6 +17,7 @@ Heads:
     heads              all heads of a model, and their weights
     run_with_cache     what heads compute on inputs; Text makes inputs of text
     attribute          a logit as a sum over heads, tokens and biases
+    why                why a neuron or an attention score is what it is
     attribution_graph  the graph of a logit
     compositions       which heads work together; head_tokens: on what
     head_pictures      the data of the page about heads

@@ -18,6 +18,14 @@ def clean(text: str) -> str:
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
+def shortened(text: str, limit: int) -> str:
+    """`clean` text of at most `limit` characters; a longer one keeps its start and its end."""
+    if len(text) <= limit:
+        return clean(text)
+    half = limit // 2
+    return f"{clean(text[:half])}…{clean(text[len(text) - limit + half + 1 :])}"
+
+
 def decoded(text: str | bytes) -> str:
     """The string itself; of bytes, as protobuf returns them for strings that are not UTF-8, one that shows them."""
     return text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text

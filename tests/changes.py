@@ -6,6 +6,7 @@ Most tables of wrong models have one statement a row, such as `maker(m, "out").o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -37,9 +38,7 @@ def value(expression: str, **names: Any) -> Any:
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
     """A model of its own."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return copy
+    return deepcopy(model)
 
 
 # -- where things are ------------------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ def reads(model: onnx.ModelProto, tensor: str, place: int, name: str) -> None:
 
 def swap(entries: Any, first: int, second: int) -> None:
     """Two entries of a repeated field change places."""
-    copies = [type(entry).FromString(entry.SerializeToString()) for entry in (entries[first], entries[second])]
+    copies = deepcopy(entries[first]), deepcopy(entries[second])
     entries[first].CopyFrom(copies[1])
     entries[second].CopyFrom(copies[0])
 
@@ -154,14 +153,14 @@ def swap_names(model: onnx.ModelProto, one: str, two: str) -> None:
 
 def swap_branches(model: onnx.ModelProto) -> None:
     """The bodies of an If change places."""
-    bodies = [onnx.GraphProto.FromString(body(model, name).SerializeToString()) for name in BRANCHES]
+    bodies = [deepcopy(body(model, name)) for name in BRANCHES]
     for name, other in zip(BRANCHES, reversed(bodies), strict=True):
         body(model, name).CopyFrom(other)
 
 
 def set_nodes(field: Nodes, nodes: Iterable[onnx.NodeProto]) -> None:
     """Other nodes in a graph or function, some of which may be its own."""
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [deepcopy(node) for node in nodes]
     del field[:]
     field.extend(copies)
 

@@ -6,6 +6,7 @@ Both were read off the files, so that nothing here depends on what the tool find
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -82,8 +83,7 @@ def feeds(model: onnx.ModelProto, seed: int = 0, batch: int = 3, tokens: int = 1
 def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a model with all its floats in float64."""
     single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = deepcopy(model)
 
     def widen(tensor: onnx.TensorProto) -> None:
         if tensor.data_type == single:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,7 @@ def neurons_write(data: Array, own: Tensors) -> Array:
 
 def tapped(model: onnx.ModelProto, feeds: Tensors, names: list[str]) -> dict[str, Array]:
     """The values of tensors inside a model, by onnxruntime without optimisation."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     present = {value.name for value in copy.graph.output}
     copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(names) if name not in present)
     options = onnxruntime.SessionOptions()

@@ -25,9 +25,10 @@ import numpy as np
 
 from benchmarks.fit import float32, lines, powers, table
 from benchmarks.fit.minimax import from_program
+from benchmarks.fit.parameters import Layout, to_program
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
-from passes.fit.runtime import Layout, fit_function, to_program
+from passes.fit.runtime import fit_function
 from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
 from passes.programs.head import Array
 from passes.programs.program import Program
@@ -151,11 +152,11 @@ def _by_keys(name: str, f: Function, task: Task, starts: int, seed: int, single:
 def _by_tolerance(name: str, f: Function, domain: tuple[float, float] | None, tolerance: float) -> Program:
     if domain is None:
         raise click.ClickException("give --domain LO HI, or --keys for a fit over all reals")
-    title = f"{name.replace(':', '_')}_{max(abs(end) for end in domain):g}"
-    found = fit_function(f, domain, tolerance, title)
+    reach = max(abs(end) for end in domain)
+    found = fit_function(f, reach, tolerance, f"{name.replace(':', '_')}_{reach:g}")
     if isinstance(found, str):
         raise click.ClickException(found)
-    return float32.on_grid(found.program)
+    return float32.on_grid(found)
 
 
 def _improves(made: table.Made) -> bool:

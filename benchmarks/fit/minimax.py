@@ -1,4 +1,4 @@
-"""Minimax fits by linear programs, from a start that `passes.fit.runtime` found.
+"""Minimax fits by linear programs, from a start that `benchmarks.fit.parameters` found.
 
 The result is a local minimum of the largest error over the points: `sequential` minimises the largest error of the
 linearised program within a trust region, by linear programming (scipy), and converges quadratically near a solution.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from passes.fit.runtime import Layout, Mask, evaluate
+from benchmarks.fit.parameters import Layout, Mask, evaluate
 from passes.programs.head import Array
 from passes.programs.program import Program
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.fit import float32
-from passes.fit.runtime import Layout, Mask, evaluate, gauss_newton, to_program
+from benchmarks.fit.parameters import Layout, Mask, evaluate, gauss_newton, to_program
 from passes.programs.head import Array
 from passes.programs.program import Program
 

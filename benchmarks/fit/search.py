@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.fit.minimax import largest, sequential
-from passes.fit.runtime import Layout, Mask, gauss_newton
+from benchmarks.fit.parameters import Layout, Mask, gauss_newton
 from passes.programs.head import Array
 
 _NEIGHBOURS = 0.7

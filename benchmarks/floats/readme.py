@@ -1,7 +1,8 @@
 """`python -m benchmarks.floats.readme`: the measured columns of the README's table of activations, from the results.
 
 The other columns are written by hand and stay. A cell has the largest errors of the functions of its row, of the
-original and of the heads; what was not measured is called so.
+original and of the heads; what was not measured is called so. The same numbers by program, for reports, are written to
+`rewriter/report/floats.json`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
+FLOATS = _ROOT / "rewriter" / "report" / "floats.json"
 _PLACE = re.compile(
     r"(<!-- measured columns made by python -m benchmarks.floats.readme -->\n)(.*?)(<!-- end -->)", re.DOTALL
 )
@@ -96,11 +98,25 @@ def _caption(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"finite number in the program's domain, onnxruntime {where} ([all](benchmarks/results/floats.json))."
 
 
+def errors(content: Mapping[str, Any]) -> dict[str, Any]:
+    """By element type and program, the largest errors of the heads and of the original's nodes (null: not run)."""
+    rows = [row for row in content["rows"] if not row["measured"]]
+    ((version, instructions),) = {(row["source"]["onnxruntime"], row["source"]["instructions"]) for row in rows}
+    found: dict[str, dict[str, list[float | None]]] = {kind: {} for kind in _KINDS}
+    for row in rows:
+        pair = found[row["type"]].setdefault(row["program"], [0.0, None])
+        for place, side in enumerate((row["rewritten"], row["original"])):
+            if side is not None:
+                pair[place] = max(pair[place] or 0.0, side["relative"])
+    return {"onnxruntime": version, "instructions": _INSTRUCTIONS[instructions], "errors": found}
+
+
 def main() -> None:
-    """Write the columns into the README."""
+    """Write the columns into the README, and the errors for reports."""
     page = _ROOT / "README.md"
     content = json.loads((_ROOT / "benchmarks" / "results" / "floats.json").read_text(encoding="utf-8"))
     page.write_text(made(page.read_text(encoding="utf-8"), content), encoding="utf-8")
+    FLOATS.write_text(json.dumps(errors(content)).replace('"silu"', '\n"silu"') + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

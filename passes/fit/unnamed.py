@@ -68,13 +68,12 @@ def fitted(
     tolerance. `quick` is as in `decide`.
     """
     name = f"{activation.name}_fitted"
-    found = fit_function(lambda y: activation.function(y, parameters), (-domain, domain), arithmetic.tolerance, name)
-    if isinstance(found, str):
-        return found
-    program = found.program
+    allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
+    program = fit_function(lambda y: activation.function(y, parameters), domain, arithmetic.tolerance, name, allowed)
+    if isinstance(program, str):
+        return program
     if program.rounding > _SHARP * arithmetic.tolerance:
         program = program.in_double(gated=False)
-    allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
     if program.max_error > allowed:
         return (
             f"the closest fit on |y| <= {domain:g} has error {program.max_error:.2g}; accept it with "

@@ -84,6 +84,13 @@ def linear_operator(view: GraphView, constants: Constants, index: int) -> Linear
     return None if recognise is None else recognise(view, constants, index)
 
 
+def made_linearly(view: GraphView, constants: Constants, tensor: str) -> LinearOperator | None:
+    """The linear operator that makes a tensor."""
+    index = view.producer.get(tensor)
+    found = None if index is None else linear_operator(view, constants, index)
+    return found if isinstance(found, LinearOperator) else None
+
+
 def _weight(view: GraphView, constants: Constants, names: Sequence[str]) -> str:
     """The one of two factors that is the weight: a constant, or the matrices of the experts that a router chose."""
     held = [name for name in names if name in constants]

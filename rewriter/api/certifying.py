@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from passes.record import UnreadableError, read_record
@@ -48,16 +48,15 @@ def certify(
         raise UsageError(f"the limit is {limit:g}; it must be finite and at least 0")
     models = [load_model(source, mapped=True) for source in (original, rewritten)]
     held = _planned(models[1]) if claims is None else {name: _claimed(name, *each) for name, each in claims.items()}
-    found = prove(*models, claims=held, limit=limit)
-    files = [_digest(source, model) for source, model in zip((original, rewritten), models, strict=True)]
-    return Certification(files[0], files[1], found)
+    return certification_of(original, rewritten, prove(*models, claims=held, limit=limit), models)
 
 
-def certification_of(original: Source, rewritten: Source, certificate: Certificate) -> Certification:
+def certification_of(
+    original: Source, rewritten: Source, certificate: Certificate, models: Sequence[LoadedModel] = ()
+) -> Certification:
     """A certificate that the judge made, with digests of the files that it is about; it is not computed again."""
-    models = [load_model(source, mapped=True) for source in (original, rewritten)]
-    files = [_digest(source, model) for source, model in zip((original, rewritten), models, strict=True)]
-    return Certification(files[0], files[1], certificate)
+    a, b = models or [load_model(source, mapped=True) for source in (original, rewritten)]
+    return Certification(_digest(original, a), _digest(rewritten, b), certificate)
 
 
 def _claimed(name: str, limit: float, domain: float | None) -> Claimed:

@@ -129,6 +129,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
         exact=program.exact,
         heads=conversion.heads,
         bias_tokens=program.bias_tokens,
+        type=onnx.helper.tensor_dtype_to_np_dtype(block.coarsest).name,
         max_error=conversion.max_error,
         measured=program.measured,
         domain=program.domain if isfinite(program.domain) else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from passes.options import Options
 from rewriter.cli.options import (
     SETTINGS,
     STANDARD,
+    carried_out,
     check_page,
     check_report,
     check_suffix,
@@ -18,10 +19,13 @@ from rewriter.cli.options import (
     file_option,
     rare_options,
     report_option,
-    write_report,
 )
 from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
+
+if TYPE_CHECKING:
+    from rewriter.report.report import Report
+    from rewriter.report.terminal.console import Console
 
 COMMON = (
     *("output", "form", "only", "skip", "dry_run", "no_validate", "providers", "inputs", "html", "force", "report"),
@@ -137,32 +141,26 @@ def convert(
     elif html or certificate:
         flag = "--html" if html else "--certificate"
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert its files one by one")
-    if html is not None:
-        check_page(html, others[:3], force=force)
+    check_page(html, others[:3], force=force)
     if certificate is not None:
         if no_validate or dry_run:
             raise UsageError("--certificate needs a run that proves its result")
         check_report(certificate, others, force=force)
     from rewriter import rewrite
-    from rewriter.report.folder import FolderReport
-    from rewriter.report.terminal.console import Console, show_folder, show_rewriting
+    from rewriter.report.terminal.console import show_report
 
-    console = Console(quiet=quiet, verbose=verbose, error=report == STANDARD)
-    with console.progress() as progress:
-        options |= {"dry_run": dry_run, "validate": not no_validate, "force": force, "progress": progress}
-        result = rewrite(model, output, **options)
-    write_report(report, result.to_json)
-    if isinstance(result, FolderReport):
-        show_folder(console, result)
-        return int(result.exit_status)
-    proof = result.proof
-    if certificate is not None and result.output and proof is not None and proof.certificate is not None:
-        from rewriter.api.certifying import certification_of
+    options |= {"dry_run": dry_run, "validate": not no_validate, "force": force}
 
-        certification_of(model, result.output, proof.certificate).write(certificate)
-    if html is not None:
-        from rewriter.report.html import write_page
+    def show(console: Console, result: Report) -> None:
+        if certificate is not None and result and result.validation.certificate is not None:
+            from rewriter.api.certifying import certification_of
 
-        write_page(result, html)
-    show_rewriting(console, result)
-    return int(result.exit_status)
+            certification_of(model, result.output, result.validation.certificate).write(certificate)
+        if html is not None:
+            from rewriter.report.html import write_page
+
+            write_page(result, html)
+        show_report(console, result)
+
+    how = {"quiet": quiet, "verbose": verbose}
+    return carried_out(report, lambda told: rewrite(model, output, progress=told, **options), show, **how)

@@ -11,19 +11,19 @@ import click
 from passes.options import Options
 from rewriter.cli.options import (
     MODEL,
-    STANDARD,
+    carried_out,
     check_report,
     command,
     declared_options,
     report_option,
-    write_report,
 )
 from rewriter.text import size
 
 if TYPE_CHECKING:
-    from passes.accounting import Accounting, BlockAccount, FormCost
+    from passes.accounting import Accounting
+    from rewriter.api.diagnosing import Diagnosis
     from rewriter.api.inspection import Inspection
-    from rewriter.report.tables import Row, Table
+    from rewriter.report.tables import Table
     from rewriter.report.terminal.console import Console
 
 
@@ -46,15 +46,11 @@ def inspect(model: Path, *, scope: str, tokens: int, report: Path | None) -> int
     """Print the MLP blocks of MODEL, their size, and the heads that they would become; write nothing."""
     check_report(report, (model,))
     from rewriter import inspect as look
-    from rewriter.report.terminal.console import Console
 
-    found = look(model, scope=scope, tokens=tokens)
-    write_report(report, found.to_json)
-    _show(found, Console(error=report == STANDARD))
-    return int(found.report.exit_status)
+    return carried_out(report, lambda _: look(model, scope=scope, tokens=tokens), _show)
 
 
-def _show(found: Inspection, console: Console) -> None:
+def _show(console: Console, found: Inspection) -> None:
     from rewriter.report.sections import block_parts
     from rewriter.report.terminal.console import show_verdict
 
@@ -86,16 +82,15 @@ def _blocks(accounting: Accounting) -> Table:
     """The size of the blocks, and their heads."""
     from rewriter.report.tables import Cell, Column, Table, columns
 
-    def row(each: BlockAccount) -> Row:
-        staged = each.staged and Cell(sum(each.staged), " + ".join(f"{count:,}" for count in each.staged))
-        return (each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, staged)
-
     heads = (
         *(Column("block", "name"), *columns("count", "d_model", "d_ff", "parameters")),
         *(Column("share", "share"), *columns("count", "heads", "three sublayers")),
     )
-    title = "Accounting: heads of form local, and of three sublayers (W1, activation, W2)"
-    return Table(title, heads, tuple(map(row, accounting.blocks)))
+    rows = []
+    for each in accounting.blocks:
+        staged = each.staged and Cell(sum(each.staged), " + ".join(f"{count:,}" for count in each.staged))
+        rows.append((each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, staged))
+    return Table("Accounting: heads of form local, and of three sublayers (W1, activation, W2)", heads, tuple(rows))
 
 
 def _forms(accounting: Accounting) -> Table:
@@ -103,15 +98,13 @@ def _forms(accounting: Accounting) -> Table:
     from passes.forms import FORMS
     from rewriter.report.tables import Column, Table, columns
 
-    def row(form: FormCost, blocks: int) -> Row:
-        heads = " + ".join(f"{number:,}" for number in form.heads)
-        return (form.form, blocks, heads, form.keys, size(form.pattern_bytes), FORMS[form.form].help)
-
     heads = columns("count", "blocks", "heads", "keys", "pattern of all heads")
-    found = Counter(form for block in accounting.blocks for form in block.forms)
+    rows = []
+    for form, blocks in Counter(form for block in accounting.blocks for form in block.forms).items():
+        count = " + ".join(f"{number:,}" for number in form.heads)
+        rows.append((form.form, blocks, count, form.keys, size(form.pattern_bytes), FORMS[form.form].help))
     title = f"Forms: one block at {accounting.tokens:,} tokens"
-    rows = tuple(row(form, blocks) for form, blocks in found.items())
-    return Table(title, (Column("form"), *heads, Column("in the graph")), rows)
+    return Table(title, (Column("form"), *heads, Column("in the graph")), tuple(rows))
 
 
 @command(MODEL, ok="nothing is wrong", failed="something is; each problem is a line that says what to do")
@@ -124,10 +117,11 @@ def doctor(model: Path | None, *, report: Path | None) -> int:
     """
     check_report(report, (model,))
     from rewriter import doctor as look
-    from rewriter.report.terminal.console import Console
 
-    found, console = look(model), Console(error=report == STANDARD)
-    write_report(report, found.to_json)
+    return carried_out(report, lambda _: look(model), _show_diagnosis)
+
+
+def _show_diagnosis(console: Console, found: Diagnosis) -> None:
     lines = [*found.environment.items(), *((name, reason or "works") for name, reason in found.providers.items())]
     lines.append(("memory", "unknown" if found.memory is None else f"{size(found.memory)} available"))
     lines.append(("disk", f"{size(found.disk)} free"))
@@ -138,4 +132,3 @@ def doctor(model: Path | None, *, report: Path | None) -> int:
     for problem in found.problems:
         console.line(f"{'problem':18}{problem}", "red")
     console.line(found.summary, "bold")
-    return int(found.exit_status)

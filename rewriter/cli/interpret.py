@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,20 +106,20 @@ def _inputs(told: str, *, page: bool = False) -> Callable[[Command], Command]:
     return decorated
 
 
-def _one_logit(command: Command) -> Command:
+def _one_logit(*, required: bool = True) -> Callable[[Command], Command]:
     """The options of commands that take a logit apart: the inputs, and which entry of which token."""
     options = (
         click.option(
             "--logit",
             "pair",
             metavar="N[-M]",
-            required=True,
+            required=required,
             callback=_logits,
             help="Entry N of the output's last axis; N-M: its difference from entry M.",
         ),
         click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="The token."),
     )
-    return _inputs("The inputs: one case.")(with_options(options)(command))
+    return lambda command: _inputs("The inputs: one case.")(with_options(options)(command))
 
 
 def _files_of(inputs: Path | Text) -> tuple[Path, ...]:
@@ -273,27 +274,53 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 
 @command(
     MODEL,
-    ok="the logit was attributed",
+    ok="the logit, neuron or score was attributed",
     failed="the model cannot be evaluated",
-    usage="this output cannot be attributed",
+    usage="this output, neuron or head cannot be attributed",
 )
 @_model
-@_one_logit
+@_one_logit(required=False)
+@click.option(
+    "--why",
+    metavar="HEAD[:QUERY[:KEY]]",
+    help="Instead of --logit: why a neuron's pre-activation, or a head's score for two tokens, is what it is.",
+)
 @_top
 @report_option("all contributions")
 def attribute(
-    model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], top: int, report: Path | None, position: int
+    model: Path,
+    *,
+    inputs: Path | Text,
+    pair: tuple[int | None, int | None],
+    why: str | None,
+    top: int,
+    report: Path | None,
+    position: int,
 ) -> int:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
     Patterns, gates of neurons and normalisation denominators are held at their values; both sums equal the logit, and
-    the residual is printed.
+    the residual is printed. With --why a neuron, as blocks.0.mlp_heads[68], or an original head, as
+    blocks.1.attn[0]:6:2, is attributed to what it reads. QUERY is --position by default, KEY what it attends to most.
     """
     check_report(report, (model, *_files_of(inputs)))
+    if (pair[0] is None) == (why is None):
+        raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
+    lines, facts = _why(model, inputs, why, position, top) if why else _logit(model, inputs, pair, position, top)
+    write_report(report, facts)
+    _echo(lines, report)
+    return 0
+
+
+Told = tuple[list[str], Callable[[], dict[str, Any]]]
+"""Lines to print, and the report."""
+
+
+def _logit(model: Path, inputs: Path | Text, pair: tuple[int | None, int | None], position: int, top: int) -> Told:
     from rewriter.interpret.attribute import attribute as attributed
     from rewriter.report.report import plain_data
 
-    found = attributed(model, inputs, pair[0], minus=pair[1], position=position)
+    found = attributed(model, inputs, pair[0] or 0, minus=pair[1], position=position)
     sums = {"direct": found.direct, "paths": found.paths}
 
     def facts() -> dict[str, Any]:
@@ -301,14 +328,34 @@ def attribute(
         all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
         return dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": dict(found.residuals)}))
 
-    write_report(report, facts)
     entries = "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), found.entries, strict=False))
     lines = [f"logit {found.logit:.6g}{entries}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
         lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(parts, top, found.tokens)]
-    _echo(lines, report)
-    return 0
+    return lines, facts
+
+
+def _why(model: Path, inputs: Path | Text, asked: str, position: int, top: int) -> Told:
+    from rewriter.interpret.why import why
+    from rewriter.report.report import plain_data
+
+    read = re.fullmatch(r"([^:]+)(?::(-?\d+))?(?::(-?\d+))?", asked)
+    if read is None:
+        raise UsageError(f"--why: '{asked}' is not HEAD[:QUERY[:KEY]], such as blocks.1.attn[0]:6:2")
+    head, query, key = read.groups()
+    found = why(model, inputs, head, query=int(query or position), key=None if key is None else int(key))
+
+    def at(token: int) -> str:
+        return f"token {token}" + (f" '{found.tokens[token]}'" if found.tokens else "")
+
+    what = "pre-activation" if found.key is None else "score"
+    places = at(found.query) + ("" if found.key is None else f" for {at(found.key)}")
+    lines = [f"{what} {found.total:.6g} of {found.head} at {places}", f"the sum is off by {found.residual:.2g}"]
+    if round(found.added, 6):
+        lines.append(f"  {found.added:+12.6f}  added by the model: masks, position biases")
+    lines += [f"  {value:+12.6f}  {row}{' x ' * bool(column)}{column}" for row, column, value in found.top(top)]
+    return lines, lambda: dict(plain_data(found.to_json()))
 
 
 def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
@@ -328,7 +375,7 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
     MODEL, ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed"
 )
 @_model
-@_one_logit
+@_one_logit()
 @file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json.")
 def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out: Path | None, position: int) -> int:
     """Make the attribution graph of a logit: tokens, biases, heads and neurons, and their direct effects.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,7 +19,13 @@ from rewriter.errors import RewriteError, UsageError
 from rewriter.options import Option, options_of, unknown_option
 from rewriter.text import quoted
 
+if TYPE_CHECKING:
+    from rewriter.proof.validate import Progress
+    from rewriter.report.report import Result
+    from rewriter.report.terminal.console import Console
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+Found = TypeVar("Found", bound="Result")
 
 STANDARD = Path("-")
 """What stands for standard output on the command line."""
@@ -116,6 +122,23 @@ def write_report(report: Path | None, data: Callable[[], Mapping[str, Any]]) -> 
         write_json(report, data())
 
 
+def carried_out(
+    report: Path | None,
+    call: Callable[[Progress], Found],
+    show: Callable[[Console, Found], object],
+    **how: bool,
+) -> int:
+    """Call, write the JSON where it was asked for, and print; `how` is verbose or quiet. The exit status."""
+    from rewriter.report.terminal.console import Console
+
+    console = Console(error=report == STANDARD, **how)
+    with console.progress() as progress:
+        found = call(progress)
+    write_report(report, found.to_json)
+    show(console, found)
+    return int(found.exit_status)
+
+
 def check_suffix(output: Path | None) -> None:
     """Refuse a name for the result that says it is something else than an ONNX model."""
     if output is not None and output.suffix.lower() in _OTHER_FILES:
@@ -125,12 +148,13 @@ def check_suffix(output: Path | None) -> None:
 _OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
 
 
-def check_page(page: Path, others: Sequence[Path | None], *, force: bool = False) -> None:
+def check_page(page: Path | None, others: Sequence[Path | None], *, force: bool = False) -> None:
     """Refuse, before the long work, a page that cannot be made or written."""
-    from rewriter.report.html import require_jinja
+    if page is not None:
+        from rewriter.report.html import require_jinja
 
-    require_jinja()
-    check_report(page, others, suffix=".html", force=force)
+        require_jinja()
+        check_report(page, others, suffix=".html", force=force)
 
 
 # -- options that dataclasses declare ----------------------------------------------------------------------------

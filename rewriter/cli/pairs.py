@@ -10,22 +10,21 @@ import click
 
 from rewriter.cli.options import (
     MODELS,
-    STANDARD,
+    carried_out,
     check_report,
     command,
     declared_options,
     file_option,
     report_option,
     with_options,
-    write_report,
 )
 from rewriter.compare import CompareOptions
-from rewriter.errors import ExitStatus
 from rewriter.proof.settings import Settings
 from rewriter.timing import BenchOptions
 
 if TYPE_CHECKING:
-    from rewriter.report.terminal.comparison import Words
+    from rewriter.report.certification import Certification
+    from rewriter.report.comparison import Comparison
 
 _model = click.Path(path_type=Path)
 _pair = with_options((click.argument("original", type=_model), click.argument("rewritten", type=_model)))
@@ -51,13 +50,12 @@ _SHOWN = with_options(
 def validate(original: Path, rewritten: Path, *, taps: str | None, **options: Any) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
-    Any two models with the same inputs and outputs can be compared, whoever made them. PASSED: certified for every
+    Any two models with the same inputs and outputs can be compared, whoever made them. SAME: certified for every
     input, and a run agrees. AGREES: not proved, but both agree on the inputs that were run.
     """
     from rewriter import validate as judge
-    from rewriter.report.terminal.comparison import VALIDATING
 
-    return _compared(judge, VALIDATING, original, rewritten, taps=taps is not None, **options)
+    return _compared(judge, original, rewritten, taps=taps is not None, **options)
 
 
 @command(
@@ -80,32 +78,18 @@ def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
     graphs only where nothing is run.
     """
     from rewriter import diff as compare
-    from rewriter.report.terminal.comparison import DIFFING
 
-    return _compared(compare, DIFFING, a, b, outputs=not graph_only, **options)
+    return _compared(compare, a, b, outputs=not graph_only, **options)
 
 
 def _compared(
-    compare: Callable[..., Any],
-    words: Words,
-    a: Path,
-    b: Path,
-    *,
-    report: Path | None,
-    verbose: bool,
-    **options: Any,
+    compare: Callable[..., Comparison], a: Path, b: Path, *, report: Path | None, verbose: bool, **options: Any
 ) -> int:
     """Compare two models, print and write what was found."""
     check_report(report, (a, b))
     from rewriter.report.terminal.comparison import show_comparison
-    from rewriter.report.terminal.console import Console
 
-    console = Console(verbose=verbose, error=report == STANDARD)
-    with console.progress() as progress:
-        found = compare(a, b, progress=progress, **options)
-    write_report(report, found.to_json)
-    show_comparison(console, found, words)
-    return int(found.exit_status)
+    return carried_out(report, lambda told: compare(a, b, progress=told, **options), show_comparison, verbose=verbose)
 
 
 @command(
@@ -121,7 +105,7 @@ def _compared(
     help="Compute the certificate afresh, and compare it with the one in this file.",
 )
 @report_option("the certificate", "-o")
-def certify(original: Path, rewritten: Path, *, check: Path | None, report: Path | None) -> ExitStatus:
+def certify(original: Path, rewritten: Path, *, check: Path | None, report: Path | None) -> int:
     """Prove that REWRITTEN computes what ORIGINAL does, at every input of every size, over the reals.
 
     Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers;
@@ -130,17 +114,15 @@ def certify(original: Path, rewritten: Path, *, check: Path | None, report: Path
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove
     from rewriter.report.certification import read_certificate
-    from rewriter.report.terminal.comparison import show_certification, show_check
-    from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal.comparison import show_certification
 
     stated = None if check is None else read_certificate(check)
-    console = Console(error=report == STANDARD)
-    found = prove(original, rewritten)
-    write_report(report, found.to_json)
-    if stated is not None:
-        return show_check(console, found, stated)
-    show_certification(console, found)
-    return found.exit_status
+
+    def proved(_progress: object) -> Certification:
+        found = prove(original, rewritten)
+        return found if check is None else found.checked(stated)
+
+    return carried_out(report, proved, show_certification)
 
 
 @command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")
@@ -172,11 +154,6 @@ def bench(
     check_report(report, (original, rewritten, *more))
     from rewriter import bench as measure
     from rewriter.report.terminal.comparison import show_benchmark
-    from rewriter.report.terminal.console import Console
 
-    console = Console(error=report == STANDARD)
-    with console.progress() as progress:
-        found = measure(original, rewritten, *more, progress=progress, **options)
-    write_report(report, found.to_json)
-    show_benchmark(console, found)
-    return 0
+    models = (original, rewritten, *more)
+    return carried_out(report, lambda told: measure(*models, progress=told, **options), show_benchmark)

@@ -315,7 +315,7 @@ def explained(bench: Bench, marks: Sequence[Boundary], found: Measured) -> Fault
     """A guilty part, with the differences between the files in it: first what changed, then what one side lacks."""
     mark = next(mark for mark in marks if mark.tensor == found.tensor)
     cuts = _cuts(bench, marks, found.tensor)
-    changes = difference(*(side.piece(part) for side, part in zip((bench.a, bench.b), cuts, strict=True)))
+    changes = difference(*(side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True)))
     told = [*changes.tensors, *(each for each in changes.fields if each.what == "function"), *changes.regions]
     causes = [each.text for each in sorted(told, key=lambda each: None in (each.a, each.b))]
     error, allowed = found.found.error, found.found.allowed
@@ -326,7 +326,7 @@ def explained(bench: Bench, marks: Sequence[Boundary], found: Measured) -> Fault
 
 def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[Case]) -> Measured:
     name = target.tensor
-    a, b = (side.piece(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
+    a, b = (side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
     old = [{name: case.feeds[name]} for case in seen]
     # A part that does not run on A's values, because shapes or types inside it differ, is guilty as well.
     try:

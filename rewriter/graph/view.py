@@ -7,7 +7,7 @@ one pass over the nodes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,6 +107,23 @@ class GraphView:
         """The node that writes `tensor`, or None for inputs, initializers and unknown names."""
         index = self.producer.get(tensor)
         return None if index is None else self.nodes[index]
+
+    def readers(self, tensor: str) -> list[onnx.NodeProto]:
+        """The nodes that read more of `tensor` than its shape, once per operand."""
+        nodes = (self.nodes[index] for index in self.consumers.get(tensor, ()))
+        return [node for node in nodes if node.op_type != "Shape"]
+
+    def onward(self, tensor: str) -> Iterator[onnx.NodeProto]:
+        """The nodes after a tensor, one after the other, as long as nothing else reads what each makes."""
+        while len(found := self.readers(tensor)) == 1:
+            yield found[0]
+            tensor = found[0].output[0]
+
+    def before(self, tensor: str) -> str:
+        """The tensor before operators that keep its entries."""
+        while (node := self.made_by(tensor)) is not None and node.op_type in SAME_NUMBERS:
+            tensor = node.input[0]
+        return tensor
 
     def type_of(self, tensor: str) -> TensorType:
         """Element type and shape of `tensor`; unknown parts are 0 and None."""

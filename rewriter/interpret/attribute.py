@@ -20,8 +20,9 @@ sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -50,7 +51,6 @@ class Attribution:
         paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
             f(0) is not 0, `bias_tokens` [neurons], biases.
         effects: sublayer to [tokens, heads or neurons]: what its output at a token contributes along all paths.
-        written: sublayer to [tokens]: the same for all that it writes, its bias included.
         index: the heads of the model.
         tokens: the tokens of the text; empty where inputs are arrays.
         entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
@@ -60,7 +60,6 @@ class Attribution:
     direct: Mapping[str, Array]
     paths: Mapping[str, Array]
     effects: Mapping[str, Array]
-    written: Mapping[str, Array]
     index: HeadIndex
     tokens: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
@@ -104,27 +103,21 @@ def attribute(
     """
     reader = FrozenRun(model, inputs, output=output, sequence=sequence)
     linear = reader.linear(logit, minus, position)
-    direct, straight = dict(linear.constants), linear.end.back(linear.read)
-    paths, effects, written = dict(linear.constants), dict[str, Array](), dict[str, Array]()
-    for place, link in reversed(list(enumerate(linear.links))):
+    direct, paths = dict(linear.constants), dict(linear.constants)
+    for place, link in enumerate(linear.links):
         for name, step in link.steps.items():
-            direct[name] = step.written(straight).sum(axis=0)
-            direct[f"{name}.b_O"] = np.asarray((straight * step.tensors["b_O"]).sum())
             paths.update({f"{name}.{part}": array for part, array in step.constants(link.after).items()})
-            effects[name] = step.written(link.after)
-            written[name] = effects[name].sum(axis=-1) + link.after @ step.tensors["b_O"]
         if link.between is not None:
             name = f"{next(iter(linear.links[place - 1].steps))}.after.ln.b"
-            direct[name] = np.asarray(link.between.constant(straight))
             paths[name] = np.asarray(link.between.constant(link.before))
-            straight = link.between.back(straight)
-    direct["embed"] = np.asarray((straight * linear.start).sum())
     paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
-    order = [name for link in linear.links for name in link.steps]
-    effects, written = ({name: each[name] for name in order} for each in (effects, written))
+    effects = {name: step.written(link.after) for link in linear.links for name, step in link.steps.items()}
+    row = linear.end.back(linear.read)[[linear.position]]
+    for name, vectors, rows in sources(linear.links, {"embed": linear.start}, len(linear.links), linear.position, row):
+        direct[name] = (vectors @ rows[0]) if name in effects else np.asarray(vectors[0] @ rows[0])
     tokens = () if reader.tokens is None else reader.tokens.spelled[0]
     entries = reader.spelled((logit,) if minus is None else (logit, minus))
-    return Attribution(linear.value, direct, paths, effects, written, reader.index, tokens, entries)
+    return Attribution(linear.value, direct, paths, effects, reader.index, tokens, entries)
 
 
 # -- the frozen network --------------------------------------------------------------------------------------------
@@ -151,6 +144,10 @@ class AttentionStep:
     def written(self, gradient: Array) -> Array:
         """[T, heads]: what each head's output contributes, along `gradient` [T, D]."""
         return np.asarray(np.einsum("td,hkd,thk->th", gradient, self.tensors["W_O"], self.z, optimize=True))
+
+    def vectors(self, token: int) -> Array:
+        """[heads, D]: what each head writes at a token."""
+        return np.asarray(np.einsum("hk,hkd->hd", self.z[token], self.tensors["W_O"]))
 
     def constants(self, gradient: Array) -> dict[str, Array]:
         """What constants contribute; values of another sequence count as constants, [sources]."""
@@ -214,6 +211,10 @@ class NeuronStep:
         """[T, neurons]: what each neuron's output contributes, along `gradient` [T, D]."""
         return self._at_activations(gradient) * self.activations
 
+    def vectors(self, token: int) -> Array:
+        """[neurons, D]: what each neuron writes at a token."""
+        return np.asarray(self.activations[token][:, None] * self.tensors["W_O"])
+
     def constants(self, gradient: Array) -> dict[str, Array]:
         """What constants contribute: b_O, and per neuron f(0) and the biases of what it reads."""
         found, rows = {"b_O": np.asarray((gradient * self.tensors["b_O"]).sum())}, self._at_norm(gradient)
@@ -262,20 +263,56 @@ Step = AttentionStep | NeuronStep
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class FrozenStage:
     """Sublayers that read one value of the stream.
 
     Attributes:
         steps: sublayer to step.
         between: the normalisation that makes what they read of the stage before, where there is one.
-        before: [T, D], the logit's gradient at what they read, along all paths.
-        after: [T, D], the same at the stream with what they write.
     """
 
     steps: Mapping[str, Step]
     between: FrozenNorm | None
+
+
+@dataclass(frozen=True, eq=False)
+class Link(FrozenStage):
+    """A stage on the way to a logit.
+
+    Attributes:
+        before: [T, D], the logit's gradient at what the sublayers read, along all paths.
+        after: [T, D], the same at the stream with what they write.
+    """
+
     before: Array
     after: Array
+
+
+def sources(
+    stages: Sequence[FrozenStage], start: Mapping[str, Array], before: int, token: int, rows: Array
+) -> Iterator[tuple[str, Array, Array]]:
+    """What the stream at a token is the sum of, as the stage number `before` reads it.
+
+    Args:
+        stages: the stages, first to last.
+        start: what the stream begins with, [T, D] each.
+        before: how many stages have written; the next one's `between` applies if it is there.
+        token: the token.
+        rows: [K, D], along which the stream is read.
+
+    Yields:
+        (sublayer, constant or part of the start, what it writes [members, D], the rows along which that is read).
+    """
+    for place in range(before, 0, -1):
+        between, earlier = stages[place].between if place < len(stages) else None, stages[place - 1]
+        if between is not None:
+            yield f"{next(iter(earlier.steps))}.after.ln.b", between.bias[None], rows
+            rows = between.back_at(token, rows)
+        for name, step in earlier.steps.items():
+            yield name, step.vectors(token), rows
+            yield f"{name}.b_O", step.tensors["b_O"][None], rows
+    for name, array in start.items():
+        yield name, array[token][None], rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,39 +341,78 @@ class Linear:
 _PARTS: Mapping[type, tuple[str, ...]] = {Attention: ("pattern", "v", "z"), NeuronHeads: ("pre", "pre_linear")}
 """The hooks of which a step is made."""
 
+_COUNTED = (".hook_q", ".hook_v", ".hook_pre")
+"""Hooks by which sequences are counted."""
+
+
+def require_pattern(named: Named) -> None:
+    """Refuse an attention operator, which keeps its pattern. Raises UsageError."""
+    if isinstance(named.sublayer, Attention) and not named.sublayer.pattern:
+        raise UsageError(f"{named.name}.hook_pattern is inside an operator: this model cannot be attributed")
+
 
 class FrozenRun:
-    """One sequence of a run in float64."""
+    """One sequence of a run in float64, which begins when a value is asked for.
+
+    Attributes:
+        index: the heads of the model.
+        case: its inputs.
+        tokens: the text, where the inputs are one.
+        chain: the way to the output.
+        needed: the tensors whose values are kept.
+    """
 
     def __init__(self, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int) -> None:
-        """Run the model; arguments and errors are those of `attribute`."""
+        """Arguments and errors are those of `attribute`."""
         index = heads(model, wide=True)
         index.require_tokens_only("attribution")
         self.index, self.sequence = index, sequence
         self.case, self.tokens = only_case(index, inputs)
-        self._output = output = known_output(index.view, output)
-        self._chain = chain = chain_to(index.view, index.sublayers, output)
+        self._output = known_output(index.view, output)
+        self.chain = chain_to(index.view, index.sublayers, self._output)
         self._hooks = hooks_of(index)
-        own = [(stage, named) for stage in chain.stages for named, _ in stage.sublayers]
-        self._norms = {named.name: norm_of(index.view, named, stage) for stage, named in own}
-        for _, named in own:
-            if isinstance(named.sublayer, Attention) and not named.sublayer.pattern:
-                reason = "is inside an operator: this model cannot be attributed"
-                raise UsageError(f"{named.name}.hook_pattern {reason}")
-        used = [f"{named.name}.hook_{part}" for _, named in own for part in _PARTS[type(named.sublayer)]]
-        names = {
-            output,
-            chain.norm.output,
-            *(tensor for stage in chain.stages for tensor in (stage.before, stage.after)),
-        }
-        names |= {norm.output for norm in self._norms.values() if norm is not None}
-        names |= {tensor for name in used if name in self._hooks for tensor in self._hooks[name].tensors}
-        self.values = values_in_float64(index, self.case, sorted(names))
-        shape = self.values[output].shape
-        if len(shape) != (_RANK if chain.token is None else _RANK - 1):
-            raise UsageError(f"output {output} has shape {list(shape)}, not [batch, tokens, entries]")
-        if not -shape[0] <= sequence < shape[0]:
-            raise UsageError(f"there is no sequence {sequence}: output {output} has shape {list(shape)}")
+        self._norms: dict[str, Norm | None] = {}
+        self.needed = {self.chain.stages[0].before}
+
+    def need(self, count: int) -> None:
+        """Keep what the steps of the first stages are made of. Raises UsageError: a step cannot be made."""
+        for stage in self.chain.stages[:count]:
+            self.needed |= {stage.before, stage.after}
+            self.need_norm(stage.norm)
+            for named in stage.sublayers:
+                own = named.sublayer
+                require_pattern(named)
+                data = own.value.operator.data if isinstance(own, Attention) else own.data
+                other = isinstance(own, Attention) and own.cross
+                self._norms[named.name] = None if other else norm_of(self.index.view, named.name, data, stage.before)
+                self.need_norm(self._norms[named.name])
+                for part in _PARTS[type(own)]:
+                    self.need_hook(f"{named.name}.hook_{part}")
+
+    def need_norm(self, norm: Norm | None) -> None:
+        """Keep the result of a normalisation."""
+        self.needed |= set() if norm is None else {norm.output}
+
+    def need_hook(self, name: str) -> None:
+        """Keep what a hook records, if there is such a hook."""
+        self.needed.update(self._hooks[name].tensors if name in self._hooks else ())
+
+    @cached_property
+    def values(self) -> Mapping[str, Array]:
+        """The values of the tensors that are needed, of all sequences."""
+        return values_in_float64(self.index, self.case, sorted(self.needed))
+
+    @cached_property
+    def batch(self) -> int:
+        """The number of sequences; some exports have batch and tokens as one axis."""
+        counted = [hook for name, hook in self._hooks.items() if name.endswith(_COUNTED)]
+        return len(next(hook for hook in counted if {*hook.tensors} <= self.needed).make(self.values))
+
+    def own(self, array: Array) -> Array:
+        """The sequence's part of an array [batch, ...]. Raises UsageError: there is no such sequence."""
+        if not -len(array) <= self.sequence < len(array):
+            raise UsageError(f"there is no sequence {self.sequence}: the inputs have {len(array)}")
+        return np.asarray(array[self.sequence], dtype=np.float64)
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
@@ -347,11 +423,18 @@ class FrozenRun:
     def entries(self, position: int) -> Array:
         """The output's entries at a token."""
         made = self.values[self._output][self.sequence]
-        return np.asarray(made if self._chain.token is not None else made[position])
+        return np.asarray(made if self.chain.token is not None else made[position])
 
     def linear(self, logit: int, minus: int | None, position: int) -> Linear:
         """The frozen network up to one entry, or the difference of two. Raises UsageError: there is no such entry."""
-        chain, made = self._chain, self.values[self._output][self.sequence]
+        chain = self.chain
+        self.need(len(chain.stages))
+        self.need_norm(chain.norm)
+        self.needed.add(self._output)
+        shape = self.values[self._output].shape
+        if len(shape) != (_RANK if chain.token is None else _RANK - 1):
+            raise UsageError(f"output {self._output} has shape {list(shape)}, not [batch, tokens, entries]")
+        made = self.own(self.values[self._output])
         if chain.token is not None:  # [entries]: the output has one token only
             made, position = made[None], 0
         wanted = [
@@ -367,54 +450,72 @@ class FrozenRun:
         if minus is not None:
             chosen[minus] -= 1.0
         value = float(made[position, logit] - (0.0 if minus is None else made[position, minus]))
-        start = self._stream(chain.stages[0].before)
+        start = self.stream(chain.stages[0].before)
         token = (position if chain.token is None else chain.token) % len(start)
         read, constants = self._unembedded(chosen, token)
-        end = self._freeze(chain.norm, chain.stream, self._output)
+        end = self.freeze(chain.norm, chain.stream, self._output)
         constants["final.ln.b"] = np.asarray(end.constant(read))
         after, links = end.back(read), list[Link]()
-        for place, stage in reversed(list(enumerate(chain.stages))):
-            own = {named.name: self._step(stage, named) for named, _ in stage.sublayers}
-            before = after + sum((step.back(after) for step in own.values()), np.zeros_like(after))
-            between = None
-            if stage.norm is not None:
-                between = self._freeze(stage.norm, chain.stages[place - 1].after, stage.sublayers[0][0].name)
-            links.insert(0, Link(own, between, before, after))
-            after = before if between is None else between.back(before)
+        for stage in reversed(self.stages(len(chain.stages))):
+            before = after + sum((step.back(after) for step in stage.steps.values()), np.zeros_like(after))
+            links.insert(0, Link(stage.steps, stage.between, before, after))
+            after = before if stage.between is None else stage.between.back(before)
         return Linear(value, start, tuple(links), end, read, constants, token)
+
+    def stages(self, count: int) -> list[FrozenStage]:
+        """The first stages, which must be needed."""
+        return [
+            FrozenStage({named.name: self._step(stage, named) for named in stage.sublayers}, self.between(place))
+            for place, stage in enumerate(self.chain.stages[:count])
+        ]
+
+    def between(self, place: int) -> FrozenNorm | None:
+        """The normalisation that makes what a stage reads of the stage before it."""
+        stage = self.chain.stages[place]
+        if stage.norm is None:
+            return None
+        return self.freeze(stage.norm, self.chain.stages[place - 1].after, stage.sublayers[0].name)
 
     def _unembedded(self, chosen: Array, token: int) -> tuple[Array, dict[str, Array]]:
         """(the gradient at the normalised stream [T, D], what biases after it contribute)."""
         found: dict[str, Array] = {}
-        if self._chain.bias:
-            found["output.b"] = np.asarray(float(self.index.value_of(self._chain.bias).reshape(-1) @ chosen))
+        if self.chain.bias:
+            found["output.b"] = np.asarray(float(self.index.value_of(self.chain.bias).reshape(-1) @ chosen))
         direction = chosen
-        if self._chain.unembedding is not None:
-            affine = AffineMap(self._chain.unembedding, self.index.value_of)
-            direction = affine.weight() @ chosen * self._chain.factor
+        if self.chain.unembedding is not None:
+            affine = AffineMap(self.chain.unembedding, self.index.value_of)
+            direction = affine.weight() @ chosen * self.chain.factor
             found["unembed.b"] = np.asarray(float(affine.bias() @ chosen))
-        gradient = np.zeros((len(self._stream(self._chain.stream)), len(direction)))
+        gradient = np.zeros((len(self.stream(self.chain.stream)), len(direction)))
         gradient[token] = direction
         return gradient, found
 
     def _step(self, stage: Stage, named: Named) -> Step:
         norm, own = self._norms[named.name], named.sublayer
-        frozen = unchanged(self._stream(stage.before)) if norm is None else self._freeze(norm, stage.before, named.name)
+        frozen = self.freeze(norm, stage.before, named.name)
         hooks = {part: f"{named.name}.hook_{part}" for part in _PARTS[type(own)]}
-        hooked = {part: self._hooked(hook) for part, hook in hooks.items() if hook in self._hooks}
+        hooked = {part: self.hooked(hook) for part, hook in hooks.items() if hook in self._hooks}
         if isinstance(own, NeuronHeads):
-            return NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
+            step = NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
+            if own.output.data not in self.values:
+                return step
+            # To the last digit what the file computes, whose constants are rounded.
+            return replace(step, activations=self.stream(own.output.data))
         tensors = {part: self.index[f"{named.name}.{part}"] for part in ("W_V", "b_V", "W_O", "b_O")}
         return AttentionStep(None if own.cross else frozen, hooked["pattern"], hooked["v"], hooked["z"], tensors)
 
-    def _freeze(self, norm: Norm, before: str, where: str) -> FrozenNorm:
-        stream = self._stream(before)
-        return held_norm(stream, self._stream(norm.output), *self.index.scale_and_bias(norm, stream.shape[-1]), where)
+    def freeze(self, norm: Norm | None, before: str, where: str) -> FrozenNorm:
+        """The normalisation, or none, through which a sublayer or output `where` reads the stream `before`."""
+        stream = self.stream(before)
+        if norm is None:
+            return unchanged(stream)
+        return held_norm(stream, self.stream(norm.output), *self.index.scale_and_bias(norm, stream.shape[-1]), where)
 
-    def _stream(self, tensor: str) -> Array:
-        """[T, D] of the sequence; some exports have batch and tokens as one axis."""
-        array, batch = self.values[tensor], self.values[self._output].shape[0]
-        return np.asarray(array.reshape(batch, -1, array.shape[-1])[self.sequence], dtype=np.float64)
+    def stream(self, tensor: str) -> Array:
+        """[T, D] of the sequence."""
+        array = self.values[tensor]
+        return self.own(array.reshape(self.batch, -1, array.shape[-1]))
 
-    def _hooked(self, name: str) -> Array:
-        return np.asarray(self._hooks[name].make(self.values)[self.sequence], dtype=np.float64)
+    def hooked(self, name: str) -> Array:
+        """What a hook records of the sequence."""
+        return self.own(self._hooks[name].make(self.values))

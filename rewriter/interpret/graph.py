@@ -13,7 +13,7 @@ one sequence.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Step
+from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Step, sources
 from rewriter.interpret.index import HeadIndex, count_of
-from rewriter.interpret.stream import FrozenNorm
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import InputsOrText
@@ -401,22 +400,19 @@ class _Edges:
 
     def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
         """The in-edges of nodes of a stage by way of what they read at one token."""
-        (targets, rows, constants), links = read, self._linear.links
+        targets, rows, constants = read
         for name, added in constants.items():
             self._constant(targets, f"{prefix}{name}", token, added)
         if not rows.any():
             return
-        for place in range(stage, 0, -1):
-            between = links[place].between if place < len(links) else None
-            link = links[place - 1]
-            if between is not None:
-                self._constant(targets, f"{next(iter(link.steps))}.after.ln.b", token, rows @ between.bias)
-                rows = _at(between, token, len(rows)).back(rows)
-            for name, step in link.steps.items():
-                places, written = _written(self._members[name], token)
-                self._blocks.append((targets, places, rows @ written.T))
-                self._constant(targets, f"{name}.b_O", token, rows @ step.tensors["b_O"])
-        self._blocks.append((targets, np.array([token]), (rows @ self._linear.start[token])[:, None]))
+        for name, vectors, along in sources(self._linear.links, {"embed": self._linear.start}, stage, token, rows):
+            if name in self._members:
+                places, back = np.unique(self._members[name].at[token], return_inverse=True)
+                self._blocks.append((targets, places, along @ _gathered(vectors, back, len(places)).T))
+            elif name == "embed":
+                self._blocks.append((targets, np.array([token]), along @ vectors.T))
+            else:
+                self._constant(targets, name, token, along @ vectors[0])
 
     def _constant(self, targets: Places, name: str, token: int, added: Array) -> None:
         if added.any():
@@ -431,8 +427,8 @@ class _Edges:
         if size > _MOST:
             raise UsageError(f"the graph would have {size:,} nodes, more than {_MOST:,}: take fewer of them, or tokens")
         found = np.zeros((size, size))
-        for targets, sources, weights in self._blocks:
-            np.add.at(found, (targets[:, None], sources[None, :]), weights)
+        for targets, origins, weights in self._blocks:
+            np.add.at(found, (targets[:, None], origins[None, :]), weights)
         return found
 
 
@@ -455,16 +451,6 @@ def _adjacency(linear: Linear, members: Mapping[str, Members], nodes: list[Graph
     return edges.matrix()
 
 
-def _written(members: Members, token: int) -> tuple[Places, Array]:
-    """(places [S], what the nodes of a sublayer write at a token [S, D])."""
-    if isinstance(members.step, AttentionStep):
-        written = np.einsum("hk,hkd->hd", members.step.z[token], members.step.tensors["W_O"])
-    else:
-        written = members.step.activations[token][:, None] * members.step.tensors["W_O"]
-    places, back = np.unique(members.at[token], return_inverse=True)
-    return places, _gathered(written, back, len(places))
-
-
 def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
     """What neurons read, token by token: each at its own."""
     for token in range(len(members.at)):
@@ -473,7 +459,7 @@ def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
         rows = _gathered(weights[:, None] * neurons.read(token), back, len(places))
         parts = {name: _gathered(weights * added, back, len(places)) for name, added in neurons.added(token).items()}
         parts["ln.b"] = rows @ norm.bias
-        yield places, _at(norm, token, len(rows)).back(rows), parts
+        yield places, norm.back_at(token, rows), parts
 
 
 def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
@@ -494,7 +480,7 @@ def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
         rows = _gathered(rows.reshape(-1, rows.shape[-1]), back, len(places))
         biased = np.einsum("thk,hk->th", at_values, step.tensors["b_V"])
         parts = {"b_V": _gathered(biased.reshape(-1), back, len(places)), "ln.b": rows @ step.norm.bias}
-        yield places, _at(step.norm, token, len(rows)).back(rows), parts
+        yield places, step.norm.back_at(token, rows), parts
 
 
 def _gathered(rows: Array, places: Array, size: int) -> Array:
@@ -502,11 +488,6 @@ def _gathered(rows: Array, places: Array, size: int) -> Array:
     found = np.zeros((size, *rows.shape[1:]))
     np.add.at(found, places.reshape(-1), rows)
     return found
-
-
-def _at(norm: FrozenNorm, token: int, rows: int) -> FrozenNorm:
-    """The normalisation of one token for several rows."""
-    return replace(norm, factors=np.full(rows, norm.factors[token]))
 
 
 # -- influence, pruning and scores, as circuit-tracer defines them -------------------------------------------------

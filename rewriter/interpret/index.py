@@ -157,16 +157,11 @@ def attention_tensors(
 
 def bias_after(view: GraphView, constants: Constants, operator: LinearOperator) -> tuple[Vector, ...]:
     """The bias in an Add of its own after a linear operator."""
-    tensor = operator.output
-    for _ in range(len(view.nodes)):
-        readers = [view.nodes[index] for index in view.consumers.get(tensor, ())]
-        readers = [node for node in readers if node.op_type != "Shape"]
-        if len(readers) != 1 or readers[0].op_type not in ("Add", "Reshape", "Identity", "Cast"):
+    for node in view.onward(operator.output):
+        if node.op_type == "Add":
+            return tuple(Vector(name, operator.out_features or 0) for name in node.input if name in constants)
+        if node.op_type not in ("Reshape", "Identity", "Cast"):
             break
-        if readers[0].op_type == "Add":
-            held = [name for name in readers[0].input if name in constants]
-            return tuple(Vector(name, operator.out_features or 0) for name in held)
-        tensor = readers[0].output[0]
     return ()
 
 
@@ -442,11 +437,10 @@ class _Builder:
         norm = norm_before(self._view, self._constants, data)
         if norm is None:
             return None
-        readers = [self._view.nodes[index] for index in self._view.consumers.get(norm.output, ())]
         residual = any(
             node.op_type in ("Add", "Sum", "SkipLayerNormalization")
             and not any(name in self._constants for name in node.input)
-            for node in readers
+            for node in self._view.readers(norm.output)
         )
         return None if residual else norm
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 import onnx
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, Miss
 from passes.values import UNFIT, LostError
-from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, GraphView, attributes, label
+from rewriter.graph.view import REARRANGED, attributes, label
 from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------
@@ -59,55 +57,37 @@ class HeadColumns:
     rotary: bool
 
 
-def heads_in(
-    view: GraphView, signal: Signal, operators: dict[str, LinearOperator], constants: Constants
-) -> HeadColumns:
+def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     """Read the heads from a tensor of shape [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head].
 
     Raises:
         LostError: the tensor is not laid out like that, or is not made by one linear operator.
     """
-    linear = [part for part in signal.sources if part.name in operators]
+    linear = [(part, made) for part in signal.sources if (made := tracer.operator(part.name)) is not None]
     if len(linear) != 1:
         reason = "no linear operator makes it" if not linear else "it is a sum of several linear operators' outputs"
-        raise LostError(reason, linear[0].name if linear else "its inputs")
-    operator = operators[linear[0].name]
-    where = label(view.nodes[operator.node])
-    (part,) = linear
-    rows, columns = _coordinates(part, operator, view, signal.shape)
-    per_sequence = _per_sequence(rows, where)
-    first = columns[:per_sequence]
-    if not (columns.reshape(-1, *first.shape) == first).all():
-        raise LostError("sequences of one batch have different heads", where)
-    factor = _one(part, where)
-    added = tuple(_added(each, signal.shape, per_sequence, where) for each in signal.sources if each.name in constants)
-    return HeadColumns(operator, first, factor, added, signal.rotary)
-
-
-def _coordinates(part: EntrySource, operator: LinearOperator, view: GraphView, shape: Shape) -> tuple[Indices, Indices]:
-    """(rows [blocks, tokens], columns [blocks, d_head]) of the operator's output, from which the entries come."""
-    where = label(view.nodes[operator.node])
-    if len(shape) < 3 or operator.axis != -1 or not operator.out_features:
+        raise LostError(reason, linear[0][0].name if linear else "its inputs")
+    ((part, operator),) = linear
+    where, width = label(tracer.view.nodes[operator.node]), operator.out_features
+    if len(signal.shape) < 3 or operator.axis != -1 or not width:
         raise LostError("its channels are not on the last axis", where)
-    index = part.index.reshape(prod(shape[:-2]), *shape[-2:])
+    index = part.index.reshape(-1, *signal.shape[-2:])
     # Tokens of a key-value cache come from no operator.
     index = index[:, (index >= 0).all(axis=(0, 2))]
     if not index.size:
         raise LostError("no token has all of its entries", where)
-    rows, columns = np.divmod(index, operator.out_features)
-    if (rows != rows[:, :, :1]).any() or (columns != columns[:, :1]).any():
+    # Consecutive blocks that read the same rows are the heads of one sequence.
+    rows, columns = index[:, :, 0] // width, index[:, 0] % width
+    count = int(np.argmin([*(rows == rows[0]).all(axis=1), False]))
+    expected = (
+        rows[::count].repeat(count, axis=0)[: len(rows), :, None] * width
+        + np.resize(columns[:count], columns.shape)[:, None]
+    )
+    if len(rows) % count or len(np.unique(rows)) * count != rows.size or (index != expected).any():
         raise LostError("its heads do not consist of columns", where)
-    return rows[:, :, 0], columns[:, 0]
-
-
-def _per_sequence(rows: Indices, where: str) -> int:
-    """How many consecutive blocks read the same rows: the heads."""
-    same = (rows == rows[:1]).all(axis=1)
-    count = len(rows) if same.all() else int(np.argmin(same))
-    grouped = rows.reshape(-1, count, rows.shape[1]) if len(rows) % count == 0 else None
-    if grouped is None or (grouped != grouped[:, :1]).any() or len(np.unique(grouped[:, 0])) != grouped[:, 0].size:
-        raise LostError("heads and sequences are mixed", where)
-    return count
+    held = [each for each in signal.sources if each.name in tracer.constants]
+    added = tuple(_added(each, signal.shape, count, where) for each in held)
+    return HeadColumns(operator, columns[:count], _one(part, where), added, signal.rotary)
 
 
 def _one(part: EntrySource, where: str) -> float:
@@ -137,21 +117,12 @@ def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: s
         raise LostError("the heads' outputs are scaled", where)
     index = signal.sources[0].index.reshape(-1, signal.shape[-1])
     tokens, width = shape[-2:]
-    block, rest = np.divmod(index, tokens * width)
-    token, entry = np.divmod(rest, width)
-    head = block % heads
-    if (
-        (token != token[:, :1]).any()
-        or (block // heads != (block // heads)[:, :1]).any()
-        or index.shape[1] != heads * width
-    ):
-        raise LostError("the output projection mixes tokens", where)
-    if (head != head[:1]).any() or (entry != entry[:1]).any():
-        raise LostError("the output projection reads different heads in different places", where)
-    channels = np.full((heads, width), -1, dtype=np.int64)
-    channels[head[0], entry[0]] = np.arange(index.shape[1])
-    if (channels < 0).any():
-        raise LostError("the output projection does not read all heads", where)
+    block, (token, entry) = index // (tokens * width), np.divmod(index % (tokens * width), width)
+    head, channels = block[0] % heads, np.full((heads, width), -1, dtype=np.int64)
+    channels[head, entry[0]] = np.arange(index.shape[1])
+    expected = ((block[:, :1] // heads * heads + head) * tokens + token[:, :1]) * width + entry[0]
+    if index.shape[1] != heads * width or (channels < 0).any() or (index != expected).any():
+        raise LostError("the output projection does not read all heads of one token", where)
     return channels
 
 
@@ -181,6 +152,8 @@ class Attention:
         z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
         pattern: the pattern; empty for an attention operator, which keeps it to itself.
         scores: the scores with masks and position biases, before Softmax; empty for an attention operator.
+        product: the product of queries and keys that is in them; empty for an attention operator.
+        factor: the factor of that product in the scores.
         cross: whether keys and values come from another tensor than queries.
     """
 
@@ -196,6 +169,8 @@ class Attention:
     z: str
     pattern: str
     scores: str
+    product: str
+    factor: float
     cross: bool
 
     @property
@@ -264,7 +239,7 @@ def _assembled(
     keys = keys.moved(lambda array: np.swapaxes(array, -1, -2))
     leading = np.broadcast_shapes(*(side.shape[:-2] for side in (query, keys, values)))
     query, keys, values = (side.spread((*leading, *side.shape[-2:])) for side in (query, keys, values))
-    return _joined(tracer, index, (query, keys, values), factor, z, pattern, scores)
+    return _joined(tracer, index, (query, keys, values), factor, z, pattern, scores, before.output[0])
 
 
 def _joined(
@@ -275,11 +250,12 @@ def _joined(
     z: str,
     pattern: str,
     scores: str,
+    product: str,
     z_shape: Shape | None = None,
 ) -> Attention:
     """The sublayer whose queries, keys and values are known."""
     where = label(tracer.view.nodes[index])
-    query, key, value = (heads_in(tracer.view, side, _operators_of(tracer, side), tracer.constants) for side in sides)
+    query, key, value = (heads_in(tracer, side) for side in sides)
     heads = len(query.columns)
     if len(key.columns) != heads or len(value.columns) != heads:
         raise LostError("queries, keys and values have different numbers of heads", where)
@@ -303,13 +279,10 @@ def _joined(
         z=z,
         pattern=pattern,
         scores=scores,
+        product=product,
+        factor=factor,
         cross=query.operator.data != key.operator.data,
     )
-
-
-def _operators_of(tracer: Tracer, signal: Signal) -> dict[str, LinearOperator]:
-    found = {source.name: tracer.operator(source.name) for source in signal.sources}
-    return {name: operator for name, operator in found.items() if operator is not None}
 
 
 def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodeProto, float]]:
@@ -352,16 +325,16 @@ def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
     """The linear operator that reads the heads' outputs."""
     name = z
     for _ in range(_DEPTH):
-        readers = [tracer.view.nodes[index] for index in tracer.view.consumers.get(name, ())]
+        readers = tracer.view.readers(name)
         operators = [found for node in readers if (found := tracer.operator(node.output[0])) is not None]
         operators = [found for found in operators if found.data == name]
         if operators:
             return operators[0]
-        onward = [node for node in readers if node.op_type in REARRANGED and node.input[0] == name]
+        where = label(readers[0]) if readers else where
+        onward = [node.output[0] for node in readers if node.op_type in REARRANGED and node.input[0] == name]
         if len(onward) != 1:
-            readers = [node for node in readers if node.op_type != "Shape"]
-            raise LostError("no linear operator reads its heads", label(readers[0]) if readers else where)
-        name = onward[0].output[0]
+            break
+        (name,) = onward
     raise LostError("no linear operator reads its heads", where)
 
 
@@ -398,7 +371,7 @@ def _operator(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention:
     z_shape = (query.shape[0], heads, query.shape[2], value.shape[-1]) if flat else None
     if given.get("do_rotary"):
         query, key = (replace(side, rotary=True) for side in (query, key))
-    return _joined(tracer, index, (query, key, value), scale, node.output[0], "", "", z_shape)
+    return _joined(tracer, index, (query, key, value), scale, node.output[0], "", "", "", z_shape)
 
 
 def _by_head(signal: Signal, heads: int) -> Signal:

@@ -10,7 +10,7 @@ tokens, so Q is about the column alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -25,7 +25,7 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, count_of, indexed
 from rewriter.interpret.original import Attention
-from rewriter.interpret.stream import chain_to, known_output, parts_of, unflattened
+from rewriter.interpret.stream import chain_to, known_output, parts_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.read import open_tokenizer, spelling
@@ -540,10 +540,8 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
         UsageError: there is none; the message says why.
     """
     view, constants = index.view, Constants(index.view)
-    ids = {spec.name for spec in input_specs(index.proto) if spec.role in (Role.IDS, Role.INTEGERS)}
-    made = [view.made_by(part) for part in parts_of(view, constants, tensor, ())]
-    gathers = [node for node in made if node is not None and node.op_type == "Gather" and node.input[0] in constants]
-    found = {node.input[0] for node in gathers if unflattened(view, node.input[1]) in ids}
+    parts = parts_of(view, constants, tensor, ())
+    found = {view.nodes[view.producer[part]].input[0] for part in token_rows(index, parts)}
     if len(found) != 1:
         many = "several tables of embeddings begin the stream"
         raise UsageError(many if found else "no table of embeddings is read at token ids")
@@ -552,6 +550,15 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
     if shape is None or len(shape) != 2 or shape[1] != width:
         raise UsageError(f"the embeddings have shape {list(shape or ())}, and the stream has {width} channels")
     return str(table)
+
+
+def token_rows(index: HeadIndex, tensors: Iterable[str]) -> list[str]:
+    """Those of some tensors that are rows of a constant, chosen by the token ids."""
+    view = index.view
+    ids = {spec.name for spec in input_specs(index.proto) if spec.role in (Role.IDS, Role.INTEGERS)}
+    made = [(tensor, view.made_by(tensor)) for tensor in tensors]
+    gathers = [(tensor, node.input) for tensor, node in made if node is not None and node.op_type == "Gather"]
+    return [tensor for tensor, (table, rows, *_) in gathers if table in view.constants and view.before(rows) in ids]
 
 
 def unembedding(index: HeadIndex) -> Array:

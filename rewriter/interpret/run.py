@@ -26,7 +26,7 @@ from rewriter.compare.depth import GROUP_BYTES, groups
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
-from rewriter.graph.extract import with_outputs
+from rewriter.graph.extract import extract, upstream
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write, writes
@@ -167,11 +167,10 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     Raises:
         ValidationError: an operator has no float64 form.
     """
-    side = side_of(index)
-    inside = [name for name in names if name not in case.feeds]
+    view, inside = side_of(index).main, [name for name in names if name not in case.feeds]
     try:
-        reference = open_reference(with_outputs(index.proto, side.main, inside), index.source.base_dir)
-        found = reference.run(case.feeds)
+        part = extract(index.proto, view, upstream(view, frozenset(), inside), lambda tensor: tensor)
+        found = open_reference(part, index.source.base_dir).run(case.feeds)
     except NoReference as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
     return {name: np.asarray(case.feeds.get(name, found.get(name))) for name in names}

@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 
-from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
+from passes.match.linear import MICROSOFT, Miss, made_linearly
 from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, SAME_NUMBERS, GraphView, integer_of, label
+from rewriter.graph.view import REARRANGED, GraphView, integer_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
@@ -51,63 +50,33 @@ class Norm:
 
 def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
     """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
-    tensor = unflattened(view, tensor)
+    tensor = view.before(tensor)
     node = view.made_by(tensor)
     if node is None:
         return None
     known = _NORMS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
     if known is not None and integer_of(node, "axis", -1) == -1:
-        return Norm(tensor, *(_operand(node, slot) for slot in known))
-    return _written_out(view, constants, tensor, node)
+        return Norm(tensor, *("" if slot is None else (*node.input, "", "", "")[slot] for slot in known))
+    # Written out: an Add and a Mul of constants after a division by a mean.
+    data, held = tensor, {"Add": "", "Mul": ""}
+    for kind in held:
+        node = view.made_by(data)
+        own = [each for each in node.input if each in constants] if node is not None and node.op_type == kind else []
+        if node is not None and len(own) == 1:
+            held[kind], data = own[0], next(each for each in node.input if each not in constants)
+    shape = constants.shape(held["Mul"]) or ()
+    fits = len([size for size in shape if size != 1]) == 1 and _averages(view, data)
+    return Norm(tensor, held["Mul"], held["Add"]) if fits else None
 
 
-def unflattened(view: GraphView, tensor: str) -> str:
-    """The tensor before operators that keep its entries."""
-    node = view.made_by(tensor)
-    while node is not None and node.op_type in SAME_NUMBERS:
-        tensor = node.input[0]
-        node = view.made_by(tensor)
-    return tensor
-
-
-def _operand(node: onnx.NodeProto, slot: int | None) -> str:
-    return "" if slot is None or len(node.input) <= slot else node.input[slot]
-
-
-def _written_out(view: GraphView, constants: Constants, tensor: str, node: onnx.NodeProto) -> Norm | None:
-    """Mul and Add of constants after a division by a mean."""
-    bias = ""
-    if node.op_type == "Add":
-        data, bias = _parted(constants, node)
-        inner = None if not data else view.made_by(data)
-        if inner is None or not bias:
-            return None
-        node = inner
-    if node.op_type != "Mul":
-        return None
-    data, scale = _parted(constants, node)
-    if not data or len([size for size in constants.shape(scale) or () if size != 1]) != 1 or not _averages(view, data):
-        return None
-    return Norm(tensor, scale, bias)
-
-
-def _parted(constants: Constants, node: onnx.NodeProto) -> tuple[str, str]:
-    """(the operand that is data, the one that is constant); empty where they are not one each."""
-    held = [name for name in node.input if name in constants]
-    data = [name for name in node.input if name not in constants]
-    return (data[0], held[0]) if len(held) == len(data) == 1 else ("", "")
-
-
-def _averages(view: GraphView, tensor: str) -> bool:
+def _averages(view: GraphView, tensor: str, reach: int = _REACH) -> bool:
     """Whether a mean is among the arithmetic that makes a tensor."""
-    through = ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
-    pending = [tensor]
-    for _ in range(_REACH + 1):
-        nodes = [node for name in pending if (node := view.made_by(name)) is not None]
-        if any(node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare") for node in nodes):
-            return True
-        pending = [name for node in nodes if node.op_type in through for name in node.input]
-    return False
+    node = view.made_by(tensor)
+    if node is None or reach < 0:
+        return False
+    through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
+    means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
+    return means or (through and any(_averages(view, name, reach - 1) for name in node.input))
 
 
 _FIT = 1e-4
@@ -134,6 +103,10 @@ class FrozenNorm:
         """[T, D] at the result to [T, D] at the stream."""
         inner = gradient * self.scale * self.factors[:, None]
         return inner - inner.mean(axis=-1, keepdims=True) if self.centred else inner
+
+    def back_at(self, token: int, rows: Array) -> Array:
+        """[K, D] at the result of one token to [K, D] at the stream."""
+        return replace(self, factors=np.full(len(rows), self.factors[token])).back(rows)
 
     def constant(self, gradient: Array) -> float:
         """What the bias contributes."""
@@ -210,17 +183,12 @@ def _result(named: Named) -> str:
 
 def _sum(view: GraphView, constants: Constants, tensor: str) -> Write | None:
     """The first sum of a tensor with data, past biases, scales and whatever keeps its entries."""
-    for _ in range(len(view.nodes)):
-        readers = [view.nodes[index] for index in view.consumers.get(tensor, ())]
-        readers = [node for node in readers if node.op_type != "Shape"]
-        if len(readers) != 1 or not view.is_onnx(readers[0]):
-            return None
-        (node,) = readers
+    for node in view.onward(tensor):
         others = [name for name in node.input if name != tensor]
         if node.op_type == "Add" and len(others) == 1 and others[0] not in constants:
             return Write(tensor, others[0], node.output[0])
         scaled = node.op_type in ("Add", "Mul") and all(name in constants for name in others)
-        if not scaled and not (node.op_type in REARRANGED and node.input[0] == tensor):
+        if not view.is_onnx(node) or not (scaled or (node.op_type in REARRANGED and node.input[0] == tensor)):
             return None
         tensor = node.output[0]
     return None
@@ -254,14 +222,14 @@ class Stage:
     Attributes:
         before: the stream that they read.
         after: the stream with what they write.
-        sublayers: the sublayers, with what they write.
+        sublayers: the sublayers.
         norm: the normalisation through which `before` comes from the stage before it, as where normalisation follows
             the sublayers; None where it is that stage's result itself.
     """
 
     before: str
     after: str
-    sublayers: tuple[tuple[Named, Write], ...]
+    sublayers: tuple[Named, ...]
     norm: Norm | None = None
 
 
@@ -306,30 +274,22 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
         UsageError: the output is not a linear map of the normalised residual stream, or the stream is interrupted.
     """
     constants = Constants(view)
-    tensor, bias, token, factor = output, "", None, 1.0
+    tensor, bias, token, factor = view.before(output), "", None, 1.0
     unembedding: Projection | None = None
-    while unembedding is None:
-        operator = _operator(view, constants, tensor)
-        if operator is not None:
-            read = matrix_of(view, constants, operator)
-            if isinstance(read, Miss):
-                raise UsageError(f"output {output} cannot be attributed: {read.reason}")
-            unembedding = read
-            tensor, factor = _factor(view, constants, operator.data)
-            tensor, token = _token(view, constants, tensor)
-            break
-        node = view.made_by(tensor)
-        data = [] if node is None else [name for name in node.input if name not in constants]
-        if node is None or not data or node.op_type not in (*SAME_NUMBERS, "Add"):
-            break
-        if node.op_type == "Add":
-            held = [name for name in node.input if name in constants]
-            if bias or len(held) != 1:
-                break
-            bias = held[0]
-        tensor = data[0]
+    node = view.made_by(tensor)
+    held = [] if node is None or node.op_type != "Add" else [name for name in node.input if name in constants]
+    if node is not None and len(held) == 1:
+        bias, tensor = held[0], view.before(next(name for name in node.input if name not in held))
+    operator = made_linearly(view, constants, tensor)
+    if operator is not None and operator.axis == -1:
+        read = matrix_of(view, constants, operator)
+        if isinstance(read, Miss):
+            raise UsageError(f"output {output} cannot be attributed: {read.reason}")
+        unembedding = read
+        tensor, factor = _factor(view, constants, operator.data)
+        tensor, token = _token(view, constants, tensor)
     norm = norm_before(view, constants, tensor)
-    if norm is None or (unembedding is None and tensor != output):
+    if norm is None or (unembedding is None and view.before(output) != tensor):
         node = view.made_by(tensor)
         where = label(node) if node is not None else tensor
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
@@ -349,20 +309,10 @@ def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, fl
 def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int | None]:
     """(all tokens, which one of them is read) where an operator reads one of them; else the tensor itself."""
     node = view.made_by(tensor)
-    if (
-        node is None
-        or node.op_type != "Gather"
-        or not any(each.name == "axis" and each.i == 1 for each in node.attribute)
-    ):
+    if node is None or node.op_type != "Gather" or integer_of(node, "axis", 0) != 1:
         return tensor, None
     place = constants.value(node.input[1])
     return (tensor, None) if place is None or place.size != 1 else (node.input[0], int(place.reshape(())))
-
-
-def _operator(view: GraphView, constants: Constants, tensor: str) -> LinearOperator | None:
-    place = view.producer.get(tensor)
-    found = None if place is None else linear_operator(view, constants, place)
-    return found if isinstance(found, LinearOperator) and found.axis == -1 else None
 
 
 def _stages(
@@ -376,54 +326,43 @@ def _stages(
         if write is None:
             raise UsageError(f"output {output} cannot be attributed: {named.name} does not add to the residual stream")
         if stages and stages[-1].after == write.after:
-            stages[-1] = Stage(write.before, write.after, (*stages[-1].sublayers, (named, write)))
+            stages[-1] = Stage(write.before, write.after, (*stages[-1].sublayers, named))
         else:
-            stages.append(Stage(write.before, write.after, ((named, write),)))
-    last = next((place for place in range(len(stages) - 1, -1, -1) if _reads(view, end, stages[place].after)), None)
+            stages.append(Stage(write.before, write.after, (named,)))
+
+    def reads(tensor: str, stream: str) -> bool:
+        return stream in parts_of(view, constants, tensor, {stream})
+
+    last = next((place for place in range(len(stages) - 1, -1, -1) if reads(end, stages[place].after)), None)
     if last is None:
         raise UsageError(f"output {output} cannot be attributed: no sublayer writes to the stream that it reads")
     chain = [stages[last]]
     for stage in reversed(stages[:last]):
-        if unflattened(view, stage.after) == unflattened(view, chain[0].before):
+        if view.before(stage.after) == view.before(chain[0].before):
             chain.insert(0, stage)
             continue
         norm = norm_before(view, constants, chain[0].before)
-        if norm is not None and _reads(view, norm.output, stage.after):
+        if norm is not None and reads(norm.output, stage.after):
             chain = [stage, replace(chain[0], norm=norm), *chain[1:]]
     linked = {stage.after for stage in chain}
-    apart = [named.name for stage in stages if stage.after not in linked for named, _ in stage.sublayers]
+    apart = [named.name for stage in stages if stage.after not in linked for named in stage.sublayers]
     # The sublayers of an encoder write to a stream of their own; in one stack none may be missing.
-    same = {each.layer.split(".")[0] for each, _ in chain[0].sublayers}
+    same = {each.layer.split(".")[0] for each in chain[0].sublayers}
     lost = [name for name in apart if name.split(".")[0] in same]
     if lost:
         raise UsageError(f"output {output} cannot be attributed: {lost[0]} is not on the stream that it reads")
     return tuple(chain)
 
 
-def _reads(view: GraphView, tensor: str, stream: str) -> bool:
-    """Whether the normalisation that makes `tensor` reads `stream`: a few nodes back, before any sublayer."""
-    pending: Sequence[str] = [tensor]
-    for _ in range(16):
-        nodes = [node for name in pending if (node := view.made_by(name)) is not None]
-        pending = list(dict.fromkeys(name for node in nodes for name in node.input if name))
-        if stream in pending:
-            return True
-    return False
-
-
-def norm_of(view: GraphView, named: Named, stage: Stage) -> Norm | None:
-    """The normalisation before a sublayer's values; None where there is none, or they are of another sequence.
+def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None:
+    """The normalisation that makes `data` of the stream; None where it is the stream itself.
 
     Raises:
-        UsageError: the sublayer reads something else than the stream or its normalisation.
+        UsageError: the reader reads something else.
     """
-    sublayer = named.sublayer
-    if isinstance(sublayer, Attention) and sublayer.cross:
-        return None
-    data = sublayer.value.operator.data if isinstance(sublayer, Attention) else sublayer.data
-    if unflattened(view, data) == unflattened(view, stage.before):
+    if view.before(data) == view.before(stream):
         return None
     norm = norm_before(view, Constants(view), data)
     if norm is None:
-        raise UsageError(f"{named.name} does not read a normalised residual stream; it cannot be attributed")
+        raise UsageError(f"{reader} does not read a normalised residual stream; it cannot be attributed")
     return norm

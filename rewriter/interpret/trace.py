@@ -18,11 +18,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import MICROSOFT, LinearOperator, linear_operator
-from passes.values import UNFIT, LostError, Values, sliced
-from rewriter.graph.constants import Constants, Read
+from passes.match.linear import MICROSOFT, LinearOperator, made_linearly
+from passes.values import UNFIT, LostError, Values
+from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import REARRANGED, GraphView, attributes, integer_of, integers_of, key_of, label
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, attributes, key_of, label
 
 # -- made-up sizes --------------------------------------------------------------------------------------------------
 
@@ -41,25 +41,7 @@ def concrete_shapes(model: onnx.ModelProto, view: GraphView, read: Read) -> Mapp
 
     The first axis of the inputs is the batch, of size `BATCH`; other symbolic dimensions get different odd sizes.
     """
-    skeleton = _sized(model)
-    found: dict[str, Shape] = {}
-    for _ in range(_ROUNDS):
-        inferred = _inferred(skeleton)
-        if inferred is None:
-            break
-        found = inferred
-        counted = _ranges(view, read, found)
-        if not counted:
-            break
-        skeleton.graph.value_info.extend(counted)
-    return found
-
-
-def _sized(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A skeleton of the model whose inputs have numbers for all dimensions."""
-    skeleton = skeleton_of(model)
-    sizes: dict[str, int] = {}
-    further = count(_SMALLEST, 2)
+    skeleton, sizes, further = skeleton_of(model), dict[str, int](), count(_SMALLEST, 2)
     for value in skeleton.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             if not dim.HasField("dim_value"):
@@ -68,31 +50,22 @@ def _sized(model: onnx.ModelProto) -> onnx.ModelProto:
                     sizes[name] = BATCH if axis == 0 else next(further)
                 dim.dim_value = sizes[name]
     forget_symbols(skeleton)
-    return skeleton
-
-
-def _inferred(skeleton: onnx.ModelProto) -> dict[str, Shape] | None:
-    try:
-        typed = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
-    except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd models; then nothing is known
-        return None
-    return shapes_in_numbers(typed.graph)
-
-
-def _ranges(view: GraphView, read: Read, found: Mapping[str, Shape]) -> list[onnx.ValueInfoProto]:
-    """The lengths of Range nodes, which inference does not compute from shapes."""
-    values = Values(view, read, found.get)
-    declared = []
-    for node in view.nodes:
-        if node.op_type == "Range" and view.is_onnx(node) and node.output[0] not in found:
-            try:
+    found: dict[str, Shape] = {}
+    ranges = [node for node in view.nodes if node.op_type == "Range" and view.is_onnx(node)]
+    for _ in range(_ROUNDS):
+        with suppress(Exception):  # the C++ inference raises bare exceptions on odd models; then nothing more is known
+            typed = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
+            found = shapes_in_numbers(typed.graph)
+        values, known = Values(view, read, found.get), len(skeleton.graph.value_info)
+        for node in (each for each in ranges if each.output[0] not in found):
+            with suppress(LostError, *UNFIT):  # inference does not compute these from shapes
                 start, limit, step = (values.numbers(name)[0] for name in node.input)
-            except (LostError, *UNFIT):
-                continue
-            kind = view.type_of(node.output[0]).elem_type or onnx.TensorProto.INT64
-            length = max(-((start - limit) // (step or 1)), 0)
-            declared.append(onnx.helper.make_tensor_value_info(node.output[0], kind, [length]))
-    return declared
+                kind = view.type_of(node.output[0]).elem_type or onnx.TensorProto.INT64
+                length = max(-((start - limit) // (step or 1)), 0)
+                skeleton.graph.value_info.append(onnx.helper.make_tensor_value_info(node.output[0], kind, [length]))
+        if known == len(skeleton.graph.value_info):
+            break
+    return found
 
 
 # -- following entries ---------------------------------------------------------------------------------------------
@@ -197,9 +170,7 @@ class Tracer:
 
     def operator(self, tensor: str) -> LinearOperator | None:
         """The linear operator that makes a tensor."""
-        index = self.view.producer.get(tensor)
-        found = None if index is None else linear_operator(self.view, self.constants, index)
-        return found if isinstance(found, LinearOperator) else None
+        return made_linearly(self.view, self.constants, tensor)
 
     def number(self, tensor: str) -> float | None:
         """The value of a tensor with one element that no input changes; None for anything else."""
@@ -242,8 +213,7 @@ class Tracer:
         if key in (("", "RotaryEmbedding"), (MICROSOFT, "RotaryEmbedding")):
             return replace(follow(node.input[0]), rotary=True)
         if key in _MOVES:
-            found = follow(node.input[0])
-            return found.moved(_MOVES[key](self, node, output, found.shape))
+            return self._moved(node, output, follow(node.input[0]))
         if key == ("", "Concat"):
             return _concatenated([follow(name) for name in node.input], attributes(node)["axis"])
         if key == ("", "Neg"):
@@ -318,44 +288,26 @@ class Tracer:
             return ""
         return "Cos" if (first[0] == 1.0).all() else "Sin" if (first[0] == 0.0).all() else ""
 
-    # -- moves: what an operator does to the entries of its first input, of a shape ---------------------------------
+    def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
+        """Through a node that only moves, repeats or drops entries: what it does to entries, it does to indices."""
+        known = self._shapes.get(output)
+        if node.op_type in ("Cast", "Identity", "Dropout"):
+            return data
+        if node.op_type in SAME_ENTRIES and known is not None:
+            return data.moved(lambda array: array.reshape(known))
+        operands = {name: self._values.of(name) for name in node.input[1:] if name}
+        if node.op_type == "Expand":
+            return data.spread(np.broadcast_shapes(data.shape, self._values.numbers(node.input[1])))
+        place, versions = list(node.output).index(output), {"": self.view.opsets.get("", 1)}
 
-    def reshaped(self, node: onnx.NodeProto, output: str, before: Shape) -> Move:
-        """All operators that keep the entries in order."""
-        shape = self._shapes.get(output)
-        if shape is None and node.op_type == "Reshape":
-            wanted = self._values.numbers(node.input[1])
-            shape = tuple(before[axis] if size == 0 else size for axis, size in enumerate(wanted))
-        elif shape is None:
-            raise LostError("the shape of its output is not known", label(node))
-        return lambda array: array.reshape(shape)
+        def move(array: NDArray[Any]) -> NDArray[Any]:
+            made = computed([node], {node.input[0]: array, **operands}, node.output, versions)[place]
+            return np.asarray(made)
 
-    def expanded(self, node: onnx.NodeProto, output: str, before: Shape) -> Move:
-        """Expand."""
-        shape = self._shapes.get(output) or np.broadcast_shapes(before, self._values.numbers(node.input[1]))
-        return lambda array: np.broadcast_to(array, shape)
-
-    def split(self, node: onnx.NodeProto, output: str, _: Shape) -> Move:
-        """Split."""
-        axis = integer_of(node, "axis", 0)
-        start = sum(self.shape(name)[axis] for name in node.output[: list(node.output).index(output)])
-        rows = np.arange(start, start + self.shape(output)[axis])
-        return lambda array: np.take(array, rows, axis)
-
-    def slice(self, node: onnx.NodeProto, _output: str, _: Shape) -> Move:
-        """Slice."""
-        if len(node.input) > 2:
-            bounds = [self._values.numbers(name) for name in node.input[1:]]
-        else:
-            stated = (integers_of(node, name) for name in ("starts", "ends", "axes"))
-            bounds = [each for each in stated if each is not None]
-        return lambda array: sliced(array, bounds)
-
-    def gathered(self, node: onnx.NodeProto, _output: str, _: Shape) -> Move:
-        """Gather of constant rows."""
-        axis = integer_of(node, "axis", 0)
-        rows = np.array(self._values.numbers(node.input[1]), dtype=np.int64).reshape(self.shape(node.input[1]))
-        return lambda array: np.take(array, rows, axis)
+        try:
+            return data.moved(move)
+        except Exception as error:  # onnx's evaluator raises of any kind
+            raise LostError("its nodes do not fit together", label(node)) from error
 
 
 def _concatenated(pieces: list[Signal], axis: int) -> Signal:
@@ -379,13 +331,5 @@ def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
 
 _CARRYING = REARRANGED | {"Mul", "Slice", "Expand", "Concat", "Pad"}
 
-_MOVES: dict[tuple[str, str], Callable[[Tracer, onnx.NodeProto, str, Shape], Move]] = {
-    **{("", name): lambda *_: lambda array: array for name in ("Identity", "Cast", "Dropout")},
-    **{("", name): Tracer.reshaped for name in ("Reshape", "Squeeze", "Unsqueeze", "Flatten")},
-    ("", "Transpose"): lambda _, node, *__: lambda array: np.transpose(array, integers_of(node, "perm")),
-    ("", "Expand"): Tracer.expanded,
-    ("", "Split"): Tracer.split,
-    ("", "Slice"): Tracer.slice,
-    ("", "Gather"): Tracer.gathered,
-}
-"""(domain, operator) to what it does to the entries of its first input."""
+_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather"}}
+"""Operators that only move, repeat or drop the entries of their first input."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from rewriter.errors import ValidationError
 from rewriter.graph.edit import written_out
 from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, model_of, require_provider
-from rewriter.text import one_line
+from rewriter.text import one_line, quoted
 
 __all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 
@@ -81,8 +81,30 @@ class Session:
                 results = self._session.run(wanted, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
-            raise ValidationError(f"onnxruntime could not run the model: {one_line(error)}") from error
+            told = _outside(str(error), feeds) or f"onnxruntime could not run the model: {_told(error)}"
+            raise ValidationError(told) from error
         return {name: np.asarray(result) for name, result in zip(wanted, results, strict=True)}
+
+
+_STATUS = re.compile(r"^.*?while running (\w+) node\. Name:'(.*?)' Status Message: ", re.DOTALL)
+_BOUNDS = re.compile(r"Name:'(.*?)'.*idx=(-?\d+) must be within the inclusive range \[-(\d+),", re.DOTALL)
+
+
+def _told(error: Exception) -> str:
+    """What onnxruntime says of a node, without its preamble."""
+    return one_line(_STATUS.sub(r"\1 '\2': ", str(error)))
+
+
+def _outside(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
+    """What to say of an index that is outside of its table, such as a token of another vocabulary."""
+    found = _BOUNDS.search(text)
+    if found is None:
+        return None
+    node, index, size = found[1], int(found[2]), int(found[3])
+    given = [name for name, array in feeds.items() if array.dtype.kind in "iu" and (array == index).any()]
+    holder = f"input {quoted(given[0])} holds" if given else "an index is"
+    reader = f"that Gather {quoted(node)} reads" if node else "it is for"
+    return f"{holder} {index}, and the table {reader} has {size} entries: 0 to {size - 1}"
 
 
 def open_session(

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import onnx
 from numpy.typing import NDArray
 
 from rewriter.files.load import LoadedModel
@@ -76,6 +75,16 @@ class Claim:
         return self.inputs[0]
 
     @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors that what was replaced reads: of a region, or of the whole block."""
+        return self.block_inputs if self.heads else self.inputs
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """The tensors that it makes, first those that are numbers and not shapes."""
+        return (*self.block_outputs, *self.shapes) if self.heads else (self.output,)
+
+    @property
     def value(self) -> str:
         """The tensor that the activation is multiplied by; the pre-activation itself for a block without a gate."""
         return self.inputs[-1]
@@ -100,14 +109,16 @@ class Side:
 
     def part(self, claim: Claim, inputs: Sequence[str], outputs: Sequence[str]) -> LoadedModel:
         """The nodes between two sets of tensors of the claim's graph, as a model; weights stay where they are."""
-        view = self.views[claim.path]
-        return self.extracted(view, cut(view, inputs, outputs), elem_type=claim.elem_type)
+        part = cut(self.views[claim.path], inputs, outputs)
+        return self.extracted(part, claim.path, claim.elem_type)
 
-    def piece(self, part: Cut) -> LoadedModel:
-        """A part of the main graph as a model of its own; unknown types are left undeclared."""
-        return self.extracted(self.main, part, elem_type=0)
+    def extracted(self, part: Cut, path: Path = (), elem_type: int = 0) -> LoadedModel:
+        """A part of a graph as a model of its own; weights stay where they are.
 
-    def extracted(self, view: GraphView, part: Cut, *, elem_type: int = onnx.TensorProto.FLOAT) -> LoadedModel:
-        """A part of a graph as a model of its own; weights stay where they are."""
-        proto = extract(self.model.proto, view, part, lambda tensor: tensor, elem_type=elem_type)
+        Args:
+            part: the nodes.
+            path: the graph.
+            elem_type: declared element type of inputs of which none is known; 0 declares none.
+        """
+        proto = extract(self.model.proto, self.views[path], part, lambda tensor: tensor, elem_type=elem_type)
         return LoadedModel(proto, None, self.model.base_dir, (), 0)

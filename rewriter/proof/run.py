@@ -77,19 +77,16 @@ class Ran:
 
     Attributes:
         results: the graph's outputs, case by case.
-        load_seconds: how long onnxruntime took to load the model.
         cpu_nodes: as in `Session`.
         defined: as in `Session`.
     """
 
     results: Results = ()
-    load_seconds: float = 0.0
     cpu_nodes: tuple[str, ...] | None = ()
     defined: tuple[str, ...] = ()
 
     def loaded(self, session: Session) -> None:
         """Count a session that was opened."""
-        self.load_seconds += session.load_seconds
         self.defined += session.defined
         known = self.cpu_nodes is not None and session.cpu_nodes is not None
         self.cpu_nodes = (*(self.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None
@@ -189,10 +186,10 @@ def _run_part(
     if part is None:
         session = open_tapped(side, taps, way.provider, optimise=way.optimise)
     else:
-        model = side.extracted(side.main, part)
+        model = side.extracted(part)
         for value in model.proto.graph.input:  # inference knows no types behind custom operators
             value.type.tensor_type.elem_type = _elem_type(flow[0][value.name])
-        session = open_part(model, way.provider, optimise=way.optimise, prepack=False)
+        session = open_model(model, way.provider, optimise=way.optimise, prepack=False)
         read = [value.name for value in model.proto.graph.input if value.name in part.inputs]
     ran.loaded(session)
     for index, values in enumerate(flow):
@@ -222,16 +219,11 @@ def _elem_type(array: Array) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(array.dtype)))
 
 
-def open_part(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool) -> Session:
-    """Open a session on a part of a model; external weights are memory-mapped."""
-    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
-
-
-def open_model(model: LoadedModel, provider: str, *, optimise: bool) -> Session:
-    """Open a session on a whole model."""
+def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool = True) -> Session:
+    """Open a session on a model, or on a part of one, whose external weights are memory-mapped."""
     if model.path is not None and not model.mapped:
-        return open_session(model.path, provider, optimise=optimise)
-    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir)
+        return open_session(model.path, provider, optimise=optimise, prepack=prepack)
+    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
 
 
 def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:

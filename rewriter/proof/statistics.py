@@ -16,9 +16,6 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
 
-NEAR_ZERO = 1e-3
-"""Share of an output's largest value below which an element counts as near 0, and its relative error says nothing."""
-
 _STRINGS = frozenset("OUS")
 """Kinds of numpy element types for strings."""
 
@@ -31,36 +28,21 @@ class OutputStats:
 
     Attributes:
         name: the output.
-        elements: number of elements.
-        max_abs: largest absolute difference, in output units; infinite if shapes, NaN or infinities differ.
-        mean_abs: mean absolute difference.
-        max_rel: largest |difference| / |expected|, over elements that are not near 0: at least a thousandth of the
-            largest value of their case.
-        cosine: cosine of the angle between the two as vectors; None if one is all zero.
-        top1: fraction of rows over the last axis with the same argmax; None if the output is not logits.
-        kl: mean Kullback-Leibler divergence of the softmaxes of the rows, in nats; None if it is not logits.
-        worst: index of the largest difference; None if nothing was compared.
-        worst_case: the case in which that is.
-        same_shape: the shapes are equal.
-        min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite if no
-            tolerance helps.
+        elements: number of elements; 0 if shapes differ.
         finite: number of elements that are finite on both sides, whose distances were measured; all elements of values
             that are not floating-point.
+        max_abs: largest absolute difference, in output units; infinite if shapes, NaN or infinities differ.
+        min_tolerance: the smallest t for which |actual - expected| <= t + t |expected| everywhere; infinite if no
+            tolerance helps.
+        top1: fraction of rows over the last axis with the same argmax; None if the output is not logits.
     """
 
     name: str
     elements: int
+    finite: int
     max_abs: float
-    mean_abs: float
-    max_rel: float
-    cosine: float | None
-    top1: float | None
-    kl: float | None
-    worst: tuple[int, ...] | None
-    worst_case: int
-    same_shape: bool
     min_tolerance: float
-    finite: int = 0
+    top1: float | None
 
 
 def compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> OutputStats:
@@ -71,31 +53,18 @@ def compare(name: str, expected: Sequence[Array], actual: Sequence[Array]) -> Ou
     """
     far = float("inf")
     if any(e.shape != a.shape for e, a in zip(expected, actual, strict=True)):
-        return OutputStats(name, 0, far, far, far, None, None, None, None, 0, same_shape=False, min_tolerance=far)
+        return OutputStats(name, 0, 0, far, far, None)
     parts = [_differences(e, a) for e, a in zip(expected, actual, strict=True)]
     difference, size, finite = (np.concatenate([part[kind].ravel() for part in parts]) for kind in (0, 1, 2))
-    near = np.concatenate([_is_near(size, finite) for _, size, finite in parts])
     with np.errstate(all="ignore"):
-        relative = np.where(near, difference / size, 0.0)
         tolerance = np.where(np.isinf(difference), far, difference / (1 + np.where(finite, size, 0.0)))
-    worst = max(range(len(parts)), key=lambda case: float(np.max(parts[case][0], initial=0.0)))
-    place = int(parts[worst][0].argmax()) if parts[worst][2].any() else None
-    top1, kl = _ranking([pair for pair in zip(expected, actual, strict=True) if _is_ranked(name, pair[0])])
-    parity = not np.isinf(difference[~finite]).any()
     return OutputStats(
         name=name,
         elements=difference.size,
-        max_abs=float(np.max(difference, initial=0.0)),
-        mean_abs=float(difference[finite].sum()) / max(int(finite.sum()), 1),
-        max_rel=float(np.max(relative, initial=0.0)) if parity else far,
-        cosine=_cosine(expected, actual),
-        top1=top1,
-        kl=kl,
-        worst=None if place is None else tuple(map(int, np.unravel_index(place, expected[worst].shape))),
-        worst_case=worst,
-        same_shape=True,
-        min_tolerance=float(np.max(tolerance, initial=0.0)),
         finite=int(finite.sum()),
+        max_abs=float(np.max(difference, initial=0.0)),
+        min_tolerance=float(np.max(tolerance, initial=0.0)),
+        top1=_ranking([pair for pair in zip(expected, actual, strict=True) if _is_ranked(name, pair[0])]),
     )
 
 
@@ -117,53 +86,20 @@ def _differences(e: Array, a: Array) -> tuple[Array, Array, Array]:
     return np.where(finite, gap, np.where(same, 0.0, np.inf)), np.abs(wide), finite
 
 
-def _is_near(size: Array, finite: Array) -> Array:
-    largest = np.max(size, initial=0.0, where=np.isfinite(size))
-    return np.asarray(finite & (size > 0) & (size >= NEAR_ZERO * largest)).ravel()
-
-
-def _cosine(expected: Sequence[Array], actual: Sequence[Array]) -> float | None:
-    if any(each.dtype.kind in _STRINGS for each in (*expected, *actual)):
-        return None
-    e, a = (np.concatenate([each.astype(np.float64).ravel() for each in side]) for side in (expected, actual))
-    finite = np.isfinite(e) & np.isfinite(a)
-    e, a = e[finite], a[finite]
-    with np.errstate(over="ignore"):
-        product, ours, theirs = float(e @ a), float(e @ e), float(a @ a)
-    if not np.isfinite([product, ours, theirs]).all() or ours <= 0 or theirs <= 0:
-        return None
-    return float(np.clip(product / (np.sqrt(ours) * np.sqrt(theirs)), -1, 1))
-
-
-def _has_rows(array: Array) -> bool:
-    return is_float(array.dtype) and array.ndim > 0 and array.shape[-1] > 0
-
-
 def _is_ranked(name: str, array: Array) -> bool:
-    return _has_rows(array) and (bool(_LOGITS.search(name)) or array.shape[-1] > 1)
+    return is_float(array.dtype) and array.ndim > 0 and array.shape[-1] > (0 if _LOGITS.search(name) else 1)
 
 
-def _ranking(pairs: Sequence[tuple[Array, Array]]) -> tuple[float | None, float | None]:
-    """Fraction of rows with the same argmax, and mean KL divergence; rows with NaN or no finite number are left out."""
-    agree, divergence = [], []
+def _ranking(pairs: Sequence[tuple[Array, Array]]) -> float | None:
+    """Fraction of rows with the same argmax; rows with NaN or without a finite number are left out."""
+    agree = []
     for pair in pairs:
         e, a = (each.reshape(-1, each.shape[-1]).astype(np.float64) for each in pair)
-        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            sound = np.ones(len(e), np.bool_)
-            for each in (e, a):
-                sound &= ~(np.isnan(each) | np.isposinf(each)).any(1) & np.isfinite(each).any(1)
-            log_e, log_a = _log_softmax(e[sound]), _log_softmax(a[sound])
-            terms = np.where(np.isneginf(log_e), 0, np.exp(log_e) * (log_e - log_a))
-        agree.append(log_e.argmax(1) == log_a.argmax(1))
-        divergence.append(np.maximum(terms.sum(1), 0))
-    if not sum(map(len, agree)):
-        return None, None
-    return float(np.concatenate(agree).mean()), float(np.concatenate(divergence).mean())
-
-
-def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(1, keepdims=True, initial=-np.inf)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))
+        sound = np.ones(len(e), np.bool_)
+        for each in (e, a):
+            sound &= ~(np.isnan(each) | np.isposinf(each)).any(1) & np.isfinite(each).any(1)
+        agree.append(e[sound].argmax(1) == a[sound].argmax(1))
+    return float(np.concatenate(agree).mean()) if sum(map(len, agree)) else None
 
 
 def uncompared(stats: OutputStats) -> str | None:
@@ -171,6 +107,6 @@ def uncompared(stats: OutputStats) -> str | None:
 
     An output may be empty in some cases, such as a cache before the first token, but not in all.
     """
-    if stats.finite or not stats.same_shape:
+    if stats.finite or (not stats.elements and stats.max_abs):
         return None
     return "is NaN or infinite throughout, in every case" if stats.elements else "has no elements in any case"

@@ -30,7 +30,7 @@ from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.run import Way, open_part
+from rewriter.proof.run import Way, open_model
 from rewriter.text import quoted
 
 SCALES = (1.0, 1e-6, 1e-2, 8.0, 1e3)
@@ -130,7 +130,7 @@ def _tested(original: Side, rewritten: Side, claim: Claim, seen: Sequence[Feeds]
     exact = _in_float64(claim, before, after, point, cases)
     failures += [f"{claim.name}: in float64 its output {each.reason}" for each in exact if not each.holds]
     if claim.exposed:
-        failures += exposed_failures(original, rewritten, claim, seen, spread(claim, seen))
+        failures += exposed_failures(original, rewritten, claim, cases)
     return BlockTest(
         claim.name,
         tuple(dict.fromkeys("x".join(map(str, sizes_of(claim, case))) for case in cases)),
@@ -145,7 +145,7 @@ def _accepted(claim: Claim, before: LoadedModel, seen: Sequence[Feeds]) -> tuple
     drawn = [Case(f"seen {number}", each) for number, each in enumerate(seen)]
     drawn += spread(claim, seen)
     cases = [_scaled(case, claim, scale) for scale in SCALES for case in drawn]
-    session = open_part(before, "cpu", optimise=False, prepack=False)
+    session = open_model(before, "cpu", optimise=False, prepack=False)
     kept, results = [], []
     for case in cases:
         with suppress(ValidationError):
@@ -172,7 +172,7 @@ def _scaled(case: Case, claim: Claim, scale: float) -> Case:
 
 
 def _run(part: LoadedModel, way: Way, cases: Sequence[Case]) -> Results:
-    session = open_part(part, way.provider, optimise=way.optimise, prepack=True)
+    session = open_model(part, way.provider, optimise=way.optimise)
     return [session.run(wanted(case.feeds, part)) for case in cases]
 
 

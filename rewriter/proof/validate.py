@@ -20,10 +20,10 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import magnitude
-from rewriter.errors import ValidationError
+from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.certificate.certify import Certificate, Claimed, ReplacedBlock, certify
+from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import LARGEST, Case, Maker, make_cases
 from rewriter.proof.inputs.read import load_cases
@@ -66,7 +66,6 @@ class ProviderRun:
         outputs: maps an output to statistics of rewritten against original, both optimised, over all cases.
         compared: the rule, output by output; the worse of both optimisation levels.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        load_seconds: how long onnxruntime took to load the original and the rewritten model, optimised.
         cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
         control: on a provider other than the CPU: the *original* there against the original on the CPU.
@@ -76,7 +75,6 @@ class ProviderRun:
     outputs: Mapping[str, OutputStats]
     compared: Mapping[str, Judgement]
     error_ratio: float | None
-    load_seconds: tuple[float, float]
     cpu_nodes: tuple[str, ...]
     cpu_nodes_of_original: int | None = 0
     control: Mapping[str, OutputStats] = field(default_factory=dict)
@@ -175,22 +173,6 @@ def validate(
         return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
 
 
-def replaced(claims: Sequence[Claim]) -> tuple[ReplacedBlock, ...]:
-    """Where the blocks are: a region, or, where the heads do the work of the linear operators too, the whole block."""
-    return tuple(
-        ReplacedBlock(
-            each.name,
-            each.path,
-            each.block_inputs if each.heads else each.inputs,
-            (*each.block_outputs, *each.shapes) if each.heads else (each.output,),
-            each.inputs,
-            each.output,
-            each.entrywise,
-        )
-        for each in claims
-    )
-
-
 @dataclass(frozen=True)
 class _Judge:
     """The arguments of `validate`; `named` is the form of the original whose tensors the claims name."""
@@ -221,11 +203,11 @@ class _Judge:
             for each in self.claims
         }
         # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
-        judged, blocks = self.alone or self.rewritten, replaced(self.claims)
-        found = certify(self.original, judged, claims=held, blocks=blocks)
+        judged = self.alone or self.rewritten
+        found = certify(self.original, judged, claims=held, blocks=self.claims)
         if not found.certified and self.claims and self.named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
-            second = certify(self.named, judged, claims=held, blocks=blocks)
+            second = certify(self.named, judged, claims=held, blocks=self.claims)
             found = second if certify(self.original, self.named).certified else found
         if self.alone is not None:
             found = replace(found, certified=False, left=tuple(each.name for each in self.claims))
@@ -391,6 +373,7 @@ def run_accepted(
     """The runs of the original on the cases that it accepts; of other sizes, if it accepts none of the generated ones.
 
     Raises:
+        UsageError: the original accepts none of the inputs that were given.
         ValidationError: the original cannot be loaded, or accepts nothing.
     """
     try:
@@ -402,6 +385,8 @@ def run_accepted(
             return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
     except ValidationError as error:
         raise ValidationError(_refused(side.model, error)) from error
+    if settings.inputs is not None:
+        raise UsageError(f"{settings.inputs.name}: the original model runs on none of these inputs: {runs.skipped[0]}")
     tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
     more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
     raise ValidationError(
@@ -505,7 +490,6 @@ def _provider(
         outputs=outputs,
         compared=found,
         error_ratio=_error_ratio(before, after, name),
-        load_seconds=(old.load_seconds, new.load_seconds),
         cpu_nodes=tuple(node for node in fallen if told and node not in there),
         cpu_nodes_of_original=len(there) if told else None,
         control={} if parse_provider(name).name == "cpu" else _statistics(before.ways[CPU].results, old.results),
@@ -515,24 +499,15 @@ def _provider(
 
 def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
-    ratios = []
-    truth = before.truth or ()
-    for output in (name for name, values in (truth[0] if truth else {}).items() if values.dtype.kind == "f"):
-        largest = max(magnitude(case[output]) for case in truth)
-        for optimise in (False, True):
-            way = Way(name, optimise)
-            eps = 0.5 * float(ml_dtypes.finfo(before.ways[way].results[0][output].dtype).eps)
-            old, new = (_gap(runs.ways[way].results, truth, output) for runs in (before, after))
-            if max(old, eps * largest) > 0:
-                ratios.append(max(new, eps * largest) / max(old, eps * largest))
+    truth, ratios = before.truth or ({},), list[float]()
+    for output in (each for each, values in truth[0].items() if values.dtype.kind == "f"):
+        exact = [case[output] for case in truth]
+        for way in (Way(name, optimise) for optimise in (False, True)):
+            own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
+            least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
+            old, new = (max(compare(output, exact, values).max_abs, least) for values in (own, theirs))
+            ratios += [new / old] if 0.0 < old < np.inf else []
     return max(ratios, default=None)
-
-
-def _gap(results: Results, truth: Results, output: str) -> float:
-    """The largest finite difference from the truth."""
-    pairs = [(case[output], right[output]) for case, right in zip(results, truth, strict=True)]
-    with np.errstate(all="ignore"):
-        return max(magnitude(a.astype(np.float64) - b) if a.shape == b.shape else 0.0 for a, b in pairs)
 
 
 def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion
 from rewriter.report.report import VERSION, Result, json_text
-from rewriter.text import quoted
+from rewriter.text import one_line, quoted
 
-_LONGEST = 2**28
+_LONGEST, _LONG = 2**28, 80
+"""Bytes of a certificate, and characters of a value in it that is shown."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,18 @@ class Certification(Result):
         original: the specification.
         rewritten: the model that was judged.
         certificate: what was proved.
+        wrong: how a certificate that was read differs from this one; None if none was.
     """
 
     original: FileDigest
     rewritten: FileDigest
     certificate: Certificate
+    wrong: tuple[str, ...] | None = field(default=None, metadata={"json": ""})
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if certified, 1 if refused."""
-        return ExitStatus.CONVERTED if self.certificate.certified else ExitStatus.VALIDATION_FAILED
+        """0 if certified, and what was stated holds; otherwise 1."""
+        return ExitStatus(bool(self.problems))
 
     @property
     def worst(self) -> CertifiedRegion | None:
@@ -61,17 +64,20 @@ class Certification(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it was not certified."""
-        return tuple(refusal.text for refusal in self.certificate.refusals)
+        """Why it was not certified, or what was stated does not hold."""
+        reasons = tuple(refusal.text for refusal in self.certificate.refusals)
+        return (*(self.wrong or ()), *(() if self.certificate.certified else reasons or ("not certified",)))
 
     @property
     def summary(self) -> str:
         """The verdict, and the largest bound."""
         pair = f"{self.rewritten.path} against {self.original.path}"
+        if self.wrong is not None:
+            return f"DOES NOT HOLD  the certificate of {pair}" if self.problems else f"HOLDS  the certificate of {pair}"
         if not self.certificate.certified:
-            return f"REFUSED {pair}"
+            return f"REFUSED  {pair}"
         count = len(self.certificate.regions)
-        return f"CERTIFIED {pair}: {count} activation{'s' if count != 1 else ''} replaced, {self.accuracy}"
+        return f"CERTIFIED  {pair}: {count} activation{'s' if count != 1 else ''} replaced, {self.accuracy}"
 
     @property
     def accuracy(self) -> str:
@@ -81,33 +87,25 @@ class Certification(Result):
             return "exactly the same function"
         return f"each within {worst.bound.bound:.2g} max(1, |f|)"
 
-    def differences(self, stated: Mapping[str, Any]) -> Iterator[str]:
-        """What does not hold of a certificate that was read, this one being computed from the files.
-
-        Times and paths may differ.
-        """
-        ours = json.loads(json_text(self.to_json()))
-        for name, what in (("original", "original"), ("rewritten", "rewritten model")):
-            if {**ours[name], "path": ""} != {**stated[name], "path": ""}:
-                yield f"the {what} is another file than it states"
-        one, two = ours["certificate"], stated["certificate"]
-        if one["certified"] != two.get("certified"):
-            yield f"it states that the pair is {'refused' if one['certified'] else 'certified'}"
-        if any(one[key] != two.get(key) for key in ("assumed", "not_claimed")):
-            yield "it rests on other assumptions"
-        regions, others = ({_name(region): region for region in each["regions"]} for each in (one, two))
-        for name in sorted(regions.keys() ^ others.keys()):
-            yield f"{'it lacks' if name in regions else 'there is no'} region {quoted(name)}"
-        for name in sorted(regions.keys() & others.keys()):
-            if regions[name] != others[name]:
-                yield f"region {quoted(name)} is not as it states"
+    def checked(self, stated: Any) -> Self:
+        """Whether a certificate that was read holds, this one being computed from the files; times and paths differ."""
+        ours: dict[str, Any] = json.loads(json_text(self.to_json()))
+        return replace(self, wrong=tuple(_differences(ours, stated, "")))
 
 
-def _name(region: Mapping[str, Any]) -> str:
-    return "/".join(str(region.get(key)) for key in ("path", "original", "rewritten")).removeprefix("[]/")
+def _differences(ours: Any, stated: Any, name: str) -> Iterator[str]:
+    if isinstance(ours, dict) and isinstance(stated, dict):
+        for key in sorted({*ours, *stated} - {"path", "seconds"}):
+            yield from _differences(ours.get(key), stated.get(key), f"{name}.{key}".removeprefix("."))
+    elif isinstance(ours, list) and isinstance(stated, list) and len(ours) == len(stated):
+        for place, pair in enumerate(zip(ours, stated, strict=True)):
+            yield from _differences(*pair, f"{name}[{place}]")
+    elif ours != stated:
+        told = (one_line(json.dumps(each), _LONG) for each in (stated, ours))
+        yield "{}: it states {}, and the files give {}".format(one_line(name), *told)
 
 
-def read_certificate(path: Path) -> Mapping[str, Any]:
+def read_certificate(path: Path) -> Any:
     """Read a certificate that `Certification.write` wrote.
 
     Raises:
@@ -121,10 +119,6 @@ def read_certificate(path: Path) -> Mapping[str, Any]:
         raise UsageError(f"{quoted(path)} cannot be read: {error.strerror}; check the path") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{quoted(path)} is not JSON; pass what `rewrite certify -o` wrote") from error
-    if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise UsageError(f"{quoted(path)} is no certificate of version {VERSION}; make it again")
-    parts = [content.get(key) for key in ("original", "rewritten", "certificate")]
-    regions = parts[2].get("regions") if isinstance(parts[2], dict) else None
-    if not isinstance(regions, list) or not all(isinstance(each, dict) for each in (*parts, *regions)):
-        raise UsageError(f"{quoted(path)} is not what `rewrite certify -o` writes; make it again")
+    if not isinstance(content, dict) or content.get("version") != VERSION or "certificate" not in content:
+        raise UsageError(f"{quoted(path)} is no certificate of version {VERSION}; pass what `rewrite certify -o` wrote")
     return content

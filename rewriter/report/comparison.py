@@ -17,6 +17,7 @@ from rewriter.compare.graphs import GraphDifference
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
 from rewriter.report.report import Result
+from rewriter.text import counted
 
 Verdict = Literal["same", "agrees", "different"]
 
@@ -104,9 +105,41 @@ class Comparison(Result):
 
     @property
     def summary(self) -> str:
-        """Whether B agrees with A, and how far the two are from float64."""
+        """The verdict in one line: what was found, on what it rests, and where the fault lies."""
+        return f"{self.verdict.upper()}  {self._told}"
+
+    @property
+    def _told(self) -> str:
+        pair, proof = f"{self.a} and {self.b}", self.proof
+        if self.signature:
+            return f"{pair} have different inputs or outputs, so nothing was run"
+        if proof is None:
+            return f"{pair} are {'different graphs' if self.failures else 'the same graph with the same weights'}"
+        if self.failures:
+            judged = sum(len(run.compared) for run in proof.providers.values())
+            if judged and all("nothing could be compared" in each for each in self.failures):
+                return f"{pair}: {'not every output' if len(self.failures) < judged else 'nothing'} could be compared"
+            return f"{self.b} does not compute what {self.a} does{self._blame}"
         ratio = "" if isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
-        return f"{self.verdict.upper()} {self.a} and {self.b}{ratio}"
+        graph = "; their graphs differ" if self.files is not None and not self.files.same else ""
+        where = ", ".join(proof.providers)
+        if self.same:
+            return f"{self.b} computes what {self.a} does for every input, and on {where}{ratio}{graph}"
+        tested = f", {counted(len(proof.blocks), 'block')} tested" if proof.blocks else ""
+        inputs = counted(len(proof.cases), "input")
+        return f"{self.b} agrees with {self.a} on {inputs} on {where}{ratio}{tested}; not proved{graph}"
+
+    @property
+    def _blame(self) -> str:
+        if self.faults:
+            first = self.faults[0]
+            part = f", {first.part}" if first.part else ""
+            program = f" (program {first.program})" if first.program else ""
+            more = f" and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
+            return f"; guilty: {first.block}{part}{program}{more}"
+        if self.first_exceeding is not None:
+            return f"; first to exceed its allowance: {self.first_exceeding.label}"
+        return "" if self.isolated else "; --bisect names the guilty block"
 
     @property
     def error_ratio(self) -> float:

@@ -101,6 +101,7 @@ class BlockRow:
         exact: whether the program equals the activation in exact arithmetic.
         heads: attention heads in the block; None where the weights' shapes do not say.
         bias_tokens: number of bias tokens that a head attends to.
+        type: element type of the block, such as float32.
         max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
             the type in which the heads compute; the certificate of `validation` proves it.
         measured: whether `max_error` was measured on a dense grid instead, as for programs that were fitted for this
@@ -119,6 +120,7 @@ class BlockRow:
     exact: bool | None = None
     heads: int | None = None
     bias_tokens: int | None = None
+    type: str = ""
     max_error: float | None = None
     measured: bool | None = None
     domain: float | None = None

@@ -1,10 +1,15 @@
-"""What the report of a rewriting says, as sentences and tables: made once, for the terminal, pages and model cards."""
+"""What the report of a rewriting says, as sentences and tables: made once, for the terminal and for pages."""
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from math import isnan
+from typing import Any
 
 from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.statistics import OutputStats
@@ -22,17 +27,14 @@ from rewriter.report.tables import (
     operators,
     output_table,
     region_table,
+    rule_table,
+    tests_table,
     why_not,
     written,
 )
-from rewriter.text import clean, counted, size
+from rewriter.text import clean, counted, first_of, size
 
 _MOST_FAILURES = 200
-_PROVED = (
-    "Over the reals, at every input of every size, each activation is within this bound of the original’s, over "
-    "max(1, |f|); every other operator, weight and connection is the original’s. Rounding is not part of this "
-    "statement."
-)
 _HOW = {"local": ": fused softmax over {self, bias tokens}"}
 """What a form does, where its name does not say it."""
 _LABEL = 10
@@ -44,24 +46,51 @@ Part = str | Sequence[str] | Table
 
 def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
     """Anchor, heading and parts of each section; what the report lacks, such as a proof, has none."""
-    validation, after = report.proof, report.made
-    proved = None if validation is None else validation.certificate
-    found: dict[tuple[str, str], list[Part]] = {
-        ("failures", "What failed"): list(_failures(report.problems)),
-        ("proved", "Proved for every input"): [_PROVED, region_table(proved)] if proved and proved.regions else [],
-        ("outputs", "Outputs"): [] if validation is None else [_output_by_output(validation)],
-        ("blocks", "Blocks"): block_parts(report),
-        ("operators", "Operators"): [] if after is None else [operator_table(report.before.operators, after.operators)],
-        ("conditions", "Conditions"): list(_conditions(report)),
-    }
-    return [(*place, parts) for place, parts in found.items() if parts]
+    proof = report.proof
+    found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): list(_failures(report.problems))}
+    if proof is not None:
+        regions = [] if proof.certificate is None else [region_table(proof.certificate)]
+        found["proved", "Proved for every input"] = [*regions]
+        found["tested", "Tested"] = [tests_table(proof.blocks)]
+        found["measured", "Measured on every float"] = [float_table(_measured(report))]
+        found["run", "Only run"] = list(_run(proof)) if proof.providers else []
+    found["blocks", "Blocks"] = block_parts(report)
+    if report.made is not None:
+        found["operators", "Operators"] = [operator_table(report.before.operators, report.made.operators)]
+    if report.environment:
+        found["made", "Made with"] = [", ".join(f"{name} {value}" for name, value in report.environment.items())]
+    filled = {place: [each for each in parts if getattr(each, "rows", each)] for place, parts in found.items()}
+    return [(*place, parts) for place, parts in filled.items() if parts]
+
+
+def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
+    """What is proved, measured and only run, each as a sentence: the section with more, its first word, the others."""
+    proof = report.proof
+    if proof is None:
+        return
+    if proof.certificate is not None:
+        yield "proved", "Proved", f"{_proved(proof.certificate)}. Rounding is not part of this."
+    if proof.blocks:
+        yield "tested", "Tested", f"{_tested(proof)}."
+    found = _measured(report)
+    if found:
+        types = " and ".join(dict.fromkeys(kind for _, kind, _, _ in found))
+        heads, original = max(row[2] for row in found), max(row[3] or 0.0 for row in found)
+        nodes = f" (the original's nodes: {original:.1e})" if original else ""
+        once = "once for each program, not in this file"
+        yield "measured", "Measured", f"on every finite {types}, {once}: within {heads:.1e} of max(1, |f|){nodes}."
+    if proof.providers:
+        outputs = [each.max_abs for run in proof.providers.values() for each in run.outputs.values()]
+        where = f"{counted(len(proof.cases), 'input')}, on {', '.join(proof.providers)}"
+        ratio = "".join(f"; their error is {text}" for text in _accuracy(proof))
+        far = f": the outputs differ by at most {written(max(outputs), 'error')}{ratio}" if outputs else ""
+        yield "run", "Only run", f"on {where}{far}."
 
 
 def block_parts(report: Report) -> list[Part]:
     """The blocks that become heads, and the other candidates."""
-    tests = () if report.proof is None else report.proof.blocks
     title = f"Blocks to attention heads, form {report.form}"
-    parts: list[Part] = [converted_table(title, report.converted, tests)] if report.converted else []
+    parts: list[Part] = [converted_table(title, report.converted)] if report.converted else []
     if report.left:
         heads = (*columns("name", "block"), *columns("text", "reason", "activation"))
         heads += (Column("linear operators", "operators"), Column("where", "name"))
@@ -70,25 +99,33 @@ def block_parts(report: Report) -> list[Part]:
     return parts
 
 
-def warnings(report: Report) -> list[str]:
+def warnings(report: Report, *, verbose: bool = False) -> list[str]:
     """What limits the proof: skipped inputs, parts of the model at a time, a missing reference, nodes on the CPU."""
-    validation = report.proof
-    if validation is None:
+    proof = report.proof
+    if proof is None:
         return []
-    lines = [f"input skipped, because the original rejects it: {text}" for text in validation.skipped]
-    lines += validation.notes
-    if validation.by_blocks:
-        before, after = validation.segments
+    lines = [*skipped(proof, verbose=verbose), *proof.notes]
+    if proof.by_blocks:
+        before, after = proof.segments
         lines.append(
             "neither model was loaded as a whole: they ran in consecutive segments "
             f"({before} of the original, {after} of the rewritten); onnxruntime optimised within these"
         )
-    for provider, proof in validation.providers.items():
-        if proof.cpu_nodes:
-            lines.append(f"fell back to the CPU on {provider}: {', '.join(proof.cpu_nodes)}")
-        if proof.cpu_nodes_of_original is None:
+    for provider, run in proof.providers.items():
+        if run.cpu_nodes:
+            lines.append(f"fell back to the CPU on {provider}: {', '.join(run.cpu_nodes)}")
+        if run.cpu_nodes_of_original is None:
             lines.append(f"this onnxruntime cannot tell which nodes {provider} left to the CPU")
     return lines
+
+
+def skipped(proof: Validation, *, verbose: bool) -> list[str]:
+    """The inputs that the original rejects: in one line, or each with the reason."""
+    if verbose or not proof.skipped:
+        return [f"input skipped, because the original rejects it: {text}" for text in proof.skipped]
+    names = [text.partition(": ")[0] for text in proof.skipped]
+    total = counted(len(names) + len(proof.cases), "input")
+    return [f"{len(names)} of {total} skipped, which the original rejects ({first_of(names)}); -v says why"]
 
 
 def _failures(failures: Sequence[str]) -> Iterator[Part]:
@@ -98,78 +135,87 @@ def _failures(failures: Sequence[str]) -> Iterator[Part]:
         yield f"And {len(failures) - _MOST_FAILURES:,} more; the JSON report holds them all."
 
 
-def _output_by_output(validation: Validation) -> Table:
-    """Rewritten against original, output by output."""
-    runs = [(name, each) for name, run in validation.providers.items() for each in run.outputs.values()]
-    table = output_table("Rewritten against original, output by output", runs)
-    return table.pick(*(each.name for each in table.columns if each.name != "abs at")).filled()
+def _run(proof: Validation) -> Iterator[Part]:
+    yield output_table("Rewritten against original, output by output", proof)
+    yield rule_table(proof)
+    yield provider_table(proof)
+    yield "Inputs of the proof:"
+    yield proof.cases
+    if proof.skipped:
+        yield skipped(proof, verbose=True)
 
 
-def _conditions(report: Report) -> Iterator[Part]:
-    if report.proof is not None:
-        yield "Inputs of the proof:"
-        yield report.proof.cases
-        yield provider_table(report.proof)
-    yield _pairs("Time by step", "step", "time", {key: f"{value:.2f} s" for key, value in report.seconds.items()})
-    if report.environment:
-        yield _pairs("Made with", "what", "version", report.environment)
-
-
-def provider_table(validation: Validation) -> Table:
+def provider_table(proof: Validation) -> Table:
     """One line per execution provider; the control is how far the original is there from itself on the CPU."""
     heads = (
-        *(Column("provider"), Column("result"), Column("error over original's", "ratio")),
-        *(Column("of what the rule allows", "share"), Column("control", "error")),
-        *columns("count", "nodes of the original on the CPU", "load, original", "load, rewritten"),
+        *(Column("provider"), Column("result"), Column("error over original's", "ratio"), Column("control", "error")),
+        Column("nodes of the original on the CPU", "count"),
     )
-    rows = tuple(_provider(provider, run) for provider, run in validation.providers.items())
-    return Table("Execution providers", heads, rows).filled()
+
+    def row(name: str, run: ProviderRun) -> Row:
+        failed = len(run.failures)
+        result = Cell(f"{failed} failed", style="bad") if failed else Cell("held", style="good")
+        control = max((each.max_abs for each in run.control.values()), default=None)
+        return (name, result, run.error_ratio, control, run.cpu_nodes_of_original or None)
+
+    return Table("Execution providers", heads, tuple(row(*each) for each in proof.providers.items())).filled()
 
 
-def _provider(name: str, run: ProviderRun) -> Row:
-    failed = len(run.failures)
-    result = Cell(f"{failed} failed", style="bad") if failed else Cell("held", style="good")
-    used = max((each.error / each.allowed for each in run.compared.values() if each.allowed), default=None)
-    control = max((each.max_abs for each in run.control.values()), default=None)
-    times = (Cell(value, f"{value:.2f} s") for value in run.load_seconds)
-    return (name, result, run.error_ratio, used, control, run.cpu_nodes_of_original or None, *times)
+# -- what was measured at every float ------------------------------------------------------------------------------
 
 
-def _pairs(title: str, label: str, value: str, pairs: Mapping[str, str]) -> Table:
-    """Two columns of our own text."""
-    rows = tuple((key, Cell(None, entry)) for key, entry in pairs.items())
-    return Table(title, columns("text", label, value), rows)
+@cache
+def _floats() -> dict[str, Any]:
+    """The largest errors of programs: by element type and program, those of the heads and of the original's nodes."""
+    found: dict[str, Any] = json.loads(files("rewriter.report").joinpath("floats.json").read_text(encoding="utf-8"))
+    return found
 
 
-# -- the few lines that most people need ----------------------------------------------------------------------------
+def _measured(report: Report) -> list[tuple[str, str, float, float | None]]:
+    """Program, element type and errors of the converted blocks; empty unless all were measured, in form local."""
+    if report.form != "local" or report.options.get("spelling") != "fused" or report.proof is None:
+        return []
+    used = dict.fromkeys((row.program or "", row.type) for row in report.converted)
+    known = [_floats()["errors"].get(kind, {}).get(program) for program, kind in used]
+    return [(*each, *errors) for each, errors in zip(used, known, strict=True)] if all(known) else []
+
+
+def float_table(rows: Collection[tuple[str, str, float, float | None]]) -> Table:
+    """The measured errors of programs."""
+    heads = (*columns("name", "program"), Column("at every finite"), *columns("error", "heads", "original's nodes"))
+    where = f"onnxruntime {_floats()['onnxruntime']} with {_floats()['instructions']}"
+    return Table(f"Largest error over max(1, |f|), in the program's domain, {where}", heads, tuple(rows)).filled()
+
+
+# -- the few lines that most people need ---------------------------------------------------------------------------
 
 
 def summary(report: Report, width: int) -> list[str]:
     """The lines, wrapped between words."""
     lines: list[str] = []
     for label, text in summary_lines(report):
-        indent = " " * _LABEL
         lines += textwrap.wrap(
             clean(text),
             max(width, 40),
             initial_indent=label.ljust(_LABEL),
-            subsequent_indent=indent,
+            subsequent_indent=" " * _LABEL,
             break_long_words=False,
             break_on_hyphens=False,
         )
     return lines
 
 
-def summary_lines(report: Report) -> Iterator[tuple[str, str]]:
-    """The label and the text of each line; a line without label goes on with what the one before it began."""
-    for number, text in enumerate(_converted(report.converted)):
-        yield ("" if number else "blocks"), text
+def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, str]]:
+    """The label and the text of each line; a line without label goes on with what the one before it began.
+
+    Without `proof`, those about the model only.
+    """
+    yield from _labelled("blocks", _converted(report.converted))
     if report.converted:
         yield "form", f"{report.form}{_HOW.get(report.form, '')}; heads = neurons x heads per neuron"
-    for number, text in enumerate(_left(report.left)):
-        yield ("" if number else "left"), text
-    if report.proof is not None:
-        yield from _verdict(report.proof)
+    yield from _labelled("left", _left(report.left))
+    if report.proof is not None and proof:
+        yield from verdict_lines(report.proof)
     if report.made is not None:
         before, after = report.before, report.made
         sizes = f", {size(before.bytes)} -> {size(after.bytes)}" if after.bytes else ""
@@ -183,20 +229,33 @@ def summary_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "note", note
 
 
-def _verdict(validation: Validation) -> Iterator[tuple[str, str]]:
+def _labelled(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
+    for number, text in enumerate(texts):
+        yield ("" if number else label), text
+
+
+def verdict_lines(proof: Validation) -> Iterator[tuple[str, str]]:
     """What is proved, what is tested, and what the run showed."""
-    if validation.certificate is not None:
-        yield "proved", _proved(validation.certificate)
-    if validation.blocks:
-        sizes = ", ".join(dict.fromkeys(size for each in validation.blocks for size in each.sizes))
-        yield "tested", f"{counted(len(validation.blocks), 'block')}, on inputs of {sizes} rows"
-    outputs = [each for proof in validation.providers.values() for each in proof.outputs.values()]
-    for number, text in enumerate(_outputs(outputs)):
-        yield ("" if number else "outputs"), text
-    ratios = [each.error_ratio for each in validation.providers.values() if each.error_ratio is not None]
-    if ratios:
-        cases = counted(len(validation.cases), "input")
-        yield "accuracy", f"{max(ratios):.2f} times the original's own error against float64 on {cases}"
+    if proof.certificate is not None:
+        yield "proved", _proved(proof.certificate)
+    if proof.blocks:
+        yield "tested", _tested(proof)
+    yield from _labelled(
+        "outputs", _outputs([each for run in proof.providers.values() for each in run.outputs.values()])
+    )
+    for text in _accuracy(proof):
+        yield "accuracy", f"{text} on {counted(len(proof.cases), 'input')}"
+
+
+def _tested(proof: Validation) -> str:
+    sizes = ", ".join(dict.fromkeys(size for each in proof.blocks for size in each.sizes))
+    return f"{counted(len(proof.blocks), 'block')}, on inputs of {sizes} rows"
+
+
+def _accuracy(proof: Validation) -> Iterator[str]:
+    """The error ratio, if there is one."""
+    if not isnan(proof.error_ratio):
+        yield f"{proof.error_ratio:.2f} times the original's own error against float64"
 
 
 def _proved(certificate: Certificate) -> str:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Literal
 
 from rewriter.proof.certificate.certify import Certificate
+from rewriter.proof.rule import Judgement
 from rewriter.proof.statistics import OutputStats
 from rewriter.proof.tested import BlockTest
+from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow
 from rewriter.text import counted
 
@@ -135,53 +138,45 @@ def _ranges(numbers: Sequence[int]) -> str:
     return ",".join(f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs)
 
 
-def converted_table(title: str, rows: Sequence[BlockRow], tests: Sequence[BlockTest] = ()) -> Table:
-    """The blocks that become heads, with the tests of those that are not certified; empty columns are left out."""
+def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
+    """The blocks that become heads; empty columns are left out."""
     heads = (
-        *(Column("block", "name"), Column("no.", "count"), Column("linear operators", "operators")),
-        *(Column("activation"), Column("program", "name"), *columns("count", "heads", "bias tokens")),
-        *(Column("error at most", "error"), Column("test"), Column("sizes")),
+        *(Column("block", "name"), Column("linear operators", "operators"), Column("activation")),
+        *(Column("program", "name"), *columns("count", "heads", "bias tokens"), Column("error at most", "error")),
     )
-    known = {test.name: test for test in tests}
-    cells = tuple(_converted(row, number, known.get(row.name)) for number, row in enumerate(rows, start=1))
-    return Table(title, heads, cells).filled()
 
+    def row(block: BlockRow) -> Row:
+        error: Cell | float | None = Cell(0.0, "exact") if block.exact and not block.max_error else block.max_error
+        if block.measured:
+            error = Cell(block.max_error, f"{block.max_error:.1e} (measured)")
+        return (block.name, operators(block), block.activation, block.program, block.heads, block.bias_tokens, error)
 
-def _converted(row: BlockRow, number: int, test: BlockTest | None) -> Row:
-    certified: Cell | float | None = Cell(0.0, "exact") if row.exact and not row.max_error else row.max_error
-    if row.measured:
-        certified = Cell(row.max_error, f"{row.max_error:.1e} (measured)")
-    cells = (row.name, number, operators(row), row.activation, row.program, row.heads, row.bias_tokens, certified)
-    if test is None:
-        return (*cells, None, None)
-    verdict = Cell("held", style="good") if test.passed else Cell("failed", style="bad")
-    return (*cells, verdict, ", ".join(test.sizes))
+    return Table(title, heads, tuple(map(row, rows))).filled()
 
 
 def region_table(certificate: Certificate) -> Table:
-    """The activations that were replaced, with what is proved about each for every input."""
-    heads = (
-        *(Column("activation", "name"), Column("of", "name"), Column("proved"), Column("error at most", "error")),
-        *(Column("error at least", "error"), Column("at y", "error"), Column("for"), Column("nodes", "count")),
-    )
-    rows: list[Row] = []
+    """The activations that were replaced, with what is proved of them for every input; those alike share a row."""
+    alike: dict[Row, list[str]] = {}
     for each in certificate.regions:
         bound = each.bound
         proved = "equal, by algebra" if bound.exact else "bounded, by enclosure"
         reach = "every y" if bound.domain is None else f"|y| <= {bound.domain:g}"
         least = None if bound.exact else bound.at_least
-        rows.append((each.original, ", ".join(each.leaves), proved, bound.bound, least, bound.at, reach, each.nodes))
-    return Table("Certified for every input", heads, tuple(rows))
+        alike.setdefault((each.nodes, proved, bound.bound, least, reach), []).append(each.original)
+    heads = (
+        *(Column("activation", "name"), Column("nodes", "count"), Column("proved")),
+        *(*columns("error", "error at most", "error at least"), Column("for")),
+    )
+    rows = tuple((folded(names), *row) for row, names in alike.items())
+    return Table("Certified for every input", heads, rows).filled()
 
 
 def tests_table(blocks: Iterable[BlockTest]) -> Table:
     """The blocks that are tested, not proved."""
-    heads = (Column("block", "name"), Column("sizes run"), *columns("error", "error in float64", "allowed"))
-    rows = [
-        (Cell(each.name, style="" if each.passed else "bad"), ", ".join(each.sizes), each.error, each.allowed)
-        for each in blocks
-    ]
-    return Table("Blocks that are tested, not proved", heads, tuple(rows))
+    heads = (Column("block", "name"), Column("test"), Column("sizes run"), *columns("error", "error", "allowed"))
+    held = {True: Cell("held", style="good"), False: Cell("failed", style="bad")}
+    rows = tuple((each.name, held[each.passed], ", ".join(each.sizes), each.error, each.allowed) for each in blocks)
+    return Table("Blocks that are tested, not proved", heads, rows)
 
 
 def why_not(certificate: Certificate) -> str:
@@ -200,25 +195,43 @@ def operators(row: BlockRow) -> str:
     return " -> ".join(part for part in both if part)
 
 
-def output_table(title: str, outputs: Iterable[tuple[str, OutputStats]]) -> Table:
-    """One model against another, output by output: (provider, differences)."""
+def output_table(title: str, proof: Validation) -> Table:
+    """One model against another, output by output; providers are named if there are several."""
     heads = (
-        *(Column("output", "name"), Column("provider"), Column("elements", "count")),
-        *(Column("max abs", "error"), Column("mean abs", "error")),
-        *(Column("abs at", "count"), Column("max rel", "error")),
-        *(Column("1 - cosine", "error"), Column("top-1", "agreement")),
-        *columns("error", "KL", "passes at atol = rtol"),
+        *(Column("output", "name"), Column("provider"), Column("max abs", "error")),
+        *(Column("top-1", "agreement"), Column("passes at atol = rtol", "error")),
     )
-    return Table(title, heads, tuple(_output(*each) for each in outputs))
+
+    def row(provider: str, stats: OutputStats) -> Row:
+        top1 = stats.top1 if any(word in stats.name.lower() for word in ("logit", "score", "prob")) else None
+        return (stats.name, _several(provider, proof), stats.max_abs, top1, stats.min_tolerance)
+
+    runs = proof.providers.items()
+    return Table(title, heads, tuple(row(name, each) for name, run in runs for each in run.outputs.values())).filled()
 
 
-def _output(provider: str, stats: OutputStats) -> Row:
-    named = any(word in stats.name.lower() for word in ("logit", "score", "prob"))
-    top1, kl = (stats.top1, stats.kl) if named else (None, None)
-    cosine = None if stats.cosine is None else max(1.0 - stats.cosine, 0.0)
-    place = None if stats.worst is None else ",".join(map(str, stats.worst))
-    measured = (stats.max_abs, stats.mean_abs, place, stats.max_rel)
-    return (stats.name, provider, stats.elements, *measured, cosine, top1, kl, stats.min_tolerance)
+def rule_table(proof: Validation, tolerated: Collection[str] = ()) -> Table:
+    """The rule, output by output."""
+    heads = (
+        *(Column("output", "name"), Column("provider"), *columns("error", "error", "rounding", "allowed")),
+        *columns("text", "rule", "verdict"),
+    )
+
+    def row(provider: str, each: Judgement) -> Row:
+        verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
+        if each.holds and each.proves_nothing and each.name not in tolerated:
+            verdict = Cell("proves nothing")
+        rule = "the tolerance given" if each.name in tolerated else "16 x rounding"
+        errors = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
+        return (each.name, _several(provider, proof), *errors, rule, verdict)
+
+    title = "Errors as shares of the output's norm; with a tolerance, in its units"
+    rows = tuple(row(name, each) for name, run in proof.providers.items() for each in run.compared.values())
+    return Table(title, heads, rows).filled()
+
+
+def _several(provider: str, proof: Validation) -> str | None:
+    return provider if len(proof.providers) > 1 else None
 
 
 def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table:

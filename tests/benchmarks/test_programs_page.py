@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
 
-from benchmarks import program_figures, programs_page
+from benchmarks import programs_page
 from benchmarks.program_figures import (
     FAR,
     example,
-    figure,
     points,
     portraits,
 )
 from passes.programs.activations import ACTIVATIONS
-from tests.benchmarks.conftest import draws
-from tests.conftest import slow
 
 PAGE = programs_page.PAGE.read_text(encoding="utf-8")
 MEASURED = re.compile(r"([^|]+) \| ([^|]+) \|$")
@@ -72,33 +67,5 @@ def test_what_the_page_says_was_measured(name: str) -> None:
     assert one.error <= 1.001 * one.program.max_error + one.program.rounding
 
 
-@draws
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if place < 2 else slow) for place, name in enumerate(NAMES)]
-)
-def test_drawings(name: str) -> None:
-    committed = (programs_page.FIGURES / f"{name}.svg").read_text(encoding="utf-8")
-    for text in (committed, figure(portraits()[name])):
-        lines = [node for node in ET.fromstring(text).iter() if node.get("id", "").startswith("curve-")]  # noqa: S314
-        keys = {key for head in portraits()[name].program.heads for key in head.logits}
-        assert len(lines) >= 2 + len(keys) + 2
-        assert len(text) < 60_000
-    words = [re.findall(r">([^<]+)</text>", text) for text in (committed, figure(portraits()[name]))]
-    assert words[0] == words[1] != []
-
-
 def test_no_drawing_is_left_over() -> None:
     assert {path.stem for path in programs_page.FIGURES.glob("*.svg")} == set(NAMES)
-
-
-@draws
-def test_a_wrong_coefficient_shows() -> None:
-    """The drawings' errors come from the program: one coefficient off by 1e-3 and the curve lies 1e-3 higher."""
-    one = portraits()["silu"]
-    (head,) = one.program.heads
-    wrong = replace(one, program=replace(one.program, heads=(replace(head, beta=head.beta + 1e-3),)))
-    y = points(one.program, 8.0)
-    assert program_figures.error(one, y).max() < 1e-15
-    assert 1e-4 < program_figures.error(wrong, y).max() < 1e-3
-    assert 1e-4 < program_figures.error32(wrong, y).max() < 1e-3
-    assert figure(wrong) != figure(one)

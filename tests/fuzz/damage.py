@@ -7,6 +7,7 @@ results are still sound, and get as far as the matcher and the emitters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from random import Random
 from typing import Any
 
@@ -35,8 +36,7 @@ TYPES = (0, 1, 1, 1, 2, 3, 6, 7, 8, 9, 10, 11, 16, 17, 22, 99)
 
 def damaged(model: onnx.ModelProto, rng: Random) -> bytes:
     """The bytes of a copy of `model` with one to four places damaged."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = deepcopy(model)
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
         damage = rng.choice(tuple(DAMAGES.values()))
         damage(copy, rng)
@@ -53,22 +53,22 @@ def damaged(model: onnx.ModelProto, rng: Random) -> bytes:
 
 
 def _any_field(model: onnx.ModelProto, rng: Random) -> None:
-    messages = list(_messages(model))
-    message = rng.choice(messages)
+    every = list(messages(model))
+    message = rng.choice(every)
     field = rng.choice(message.DESCRIPTOR.fields)
-    if _repeated(field):
-        _change_list(getattr(message, field.name), field, messages, rng)
+    if repeated(field):
+        _change_list(getattr(message, field.name), field, every, rng)
     elif field.message_type is not None:
-        others = [each for each in messages if each.DESCRIPTOR is field.message_type]
+        others = [each for each in every if each.DESCRIPTOR is field.message_type]
         if others and rng.random() < 0.6:
-            _replace(getattr(message, field.name), rng.choice(others))
+            getattr(message, field.name).CopyFrom(deepcopy(rng.choice(others)))
         else:
             message.ClearField(field.name)
     else:
         setattr(message, field.name, _value(field, rng))
 
 
-def _repeated(field: FieldDescriptor) -> bool:
+def repeated(field: FieldDescriptor) -> bool:
     """Whether a field is a list; protobuf changed how it says so."""
     return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
 
@@ -84,19 +84,20 @@ def _change_list(items: Any, field: FieldDescriptor, messages: list[Any], rng: R
             list(items) if act == "double" else [each for each in messages if each.DESCRIPTOR is field.message_type]
         )
         if others:
-            items.add().CopyFrom(_copy(rng.choice(others)))
+            items.add().CopyFrom(deepcopy(rng.choice(others)))
     elif act == "swap" and items:
         items[rng.randrange(len(items))] = _value(field, rng)
     else:
         items.append(rng.choice(list(items)) if items and act == "double" else _value(field, rng))
 
 
-def _messages(message: Any) -> Iterator[Any]:
+def messages(message: Any) -> Iterator[Any]:
+    """A message and all messages in it."""
     yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
-            for each in value if _repeated(field) else (value,):
-                yield from _messages(each)
+            for each in value if repeated(field) else (value,):
+                yield from messages(each)
 
 
 def _value(field: FieldDescriptor, rng: Random) -> Any:
@@ -111,16 +112,6 @@ def _value(field: FieldDescriptor, rng: Random) -> Any:
     if field.cpp_type == FieldDescriptor.CPPTYPE_INT32:
         return (number + 2**31) % 2**32 - 2**31
     return number % 2**64 if field.cpp_type == FieldDescriptor.CPPTYPE_UINT64 else number
-
-
-def _copy(message: Any) -> Any:
-    made = type(message)()
-    made.CopyFrom(message)
-    return made
-
-
-def _replace(message: Any, other: Any) -> None:
-    message.CopyFrom(_copy(other))
 
 
 # -- with sense ----------------------------------------------------------------------------------------------
@@ -207,7 +198,7 @@ def _opset(model: onnx.ModelProto, rng: Random) -> None:
 def _branch(model: onnx.ModelProto, rng: Random) -> None:
     """A node moves into both branches of an If."""
     node = _node(model, rng)
-    inner, outputs = _copy(node), list(node.output)
+    inner, outputs = deepcopy(node), list(node.output)
     model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(rng.random() < 0.5), "condition"))
     body = onnx.helper.make_graph([inner], "body", [], [onnx.ValueInfoProto(name=name) for name in outputs if name])
     made = onnx.helper.make_node("If", ["condition"], outputs, then_branch=body, else_branch=body)
@@ -217,12 +208,12 @@ def _branch(model: onnx.ModelProto, rng: Random) -> None:
 def _function(model: onnx.ModelProto, rng: Random) -> None:
     """A node moves into a local function."""
     node = _node(model, rng)
-    inner = _copy(node)
+    inner = deepcopy(node)
     read, made = list(dict.fromkeys(filter(None, node.input))), list(dict.fromkeys(filter(None, node.output)))
     name = rng.choice(("f", "Relu", "SiLU"))
     domain = rng.choice(("local", "", "pkg.torch"))
     model.functions.append(
-        onnx.helper.make_function(domain, name, read, made, [inner], [_copy(each) for each in model.opset_import])
+        onnx.helper.make_function(domain, name, read, made, [inner], [deepcopy(each) for each in model.opset_import])
     )
     node.CopyFrom(onnx.helper.make_node(name, read, made, domain=domain))
     if all(each.domain != domain for each in model.opset_import):

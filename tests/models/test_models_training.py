@@ -98,43 +98,6 @@ class TestTraining:
             np.testing.assert_array_equal(row[period:], row[:-period])
         assert periods == set(range(4, 10))
 
-    def test_text(self) -> None:
-        torch = pytest.importorskip("torch")
-        pytest.importorskip("tokenizers")
-        from models.training.data import text_batches, trained_tokenizer
-
-        text = "return the number of items\n" * 50
-        tokenizer = trained_tokenizer([text], 300)
-        assert tokenizer.get_vocab_size() <= 300
-        for sample in (text, "äöü 日本 \x00"):
-            assert tokenizer.decode(tokenizer.encode(sample).ids) == sample
-        batch = next(text_batches(torch.arange(1000), 8, 16, torch.Generator().manual_seed(0)))
-        assert batch.shape == (8, 16)
-        assert (batch.diff(dim=1) == 1).all()
-
-    def test_docstrings_of_the_standard_library(self) -> None:
-        pytest.importorskip("torch")
-        from models.training.data import docstrings
-
-        found = list(docstrings())
-        assert any(text.startswith("JSON (JavaScript Object Notation)") for text in found)
-        assert sum(map(len, found)) > 10**6
-
-    def test_it_learns(self) -> None:
-        torch = pytest.importorskip("torch")
-        pytest.importorskip("transformers")
-        from models.build import untrained
-        from models.training.train import train
-
-        trained = TRAINED["induction"]
-        tokens = torch.arange(48).repeat(8, 1) % 7
-        same = iter(lambda: (tokens, torch.ones_like(tokens, dtype=torch.bool)), None)
-        torch.manual_seed(0)
-        told: list[str] = []
-        loss = train(untrained(trained.entry, "tiny"), same, trained, 60, told.append)
-        assert loss < 2.5, "at first it is that of guessing among 64 tokens, 4.2"
-        assert len(told) == 10
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -66,7 +67,7 @@ def drop_residual(model: onnx.ModelProto) -> None:
 
 def reverse(values: Any) -> None:
     """Inputs or outputs of a graph in the opposite order."""
-    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in reversed(values)]
+    copies = [deepcopy(value) for value in reversed(values)]
     del values[:]
     values.extend(copies)
 

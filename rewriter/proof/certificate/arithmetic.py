@@ -40,12 +40,8 @@ class Arithmetic(Generic[V]):
     """What `evaluate` needs, with what holds where an arithmetic knows no better."""
 
     @abstractmethod
-    def constant(self, number: fmpq) -> V:
-        """A rational number."""
-
-    @abstractmethod
-    def variable(self) -> V:
-        """The function y."""
+    def line(self, line: Line) -> V:
+        """The function a y + b: a constant, y itself, and what an arithmetic may know better than by its parts."""
 
     @abstractmethod
     def div(self, a: V, b: V) -> V:
@@ -62,10 +58,6 @@ class Arithmetic(Generic[V]):
     def pi(self) -> V:
         """The number pi."""
         raise Undecided
-
-    def line(self, line: Line) -> V | None:  # noqa: ARG002
-        """The function a y + b where this arithmetic knows it better than by its parts; else None."""
-        return None
 
     def add(self, a: V, b: V) -> V:
         """a + b."""
@@ -98,8 +90,9 @@ class Evaluation(Generic[V]):
             that was evaluated: these points have to be looked at by themselves.
     """
 
-    def __init__(self, parts: Sequence[Expression], arithmetic: Arithmetic[V], low: fmpq, high: fmpq) -> None:
-        self.values: dict[Expression, V] = {}
+    def __init__(self, parts: Sequence[Expression], arithmetic: Arithmetic[V] | None, low: fmpq, high: fmpq) -> None:
+        """Evaluate; without an arithmetic only the lines and roots are found."""
+        self.values: dict[Expression, Any] = {}
         self.lines: dict[Expression, Line | None] = {}
         self.roots: set[fmpq] = set()
         self._cell = low, high
@@ -107,38 +100,35 @@ class Evaluation(Generic[V]):
         for part in parts:
             self.values[part], self.lines[part] = self._evaluated(part)
 
-    def _evaluated(self, part: Expression) -> tuple[V, Line | None]:
+    def _evaluated(self, part: Expression) -> tuple[Any, Line | None]:
         arithmetic, operator = self._arithmetic, part.operator
-        if isinstance(part.value, fmpq):
-            return arithmetic.constant(part.value), (fmpq(0), part.value)
-        if operator == "variable":
-            return arithmetic.variable(), (fmpq(1), fmpq(0))
-        if operator == "pi":
-            return arithmetic.pi(), None
         if operator == "where":
             return self._chosen(*part.operands)
+        line = _line(part, [self.lines[each] for each in part.operands])
+        if arithmetic is None:
+            return None, line
+        if line is not None:
+            return arithmetic.line(line), line
         operands = [self.values[each] for each in part.operands]
-        line = _line(operator, [self.lines[each] for each in part.operands])
-        known = None if line is None else arithmetic.line(line)
-        if known is not None:
-            return known, line
+        if operator == "pi":
+            return arithmetic.pi(), None
         if operator in ("+", "-"):
-            return arithmetic.add(operands[0], operands[1] if operator == "+" else arithmetic.neg(operands[1])), line
+            return arithmetic.add(operands[0], operands[1] if operator == "+" else arithmetic.neg(operands[1])), None
         if operator == "*":
-            return arithmetic.mul(*operands), line
+            return arithmetic.mul(*operands), None
         if operator == "/":
             try:
-                return arithmetic.div(*operands), line
+                return arithmetic.div(*operands), None
             except Undecided:
                 return arithmetic.share([(self.values[x], self.lines[x]) for x in _exponents(part)]), None
         if operator == "neg":
-            return arithmetic.neg(operands[0]), line
+            return arithmetic.neg(operands[0]), None
         return arithmetic.function(operator, operands[0], self.lines[part.operands[0]]), None
 
-    def _chosen(self, condition: Expression, a: Expression, b: Expression) -> tuple[V, Line | None]:
-        line = self.lines[condition]
+    def _chosen(self, condition: Expression, a: Expression, b: Expression) -> tuple[Any, Line | None]:
+        line, arithmetic = self.lines[condition], self._arithmetic
         if line is None:
-            sign = self._arithmetic.sign(self.values[condition])
+            sign = 0 if arithmetic is None else arithmetic.sign(self.values[condition])
         else:
             first, last = (line[0] * end + line[1] for end in self._cell)
             if first != last:
@@ -151,7 +141,7 @@ class Evaluation(Generic[V]):
         if sign:
             chosen = a if sign > 0 else b
             return self.values[chosen], self.lines[chosen]
-        return self._arithmetic.hull(self.values[a], self.values[b]), None
+        return None if arithmetic is None else arithmetic.hull(self.values[a], self.values[b]), None
 
 
 def _exponents(part: Expression) -> list[Expression]:
@@ -169,8 +159,13 @@ def _exponents(part: Expression) -> list[Expression]:
     return powers
 
 
-def _line(operator: str, lines: list[Line | None]) -> Line | None:
-    """The line that an operator makes of lines; None where it makes something else."""
+def _line(part: Expression, lines: list[Line | None]) -> Line | None:
+    """A part as a line, from the lines of its operands; None where it is something else."""
+    operator = part.operator
+    if isinstance(part.value, fmpq):
+        return fmpq(0), part.value
+    if operator == "variable":
+        return fmpq(1), fmpq(0)
     known = [line for line in lines if line is not None]
     if len(known) < len(lines) or not known:
         return None
@@ -318,17 +313,9 @@ class Intervals(Arithmetic[Polynomial]):
     def __init__(self, low: fmpq, high: fmpq) -> None:
         self.cell = interval(low)[0], interval(high)[1]
 
-    def constant(self, number: fmpq) -> Polynomial:
-        """A rational number."""
-        return [interval(number)]
-
     def pi(self) -> Polynomial:
         """The number pi."""
         return [interval(arb.pi())]
-
-    def variable(self) -> Polynomial:
-        """The function y."""
-        return [(NOTHING, NOTHING), (arb(1), arb(1))]
 
     def line(self, line: Line) -> Polynomial:
         """The function a y + b."""
@@ -410,21 +397,15 @@ class Taylor(Arithmetic[arb_series]):
     def __init__(self, centre: arb) -> None:
         self.centre = centre
 
-    def constant(self, number: fmpq) -> arb_series:
-        """A rational number."""
-        return arb_series([arb(number)])
-
     def pi(self) -> arb_series:
         """The number pi."""
         return arb_series([arb.pi()])
 
-    def variable(self) -> arb_series:
-        """The function y."""
-        return arb_series([self.centre, 1])
-
     def line(self, line: Line) -> arb_series:
         """The function a y + b: of wide balls, the difference of two steep lines knows less than its line."""
-        return line[0] * self.variable() + line[1]
+        # Products round radii up, even those with 1.
+        start = self.centre if line == (fmpq(1), fmpq(0)) else line[0] * self.centre + line[1]
+        return arb_series([start, *([line[0]] if line[0] != 0 else [])])
 
     def div(self, a: arb_series, b: arb_series) -> arb_series:
         """a / b. Raises Undecided where b may be 0."""
@@ -495,14 +476,6 @@ class Algebra(Arithmetic[Quotient]):
         self._constant = ring.constant
         self._y, self._e = ring.gens()
         self._one = ring.constant(1)
-
-    def constant(self, number: fmpq) -> Quotient:
-        """A rational number."""
-        return Quotient(self._constant(number), self._one)
-
-    def variable(self) -> Quotient:
-        """The function y."""
-        return Quotient(self._y, self._one)
 
     def line(self, line: Line) -> Quotient:
         """The function a y + b."""

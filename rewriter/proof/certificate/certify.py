@@ -10,7 +10,7 @@ Names only suggest where a region may begin; nothing is believed that was not co
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -27,6 +27,7 @@ from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, de
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
 from rewriter.proof.certificate.rows import Layer, before_casts, front, in_order, read_layer, width
+from rewriter.proof.claims import Claim
 from rewriter.text import quoted
 
 TOPS: Mapping[int, fmpq] = {
@@ -80,34 +81,6 @@ class Claimed:
     limit: float
     domain: float | None = None
     leaves: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class ReplacedBlock:
-    """A block that was replaced, under the names that both models have for its ends.
-
-    Where what stands there now is not certified, it may be left to tests: then it must read nothing but the inputs of
-    the block, and these must be certified.
-
-    Attributes:
-        name: the block.
-        path: the graph that it is in.
-        inputs: the tensors that it reads.
-        outputs: the tensors that it makes, activation or whole block, first those that are numbers and not shapes.
-        leaves: the pre-activation and, of a gate, the value.
-        activation: what the original computes of them.
-        entrywise: whether heads compute every entry from its own pre-activation. Then only an activation is left to
-            tests that the certificate cannot read in the original, or about which it found neither a bound nor a point
-            where it is off by too much.
-    """
-
-    name: str
-    path: Path
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    leaves: tuple[str, ...] = ()
-    activation: str = ""
-    entrywise: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,7 +169,7 @@ def certify(
     rewritten: LoadedModel,
     *,
     claims: Mapping[str, Claimed] | None = None,
-    blocks: Sequence[ReplacedBlock] = (),
+    blocks: Sequence[Claim] = (),
     limit: float = UNCLAIMED,
 ) -> Certificate:
     """Prove that `rewritten` computes the outputs of `original`, or say where it does not.
@@ -205,7 +178,9 @@ def certify(
         original: the model that is the specification.
         rewritten: the model to be judged; it may have further outputs.
         claims: by tensor of the original, what its replacement is held to.
-        blocks: what was replaced. Each must have been, by heads; those that are not certified are left to tests.
+        blocks: what was replaced. Each must have been, by heads. One that is not certified is left to tests: then it
+            must read nothing but the inputs of the block, and these must be certified; where heads are entrywise, only
+            an activation is left that cannot be read in the original, or is neither bounded nor refuted.
         limit: the limit of all others.
     """
     start = time.perf_counter()
@@ -221,20 +196,21 @@ def certify(
     return Certificate(not refusals and not left, regions, refusals, time.perf_counter() - start, left)
 
 
-def _kept(a: Model, b: Model, blocks: Sequence[ReplacedBlock]) -> Iterator[Refusal]:
+def _kept(a: Model, b: Model, blocks: Sequence[Claim]) -> Iterator[Refusal]:
     """Blocks that are said to be replaced, and are as they were, or hold no softmax over what they read."""
     for block in blocks:
         old, new = a.scopes.get(block.path), b.scopes.get(block.path)
         if old is None or new is None:
-            yield Refusal("", "", block.name, "the graph that holds it is not in both models", refuted=True)
-            continue
-        ends = [name for name in block.outputs if name in old.made and name in new.made]
-        if all(old.number(name) == new.number(name) for name in ends):
-            text = "reported as converted, but the original's activation is still there"
-            yield Refusal(block.outputs[0], block.outputs[0], block.name, text, refuted=True)
-        elif not _attends(b.views[block.path], block.inputs, ends):
-            text = "reported as converted, but there is no softmax between its ends"
-            yield Refusal(block.outputs[0], block.outputs[0], block.name, text, refuted=True)
+            text = "the graph that holds it is not in both models"
+        else:
+            ends = [name for name in block.makes if name in old.made and name in new.made]
+            if all(old.number(name) == new.number(name) for name in ends):
+                text = "reported as converted, but the original's activation is still there"
+            elif not _attends(b.views[block.path], block.reads, ends):
+                text = "reported as converted, but there is no softmax between its ends"
+            else:
+                continue
+        yield Refusal(block.makes[0], block.makes[0], block.name, text, refuted=True)
 
 
 def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
@@ -251,18 +227,6 @@ def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> boo
         if node.op_type == "Exp" or read & powers:
             powers.update(node.output)
     return False
-
-
-def _origin(view: GraphView, name: str, known: Collection[str]) -> str:
-    """The next tensor above another that has one of the known names; itself where there is none."""
-    pending = [name]
-    while pending:
-        found = pending.pop()
-        if found in known:
-            return found
-        if found in view.producer:
-            pending += reads(view.nodes[view.producer[found]])
-    return name
 
 
 def _interface(a: Model, b: Model) -> Iterator[Refusal]:
@@ -285,13 +249,13 @@ class _Matching:
         left: names of blocks that are left to tests.
     """
 
-    def __init__(self, claims: Mapping[str, Claimed], blocks: Sequence[ReplacedBlock], limit: float) -> None:
+    def __init__(self, claims: Mapping[str, Claimed], blocks: Sequence[Claim], limit: float) -> None:
         self.regions: dict[tuple[Tensor, Tensor], CertifiedRegion] = {}
         self.left: set[str] = set()
         self._claims = claims
         self._replaced = blocks
-        self._ends: dict[tuple[Tensor, Tensor], ReplacedBlock] = {}
-        self._names = {name for block in blocks for name in block.outputs}
+        self._ends: dict[tuple[Tensor, Tensor], Claim] = {}
+        self._names = {name for block in blocks for name in block.makes}
         self._limit = limit
         self._known: dict[tuple[Tensor, Tensor, bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
@@ -306,7 +270,7 @@ class _Matching:
             old, new = a.scopes.get(block.path), b.scopes.get(block.path)
             if old is None or new is None:
                 continue
-            for name in block.outputs:
+            for name in block.makes:
                 if name in old.made and name in new.made:
                     self._ends[old.find(name), new.find(name)] = block
         for name in a.outputs:
@@ -354,16 +318,16 @@ class _Matching:
         del self._why[count:]
         return (yield self._left(a, b, block, "its heads cannot be read" if why is None else why.text))
 
-    def _must_be_certified(self, a: Tensor, b: Tensor, block: ReplacedBlock) -> bool:
+    def _must_be_certified(self, a: Tensor, b: Tensor, block: Claim) -> bool:
         """Whether the activation of a block is an expression of its pre-activation, about which all can be decided."""
-        if not block.entrywise or block.activation not in a.scope.made:
+        if not block.entrywise or block.output not in a.scope.made:
             return False
-        activation = a.scope.find(block.activation)
+        activation = a.scope.find(block.output)
         if activation in self._undecided:
             return False
 
         def of_leaves(tensor: Tensor, reader: Reader) -> bool:
-            region, known = reader.region(tensor), {tensor.scope.find(name) for name in block.leaves}
+            region, known = reader.region(tensor), {tensor.scope.find(name) for name in block.inputs}
             return region is not None and set(region.leaves.values()) <= known
 
         return of_leaves(activation, self._readers[0]) or (activation is a and not of_leaves(b, self._readers[1]))
@@ -372,15 +336,14 @@ class _Matching:
         """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
 
-    def _left(self, a: Tensor, b: Tensor, block: ReplacedBlock, why: str) -> Reading:
+    def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> Reading:
         """Whether a block that is not certified reads only what it should, which is the same in both models."""
-        ends = [name for name in block.outputs if name in b.scope.made]
+        ends = [name for name in block.makes if name in b.scope.made]
         view = b.scope.model.views[block.path]
-        ours, theirs = (cut(side.scope.model.views[block.path], block.inputs, ends) for side in (a, b))
+        ours, theirs = (cut(side.scope.model.views[block.path], block.reads, ends) for side in (a, b))
         foreign = [name for name in theirs.inputs if name not in ours.inputs]
         if foreign:
-            known = {*a.scope.made, *a.scope.inputs}
-            text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
+            text = f"its heads read {quoted(foreign[0])}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
         if self._must_be_certified(a, b, block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
@@ -507,11 +470,10 @@ class _Matching:
             return self._refused(a, b, 2, f"stands where the original has {operator_of(one)}")
         ours, theirs = a.scope.attributes(one), b.scope.attributes(two)
         if ours != theirs:
-            changed = {name for name, _ in set(map(repr_pair, ours)) ^ set(map(repr_pair, theirs))}
+            mine, other = dict(ours), dict(theirs)
+            changed = sorted(name for name in mine | other if mine.get(name) != other.get(name))
             reason = next((text for name, text in _INVISIBLE.items() if name in changed), "")
-            return self._refused(
-                a, b, 1, reason or f"attribute {', '.join(sorted(changed))} differs from the original's"
-            )
+            return self._refused(a, b, 1, reason or f"attribute {', '.join(changed)} differs from the original's")
         if len(one.input) != len(two.input):
             return self._refused(a, b, 2, "has another number of operands than in the original")
         for name, other in zip(one.input, two.input, strict=True):
@@ -619,11 +581,6 @@ class _Matching:
             return everywhere
         parts = (bound(mine, other, limit=self._limit, top=top, domain=domain) for domain in _DOMAINS)
         return next((each for each in parts if each.holds), everywhere)
-
-
-def repr_pair(pair: tuple[str, object]) -> tuple[str, str]:
-    """An attribute in a form that can be in a set."""
-    return pair[0], repr(pair[1])
 
 
 def _is_matrix(tensor: Tensor, layer: Layer) -> bool:

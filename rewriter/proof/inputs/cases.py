@@ -14,6 +14,7 @@ import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,10 @@ from rewriter.text import quoted
 LARGEST = 16384
 """The largest size that is searched; images end at 1024."""
 _LENGTHS = ((Kind.SAMPLES,), (Kind.FRAMES,), (Kind.SEQUENCE,), (Kind.ENCODER,), (Kind.HEIGHT, Kind.WIDTH))
-_MULTIPLES = {Kind.SAMPLES: (1, 16, 160), Kind.HEIGHT: (1, 14, 16)}
-"""Sizes are rounded up to multiples of these; others to multiples of 1 and 16. 160 samples are 10 ms at 16 kHz; images
-are cut into patches."""
-_GROWTH, _SPAN, _KEPT = 1.2, 4, 4
-"""Sizes grow by this factor; once a size is accepted, sizes up to so many times as large are tried; so many of those
-that are accepted are kept."""
+_MULTIPLES = (1, 14, 16, 160)
+"""Searched sizes are rounded up to multiples of these: 160 samples are 10 ms at 16 kHz; images are cut into patches."""
+_GROWTH, _FOUND = 1.2, 6
+"""Searched sizes grow by this factor; the search ends with so many cases."""
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
 _USUAL = {
     Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.HEADS: 4, Kind.FEATURES: 80, Kind.HIDDEN: 64, Kind.ONE: 1,
@@ -55,13 +54,11 @@ class Setting:
         batch: number of rows.
         sequence: number of tokens.
         past: number of past tokens.
-        special: whether the rows are degenerate: almost all padding, or one token repeated.
     """
 
     batch: int
     sequence: int
     past: int = 0
-    special: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,10 +104,10 @@ def make_cases(
         seed: the same seed gives the same inputs; the values of an input do not depend on the other inputs.
         dims: maps a symbolic dimension to the size that it has in every case.
         longest: a sequence of so many tokens is among the cases, if the model takes it.
-        few: only the first case and the two smallest of the others, one of them with a past if any has one.
+        few: only the first case and the last two.
 
     Returns:
-        Two to eight cases.
+        Two to six cases.
 
     Raises:
         UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
@@ -159,69 +156,51 @@ class Maker:
         return [group for group in groups if group]
 
     def searched(self, accepts: Callable[[Case], bool]) -> tuple[Case, ...]:
-        """Cases of sizes that the model accepts, if it refuses all usual ones: a few from the smallest to the largest.
+        """The smallest cases that the model accepts, if it refuses all usual ones.
 
         A table of positions may be short, a tower of convolutions long. One kind of length is varied at a time
         (samples, frames, tokens, height with width), then all together.
         """
         groups = self.lengths
         together = tuple(kind for group in groups for kind in group)
-
-        def sized(group: Sequence[Kind], size: int, batch: int) -> Case:
-            setting = Setting(batch, size if Kind.SEQUENCE in group else 17)
-            return self.case(setting, dict.fromkeys(group, size))
-
         for group in (*groups, *((together,) if len(groups) > 1 else ())):
-            found: list[int] = []
-            for size in _searched_sizes(group):
-                if found and size > _SPAN * found[0]:
-                    break
-                if accepts(sized(group, size, 1)):
-                    found.append(size)
+            sized = (
+                self.case(Setting(batch, size if Kind.SEQUENCE in group else 17), dict.fromkeys(group, size))
+                for size, batch in product(_searched_sizes(group), (1, 3))
+            )
+            found = {case.name: case for case in islice(filter(accepts, sized), _FOUND)}
             if found:
-                kept = sorted({found[round(place * (len(found) - 1) / (_KEPT - 1))] for place in range(_KEPT)})
-                cases = [sized(group, size, batch) for size in kept for batch in (1, 3)]
-                # The model may fix the batch.
-                shapes = {tuple((n, array.shape) for n, array in case.feeds.items()): case for case in cases[::-1]}
-                return tuple(case for case in list(shapes.values())[::-1] if accepts(case))
+                return tuple(found.values())
         return ()
 
     def _settings(self) -> tuple[Setting, ...]:
-        """Several sequences and a long one come first, because only the first cases feed the proofs of the blocks."""
-        common = Setting(3, 17), Setting(1, 64), Setting(1, 17)
+        """Several sequences and a long one come first, because only the first cases feed the tests of blocks."""
+        common = Setting(3, 17), Setting(1, 64)
         if not self._cached and not self._branches:
-            return (*common, Setting(1, 1), Setting(3, 2), Setting(3, 9, special=True))
-        two, three = (1 if self._branches else 2), (1 if self._branches or self.facts.one_by_one else 3)
-        pasts = Setting(1, 1, past=9), Setting(3, 1, past=17), Setting(1, two, past=5)
-        return (*common, *pasts, Setting(3, three, past=6, special=True))
+            return *common, Setting(1, 1), Setting(3, 2)
+        new = 1 if self._branches else 2
+        return *common, Setting(1, new, past=5), Setting(1, 1, past=9), Setting(3, 1, past=17)
 
     def usual(self, longest: int = 0, *, few: bool = False) -> tuple[Case, ...]:
         """The cases of `make_cases`."""
         settings = self._settings()
         if longest > max(setting.sequence for setting in settings):
             settings = (*settings, Setting(1, longest))
-        rows = any(spec.role is Role.IDS or _masks_tokens(spec) for spec in self.specs)
         # Settings collapse into one where the model fixes what distinguishes them.
         distinct: dict[object, Setting] = {}
         for setting in settings:
-            key = (*self.sizes(setting).shapes.values(), self._branches and setting.past > 0, setting.special)
-            if rows or not setting.special:
-                distinct.setdefault(key, setting)
-        made = [(setting, self.case(setting, number=number)) for number, setting in enumerate(distinct.values())]
+            distinct.setdefault((*self.sizes(setting).shapes.values(), self._branches and setting.past > 0), setting)
+        made = [self.case(setting, number=number) for number, setting in enumerate(distinct.values())]
         if len(made) == 1:  # a fixed shape is tried with different values
-            both = (made[0][1], self.case(settings[0], number=1))
+            both = (made[0], self.case(settings[0], number=1))
             return tuple(Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(both, 1))
-        if few:
-            rest = sorted(made[1:], key=lambda pair: sum(array.size for array in pair[1].feeds.values()))
-            cached = next((pair for pair in rest if pair[0].past), rest[0])
-            made = [made[0], cached, *(pair for pair in rest if pair is not cached)][:3]
-        return tuple(case for _, case in made)
+        return (made[0], *made[1:][-2:]) if few else tuple(made)
 
     def sizes(self, setting: Setting, given: Mapping[Kind, int] | None = None) -> Sizes:
         """The sizes of one case; `given` are sizes of kinds that replace the usual ones and what operators need."""
         given, facts, values = given or {}, self.facts, dict(self._fixed)
         named = [(spec, axis, dim) for spec, axis, dim in self._symbols if names_in(dim) == (dim,)]
-        kinds = {**self._kind_sizes(setting, None if given else facts.longest), **given}
+        kinds = {**self._kind_sizes(setting), **given}
 
         def size(spec: InputSpec, axis: int) -> int:
             kind, where = spec.kinds[axis], (spec.name, axis)
@@ -255,18 +234,12 @@ class Maker:
         shapes = {spec.name: tuple(dimension(spec, axis) for axis in range(len(spec.shape))) for spec in self.specs}
         return Sizes(shapes, kinds, frozenset(self._varied))
 
-    def _kind_sizes(self, setting: Setting, longest: int | None) -> dict[Kind, int]:
+    def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
-        past, sequence = pinned.get(Kind.PAST, setting.past), setting.sequence
-        if longest is not None:
-            # Positions beyond the table would be out of range; at least one new token must remain.
-            past = min(past, max(longest - 1, 0))
-            sequence = max(min(sequence, longest - past), 1)
-        sequence = pinned.get(Kind.SEQUENCE, sequence)
+        past, sequence = (pinned.get(*each) for each in ((Kind.PAST, setting.past), (Kind.SEQUENCE, setting.sequence)))
         alone = not any(Kind.SEQUENCE in spec.kinds for spec in self.specs)
         # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
         encoder = sequence if alone else sequence + sequence % 2 + 4
-        encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
         side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
         return {
             **_USUAL,
@@ -303,8 +276,7 @@ class Maker:
         parts = [f"{kind.value} {sizes.kinds[kind]}" for kind in _NAMED if kind in sizes.varied]
         if self._branches:
             parts.append("cache branch on" if setting.past else "cache branch off")
-        parts = parts or ["fixed shapes"]
-        name = ", ".join([*parts, "special rows"] if setting.special else parts)
+        name = ", ".join(parts or ["fixed shapes"])
         return Case(name, {spec.name: self._values(spec, sizes, setting, number) for spec in self.specs})
 
     def _values(self, spec: InputSpec, sizes: Sizes, setting: Setting, number: int) -> NDArray[Any]:
@@ -317,18 +289,15 @@ class Maker:
                 made = random.standard_normal(shape)
             case Role.IDS | Role.INTEGERS | Role.TIMESTEP:
                 made = random.integers(0, _most(spec), shape)
-                if setting.special and made.size and spec.role is Role.IDS:
-                    last = made if made.ndim == 1 else made[-1]
-                    last[...] = last[..., :1]
             case Role.FLAG if _is_branch(spec):
                 made = setting.past > 0
             case Role.FLAG:
                 # A single switch alternates from case to case, so that both of its positions occur.
                 made = number % 2 == 0 if np.prod(shape) == 1 else random.integers(0, 2, shape) == 1
             case Role.MASK:
-                made = _mask(spec, shape, self._padding(sizes), special=setting.special)
+                made = _mask(spec, shape, self._padding(sizes))
             case Role.POSITIONS:
-                made = self._positions(shape, sizes, special=setting.special)
+                made = self._positions(shape, sizes)
                 made = made if spec.rows is None else np.minimum(made, spec.rows - 1)
             case Role.TOKEN_TYPES:
                 length = (shape or (1,))[-1]
@@ -349,23 +318,22 @@ class Maker:
         """How many tokens of a row may be padding: a bounded cache takes new tokens that are all there."""
         return sizes.kinds[Kind.PAST] if self.facts.least else LARGEST
 
-    def _positions(self, shape: tuple[int, ...], sizes: Sizes, *, special: bool) -> NDArray[np.int64]:
+    def _positions(self, shape: tuple[int, ...], sizes: Sizes) -> NDArray[np.int64]:
         new, past = (shape or (1,))[-1], sizes.kinds[Kind.PAST]
         if not self._masked or len(shape) != 2 or shape[0] == 1:
             return np.arange(past, past + new)
         # With padding on the left, positions start at the first token, as generation with padded batches does it.
-        counted = np.cumsum(_token_rows(shape[0], past + new, self._padding(sizes), special=special), axis=1)[:, past:]
+        counted = np.cumsum(_token_rows(shape[0], past + new, self._padding(sizes)), axis=1)[:, past:]
         return np.asarray(np.maximum(counted - 1, 0))
 
 
 def _searched_sizes(group: Sequence[Kind]) -> list[int]:
     """The sizes that are tried, in order."""
     most = 1024 if Kind.HEIGHT in group else LARGEST
-    multiples = {each for kind in group for each in _MULTIPLES.get(kind, (1, 16))}
     grown = [1.0]
     while grown[-1] < most:
         grown.append(max(grown[-1] * _GROWTH, grown[-1] + 1.0))
-    sizes = {-(-int(size) // multiple) * multiple for size in grown for multiple in multiples}
+    sizes = {-(-int(size) // multiple) * multiple for size in grown for multiple in _MULTIPLES}
     return sorted(size for size in sizes if size <= most)
 
 
@@ -386,12 +354,12 @@ def _masks_tokens(spec: InputSpec) -> bool:
     return spec.role is Role.MASK and spec.kinds in {(Kind.BATCH, Kind.TOTAL), (Kind.BATCH, Kind.SEQUENCE)}
 
 
-def _mask(spec: InputSpec, shape: tuple[int, ...], most: int, *, special: bool) -> NDArray[np.bool_]:
+def _mask(spec: InputSpec, shape: tuple[int, ...], most: int) -> NDArray[np.bool_]:
     mask = np.ones(shape, np.bool_)
     if len(shape) < 2 or spec.kinds[0] is not Kind.BATCH:
         return mask
     if spec.kinds[-1] in {Kind.TOTAL, Kind.SEQUENCE, Kind.ENCODER}:
-        rows = _token_rows(shape[0], shape[-1], most, special=special)
+        rows = _token_rows(shape[0], shape[-1], most)
         mask[:] = rows.reshape(shape[0], *(1,) * (len(shape) - 2), shape[-1])
     elif spec.kinds[-1] in {Kind.FRAMES, Kind.SAMPLES} and min(shape[0], shape[-1]) > 1:
         # Sound is padded at the end only: models halve its length repeatedly, and so the length of the mask.
@@ -399,19 +367,14 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int, *, special: bool) 
     return mask
 
 
-def _token_rows(batch: int, length: int, most: int, *, special: bool) -> NDArray[np.bool_]:
+def _token_rows(batch: int, length: int, most: int) -> NDArray[np.bool_]:
     """[batch, length] True where there is a token; masks and position ids both follow from it, so they agree.
 
     The first row is full and the last one is padded on the right; with three rows or more, the second one is padded on
-    the left; by a third, and by `most` tokens at most. In a case of special rows the first row has only its first token
-    and the second only its last; the others are full. A batch of one is always full.
+    the left; by a third, and by `most` tokens at most. A batch of one is always full.
     """
     rows = np.ones((batch, length), np.bool_)
     if batch < 2 or length < 2:
-        return rows
-    if special:
-        rows[0, 1:] = False
-        rows[1, :-1] = False
         return rows
     padding = min(max(length // 3, 1), most)
     rows[-1, length - padding :] = False

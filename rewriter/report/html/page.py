@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from rewriter.files.atomic import write_text
-from rewriter.report.html.rendering import filled, resource, short
+from rewriter.report.html.rendering import filled, resource
 from rewriter.report.report import Report
-from rewriter.report.sections import sections, summary_lines, warnings
+from rewriter.report.sections import certainty, sections, summary_lines, warnings
 from rewriter.report.tables import Cell, Column, written
+from rewriter.text import shortened
 
-_LONGEST_SENTENCE = 600
+_LONGEST, _LONGEST_SENTENCE = 240, 600
+"""Characters of a name on the page, and of a sentence; of longer ones both ends are shown."""
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
 
 
@@ -35,18 +37,26 @@ def render(report: Report) -> str:
         UsageError: jinja2 is missing.
     """
     verdict, _, meaning = report.summary.partition("  ")
+    found = sections(report)
     context = {
         "verdict": verdict.capitalize(),
         "kind": {"PASSED": "good", "FAILED": "bad"}.get(verdict, "open"),
         "meaning": meaning,
         "model": report.model,
-        "lines": list(summary_lines(report)),
+        "certainty": list(certainty(report)),
+        "lines": list(summary_lines(report, proof=False)),
         "notes": warnings(report),
-        "sections": sections(report),
+        "sections": found,
+        "anchors": [anchor for anchor, _, _ in found],
     }
-    sentence = partial(short, longest=_LONGEST_SENTENCE)
+    sentence = partial(shortened, limit=_LONGEST_SENTENCE)
     filters: dict[str, Callable[..., Any]] = {"shown": shown, "short": short, "sentence": sentence}
     return filled("page.html.j2", resource("style.css"), resource("script.js"), context, filters)
+
+
+def short(text: str) -> str:
+    """A name as the page shows it."""
+    return shortened(text, _LONGEST)
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,6 @@ from importlib.resources import files
 from typing import Any
 
 from rewriter.errors import UsageError
-from rewriter.text import clean
-
-LONGEST = 240
-"""Maximum length of a name on the page, in characters; of a longer one both ends are shown."""
-
-
-def short(text: str, longest: int = LONGEST) -> str:
-    """Printable characters only, at most `longest` of them."""
-    if len(text) <= longest:
-        return clean(text)
-    half = longest // 2
-    return f"{clean(text[:half])}…{clean(text[1 - half :])}"
 
 
 def require_jinja() -> None:

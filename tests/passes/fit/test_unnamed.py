@@ -32,6 +32,14 @@ def test_a_gate() -> None:
     assert np.abs(made.evaluate(g, np.ones_like(g)) - two_kinks(g)).max() <= 1e-6
 
 
+def test_a_function_with_large_values_is_fitted_as_closely_as_is_allowed() -> None:
+    """Not to the tolerance times its largest value, 16, which would then be refused."""
+    activation = Activation("f", (), lambda y, _: y * y, lambda _: None, None, usual=())
+    made = fitted(activation, (), 4.0, ARITHMETIC[HALF], gated=False, strict=False)
+    assert isinstance(made, Program)
+    assert made.max_error <= ARITHMETIC[HALF].tolerance
+
+
 def test_several_heads_are_no_gate_of_a_form_that_pays_for_each() -> None:
     assert gate_of(two_kinks, 4.0, FLOAT, quick=False) == (
         "its fit has several heads, which cannot become a gate; keep its product in the graph with --gate product"

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter import ModelError, Text, attribute, attribution_graph, compositions, head_tokens, run_with_cache
+from rewriter import ModelError, Text, attribute, attribution_graph, compositions, head_tokens, run_with_cache, why
 from rewriter import heads as index_of
 from rewriter.cli import run
 from tests.committed import FOLDER, feeds
@@ -66,7 +66,10 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("run", [*GIVEN, "--cache", "x.npz"], "exists; remove it, or choose another output"),
     ("run", [*GIVEN, "--cache", "cache.npz", "--names", "nothing"], "no hook matches 'nothing'"),
     ("attribute", [*GIVEN, "--logit", "4000"], "there is no logit 4000"),
-    ("attribute", GIVEN, "Missing option '--logit'"),
+    ("attribute", GIVEN, "pass --logit N or --why HEAD"),
+    ("attribute", [*LOGIT, "--why", "blocks.0.attn[1]"], "not both"),
+    ("attribute", [*GIVEN, "--why", "blocks.0.attn[1]:x"], "is not HEAD[:QUERY[:KEY]], such as blocks.1.attn[0]:6:2"),
+    ("attribute", [*GIVEN, "--why", "blocks.0.attn[44]"], "no head matches"),
     ("attribute", ["--logit", "5"], "pass --inputs FILE.npz, or --text TEXT"),
     ("attribute", [*LOGIT, "--text", "a"], "not both"),
     ("attribute", ["--logit", "5", "--text", "a"], "there is no tokenizer.json beside the model; add --tokenizer FILE"),
@@ -256,6 +259,19 @@ def test_attribution_of_a_text(tokenizer: Path, room: Path, capsys: pytest.Captu
     assert found.replace(" 'word2' - 'cat'", "") == plain
     facts = json.loads(told(capsys, "attribute", *text, "--logit", "5", "--json"))
     assert (facts["tokens"], facts["entries"]) == (["the", "cat", "sat"], ["word2"])
+
+
+def test_why(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    score = why(MODEL, "x.npz", "blocks.1.attn[2]", query=3, key=1)
+    lines = told(capsys, "attribute", *GIVEN, "--why", "blocks.1.attn[2]:3:1", "--top", "2").splitlines()
+    assert lines[0] == f"score {score.total:.6g} of blocks.1.attn[2] at token 3 for token 1"
+    assert lines[2:] == [f"  {value:+12.6f}  {row} x {column}" for row, column, value in score.top(2)]
+    found = json.loads(told(capsys, "attribute", *GIVEN, "--why", "blocks.1.mlp_heads.7", "--position", "2", "--json"))
+    neuron = why(MODEL, "x.npz", "blocks.1.mlp_heads[7]", query=2)
+    assert (found["head"], found["query"], found["key"]) == (neuron.head, 2, None)
+    assert dict(zip(found["sources"], found["table"], strict=True)) == dict(
+        zip(neuron.sources, neuron.table.tolist(), strict=True)
+    )
 
 
 # -- graph ---------------------------------------------------------------------------------------------------------

@@ -38,11 +38,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_validate_a_rewritten_model(capsys: Capture) -> None:
     assert run(["validate", "a.onnx", "b.onnx", "--taps", "blocks"]) == 0
     text = capsys.readouterr().out
-    assert "Outputs: rewritten against original" in text
-    assert "certified for every input of every size, over the reals: 1 activation replaced" in text
+    assert "Outputs: B against A" in text
+    assert "proved: for every input of every size, over the reals: each activation equal" in text
     assert "every boundary is within its allowance" in text
     assert text.splitlines()[-1].startswith(
-        "PASSED  b.onnx computes what a.onnx does for every input, and on cpu, error ratio "
+        "SAME  b.onnx computes what a.onnx does for every input, and on cpu, error ratio "
     )
 
 
@@ -53,7 +53,7 @@ def test_validate_a_wrong_model(capsys: Capture) -> None:
     assert "the heads, program silu" in text
     assert "not certified: Div 'output__1': differs by " in text
     assert re.search(
-        r"FAILED  bad.onnx does not compute what a.onnx does, in [\d.]+ s; guilty: mlp, the heads \(program silu\)",
+        r"DIFFERENT  bad.onnx does not compute what a.onnx does; guilty: mlp, the heads \(program silu\), in [\d.]+ s",
         text,
     )
 
@@ -61,7 +61,7 @@ def test_validate_a_wrong_model(capsys: Capture) -> None:
 def test_failing_says_what_to_do_next(capsys: Capture) -> None:
     assert run(["validate", "a.onnx", "bad.onnx"]) == 1
     text = capsys.readouterr().out
-    assert text.splitlines()[-1].endswith(" s; 'rewrite validate --bisect' names the guilty block")
+    assert "a.onnx does; --bisect names the guilty block, in " in text.splitlines()[-1]
 
 
 def test_tolerances(capsys: Capture) -> None:
@@ -100,15 +100,6 @@ def test_diff_shows_both_sides(capsys: Capture) -> None:
 def test_exit_status_of_diff(capsys: Capture, arguments: list[str], status: int, last: str) -> None:
     assert run(["diff", *arguments]) == status
     assert capsys.readouterr().out.splitlines()[-1].startswith(last)
-
-
-def test_other_signatures_still_show_the_graphs(capsys: Capture) -> None:
-    assert run(["diff", "a.onnx", "other.onnx"]) == 1
-    text = capsys.readouterr().out
-    assert "Operators" in text
-    assert "the signatures differ: output 'out' is only in A" in text
-    assert run(["validate", "a.onnx", "other.onnx"]) == 1
-    assert "the signatures differ: output 'out' is only in A" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("option", ["--report", "--json"])
@@ -155,12 +146,3 @@ def test_broken_inputs_are_one_line(
     assert captured.err.count("\n") == 1
     assert message in captured.err
     assert "Traceback" not in captured.err
-
-
-def test_cuda_where_there_is_none(capsys: Capture) -> None:
-    from rewriter.ort.sessions import available_providers
-
-    if "cuda" in available_providers():
-        pytest.skip("CUDA works here")
-    assert run(["validate", "a.onnx", "b.onnx", "--provider", "cuda"]) == 5
-    assert "execution provider 'cuda' is not available" in capsys.readouterr().err

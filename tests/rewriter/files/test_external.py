@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from rewriter.errors import ModelError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve
 from rewriter.files.load import load_model, read_tensor
+from tests.rewriter.files.conftest import WEIGHTS, answer
 
 if TYPE_CHECKING:
     from tests.rewriter.files.conftest import MakeExternal
 
-WEIGHTS = np.arange(1024, dtype=np.float32)
 SIZE = WEIGHTS.nbytes
 
 
@@ -63,9 +62,11 @@ def test_sound_references_load_here_and_in_onnxruntime(
     path = base / "model.onnx"
     path.write_bytes(make_external(entries).SerializeToString())
     model = load_model(path)
+    (ref,) = model.external
+    offset = int(dict(entries).get("offset", 0))
+    assert ref == ExternalRef("W", dict(entries)["location"], base / dict(entries)["location"], offset, SIZE)
     assert np.array_equal(read_tensor(model, model.proto.graph.initializer[0]), WEIGHTS)
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    assert np.array_equal(session.run(None, {"x": np.zeros(1024, np.float32)})[0], WEIGHTS)
+    assert np.array_equal(answer(path), WEIGHTS)
 
 
 _PLAIN = [
@@ -114,22 +115,13 @@ ENTRIES: dict[str, tuple[dict[str, str] | list[tuple[str, str]], str]] = {
     "basepath": ({"basepath": "/etc"}, "keys 'location', 'basepath'; onnxruntime loads"),
     "twice": ([("location", "x"), ("location", "w.bin")], "keys 'location', 'location'"),
     "negative offset": ({"offset": "-4"}, "offset '-4', which is not a whole number"),
-    "negative length": ({"length": "-4096"}, "length '-4096'"),
-    "signed": ({"offset": "+0"}, "offset '+0'"),
     "spaces": ({"offset": " 0"}, "offset ' 0'"),
-    "underscore": ({"length": "4_096"}, "length '4_096'"),
     "newline": ({"length": "4096\n"}, r"length '4096\n'"),
-    "hexadecimal": ({"length": "0x1000"}, "length '0x1000'"),
-    "fraction": ({"length": "4096.0"}, "length '4096.0'"),
     "superscript": ({"offset": "²"}, "offset '²'"),
-    "other digits": ({"offset": "٠"}, "offset '٠'"),
-    "empty number": ({"offset": ""}, "offset ''"),
     "2**63": ({"offset": str(2**63)}, "offset '9223372036854775808'"),
     "endless": ({"offset": "9" * 5000}, "offset '9999"),
     "sum past 2**63": ({"offset": str(2**63 - 1), "length": str(SIZE)}, "which has 4096; the data file is incomplete"),
-    "offset past the end": ({"offset": "5000"}, "which has 4096"),
     "length past the end": ({"offset": "4", "length": str(SIZE)}, "which has 4096"),
-    "short length": ({"length": "8"}, "8 bytes of external data where"),
     "long length": ({"location": "long.bin", "length": "4100"}, "4100 bytes of external data where"),
 }
 
@@ -171,15 +163,6 @@ def test_location_that_is_not_utf8_is_refused(base: Path, make_external: MakeExt
     (base / "model.onnx").write_bytes(data)
     with pytest.raises(ModelError, match="is not a plain relative path"):
         load_model(base / "model.onnx")
-
-
-def test_reference_says_where_the_bytes_stand(
-    base: Path, make_external: MakeExternal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(base.parent)
-    tensor = make_external([("location", "long.bin"), ("offset", "64"), ("length", str(SIZE))])
-    ref = resolve(tensor.graph.initializer[0], "base")
-    assert ref == ExternalRef("W", "long.bin", base / "long.bin", 64, SIZE)
 
 
 def test_file_is_checked_again_when_it_is_read(source: Path) -> None:

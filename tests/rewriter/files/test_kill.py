@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 
 from rewriter.cli import main
 from rewriter.files.load import load_model
 from rewriter.files.save import staged_output
 from tests.faults.killing import killed_everywhere
+from tests.rewriter.files.conftest import answer
 from tests.textmodels import SILU, mlp
 
 if TYPE_CHECKING:
@@ -39,12 +39,6 @@ def _save(directory: Path, place: str) -> None:
     model = load_model(directory / "source" / "model.onnx")
     with staged_output(model.proto, directory / place / "out.onnx", source=model, force=True) as staged:
         staged.commit()
-
-
-def _answer(path: Path) -> np.ndarray:
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    result: np.ndarray = session.run(None, {"x": np.zeros(1024, np.float32)})[0]
-    return result
 
 
 def _prepare(directory: Path, place: str, proto: onnx.ModelProto) -> None:
@@ -71,7 +65,7 @@ def test_previous_output_survives_a_kill_at_any_point(
     assert set(results[:-1]) == {-9}
     assert len(results) > (12 if place == "elsewhere" else 8)
     expected = [OLD, NEW] if place == "elsewhere" else [OLD]
-    answers = [_answer(directory / place / "out.onnx") for directory in directories[: len(results)]]
+    answers = [answer(directory / place / "out.onnx") for directory in directories[: len(results)]]
     changes = [next(i for i, weights in enumerate(expected) if np.array_equal(got, weights)) for got in answers]
     # Old until some point, new from there on; and the new one only once the run that was not killed is near.
     assert changes == sorted(changes)
@@ -79,7 +73,7 @@ def test_previous_output_survives_a_kill_at_any_point(
     assert changes[-1] == len(expected) - 1
     for directory in directories[: len(results)]:
         _save(directory, place)
-        assert np.array_equal(_answer(directory / place / "out.onnx"), expected[-1])
+        assert np.array_equal(answer(directory / place / "out.onnx"), expected[-1])
         # The run after a kill removes what that one left. The data of an earlier output stay (decision 0005).
         left = {path.name for path in (directory / place).iterdir()}
         assert not [name for name in left if name.startswith(".")]

@@ -9,8 +9,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from onnx import TensorProto
 
 from rewriter.errors import ModelError
@@ -55,46 +53,13 @@ def test_proto_in_memory_with_external_data_is_refused(make_external: MakeExtern
         load_model(make_external([("location", "w.bin")]))
 
 
-def model() -> onnx.ModelProto:
-    """A model with a weight of 128 KiB, enough to stay in the file of a mapped model."""
-    made = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[32768] x) => (float[32768] out) { out = Add(x, w) }'
-    )
-    made.graph.initializer.append(onnx.numpy_helper.from_array(np.arange(32768, dtype=np.float32), "w"))
-    return made
-
-
-def test_a_file_is_read_whole_unless_it_is_mapped(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model().SerializeToString())
-    size = path.stat().st_size
-    loaded, kept = load_model(path), load_model(path, mapped=True)
-    assert (loaded.proto, loaded.path, loaded.base_dir, loaded.external) == (model(), path, tmp_path, ())
-    assert (loaded.file_size, loaded.size, loaded.mapped) == (size, size, False)
-    assert kept.proto.graph.initializer[0].data_location == TensorProto.EXTERNAL
-    assert (kept.file_size, kept.size, kept.external, kept.mapped) == (size, size, (), True)
-    assert load_model(model().SerializeToString()).proto == model()
-
-
-def test_shared_ranges_count_once(source: Path) -> None:
-    proto = onnx.load(source, load_external_data=False)
-    tied = proto.graph.initializer.add()
-    tied.CopyFrom(proto.graph.initializer[0])
-    tied.name = "tied"
-    source.write_bytes(proto.SerializeToString())
-    assert load_model(source).size == source.stat().st_size + WEIGHTS.nbytes
-
-
 CONTENTS = {
     "empty": (b"", "is empty; download"),
     "text": (b"hello world\n" * 50, "a text file, not an ONNX model (it starts with 'hello world"),
-    "short text": (b"hi\n", "a text file"),
-    "tabs": (b"tab\tand\r\n", "a text file"),
     "text with accents": (b"caf\xc3\xa9 text", "not a readable ONNX model"),
     "a long text": (b"x" * 600, f"a text file, not an ONNX model (it starts with '{'x' * 40}'); pass the .onnx file"),
     "a NUL after the part that is looked at": (b"x" * 512 + b"\x00", "a text file"),
     "a NUL before its end": (b"x" * 511 + b"\x00", "not a readable ONNX model"),
-    "html": (b"<!DOCTYPE html><html>404</html>", "a text file"),
     "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "run `git lfs pull`"),
     "zip": (b"PK\x03\x04" + bytes(100), "a zip archive"),
     "gzip": (b"\x1f\x8b\x08" + bytes(100), "decompress it first"),
@@ -105,7 +70,6 @@ CONTENTS = {
         "a safetensors file, weights without a graph; export the",
     ),
     "hdf5": (b"\x89HDF\r\n\x1a\n" + bytes(100), "an HDF5 file"),
-    "zeros": (bytes(100), "not a readable ONNX model"),
     "noise": (bytes(range(255, 0, -1)), "not a readable ONNX model (truncated or damaged)"),
     "no graph": (b"\x08\x08", "not a readable ONNX model (it has no graph)"),
 }
@@ -143,15 +107,6 @@ def test_things_that_are_not_files(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=reason) as caught:
             load_model(tmp_path / name)
         assert str(caught.value).isprintable(), name
-
-
-def test_permission_denied(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deny(*_: object, **__: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", deny)  # root may read everything, so chmod proves nothing
-    with pytest.raises(ModelError, match="permission denied; change its mode"):
-        load_model(source)
 
 
 def test_file_swapped_for_a_fifo_after_the_look(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,12 +271,3 @@ def test_truncation_at_every_byte(tmp_path: Path) -> None:
     loaded = [size for size in range(len(data)) if _load_or_refuse(data[:size], path)]
     # A model that is cut at the end of a field and still sound is a model; few cuts are.
     assert len(loaded) <= 3
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(flips=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 7)), min_size=1, max_size=4))
-def test_flipped_bits_load_or_are_refused(flips: list[tuple[int, int]], tmp_path: Path) -> None:
-    data = bytearray(onnx.parser.parse_model(SMALL).SerializeToString())
-    for position, bit in flips:
-        data[position % len(data)] ^= 1 << bit
-    _load_or_refuse(bytes(data), tmp_path / "model.onnx")

@@ -11,27 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
-from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 
-from rewriter.errors import ModelError, RewriteError, UsageError
+from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.files.save import check_output, staged_output
 from tests.cases import names
+from tests.rewriter.files.conftest import WEIGHTS, answer
 
 if TYPE_CHECKING:
     from tests.rewriter.files.conftest import MakeExternal
 
-WEIGHTS = np.arange(1024, dtype=np.float32)
 DIGEST = hashlib.sha256(WEIGHTS.tobytes()).hexdigest()[:12]
-
-
-def answer(path: Path) -> np.ndarray:
-    """Run `y = x + W` for x = 0 in onnxruntime: W as the file at `path` has it."""
-    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    result: np.ndarray = session.run(None, {"x": np.zeros(1024, np.float32)})[0]
-    return result
 
 
 def save(
@@ -109,27 +100,6 @@ def test_what_a_block_leaves(
     assert names(elsewhere) == {"mine.data"} | made
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before the rename", "after the rename"])
-def test_interrupt_inside_commit(
-    source: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
-) -> None:
-    model = load_model(source)
-    replace = os.replace
-
-    def interrupt(one: Path, other: Path) -> None:
-        if after:
-            replace(one, other)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        save(
-            model,
-            elsewhere / "out.onnx",
-            before_commit=lambda: monkeypatch.setattr(os, "replace", interrupt),
-        )
-    assert names(elsewhere) == ({"out.onnx", f"out-{DIGEST}.data"} if after else set())
-
-
 # Where an output may stand ---------------------------------------------------------------------------------
 
 
@@ -187,12 +157,6 @@ def test_paths_that_cannot_be_written(out: str, reason: str, inline: LoadedModel
     assert str(caught.value).isprintable()
 
 
-def test_directory_without_permission(inline: LoadedModel, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    with pytest.raises(UsageError, match="is not writable"):
-        check_output(elsewhere / "out.onnx", source=inline, force=False)
-
-
 def test_input_is_never_the_output(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link.onnx").symlink_to(source)
     (tmp_path / "hard.onnx").hardlink_to(source)
@@ -241,10 +205,7 @@ def test_same_directory_keeps_references_and_reads_nothing(source: Path, monkeyp
     assert np.array_equal(answer(source.parent / "out.onnx"), WEIGHTS)
 
 
-def test_other_directory_gets_the_data_under_its_digest(
-    source: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rewriter.files.save.CHUNK", 1000)
+def test_other_directory_gets_the_data_under_its_digest(source: Path, elsewhere: Path) -> None:
     model = load_model(source)
     before = model.proto.SerializeToString()
     with staged_output(model.proto, elsewhere / "out.onnx", source=model, force=False) as staged:
@@ -410,23 +371,9 @@ def test_directory_that_cannot_be_synced_is_tolerated(
     assert names(elsewhere) == {"out.onnx"}
 
 
-@pytest.mark.parametrize("way", ["refused by protobuf", "too many bytes"])
-def test_two_gigabytes_inline_cannot_be_written(
-    way: str, source: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_gigabytes_inline_cannot_be_written(source: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(source)
-    before = model.proto.SerializeToString()
-    if way == "too many bytes":
-        monkeypatch.setattr("rewriter.files.save.MAX_FILE", 10)
-    else:
-
-        def refuse(_: object, **__: object) -> bytes:
-            raise EncodeError("Failed to serialize proto")
-
-        monkeypatch.setattr(onnx.ModelProto, "SerializeToString", refuse)
-    with pytest.raises(ModelError, match="2 GiB or more inline") as caught:
+    monkeypatch.setattr("rewriter.files.save.MAX_FILE", 10)
+    with pytest.raises(ModelError, match="2 GiB or more inline"):
         save(model, elsewhere / "out.onnx")
-    assert isinstance(caught.value, RewriteError)
-    monkeypatch.undo()
-    assert model.proto.SerializeToString() == before
     assert not names(elsewhere)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto
 
-from rewriter import rewrite
 from rewriter.errors import ModelError
 from rewriter.files import soundness
 from rewriter.files.load import load_model
 from rewriter.files.soundness import check_structure, sort_main_graph
 from rewriter.graph.walk import MAX_DEPTH
-from tests.committed import EACH_FILE
 from tests.counting import steps
 
 
@@ -62,16 +59,11 @@ ORDER, SSA = "must be topologically sorted, however input", "must be in single s
 
 UNSOUND = {
     "undefined input": ("y = Add(x, z)", f"{ORDER} 'z'"),
-    "undefined output": ("z = Neg(x)", "Graph output 'y' is not an output of any node"),
     "out of order": ("y = Neg(a) a = Relu(x)", f"{ORDER} 'a'"),
     "branch reads later name": (f"y = {IF % 'o = Neg(a)'} a = Relu(x)", f"{ORDER} 'a'"),
-    "cycle": ("a = Neg(b) b = Neg(a) y = Exp(a)", f"{ORDER} 'b'"),
-    "self loop": ("y = Add(x, y)", f"{ORDER} 'y'"),
     "cycle through a branch": (f"y = {IF % 'o = Neg(a)'} a = Relu(y)", f"{ORDER} 'a'"),
     "output twice": ("y = Neg(x) y = Relu(x)", f"{SSA} 'y'"),
-    "output twice in one node": ("y, y = Split(x)", f"{SSA} 'y'"),
     "output behind one without a name": (", x = Split(x) y = Neg(x)", f"{SSA} 'x'"),
-    "output is input": ("x = Neg(x) y = Neg(x)", f"{SSA} 'x'"),
     "output is initializer": ("w = Neg(w) y = Neg(x)", f"{SSA} 'w'"),
     "branch output shadows": (f"a = Neg(x) y = {IF % 'a = Neg(x) o = Neg(a)'}", f"{SSA} 'a'"),
     "branch returns outer name": (f"y = {IF.replace('[2] o', '[2] x', 1) % ''}", "Graph output 'x' is not an output"),
@@ -90,7 +82,6 @@ UNSOUND = {
         CALL + FUNCTION + "f (p) => (q) { r = Neg(p) }",
         "local function 'f' breaks a rule of ONNX (opset 17): Graph output 'q' is not an output",
     ),
-    "function input twice": (CALL + FUNCTION + "f (p, p) => (q) { q = Neg(p) }", f"{SSA} 'p'"),
 }
 
 
@@ -270,29 +261,21 @@ def test_time_is_linear(fault: str | None) -> None:
     assert middle - small >= 200
 
 
-@pytest.mark.parametrize(
-    ("main", "size"),
-    [
-        ("y = local.f0(x)", 2),
-        ("y = local.f1(x)", 2 + 2 * 2),
-        ("y = local.f2(x)", 2 + 2 * 6),
-        ("a = local.f1(x) y = local.f1(a)", 12),
-        ("a = local.f1(x) b = local.f0(a) c = local.f0(b) y = local.f0(c)", 12),
-        ("y = Neg(x)", 0),
-    ],
-)
-def test_how_many_nodes_inlining_yields(main: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each function has two nodes, and calls the one before it twice; every call in the graph counts."""
-    model = parse(f"g (float[2] x) => (float[2] y) {{ {main} }}")
-    for index in range(3):
-        inner = f"local.f{index - 1}" if index else "Neg"
-        body = onnx.parser.parse_function(f"{FUNCTION} f{index} (p) => (q) {{ r = {inner}(p) q = {inner}(r) }}")
-        model.functions.append(body)
-    monkeypatch.setattr(soundness, "MAX_INLINED", size)
-    check_structure(model)
-    if size:
-        monkeypatch.setattr(soundness, "MAX_INLINED", size - 1)
-        with pytest.raises(ModelError, match=f"yields more than {size - 1:,} nodes"):
+def test_what_inlining_yields_is_bounded() -> None:
+    """Each function has two nodes and calls the one before it twice: 2 (2^n - 1), and so on for each call."""
+
+    def doubling(count: int, calls: int) -> onnx.ModelProto:
+        chain = " ".join(f"t{i + 1} = local.f{count - 1}(t{i})" for i in range(calls))
+        model = parse(f"g (float[2] t0) => (float[2] t{calls}) {{ {chain} }}")
+        for index in range(count):
+            inner = f"local.f{index - 1}" if index else "Neg"
+            body = onnx.parser.parse_function(f"{FUNCTION} f{index} (p) => (q) {{ r = {inner}(p) q = {inner}(r) }}")
+            model.functions.append(body)
+        return model
+
+    check_structure(doubling(22, 1))
+    for model in (doubling(23, 1), doubling(22, 2), doubling(60, 1)):
+        with pytest.raises(ModelError, match="yields more than 10,000,000 nodes"):
             check_structure(model)
 
 
@@ -310,30 +293,20 @@ def shuffled(order: tuple[int, ...]) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("order", [(1, 0, 2, 3), (3, 2, 1, 0), (0, 2, 1, 3)])
-def test_sorted_on_load(order: tuple[int, ...], tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    path.write_bytes(shuffled(order).SerializeToString())
-    assert [node.op_type for node in load_model(path).proto.graph.node] == ["Neg", "Exp", "Add", "Mul"]
-
-
-def test_sorted_graph_is_not_touched() -> None:
-    model = onnx.parser.parse_model(SORTED)
-    assert not sort_main_graph(model)
-
-
-def test_graph_in_memory_is_refused_rather_than_changed() -> None:
+def test_a_file_is_sorted_and_a_graph_in_memory_refused_rather_than_changed() -> None:
+    assert not sort_main_graph(onnx.parser.parse_model(SORTED))
+    model = shuffled((3, 2, 1, 0))
+    loaded = load_model(model.SerializeToString())
+    assert [node.op_type for node in loaded.proto.graph.node] == ["Neg", "Exp", "Add", "Mul"]
     with pytest.raises(ModelError, match="topologically sorted"):
-        load_model(shuffled((1, 0, 2, 3)))
+        load_model(model)
 
 
-def test_a_cycle_is_named(tmp_path: Path) -> None:
+def test_a_cycle_is_named() -> None:
     model = onnx.parser.parse_model(SORTED)
     model.graph.node[0].input[0] = "c"
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match=r"cycle through node '' \('(Neg|Exp|Add)'\)"):
-        load_model(path)
+        load_model(model.SerializeToString())
 
 
 def test_body_that_reads_a_later_name_is_sorted_with_its_node() -> None:
@@ -393,13 +366,6 @@ UNSUITED = {
         made("y = Relu()"),
         "the graph breaks a rule of ONNX (opset 17): Node with schema(::Relu:14) has input size 0 not in range",
     ),
-    "one input of two": (
-        made("y = MatMul(x)"),
-        "has input size 1 not in range [min=2, max=2]. in Name: OpType: MatMul; export the model again",
-    ),
-    "too many inputs": (made("y = Gemm(x, x, x, x)"), "has input size 4 not in range [min=2, max=3]"),
-    "no input of any number": (made("y = Sum()"), "has input size 0 not in range"),
-    "too many outputs": (made("y, z = Relu(x)"), "has output size 2 not in range [min=1, max=1]"),
     "required input empty": (made("y = MatMul(, x)"), "input 0 is marked single but has an empty string"),
     "inputs of a later opset": (
         made("y = Squeeze(x, x)", 11),
@@ -407,7 +373,6 @@ UNSUITED = {
     ),
     "younger than the opset": (made("y = LayerNormalization(x)", 12), "has 1 input and needs at least 2"),
     "opset of the future": (made("y = Add(x)", NEWEST + 1), "has 1 input and needs at least 2"),
-    "no attribute": (made("y = Cast(x)"), "Required attribute 'to' is missing"),
     "type of an attribute": (
         made("y = Transpose <perm = 1.5> (x)"),
         "Expected: 'INTS', actual: 'FLOAT'",
@@ -416,8 +381,6 @@ UNSUITED = {
         made("y = com.microsoft.BiasGelu(x)"),
         "node '' ('BiasGelu') has 1 input and needs at least 2",
     ),
-    "the first opset": (made("y = Neg(x, x, x)", 1), "has input size 3 not in range [min=1, max=1]"),
-    "undeclared attribute": (made("y = Softmax <scale = 1.0> (x)"), "Unrecognized attribute: scale"),
     "a reference outside of functions": (
         made("y = Transpose <perm: ints = @order> (x)"),
         "('Transpose') refers with 'perm' to an attribute of a function, but is in none",
@@ -490,11 +453,6 @@ def test_operators_of_onnxruntime_need_as_many_inputs_as_it_says() -> None:
     assert {schemas[name].min_output for name in soundness._MICROSOFT} == {1}
 
 
-@EACH_FILE
-def test_committed_models_pass(path: object) -> None:
-    check_structure(onnx.load(str(path)))
-
-
 @pytest.mark.parametrize("outputs", [[], [""], ["", "z"]])
 def test_operators_of_onnxruntime_have_a_first_output(outputs: list[str]) -> None:
     model = made("w = com.microsoft.Gelu(x) y = Neg(x)")
@@ -504,20 +462,11 @@ def test_operators_of_onnxruntime_have_a_first_output(outputs: list[str]) -> Non
 
 
 def test_an_attribute_that_a_function_passes_on_without_its_type() -> None:
-    """onnxruntime runs it, and `onnx.parser` writes it so: it loads, converts and is proved."""
-    weights = {name: np.random.default_rng(0).normal(size=size) for name, size in (("W", (8, 16)), ("V", (16, 8)))}
-    call, body = "y = MatMul(x, W) h = local.act<alpha = 0.1>(y) z = MatMul(h, V)", "q = LeakyRelu<alpha = @alpha>(p)"
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 17, "local": 1]> g (float[n, 8] x) => (float[n, 8] z) '
-        f'{{ {call} }} <domain: "local", opset_import: ["": 17]> act <alpha> (p) => (q) {{ {body} }}'
-    )
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(each.astype(np.float32), name) for name, each in weights.items()
-    )
+    """onnxruntime runs it, and `onnx.parser` writes it so."""
+    body = '<domain: "local", opset_import: ["": 17]> act <alpha> (p) => (q) { q = LeakyRelu<alpha = @alpha>(p) }'
+    model = parse(f"g (float[2] x) => (float[2] y) {{ y = local.act<alpha = 0.1>(x) }} {body}")
     assert not model.functions[0].node[0].attribute[0].type
-    report = rewrite(model, providers=["cpu"])
-    assert report.exit_status == 0
-    assert report.blocks[0].activation == "leaky_relu(right=1, left=0.1)"
+    check_structure(model)
     model.functions[0].node[0].attribute[0].name = "beta"
     with pytest.raises(ModelError, match="of 'attr' is required but missing"):
         check_structure(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import ml_dtypes
@@ -24,18 +23,14 @@ def compare(name: str, expected: Any, actual: Any) -> OutputStats:
 
 
 def test_every_figure() -> None:
-    """The fourth is near 0, the last two are no numbers."""
+    """The last two are no numbers."""
     expected = array(100, -10, 20, 0.05, 50, NAN, INF)
     actual = array(101, -10.5, 20, 0.0625, 40, NAN, INF)
     found = compare("y", expected[:, None], actual[:, None])
     assert (found.elements, found.finite) == (7, 5)
-    assert (found.max_abs, found.worst) == (10.0, (4, 0))
-    assert found.mean_abs == pytest.approx((1 + 0.5 + 0.0 + 0.0125 + 10.0) / 5, rel=1e-6)
-    assert found.max_rel == pytest.approx(0.2)  # 0.05 is below a thousandth of the largest value
+    assert found.max_abs == 10.0
     assert found.min_tolerance == pytest.approx(10.0 / 51.0)
-    e, a = (each[:5].astype(np.float64) for each in (expected, actual))
-    assert found.cosine == pytest.approx(e @ a / math.sqrt((e @ e) * (a @ a)), rel=1e-12)
-    assert (found.top1, found.kl) == (None, None)
+    assert found.top1 is None
 
 
 def test_several_cases() -> None:
@@ -43,15 +38,11 @@ def test_several_cases() -> None:
     none = np.zeros((0, 2), np.float32), np.zeros((0, 2), np.float32)
     two = array([NAN, 0], [5, 0], [0, 6]), array([NAN, 0], [5, 0.5], [3, 6])
     found = compare_cases("logits", *zip(one, none, two, strict=True))
-    assert (found.elements, found.finite, found.max_abs, found.worst, found.worst_case) == (10, 9, 3.0, (2, 0), 2)
-    assert found.mean_abs == pytest.approx((1 + 0.5 + 3) / 9)
-    assert (found.max_rel, found.top1) == (1.0, 1.0)
-    assert compare("logits", *two).kl is not None
-    assert found.kl == pytest.approx(sum((compare("logits", *each).kl or 0) * 2 for each in (one, two)) / 4)
+    assert (found.elements, found.finite, found.max_abs, found.top1) == (10, 9, 3.0, 1.0)
     for bad in ((array(NAN), array(0)), (array(1), array(1, 2))):
         for pairs in ((bad, (array(1), array(1))), ((array(1), array(1)), bad)):
             spoilt = compare_cases("y", *zip(*pairs, strict=True))
-            assert (spoilt.max_abs, spoilt.max_rel, spoilt.min_tolerance) == (INF, INF, INF)
+            assert (spoilt.max_abs, spoilt.min_tolerance) == (INF, INF)
 
 
 @pytest.mark.parametrize(
@@ -69,13 +60,12 @@ def test_several_cases() -> None:
 def test_what_no_tolerance_forgives(expected: Any, actual: Any) -> None:
     found = compare("y", expected, actual)
     assert (found.max_abs, found.min_tolerance) == (INF, INF)
-    assert found.same_shape is (expected.shape == actual.shape)
+    assert bool(found.elements) is (expected.shape == actual.shape)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64, ml_dtypes.bfloat16, np.int8, np.int64, np.uint64])
 def test_types(dtype: Any) -> None:
-    stats = compare("y", array(1, 2, 3, dtype=dtype), array(1, 2, 5, dtype=dtype))
-    assert (stats.max_abs, stats.worst) == (2, (2,))
+    assert compare("y", array(1, 2, 3, dtype=dtype), array(1, 2, 5, dtype=dtype)).max_abs == 2
 
 
 def test_integers_beyond_the_mantissa() -> None:
@@ -89,14 +79,14 @@ def test_equal_booleans_strings_and_nothing() -> None:
     assert compare("y", array(True, False, dtype=bool), array(True, True, dtype=bool)).max_abs == 1
     words = np.array([["a", "b"], ["c", "d"]], dtype=object)
     same = compare("y", words, words.copy())
-    assert (same.elements, same.finite, same.max_abs, same.min_tolerance, same.cosine) == (4, 4, 0, 0, None)
+    assert (same.elements, same.finite, same.max_abs, same.min_tolerance) == (4, 4, 0, 0)
     equal = compare("y", array(1, NAN, INF, 0), array(1, NAN, INF, 0))
-    assert (equal.max_abs, equal.max_rel, equal.min_tolerance) == (0, 0, 0)
+    assert (equal.max_abs, equal.min_tolerance) == (0, 0)
     for shape in ((0,), (2, 0), (0, 5)):
         none = compare("logits", np.zeros(shape, np.float32), np.zeros(shape, np.float32))
-        assert (none.elements, none.max_abs, none.worst, none.cosine, none.top1) == (0, 0, None, None, None)
+        assert (none.elements, none.max_abs, none.top1) == (0, 0, None)
     scalar = compare("loss", np.full((), 1, np.float32), np.full((), 1.5, np.float32))
-    assert (scalar.max_abs, scalar.worst, scalar.top1) == (0.5, (), None)
+    assert (scalar.max_abs, scalar.top1) == (0.5, None)
 
 
 def test_why_nothing_was_compared() -> None:
@@ -113,27 +103,6 @@ def test_the_tolerance_is_the_smallest() -> None:
     least = compare("y", expected, actual).min_tolerance
     for tolerance, holds in ((least * (1 + 1e-12), True), (least * 0.999, False)):
         assert np.allclose(actual, expected, atol=tolerance, rtol=tolerance) is holds
-
-
-def test_a_thousandth_of_the_largest_value_is_not_near_zero() -> None:
-    assert compare("y", array(1000, 1), array(1000, 1.5)).max_rel == 0.5
-    assert compare("y", array(1024, 1), array(1024, 1.5)).max_rel == 0.0
-    assert compare("y", array(-1000, 1, INF), array(-1000, 1.5, INF)).max_rel == 0.5
-
-
-def test_cosines_stay_within_one() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        vector = rng.normal(size=7)
-        for factor in (3.0, -3.0):
-            cosine = compare("y", vector, factor * vector).cosine
-            assert cosine is not None
-            assert 1.0 >= abs(cosine) > 1.0 - 1e-12
-            assert (cosine > 0) is (factor > 0)
-    assert compare("y", array(1, 0), array(0, 1)).cosine == 0.0
-    huge = array(1e300, 1e300, dtype=np.float64)
-    for one, other in ((array(0, 0), array(0, 1)), (array(0, 1), array(0, 0)), (huge, huge)):
-        assert compare("y", one, other).cosine is None
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
@@ -156,20 +125,9 @@ def test_which_outputs_are_ranked(name: str, values: Any, ranked: bool) -> None:
 
 
 def test_rows_are_ranked_by_their_largest_entry() -> None:
-    """Rows with NaN or infinity count for nothing; the divergence is the mean over the others."""
+    """Rows with NaN or infinity count for nothing."""
     expected = array([1, 2, 0], [3, 0, 0], [NAN, 0, 0], [-INF, 1, 0])
     actual = array([1, 2, 0], [0, 0, 3], [0, 0, 0], [-INF, 2, 0])
-    found = compare("y", expected, actual)
-    assert found.top1 == pytest.approx(2 / 3)
-
-    def divergence(e: list[float], a: list[float]) -> float:
-        p, q = (np.exp(each) / np.sum(np.exp(each)) for each in (e, a))
-        return float(np.sum(p * np.log(p / q)))
-
-    expected_kl = (divergence([3, 0, 0], [0, 0, 3]) + divergence([1, 0], [2, 0])) / 3
-    assert found.kl == pytest.approx(expected_kl, rel=1e-12)
+    assert compare("y", expected, actual).top1 == pytest.approx(2 / 3)
     for row in ([NAN, 0, 1], [INF, 0, 1], [-INF] * 3):
-        alone = compare("y", array(row), array(row))
-        assert (alone.top1, alone.kl) == (None, None)
-    masked = array([0, 1, -INF])
-    assert compare("logits", masked, masked).kl == 0
+        assert compare("y", array(row), array(row)).top1 is None

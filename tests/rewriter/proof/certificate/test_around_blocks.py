@@ -13,14 +13,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.forms.spelling import BLOCK_KEY, DOMAIN
+from passes.forms.builder import BLOCK_KEY, DOMAIN
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite, validate
 from rewriter.api.rows import claim_of
 from rewriter.files.load import LoadedModel
 from rewriter.proof.certificate.certify import Claimed, certify
-from rewriter.proof.validate import replaced
 from tests import changes
 from tests.changes import body, copied, insert, maker
 from tests.committed import EACH_FILE, FOLDER
@@ -86,7 +85,7 @@ def refusals(plan: Plan, rewritten: onnx.ModelProto) -> list[str]:
     claims = [claim_of(conversion) for conversion in plan.conversions]
     held = {each.output: Claimed(1e-6, each.domain if isfinite(each.domain) else None) for each in claims}
     pair = (LoadedModel(each, None, None, (), 0) for each in (plan.model, rewritten))  # also what no checker takes
-    found = certify(*pair, claims=held, blocks=replaced(claims))
+    found = certify(*pair, claims=held, blocks=claims)
     return [each.text for each in found.refusals]
 
 

@@ -58,33 +58,6 @@ def test_what_is_no_selection(body: str) -> None:
     assert facts(graph).rows == {}
 
 
-RANGE = "s = Shape(ids) n = Gather(s, one) p = Range(zero, n, one)"
-POSITIONS = {
-    "counted": (f"{RANGE} y = Gather(table, p)", 64),
-    "with an offset": (f"{RANGE} q = Add(p, two) y = Gather(table, q)", 62),
-    "cumulative sum of a mask": ("p = CumSum(ids, one) q = Mul(p, ids) y = Gather(table, q)", 63),
-    "numbered as in OPT": (
-        "p = CumSum(ids, one) q = Mul(p, ids) r = Sub(q, one) s = Add(r, two) y = Gather(table, s)",
-        62,
-    ),
-    "a slice of the table": ("n = Shape(ids) e = Slice(n, ones, twos) y = Slice(table, zeros, e)", 64),
-    "buckets of distances": (f"{RANGE} q = Abs(p) r = Min(q, two) y = Gather(table, r)", None),
-    "stored, and cut": ("n = Shape(ids) e = Slice(n, ones, twos) p = Slice(stored, zeros, e) y = Gather(table, p)", 64),
-    "distances": (f"{RANGE} q = Unsqueeze(p, one) r = Sub(p, q) y = Gather(table, r)", None),
-    "token types": (f"{RANGE} y = Gather(types, p)", None),
-}
-
-
-@pytest.mark.parametrize("case", POSITIONS)
-def test_positions(case: str) -> None:
-    body, limit = POSITIONS[case]
-    graph = f"""g (int64[batch, seq] ids) => (float y)
-        <float[64, 8] table, float[2, 8] types, int64 zero = {{0}}, int64 one = {{1}}, int64 two = {{2}},
-         int64[4] stored = {{0, 1, 2, 3}},
-         int64[1] zeros = {{0}}, int64[1] ones = {{1}}, int64[1] twos = {{2}}> {{ {body} }}"""
-    assert facts(graph).longest == limit
-
-
 @pytest.mark.parametrize(
     ("body", "sizes"),
     [
@@ -142,6 +115,5 @@ def test_a_past_has_the_sizes_of_its_reader(case: str) -> None:
     for name in "kv":
         assert (found.sizes[name, 1], found.sizes[name, 3]) == SIZES[case]
         assert found.kinds[name, 2] is Kind.PAST
-    assert found.longest == (50 if "cos" in ATTENTION[case] else None)
     roles = {"Group": Role.LAST_INDEX, "Multi": Role.PAST_LENGTH}
     assert found.roles.get("last") == next((role for name, role in roles.items() if name in ATTENTION[case]), None)

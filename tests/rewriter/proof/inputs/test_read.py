@@ -195,15 +195,6 @@ def test_a_tokenizer_of_another_model() -> None:
         tokenized(Text("the cat sat", tokenizer()), looks_up("int64[b, s] input_ids", table=3))
 
 
-def test_more_tokens_than_positions() -> None:
-    from tests.committed import FOLDER
-
-    proto = onnx.load(FOLDER / "silu-decoder.onnx")
-    assert tokenized(Text("the " * 64, tokenizer()), proto).cases[0].feeds["input_ids"].shape == (1, 64)
-    with pytest.raises(UsageError, match="the text has 65 tokens, and the model takes at most 64"):
-        tokenized(Text("the " * 65, tokenizer()), proto)
-
-
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"type": "BPE"}}', "\x00\xff"])
 def test_files_that_are_no_tokenizer(content: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"

@@ -12,8 +12,7 @@ import pytest
 
 from rewriter import Report, rewrite
 from rewriter.report.html import render, rendering, write_page
-from rewriter.report.html.page import render_heads
-from rewriter.report.html.rendering import short
+from rewriter.report.html.page import render_heads, short
 from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large, passed
 from tests.textmodels import SILU, mlp
 
@@ -64,7 +63,8 @@ def pages() -> dict[str, str]:
 
 
 each_page = pytest.mark.parametrize("name", REPORTS)
-ALL = ["Proved for every input", "Outputs", "Blocks", "Operators", "Conditions"]
+REST = ["Only run", "Blocks", "Operators", "Made with"]
+ALL = ["Proved for every input", "Measured on every float", *REST]
 
 
 @each_page
@@ -124,11 +124,16 @@ def test_tables_are_named(name: str, pages: dict[str, str]) -> None:
         ("gelu", "Passed", "1 block, 72 attention heads, certified for every input, run on cpu", ALL),
         ("mish", "Passed", "certified for every input", ALL),
         ("failed", "Failed", "the proof failed, nothing was written", ["What failed", *ALL[1:]]),
-        ("left", "Nothing to convert", "1 candidate left", ["Blocks", "Conditions"]),
-        ("nothing-at-all", "Nothing to convert", "no candidate was found", ["Conditions"]),
-        ("dry-run", "Planned", "1 block, 8 attention heads in <memory>; nothing was written", ["Blocks", "Conditions"]),
-        ("not-proved", "Not proved", "1 block, 8 attention heads, in memory", ["Blocks", "Operators", "Conditions"]),
-        ("extreme", "Failed", "And 800 more; the JSON report holds them all.", ["What failed", *ALL]),
+        ("left", "Nothing to convert", "1 candidate left", ["Blocks", "Made with"]),
+        ("nothing-at-all", "Nothing to convert", "no candidate was found", ["Made with"]),
+        ("dry-run", "Planned", "1 block, 8 attention heads in <memory>; nothing was written", ["Blocks", "Made with"]),
+        ("not-proved", "Not proved", "1 block, 8 attention heads, in memory", ["Blocks", "Operators", "Made with"]),
+        (
+            "extreme",
+            "Failed",
+            "And 800 more; the JSON report holds them all.",
+            ["What failed", "Proved for every input", "Tested", *REST],
+        ),
     ],
 )
 def test_verdict_and_sections(
@@ -142,9 +147,27 @@ def test_verdict_and_sections(
     assert ("2 failed" in taken.of("span")) is (name == "failed")
 
 
+def test_three_sentences_say_how_sure_it_is(pages: dict[str, str]) -> None:
+    """Each begins with a link to its table."""
+    shown = " ".join(Page(pages["gelu"]).visible().split())
+    proved, measured, only_run = (
+        shown.index(word) for word in ("Proved for every", "Measured on every", "Only run on")
+    )
+    assert proved < measured < only_run < shown.index("Proved for every input Measured on every float Only run Blocks")
+    assert "over the reals: each activation within 2.4e-08 of max(1, |f|); all else identical. Rounding is" in shown
+    assert "on every finite float32, once for each program, not in this file: within 1.7e-07 of max(1, |f|)" in shown
+    assert re.search(r"Only run on 3 inputs, on cpu: the outputs differ by at most \d.\de-\d+; their error is ", shown)
+    assert "on every finite float16, once" in Page(pages["float16"]).visible()
+    assert "certainty" not in str(Page(pages["dry-run"]).all("ul"))
+
+
 def test_what_is_not_certified_is_called_tested() -> None:
     taken = Page(render(rewrite(mlp(SILU), form="masked")))
-    assert "1 block, 8 attention heads, tested, not certified" in taken.visible()
+    shown = taken.visible()
+    assert "1 block, 8 attention heads, tested, not certified" in shown
+    assert "nothing for every input (1 block is left to tests: mlp)" in shown
+    assert "Tested 1 block, on inputs of " in " ".join(shown.split())
+    assert "Measured" not in shown
     assert "Proved for every input" not in taken.of("h2")
 
 
