@@ -92,6 +92,15 @@ def test_errors_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_operator_without_a_kernel_whose_definition_is_younger_than_the_model() -> None:
+    """onnxruntime computes Softplus in float32 only; ONNX defines it by others since opset 18."""
+    text = '<ir_version: 8, opset_import: ["": %d]> g (double[n] x) => (double[n] y) { y = Softplus(x) }'
+    made = open_session(parser.parse_model(text % 18)).run({"x": np.zeros(1)})["y"]
+    np.testing.assert_allclose(made, np.log(2.0))
+    with pytest.raises(ValidationError, match=r"could not load the model: .*Softplus"):
+        open_session(parser.parse_model(text % 17))
+
+
 @pytest.mark.cuda
 def test_cuda_runs() -> None:
     if "cuda" not in available_providers():
