@@ -142,7 +142,7 @@ class Maker:
 
     def _settings(self) -> tuple[Setting, ...]:
         """Several sequences and a long one come first, because only the first cases feed the tests of blocks."""
-        common = Setting(3, 17), Setting(1, 64)
+        common = Setting(3, 17), Setting(1, 64), Setting(1, 17)
         if not self._cached and not self._branches:
             return *common, Setting(1, 1), Setting(3, 2)
         new = 1 if self._branches else 2
