@@ -22,7 +22,6 @@ from passes.match.names import Namer
 from passes.options import WHOLE, Options
 from passes.recognise import Made, Recognised, inline_values, recognise
 from passes.record import with_record
-from passes.sizes import BATCH, TOKENS
 from passes.whole.route import Whole, unfit, whole_for
 from passes.whole.widen import carry_whole
 from rewriter.graph.constants import Read
@@ -99,14 +98,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
 
 def sublayers_only(plan: Plan) -> Plan:
     """The same plan with bias tokens in each sublayer, with which blocks can be proved one at a time."""
-    conversions = tuple(replace(each, merged=_merged(plan.whole, each)) for each in plan.conversions)
-    return replace(plan, conversions=conversions, whole=None)
-
-
-def _merged(whole: Whole | None, conversion: Conversion) -> bool:
-    """Whether the block's input has the tokens of all sequences in its first axis, as the route knows."""
-    sizes = () if whole is None else whole.sizes.get(conversion.inputs[0], ())
-    return bool(sizes) and sizes[0] == BATCH * TOKENS
+    return replace(plan, whole=None)
 
 
 def carried(plan: Plan) -> Plan:
