@@ -189,9 +189,8 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):
-        around = (
-            _around_softmax if key_of(node) == ("", "Softmax") else _operator if key_of(node) in _OPERATORS else None
-        )
+        kind = key_of(node)
+        around = _around_softmax if kind == ("", "Softmax") else _operator if kind in _OPERATORS else None
         if around is None or index in made:
             continue
         try:
