@@ -83,7 +83,7 @@ def test_cases_that_the_model_refuses_are_left_out_in_every_engine() -> None:
 
 
 def test_cases_that_may_not_be_refused() -> None:
-    with pytest.raises(ValidationError, match="onnxruntime could not run the model"):
+    with pytest.raises(ValidationError, match="input 'ids' holds 9, and the table it is for has 2 entries"):
         run_picky(picky([0, 1, 9], [1]), may_refuse=False)
 
 
