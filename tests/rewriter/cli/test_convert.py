@@ -59,9 +59,10 @@ def test_0_converted(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     (room / "out.onnx").write_bytes(b"precious")
-    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--force"]) == 1
+    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--html", "p.html", "--force"]) == 1
     assert (room / "out.onnx").read_bytes() == b"precious"
-    assert names(room) == {"model.onnx", "out.onnx", "report.json"}
+    assert names(room) == {"model.onnx", "out.onnx", "report.json", "p.html"}
+    assert "<title>Failed: " in (room / "p.html").read_text(encoding="utf-8")
     out = capsys.readouterr().out
     assert "mlp: not certified: " in out.replace("\n", " ")
     assert last_line(out) == "FAILED  1 block, read as 8 attention heads: the proof failed, nothing was written"
