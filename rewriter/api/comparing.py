@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 
-from passes.forms.whole import COUNT, ROWS
+from passes.forms.square import COUNT, ROWS
 from passes.options import Options
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
