@@ -232,12 +232,12 @@ def open_stream(
 class Positions:
     """Position slots of one block's stream: one per bias token, then one per token."""
 
-    def __init__(self, b: Builder, bias_tokens: int, max_tokens: int, omega: float) -> None:
+    def __init__(self, b: Builder, groups: tuple[Group, ...], max_tokens: int) -> None:
         self._b = b
-        self._bias_tokens = bias_tokens
+        self._bias_tokens = max(group.bias_tokens for group in groups)
+        self._omega = default_omega(groups, b.compute_type)
         self.tokens = max_tokens
-        self._omega = omega
-        self.slots = bias_tokens + max_tokens
+        self.slots = self._bias_tokens + max_tokens
         self._all = b.fragment.constant("slots", np.arange(self.slots, dtype=np.int64))
 
     def of_tokens(self, count: Tensor) -> Variable:
