@@ -106,9 +106,11 @@ def test_a_wrong_coefficient_is_noticed(which: str) -> None:
     assert found.at_least > program.max_error
 
 
-@EACH
-def test_stated_errors_are_no_exaggeration(activation: str, program: Program) -> None:
-    y = np.linspace(-12.0, 12.0, 400_001)
+@pytest.mark.parametrize(("activation", "program"), TABLE, ids=[f"{name}-{program.name}" for name, program in TABLE])
+def test_stated_errors_are_neither_too_small_nor_exaggerated(activation: str, program: Program) -> None:
+    """Measured, which takes no time; `test_stated_errors_are_proved` is the proof."""
+    y = np.linspace(-12.0, 12.0, 40_001)
     y = y[np.abs(y) <= program.domain]
     (entry,) = [entry for entry in ACTIVATIONS if entry.name == activation]
-    assert np.max(np.abs(program.evaluate(y) - entry.function(y, entry.usual))) > 0.97 * program.max_error
+    error = np.max(np.abs(program.evaluate(y) - entry.function(y, entry.usual)))
+    assert 0.97 * program.max_error < error <= program.max_error + 1e-14
