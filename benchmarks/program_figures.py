@@ -16,7 +16,7 @@ import onnx
 from benchmarks.figures import Array, Curve, Panel, drawing
 from passes.conversion import Conversion
 from passes.forms.local import emit_local
-from passes.forms.spelling import LineOf, function_of
+from passes.forms.spelling import function_of, line_of
 from passes.match.blocks import Block
 from passes.match.identify import Identified, Region
 from passes.programs.activations import ACTIVATIONS, Activation
@@ -262,7 +262,7 @@ def run_line(entry: Line, g: Any) -> Any:
     weights = [entry.end, *(weight for _, weight in entry.pairs), *middle]
     inputs = {"query": g, "step": np.float32(-entry.step), "rates": np.asarray(rates, np.float32)}
     inputs["weights"] = np.asarray([entry.step * weight for weight in weights], np.float32)
-    function = function_of(LineOf(len(entry.pairs), bool(entry.middle)), 17)
+    function = function_of(line_of(inputs, len(entry.pairs), middle=bool(entry.middle), double=False), 17)
     return ReferenceEvaluator(function).run(None, inputs, attributes={})[0]
 
 

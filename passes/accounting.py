@@ -141,10 +141,11 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
     total = sum(_work(view, op.weight) for view in plan.views for op in operators[view.path].values())
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]
-    blocks = []
+    blocks, works = [], dict[tuple[Path, str], int]()
     for block, count in entries:
         view = plan.view_of(block)
         weights = [op.weight for op in (*block.first, *block.second)]
+        works.update(((block.path, weight), _work(view, weight)) for weight in weights)
         work = sum(_work(view, weight) for weight in weights)
         d_model, d_ff = next((op.in_features for op in block.first), None), block.neurons
         forms: tuple[FormCost, ...] = ()
@@ -163,7 +164,9 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
                 refused=refused,
             )
         )
-    return Accounting(tuple(blocks), d_head, heads, sum(block.share for block in blocks), _remaining(plan), tokens)
+    # Activations that are parts of another read the same weights.
+    share = sum(works.values()) / total if total else 0.0
+    return Accounting(tuple(blocks), d_head, heads, share, _remaining(plan), tokens)
 
 
 def _costs(

@@ -44,7 +44,6 @@ class Conversion:
         by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
         carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
         stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
-        merged: whether the block reads the tokens of all sequences as one axis, [batch * tokens, channels].
         written: the program with the coefficients that the form writes, if it adds some of them up first.
     """
 
@@ -58,7 +57,6 @@ class Conversion:
     by_reference: str = ""
     carried: int = 0
     stream: str = ""
-    merged: bool = False
     written: Program | None = None
 
     @property

@@ -15,14 +15,13 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.forms import FORMS, convert
-from passes.match.blocks import Block, Left, find
+from passes.match.blocks import QUANTISING, Block, Left, find
 from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
 from passes.options import WHOLE, Options
 from passes.recognise import Made, Recognised, inline_values, recognise
 from passes.record import with_record
-from passes.sizes import BATCH, TOKENS
 from passes.whole.route import Whole, unfit, whole_for
 from passes.whole.widen import carry_whole
 from rewriter.graph.constants import Read
@@ -99,14 +98,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
 
 def sublayers_only(plan: Plan) -> Plan:
     """The same plan with bias tokens in each sublayer, with which blocks can be proved one at a time."""
-    conversions = tuple(replace(each, merged=_merged(plan.whole, each)) for each in plan.conversions)
-    return replace(plan, conversions=conversions, whole=None)
-
-
-def _merged(whole: Whole | None, conversion: Conversion) -> bool:
-    """Whether the block's input has the tokens of all sequences in its first axis, as the route knows."""
-    sizes = () if whole is None else whole.sizes.get(conversion.inputs[0], ())
-    return bool(sizes) and sizes[0] == BATCH * TOKENS
+    return replace(plan, whole=None)
 
 
 def carried(plan: Plan) -> Plan:
@@ -228,7 +220,9 @@ def _used(plan: Plan) -> frozenset[str]:
     names: set[str] = set()
     for block in (*(conversion.block for conversion in plan.conversions), *plan.undetermined):
         view = plan.view_of(block)
-        for index in (*block.region.nodes, *(operator.node for operator in block.first)):
+        # An operator on quantised numbers ends with the rounding of the activation's output.
+        rounding = [each for each in view.consumers.get(block.output, ()) if view.nodes[each].op_type in QUANTISING]
+        for index in (*block.region.nodes, *(operator.node for operator in block.first), *rounding):
             names.update(view.nodes[index].output)
     return frozenset(names)
 

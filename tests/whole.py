@@ -9,7 +9,7 @@ normalised, and nothing else. `layers_of` reads the weights of an exported model
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -18,7 +18,6 @@ import onnx
 from onnx import numpy_helper
 
 from tests.attention import Array, HeadNumbers, ProgramNumbers
-from tests.changes import set_nodes
 
 ARCHITECTURES = {
     "silu-decoder": "gpt2",
@@ -286,24 +285,12 @@ def _norms(model: onnx.ModelProto, constants: dict[str, Array]) -> list[Norm]:
     return [Norm(constants[name], constants.get(name.removesuffix("weight") + "bias"), epsilon) for name in gains]
 
 
-def changed(model: onnx.ModelProto, tensor: str, edit: Callable[[Array], Array]) -> onnx.ModelProto:
-    """A copy in which an initializer has other values."""
-    result = deepcopy(model)
-    entry = next(each for each in result.graph.initializer if each.name == tensor)
-    values = numpy_helper.to_array(entry)
-    entry.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(edit(values.copy()), values.dtype), tensor))
-    return result
-
-
 def without_padding(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model without its attention mask: all ones, of the shape of the tokens."""
     result = deepcopy(model)
     result.graph.input.remove(next(value for value in result.graph.input if value.name == "attention_mask"))
     one = numpy_helper.from_array(np.ones(1, np.int64))
-    nodes = [
-        onnx.helper.make_node("Shape", ["input_ids"], ["mask_shape"]),
-        onnx.helper.make_node("ConstantOfShape", ["mask_shape"], ["attention_mask"], value=one),
-    ]
-    nodes += list(result.graph.node)
-    set_nodes(result.graph.node, nodes)
+    made = onnx.helper.make_node("ConstantOfShape", ["mask_shape"], ["attention_mask"], value=one)
+    result.graph.node.insert(0, made)
+    result.graph.node.insert(0, onnx.helper.make_node("Shape", ["input_ids"], ["mask_shape"]))
     return result

@@ -14,11 +14,11 @@ from passes.forms.square import (
     emit_masked,
     emit_maskless,
     emit_staged,
+    emit_whole,
     prepare_masked,
     prepare_maskless,
     prepare_staged,
 )
-from passes.forms.whole import emit_whole
 from passes.match.blocks import Block
 from passes.match.linear import Miss
 from passes.options import Options

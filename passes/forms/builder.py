@@ -6,77 +6,99 @@ take care of attributes that later opsets turned into inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
-from passes.forms.spelling import BLOCK_KEY, DOMAIN, PROGRAM_KEY, PROJECTIONS_KEY, bounded
 from passes.match.projections import Projections
-from passes.options import FormOptions
+from passes.programs.head import LARGEST_QUERY
 from rewriter.graph.edit import Replacement
+from rewriter.graph.extract import needed
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
-from rewriter.graph.view import GraphView, captured_names
+from rewriter.graph.view import GraphView
 
 SMALLEST_OPSET = 11
 """Range, and Slice with computed bounds, came with opset 10 and 11."""
 
+_BOUNDS_ARE_INPUTS = 11
 _AXES_ARE_INPUTS = 13
+
+# Marks on the nodes that this pass emits: the domain of a function, or an entry in the metadata of a node.
+DOMAIN = "attnonly"
+"""Operator domain of the model-local functions, and prefix of the metadata keys."""
+
+BLOCK_KEY = f"{DOMAIN}.block"
+"""Key of the metadata entry with the name of a node's block."""
+
+LARGEST_SINGLE = 2.0**60
+"""Queries are clipped to this in float32: beyond it, every weight is 0 or 1."""
 
 
 class Builder:
-    """Builds nodes named `<name>/heads/...`.
+    """Builds nodes in a fragment, in the arithmetic of a type.
+
+    Args:
+        fragment: takes the nodes.
+        opset: version of the default domain.
+        compute_type: element type of the arithmetic.
+        wanted: the members of `EXPOSED` that become outputs of the model.
 
     Attributes:
         fragment: the nodes so far.
         compute_type: element type of the arithmetic.
-        dtype: the numpy type of the arithmetic.
-        options: the user's choices.
         exposed: the tensors that become outputs of the model.
     """
 
-    def __init__(self, name: str, *, opset: int, compute_type: int, options: FormOptions) -> None:
-        self.fragment = Fragment(f"{name}/heads")
+    def __init__(self, fragment: Fragment, *, opset: int, compute_type: int, wanted: Sequence[str] = ()) -> None:
+        self.fragment = fragment
         self.compute_type = compute_type
-        self.dtype: DTypeLike = np.float64 if compute_type == onnx.TensorProto.DOUBLE else np.float32
-        self.options = options
-        self._opset = opset
         self.exposed: list[onnx.ValueInfoProto] = []
-        self._wanted = options.exposed(name)
+        self._opset = opset
+        self._wanted = wanted
         self._integers: dict[tuple[int, ...], Constant] = {}
         self._numbers: dict[tuple[str, int], Constant] = {}
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> Builder:
-        """The builder of one block."""
+        """The builder of the nodes `<name>/heads/...` of one block."""
+        name = conversion.block.name
         return cls(
-            conversion.block.name,
+            Fragment(f"{name}/heads"),
             opset=view.opsets.get("", 1),
             compute_type=conversion.compute_type,
-            options=conversion.options,
+            wanted=conversion.options.exposed(name),
         )
 
     def typed(self, compute_type: int) -> Builder:
         """This builder, whose numbers have another type; both add to the same fragment."""
         other = copy(self)
         other.compute_type = compute_type
-        other.dtype = np.float64 if compute_type == onnx.TensorProto.DOUBLE else np.float32
         return other
+
+    def within(self, name: str) -> Builder:
+        """A builder of nodes `<name>/...` in the same fragment."""
+        inner = self.fragment.within(name) if name else self.fragment
+        return Builder(inner, opset=self._opset, compute_type=self.compute_type)
+
+    def apart(self, name: str) -> Builder:
+        """A builder of nodes `<name>/...` in a fragment of their own."""
+        return Builder(Fragment(self.fragment.qualified(name)), opset=self._opset, compute_type=self.compute_type)
+
+    @property
+    def dtype(self) -> type[np.floating]:
+        """The numpy type of the arithmetic."""
+        return np.float64 if self.compute_type == onnx.TensorProto.DOUBLE else np.float32
 
     def expose(self, kind: str, tensor: Tensor, sizes: Sequence[int | None]) -> None:
         """Make a tensor of this builder's type an output if the user wants its kind, a member of `EXPOSED`."""
         if kind in self._wanted:
             value = onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes)
             self.exposed.append(value)
-
-    @property
-    def opset(self) -> int:
-        """Version of the default domain."""
-        return self._opset
 
     # -- constants -----------------------------------------------------------------------------------------
 
@@ -97,10 +119,21 @@ class Builder:
     # -- nodes ---------------------------------------------------------------------------------------------
 
     def node(
-        self, operator: str, inputs: Sequence[Tensor], name: str, *, domain: str | None = None, **attributes: Any
+        self,
+        operator: str,
+        inputs: Sequence[Tensor],
+        name: str,
+        *,
+        domain: str | None = None,
+        **attributes: Any,
     ) -> Variable:
         """A node of any operator."""
         return self.fragment.node(operator, inputs, name, output=None, domain=domain, **attributes)
+
+    def called(self, tensor: Variable, name: str) -> Variable:
+        """The tensor that a node makes, under another name."""
+        tensor.name = self.fragment.qualified(name)
+        return tensor
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
         """An existing tensor, cast to the arithmetic's type if it has another."""
@@ -137,9 +170,19 @@ class Builder:
         """Concatenate along an axis."""
         return self.node("Concat", tensors, name, axis=axis)
 
-    def rows(self, tensor: Tensor, start: Tensor, stop: Tensor, axis: int, name: str) -> Variable:
-        """A slice of one axis; the bounds are 1-D tensors of one integer."""
-        return self.node("Slice", [tensor, start, stop, self.integers(axis)], name)
+    def rows(self, tensor: Tensor, start: int, stop: int | Tensor, axis: int, name: str) -> Variable:
+        """A slice of one axis; `stop` may be a 1-D tensor of one integer."""
+        end = self.integers(stop) if isinstance(stop, int) else stop
+        return self.node("Slice", [tensor, self.integers(start), end, self.integers(axis)], name)
+
+    def total(self, terms: Sequence[Tensor], name: str) -> Tensor:
+        """The sum of one or more tensors."""
+        # One addition after another: onnxruntime's CPU kernel of Sum runs on one thread and copies, so that a sum of
+        # three takes three times as long as two additions.
+        made = terms[0]
+        for number, term in enumerate(terms[1:], start=1):
+            made = self.node("Add", [made, term], f"{name}_{number}" if number < len(terms) - 1 else name)
+        return made
 
     def split(self, tensor: Tensor, sizes: tuple[int, int], names: tuple[str, str]) -> tuple[Variable, Variable]:
         """The last axis of a tensor of four axes in two parts."""
@@ -151,11 +194,38 @@ class Builder:
     def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
         """Some of the sizes of a tensor, counted from its first axis, as a 1-D tensor."""
         shape = self.node("Shape", [tensor], f"{name}_of")
-        return self.rows(shape, self.integers(start), self.integers(stop), 0, name)
+        return self.rows(shape, start, stop, 0, name)
 
-    def bounded(self, tensor: Tensor, name: str) -> Variable:
-        """A query within numbers whose products with keys stay finite."""
-        return bounded(self.fragment, tensor, name, self.dtype, self.opset)
+    def entry(self, inputs: Mapping[str, Tensor], name: str, j: int) -> Variable:
+        """Entry j of a constant input."""
+        index = self.fragment.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
+        return self.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
+
+    def clipped(self, tensor: Tensor, ends: tuple[float, float], name: str) -> Variable:
+        """The tensor clipped to two numbers."""
+        if self._opset < _BOUNDS_ARE_INPUTS:
+            return self.node("Clip", [tensor], name, min=ends[0], max=ends[1])
+        bounds = [self.numbers(f"{end}_{name}", value) for end, value in zip(("lowest", "highest"), ends, strict=True)]
+        return self.node("Clip", [tensor, *bounds], name)
+
+    def bounded(self, query: Tensor, name: str) -> Variable:
+        """A query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
+
+        No logit is infinite then: the difference of two infinite logits would be NaN.
+        """
+        limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_SINGLE
+        return self.clipped(query, (-limit, limit), name)
+
+    def paired(self, query: Tensor, name: str) -> Variable:
+        """The query (y, 1), whose second entry multiplies the offsets of the keys."""
+        shape = self.node("Shape", [query], f"{name}_shape")
+        return self.concat(
+            [query, self.node("Expand", [self.numbers(f"{name}_one", 1.0), shape], f"{name}_ones")], 3, name
+        )
+
+    def padded(self, tensor: Tensor, before: int, after: int, name: str) -> Variable:
+        """A tensor of three axes with columns of zeros before and after its own."""
+        return self.node("Pad", [tensor, self.integers(0, 0, before, 0, 0, after)], name)
 
     def pattern(
         self,
@@ -180,8 +250,8 @@ class Builder:
             narrow: whether query and key are float64, and the scores become float32 before the softmax.
         """
         turned = self.transpose(key, (0, 1, 3, 2), f"key_transposed{suffix}")
-        made = "unmasked_scores" if mask is not None else "own_scores" if added is not None else "scores"
-        scores = self.node("MatMul", [query, turned], f"{'wide_scores' if narrow else made}{suffix}")
+        made = "unmasked_" if mask is not None else "own_" if added is not None else "wide_" if narrow else ""
+        scores = self.node("MatMul", [query, turned], f"{made}scores{suffix}")
         if mask is not None:
             scores = self.node("Where", [mask, scores, self.numbers("forbidden", -np.inf)], f"scores{suffix}")
         if added is not None:
@@ -195,67 +265,38 @@ class Builder:
 
 
 def replacement(
-    b: Builder, conversion: Conversion, output: str, before: Sequence[str] = (), after: Sequence[str] = ()
+    b: Builder, conversion: Conversion, output: str, functions: Sequence[onnx.FunctionProto] = ()
 ) -> Replacement:
-    """The built nodes as a replacement for the nodes that compute `output`.
-
-    Tensors that the graph makes `before` and `after` it are replaced as well, each by what only it still needs.
-    """
-    block = conversion.block
-    how = (
-        "W_Q, W_V, W_O"
-        if conversion.projections is not None
-        else f"by reference: {conversion.by_reference or 'form local'}"
-    )
-    metadata = {**metadata_of(conversion), PROJECTIONS_KEY: how}
-    every = b.fragment.nodes(metadata)
-    parts: dict[str, tuple[onnx.NodeProto, ...]] = {}
-    for name in (*before, output, *after):
-        done = {made for part in parts.values() for node in part for made in node.output}
-        parts[name] = tuple(node for node in _needed(every, name) if not done.intersection(node.output))
-    nodes = tuple(node for part in parts.values() for node in part)
-    read = {name for node in nodes for name in (*node.input, *captured_names(node))}
-    further = [Replacement(name, (), part, ()) for name, part in parts.items() if name != output]
-    return Replacement(
-        output=output,
-        region=block.region.nodes,
-        nodes=parts[output],
-        initializers=tuple(tensor for tensor in b.fragment.initializers() if tensor.name in read),
-        exposed=tuple(b.exposed),
-        further=() if conversion.projections is None else (*further, *_shapes(b, conversion.projections, metadata)),
-    )
-
-
-def metadata_of(conversion: Conversion) -> dict[str, str]:
-    """What stands on every node of a block's heads, in any form."""
-    return {
+    """The built nodes, and the functions that they call, as a replacement for the nodes that compute `output`."""
+    metadata = {
         BLOCK_KEY: conversion.block.name,
         f"{DOMAIN}.form": conversion.form,
         f"{DOMAIN}.activation": conversion.block.identified.label,
-        PROGRAM_KEY: conversion.program.name,
+        f"{DOMAIN}.program": conversion.program.name,
         f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
     }
-
-
-def _needed(nodes: Sequence[onnx.NodeProto], output: str) -> tuple[onnx.NodeProto, ...]:
-    """The nodes on which `output` depends; the values of heads with constant values are built but never read."""
-    wanted, kept = {output}, list[onnx.NodeProto]()
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(name for name in (*node.input, *captured_names(node)) if name)
-    return tuple(reversed(kept))
+    every = b.fragment.nodes(metadata)
+    # The values of heads with constant values are built but never read.
+    nodes = tuple(every[place] for place in needed(every, [output]))
+    read = {name for node in nodes for name in node.input}
+    return Replacement(
+        output=output,
+        region=conversion.block.region.nodes,
+        nodes=nodes,
+        initializers=tuple(tensor for tensor in b.fragment.initializers() if tensor.name in read),
+        functions=tuple(functions),
+        exposed=tuple(b.exposed),
+        further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
+    )
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
     """The shape of the activation, which some exported graphs read, computed from the block's input."""
     made = []
     for number, name in enumerate(projections.shapes):
-        part = Fragment(b.fragment.qualified(f"shape_{number}"))
-        first, last = (part.constant(key, np.asarray([i], dtype=np.int64)) for key, i in (("first", 0), ("last", -1)))
-        neurons = part.constant("neurons", np.asarray([projections.query.out_features], dtype=np.int64))
-        shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
-        leading = part.node("Slice", [shape, first, last], "leading")
-        part.node("Concat", [leading, neurons], "shape", output=name, axis=0)
-        made.append(Replacement(name, (), tuple(part.nodes(metadata)), tuple(part.initializers())))
+        part = b.apart(f"shape_{number}")
+        shape = part.node("Shape", [part.fragment.tensor(projections.query.data)], "input_shape")
+        sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(projections.query.out_features)]
+        part.concat(sizes, 0, "shape").name = name
+        made.append(Replacement(name, (), tuple(part.fragment.nodes(metadata)), tuple(part.fragment.initializers())))
     return tuple(made)

@@ -12,30 +12,31 @@ gate, the self values are the line g as attention, and what the heads make of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import onnx
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from passes.conversion import Conversion
-from passes.forms.builder import Builder, metadata_of
+from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder, replacement
 from passes.forms.compact import emit_compact, prepare_spelled
 from passes.forms.spelling import (
-    DOMAIN,
+    BIAS_ARRAYS,
     LARGEST_PART,
-    LARGEST_SINGLE,
-    AnyKeys,
-    LineOf,
-    PowersOf,
-    ProgressionOf,
+    SHARED_ARRAYS,
     Spelling,
-    clipped,
     function_of,
+    line_of,
+    own_keys,
+    powers_of,
+    progression_over,
+    shared_keys,
+    zero_bias,
 )
 from passes.match.linear import Miss
-from passes.programs.groups import Progression, SharedKey, SharedKeys, by_keys, progression_of
+from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of
 from passes.programs.head import FACTORED, Head, heads_over
 from passes.programs.line import Line
 from passes.programs.powers import Powers
@@ -94,49 +95,39 @@ class _Emitter:
     def __init__(self, view: GraphView, conversion: Conversion) -> None:
         self._conversion = conversion
         self._b = Builder.of(view, conversion)
-        self._fragment = self._b.fragment
+        self._opset = view.opsets.get("", 1)
         self._functions: list[onnx.FunctionProto] = []
         self._double = conversion.compute_type == onnx.TensorProto.DOUBLE
 
     def run(self) -> Replacement:
-        block = self._conversion.block
-        cast = block.elem_type != self._conversion.compute_type
-        query = self._b.read(block.gate, block.gate_type, "query")
-        source = query if block.value == block.gate else self._b.read(block.value, block.value_type, "value")
+        b, block = self._b, self._conversion.block
+        query = b.read(block.gate, block.gate_type, "query")
+        source = query if block.value == block.gate else b.read(block.value, block.value_type, "value")
+        result = self._program(query, source)
         # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
-        target = self._fragment.qualified("wide_output") if cast else block.output
-        self._program(query, source, target)
-        if cast:
-            wide = self._fragment.tensor(target)
-            self._fragment.node("Cast", [wide], "narrowed", output=block.output, to=int(block.elem_type))
-        return Replacement(
-            output=block.output,
-            region=block.region.nodes,
-            nodes=tuple(self._fragment.nodes(metadata_of(self._conversion))),
-            initializers=tuple(self._fragment.initializers()),
-            functions=tuple(self._functions),
-        )
+        if block.elem_type != b.compute_type:
+            result = b.node("Cast", [b.called(result, "wide_output")], "narrowed", to=int(block.elem_type))
+        result.name = block.output
+        return replacement(b, self._conversion, block.output, self._functions)
 
-    def _program(self, query: Tensor, source: Tensor, target: str) -> None:
+    def _program(self, query: Tensor, source: Tensor) -> Variable:
         """The program: its heads, and their product with the value of a gate."""
-        program, fragment = self._conversion.program, self._fragment
-        output = target if program.line is None else fragment.qualified("weight_of_value")
+        b, program, block = self._b, self._conversion.program, self._conversion.block
         own = source if program.line is None else self._line(program.line, query)
         if program.powers is not None:
-            self._powers(program.powers, query, own, output)
+            result = self._powers(program.powers, query, own)
         elif program.heads:
-            self._sum(program, query, own, output)
+            result = self._sum(program, query, own)
         else:
-            fragment.node("Mul", [own, self._b.numbers("linear_factor", program.linear)], "linear", output=output)
-        if program.line is not None:
-            block = self._conversion.block
-            if block.value == block.gate and len(program.heads) == 1:
-                source = self._finite(program.heads[0], source, "gated_value", zeros=True)
-            fragment.node("Mul", [source, fragment.tensor(output)], "gated", output=target)
+            result = b.node("Mul", [own, b.numbers("linear_factor", program.linear)], "linear")
+        if program.line is None:
+            return result
+        if block.value == block.gate and len(program.heads) == 1:
+            source = self._finite(program.heads[0], source, "gated_value", zeros=True)
+        return b.node("Mul", [source, b.called(result, "weight_of_value")], "gated")
 
     def _line(self, line: Line, query: Tensor) -> Variable:
         """The line, at the pre-activations `query`."""
-        spelling = LineOf(len(line.pairs), bool(line.middle), self._double)
         rates = [0.0, *(rate for rate, _ in line.pairs), *([0.5] if line.middle else [])]
         # The step divides the whole, so the sum of weights takes it as a factor, which is exact.
         weights = [line.end, *(weight for _, weight in line.pairs), *([line.middle] if line.middle else [])]
@@ -146,89 +137,74 @@ class _Emitter:
             "rates": self._b.numbers("line_rates", rates),
             "weights": self._b.numbers("line_weights", [line.step * weight for weight in weights]),
         }
-        return self._attend("line/", spelling, inputs, self._fragment.qualified("line"))
+        spelling = line_of(inputs, len(line.pairs), middle=bool(line.middle), double=self._double)
+        return self._b.called(self._attend("line/", spelling, inputs), "line")
 
-    def _powers(self, powers: Powers, query: Tensor, own: Tensor, output: str) -> None:
+    def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
         """Heads with equally spaced keys, times `own`."""
-        inputs: dict[str, Tensor] = {
-            "query": query,
-            "value": own,
-            "parts": self._b.numbers("parts", powers.parts),
-            "shifts": self._b.numbers("shifts", powers.shifts),
-        }
-        singles = len(powers.parts) - 2 * powers.pairs
-        spelling = PowersOf(singles, powers.pairs, powers.step != 1.0, powers.base != 0.0, self._double)
-        if spelling.stepped:
-            inputs["step"] = self._b.numbers("step", powers.step)
-        if spelling.based:
-            inputs["base"] = self._b.numbers("base", powers.base)
-        unscaled = powers.factor == 1.0
-        made = output if unscaled else self._fragment.qualified("unscaled")
-        result = self._attend("", spelling, inputs, made)
-        if not unscaled:
-            self._fragment.node("Mul", [result, self._b.numbers("factor", powers.factor)], "scaled", output=output)
+        given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
+        given |= {"step": powers.step} if powers.step != 1.0 else {}
+        given |= {"base": powers.base} if powers.base != 0.0 else {}
+        inputs = {"query": query, "value": own, **self._constants("", given)}
+        spelling = powers_of(inputs, len(powers.parts) - 2 * powers.pairs, powers.pairs, double=self._double)
+        result = self._attend("", spelling, inputs)
+        return result if powers.factor == 1.0 else self._times(result, powers.factor, "")
 
-    def _sum(self, program: Program, query: Tensor, source: Tensor, target: str) -> None:
+    def _sum(self, program: Program, query: Tensor, source: Tensor) -> Variable:
         """All heads of the program, its linear term and its constant."""
         groups, linear = by_keys(program)
-        # The last node must write the block's output under its own name, so the target is passed down.
-        alone = len(groups) == 1
         rest: list[Tensor] = []
         if linear != 0.0:
             rest.append(self._scaled(source, linear, 0.0, "linear"))
         if program.constant != 0.0:
             rest.append(self._b.numbers("constant", program.constant))
-        terms: list[Tensor] = []
+        terms: list[Variable] = []
         for number, group in enumerate(groups):
-            prefix = "" if alone else f"{number}/"
-            output = target if alone and not rest else self._fragment.qualified(f"{prefix}output")
-            terms.append(self._group(prefix, group, query, source, output))
+            prefix = "" if len(groups) == 1 else f"{number}/"
+            terms.append(self._b.called(self._group(prefix, group, query, source), f"{prefix}output"))
         total = terms[0]
         for number, term in enumerate([*terms[1:], *rest], start=1):
-            last = number == len(terms) + len(rest) - 1
-            total = self._fragment.node("Add", [total, term], f"sum_{number}", output=target if last else None)
+            total = self._b.node("Add", [total, term], f"sum_{number}")
+        return total
 
-    def _group(self, prefix: str, group: SharedKeys, query: Tensor, source: Tensor, output: str) -> Variable:
+    def _group(self, prefix: str, group: SharedKeys, query: Tensor, source: Tensor) -> Variable:
         if group.keys is not None:
-            return self._shared(prefix, group.keys, group.own, query, source, output)
+            return self._shared(prefix, group.keys, group.own, query, source)
         (head,) = group.heads
         if head.c in (0.0, 1.0):
-            return self._plain_head(prefix, head, query, source, output)
+            return self._plain_head(prefix, head, query, source)
         # The factor is applied after the softmax, where it cannot overflow a value of weight 0 (`Head.unscaled`).
-        inner = self._fragment.qualified(f"{prefix}unscaled")
-        attended = self._plain_head(prefix, head.unscaled(), query, source, inner)
-        factor = self._b.numbers(f"{prefix}factor", head.c)
-        return self._fragment.node("Mul", [attended, factor], f"{prefix}scaled", output=output)
+        return self._times(self._plain_head(prefix, head.unscaled(), query, source), head.c, prefix)
 
-    def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor, output: str) -> Variable:
+    def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
+        unscaled, number = self._b.called(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
+        return self._b.node("Mul", [unscaled, number], f"{prefix}scaled")
+
+    def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor) -> Variable:
         """A single head with values of its own."""
         plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
         tokens = sorted(plain.bias_tokens, key=lambda token: token.slope)
         keys = [SharedKey.of(token.slope, token.offset, token.value, plain.largest_factored) for token in tokens]
         offsets = any(key.offset != 0.0 for key in keys)
-        zero_bias = plain.zero_bias
-        steep = abs(plain.beta) > _STEEP if zero_bias else offsets
         # In float64 a self value may be too large for a clipped logit to take all its weight.
         centred = offsets and not self._double and plain.beta == 0.0 and _one_a_side(keys)
         centred = centred and max(max(key.weight, abs(key.part)) for key in keys) <= LARGEST_PART
-        ends = () if zero_bias else dict.fromkeys((0, len(keys) - 1))
-        silent = tuple(j for j in ends if keys[j].part == 0.0)
-        spelling = AnyKeys(
-            len(keys) + 1, zero_bias=zero_bias, steep=steep, centred=centred, silent=silent, double=self._double
-        )
         # A line is bounded already, and a constant value reads nothing.
         bounded = self._conversion.program.line is not None or plain.c == 0.0
         value = source if bounded else self._finite(plain, source, f"{prefix}finite_value")
-        inputs: dict[str, Tensor] = {
-            "query": query,
-            "value": self._scaled(value, plain.c, plain.d, f"{prefix}self_value"),
-        }
+        value = self._scaled(value, plain.c, plain.d, f"{prefix}self_value")
+        inputs = {"query": query}
         if not centred:
             inputs["key"] = self._b.numbers(f"{prefix}key", plain.beta)
-        if not zero_bias:
-            arrays = ("bias_key", "bias_weight", "bias_part", "bias_offset")
-            inputs |= self._arrays(prefix, keys, arrays, spelling.inputs)
-        return self._attend(prefix, spelling, inputs, output)
+        inputs["value"] = value
+        if plain.zero_bias:
+            spelling = zero_bias(inputs, steep=abs(plain.beta) > _STEEP, double=self._double)
+        else:
+            silent = tuple(j for j in dict.fromkeys((0, len(keys) - 1)) if keys[j].part == 0.0)
+            parts = len(silent) < len(keys)
+            inputs |= self._arrays(prefix, keys, BIAS_ARRAYS, parts=parts, offsets=offsets)
+            spelling = own_keys(inputs, len(keys), silent, double=self._double)
+        return self._attend(prefix, spelling, inputs)
 
     def _finite(self, head: Head, source: Tensor, name: str, *, zeros: bool = False) -> Tensor:
         """Values, clipped on the sides where a steep bias token has all the weight (with `zeros`: if its value is 0).
@@ -241,58 +217,44 @@ class _Emitter:
         first, last = (token if token.value == 0.0 or not zeros else None for token in (by_slope[0], by_slope[-1]))
         low = -LARGEST_SINGLE if first is not None and first.slope < head.beta else -math.inf
         high = LARGEST_SINGLE if last is not None and last.slope > head.beta else math.inf
-        return clipped(self._fragment, source, (low, high), name, self._b.dtype, self._b.opset)
+        return self._b.clipped(source, (low, high), name)
 
-    def _shared(
-        self, prefix: str, keys: tuple[SharedKey, ...], own: int, query: Tensor, source: Tensor, output: str
-    ) -> Variable:
+    def _shared(self, prefix: str, keys: Sequence[SharedKey], own: int, query: Tensor, source: Tensor) -> Variable:
         """Heads over the same keys, all values multiples of the source."""
+        inputs: dict[str, Tensor] = {"query": query, "value": source}
         progression = progression_of(keys, self._b.dtype)
         if progression is not None:
-            return self._progression(prefix, progression, query, source, output)
-        steep = any(key.offset != 0.0 for key in keys)
-        spelling = AnyKeys(len(keys), own=own, steep=steep, double=self._double)
-        inputs: dict[str, Tensor] = {"query": query, "value": source}
-        inputs |= self._arrays(prefix, keys, ("keys", "weights", "parts", "offsets"), spelling.inputs)
-        return self._attend(prefix, spelling, inputs, output)
-
-    def _progression(
-        self, prefix: str, progression: Progression, query: Tensor, source: Tensor, output: str
-    ) -> Variable:
-        """The same, where the keys are an arithmetic progression."""
-        step, part = progression.step, progression.part
-        count = len(progression.weights) + 1
-        spelling = ProgressionOf(count, step != 1.0, abs(step) > _STEEP, part != 0.0, self._double)
-        inputs: dict[str, Tensor] = {
-            "query": query,
-            "value": source,
-            "weights": self._b.numbers(f"{prefix}weights", progression.weights),
-        }
-        for name, number in (("step", step), ("part", part)):
-            if name in spelling.inputs:
-                inputs[name] = self._b.numbers(f"{prefix}{name}", number)
-        return self._attend(prefix, spelling, inputs, output)
+            step, part = progression.step, progression.part
+            given: dict[str, ArrayLike] = {"weights": progression.weights}
+            given |= {"step": step} if step != 1.0 else {}
+            given |= {"part": part} if part != 0.0 else {}
+            inputs |= self._constants(prefix, given)
+            keys_of_all, steep = len(progression.weights) + 1, abs(step) > _STEEP
+            spelling = progression_over(inputs, keys_of_all, steep=steep, double=self._double)
+        else:
+            steep = any(key.offset != 0.0 for key in keys)
+            inputs |= self._arrays(prefix, keys, SHARED_ARRAYS, parts=True, offsets=steep)
+            spelling = shared_keys(inputs, len(keys), own, double=self._double)
+        return self._attend(prefix, spelling, inputs)
 
     def _arrays(
-        self, prefix: str, keys: Sequence[SharedKey], names: tuple[str, str, str, str], wanted: Sequence[str]
+        self, prefix: str, keys: Sequence[SharedKey], names: Sequence[str], *, parts: bool, offsets: bool
     ) -> dict[str, Constant]:
-        """The `wanted` coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
-        columns = zip(names, ("slope", "weight", "part", "offset"), strict=True)
-        return {
-            name: self._b.numbers(f"{prefix}{name}", [getattr(key, column) for key in keys])
-            for name, column in columns
-            if name in wanted
-        }
+        """The coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
+        columns = zip(names, ("slope", "weight", "part", "offset"), (True, True, parts, offsets), strict=True)
+        given = {name: [getattr(key, column) for key in keys] for name, column, wanted in columns if wanted}
+        return self._constants(prefix, given)
 
-    def _attend(self, prefix: str, spelling: Spelling, inputs: dict[str, Tensor], output: str) -> Variable:
+    def _constants(self, prefix: str, given: Mapping[str, ArrayLike]) -> dict[str, Constant]:
+        return {name: self._b.numbers(f"{prefix}{name}", values) for name, values in given.items()}
+
+    def _attend(self, prefix: str, spelling: Spelling, inputs: Mapping[str, Tensor]) -> Variable:
         if self._conversion.inline:
             # Several functions may follow one another, with the same names inside.
-            fragment = self._fragment.within(prefix.rstrip("/")) if prefix else self._fragment
-            spelling.emit(fragment, inputs, output, self._b.opset)
-            return self._fragment.tensor(output)
-        self._functions.append(function_of(spelling, self._b.opset))
-        ordered = [inputs[name] for name in spelling.inputs]
-        return self._fragment.node(spelling.name, ordered, f"{prefix}attention", output=output, domain=DOMAIN)
+            return spelling.emit(self._b.within(prefix.rstrip("/")), inputs)
+        self._functions.append(function_of(spelling, self._opset))
+        operands = [inputs[name] for name in spelling.inputs]
+        return self._b.node(spelling.name, operands, f"{prefix}attention", domain=DOMAIN)
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
         """`factor * tensor + offset`, without nodes for a factor of 1 or an offset of 0."""
@@ -300,7 +262,7 @@ class _Emitter:
             return self._b.numbers(name, offset)
         result = tensor
         if factor != 1.0:
-            result = self._fragment.node("Mul", [result, self._b.numbers(f"{name}_factor", factor)], name)
+            result = self._b.node("Mul", [result, self._b.numbers(f"{name}_factor", factor)], name)
         if offset != 0.0:
-            result = self._fragment.node("Add", [result, self._b.numbers(f"{name}_offset", offset)], f"{name}_shifted")
+            result = self._b.node("Add", [result, self._b.numbers(f"{name}_offset", offset)], f"{name}_shifted")
         return result

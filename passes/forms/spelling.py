@@ -20,30 +20,18 @@ Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, C
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import onnx
-from numpy.typing import DTypeLike
 
-from passes.programs.head import LARGEST_QUERY
+from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder
 from passes.programs.line import HIGHEST, LOWEST
 from passes.programs.powers import REACH
 from rewriter.graph.surgeon import Fragment, Tensor, Variable
 
-# Marks on the nodes that this pass emits: the domain of a function, or an entry in the metadata of a node.
-DOMAIN = "attnonly"
-"""Operator domain of the model-local functions, and prefix of the metadata keys."""
-
-BLOCK_KEY = f"{DOMAIN}.block"
-PROGRAM_KEY = f"{DOMAIN}.program"
-PROJECTIONS_KEY = f"{DOMAIN}.projections"
-
-LARGEST_SINGLE = 2.0**60
-"""Queries are clipped to this in float32: beyond it, every weight is 0 or 1."""
 _HIGHEST_LOGIT = 80.0
 """The largest logit relative to a steep head's own: 2^60 / e^80, what is left of the largest self value, is 2e-17."""
 LARGEST_PART = 2.0**12
@@ -57,15 +45,12 @@ _DOC_ONE = (
     "scalar."
 )
 _DOC_MANY = (
-    "Softmax attention of each neuron's head over {k} keys: the token itself (logit query * key, value `value`) and "
-    "{m} constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), keys in "
-    "ascending order; the largest logit is subtracted first. query, value: [..., heads]; {arrays}: [{m}]."
+    "Softmax attention of each neuron's head over {k} keys: the token itself (logit {own}, value `value`) and {m} "
+    "constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), {end}. query, "
+    "value: [..., heads]; {arrays}: [{m}]."
 )
-_DOC_CENTRED = (
-    "Softmax attention of each neuron's head over {k} keys: the token itself (logit 0, value `value`) and {m} constant "
-    "bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), whose logits are clipped "
-    "where all weight is on one side. query, value: [..., heads]; {arrays}: [{m}]."
-)
+_END_PLAIN = "keys in ascending order; the largest logit is subtracted first"
+_END_CENTRED = "whose logits are clipped where all weight is on one side"
 _DOC_LINE = (
     "The line g = query as softmax attention over {n} keys: with x = -step * query, the shares e^(-r x) for r = 0, "
     "r = 1 and r = rates[1] ... rates[{last}], each with its mirror image 1 - r (none for 1/2), times the weights. The "
@@ -89,410 +74,269 @@ _DOC_SHARED = (
     "first. query, value: [..., heads]; keys, weights, parts: [{k}]."
 )
 
+SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
+BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")
+"""The inputs of slope, weight, part and offset: of shared keys, and of a head's bias tokens."""
 
-class Spelling(Hashable, Protocol):
-    """A function, as its nodes."""
-
-    @property
-    def name(self) -> str:
-        """Name of the model-local function."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Formal inputs of the function."""
-
-    @property
-    def doc(self) -> str:
-        """The function's doc string."""
-
-    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-        """Add the nodes to `fragment`; `output` is the full name of the result."""
+Inputs = Mapping[str, Tensor]
+"""The operands of a function, by the names of its formal inputs, in order."""
 
 
 @dataclass(frozen=True)
-class AnyKeys:
-    """Heads with any keys.
+class Spelling:
+    """A function, as its nodes.
 
     Attributes:
-        keys: number of keys that a head attends to, including its own.
-        own: for heads over shared keys, the number of heads; 0 for a single head with values of its own.
-        zero_bias: one bias token with key and value zero: the short spelling of Theorem 3.
-        steep: whether logits have offsets, or the only slope is steep.
-        centred: whether the self logit is 0, in a steep head whose bias tokens never compete with each other.
-        silent: those of the first and the last bias token whose value is 0, by number; they only take weight.
+        name: name of the model-local function, which says all that its nodes depend on.
+        inputs: its formal inputs.
         double: whether the arithmetic is float64 (else float32).
+        doc: its doc string.
+        emit: adds the nodes, of which the last is called `output`.
     """
 
-    keys: int
-    own: int = 0
-    zero_bias: bool = False
-    steep: bool = False
-    centred: bool = False
-    silent: tuple[int, ...] = ()
-    double: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the model-local function."""
-        if self.zero_bias:
-            name = "NeuronAttention"
-        else:
-            name = f"NeuronHeads_{self.own}_{self.keys}" if self.own else f"NeuronAttention_{self.keys - 1}"
-        steep = ("_centred" if self.centred else "_steep") if self.steep else ""
-        silent = "".join(f"_{j}" for j in self.silent)
-        return name + steep + (f"_silent{silent}" if silent else "") + ("_double" if self.double else "")
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Formal inputs of the function."""
-        if self.zero_bias:
-            return ("query", "key", "value")
-        if self.own:
-            return ("query", "value", "keys", "weights", "parts", *(["offsets"] if self.steep else []))
-        offset = ["bias_offset"] if self.steep else []
-        own = () if self.centred else ("key",)
-        part = [] if len(self.silent) == self.keys - 1 else ["bias_part"]
-        return ("query", *own, "value", "bias_key", "bias_weight", *part, *offset)
-
-    @staticmethod
-    def silences(tokens: int) -> list[tuple[int, ...]]:
-        """What `silent` may be for a number of bias tokens."""
-        return [(), (0,)] if tokens == 1 else [(), (0,), (tokens - 1,), (0, tokens - 1)]
-
-    @property
-    def dtype(self) -> DTypeLike:
-        """The numpy type of the arithmetic."""
-        return np.float64 if self.double else np.float32
-
-    @property
-    def doc(self) -> str:
-        """The function's doc string."""
-        if self.zero_bias:
-            return _DOC_ONE
-        if self.own:
-            return _DOC_SHARED.format(n=self.own, k=self.keys, offset=" + offsets[j]" if self.steep else "")
-        text = _DOC_CENTRED if self.centred else _DOC_MANY
-        others = "0 for " + " and ".join(f"j = {j}" for j in self.silent)
-        parts = "bias_part[j] / bias_weight[j]" if "bias_part" in self.inputs else ""
-        return text.format(
-            k=self.keys,
-            m=self.keys - 1,
-            offset=" + bias_offset[j]" if self.steep else "",
-            parts=", ".join(filter(None, [parts, others if self.silent else ""])),
-            arrays=", ".join(name for name in ("bias_key", "bias_weight", "bias_part") if name in self.inputs),
-        )
-
-    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-        """Add the nodes of the heads to `fragment`; `output` is the full name of the result."""
-        if self.zero_bias:
-            _emit_one(fragment, self, inputs, output, opset)
-        else:
-            _emit_keys(fragment, self, inputs, output, opset)
-
-
-@dataclass(frozen=True)
-class LineOf:
-    """The line g as attention (`passes.programs.line`).
-
-    Attributes:
-        pairs: number of mirrored pairs of nodes.
-        middle: whether there is a node 1/2.
-        double: whether the arithmetic is float64 (else float32).
-    """
-
-    pairs: int
-    middle: bool = False
-    double: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the model-local function."""
-        return f"NeuronLine_{2 * self.pairs + 2 + self.middle}" + ("_double" if self.double else "")
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Formal inputs of the function."""
-        return ("query", "step", "rates", "weights")
-
-    @property
-    def doc(self) -> str:
-        """The function's doc string."""
-        return _DOC_LINE.format(n=2 * self.pairs + 2 + self.middle, last=self.pairs + self.middle)
-
-    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-        """Add the nodes to `fragment`; `output` is the full name of the result."""
-        node, dtype = fragment.node, np.float64 if self.double else np.float32
-        one = fragment.constant("self_share", np.ones((), dtype=dtype))
-        score = node("Mul", [inputs["query"], inputs["step"]], "score")
-        logit = clipped(fragment, score, (-HIGHEST, -LOWEST), "logit", dtype, opset)
-        last = node("Exp", [logit], "last_share")
-        both = node("Add", [last, one], "ends_share")
-        total = node("Mul", [both, _row(fragment, inputs, "weights", 0)], "ends_weight")
-        for j in range(1, self.pairs + self.middle + 1):
-            near = node("Exp", [node("Mul", [logit, _row(fragment, inputs, "rates", j)], f"logit_{j}")], f"share_{j}")
-            if j <= self.pairs:
-                mirrored = node("Div", [last, near], f"mirrored_share_{j}")
-                near = node("Add", [near, mirrored], f"shares_{j}")
-            weight = node("Mul", [near, _row(fragment, inputs, "weights", j)], f"weight_{j}")
-            total = node("Add", [total, weight], f"total_{j}")
-        node("Div", [node("Sub", [one, last], "values"), total], "output", output=output)
-
-
-@dataclass(frozen=True)
-class PowersOf:
-    """Heads with equally spaced keys (`passes.programs.powers`).
-
-    Attributes:
-        singles: number of fractions of one level.
-        pairs: number of fractions of two levels.
-        stepped: whether the step differs from 1.
-        based: whether there is a base.
-        double: whether the arithmetic is float64 (else float32).
-    """
-
-    singles: int
-    pairs: int
-    stepped: bool = True
-    based: bool = True
-    double: bool = False
-
-    @property
-    def keys(self) -> int:
-        """Number of keys."""
-        return 2 * (self.singles + 2 * self.pairs) + 3
-
-    @property
-    def name(self) -> str:
-        """Name of the model-local function."""
-        options = (("_step", self.stepped), ("_base", self.based), ("_double", self.double))
-        paired = f"_{self.pairs}" if self.pairs else ""
-        return f"NeuronPowers_{self.keys}{paired}" + "".join(name for name, given in options if given)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Formal inputs of the function."""
-        return ("query", "value", "parts", "shifts", *(["step"] * self.stepped), *(["base"] * self.based))
-
-    @property
-    def doc(self) -> str:
-        """The function's doc string."""
-        terms = [f"parts[{j}] / (z + shifts[{j}])" for j in range(self.singles)]
-        terms += [
-            f"parts[{j}] / (z + shifts[{j}] + parts[{j + 1}] / (z + shifts[{j + 1}]))"
-            for j in range(self.singles, self.singles + 2 * self.pairs, 2)
-        ]
-        return _DOC_POWERS.format(
-            k=self.keys,
-            m=self.singles + 2 * self.pairs,
-            step="step * " if self.stepped else "",
-            h=" + ".join([*["base"] * self.based, *terms]),
-            scalars="".join(f"; {name}: a scalar" for name in self.inputs[4:]),
-        )
-
-    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-        """Add the nodes to `fragment`; `output` is the full name of the result."""
-        node, dtype = fragment.node, np.float64 if self.double else np.float32
-        logit = node("Mul", [inputs["query"], inputs["step"]], "score") if self.stepped else inputs["query"]
-        # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
-        share = node("Exp", [clipped(fragment, logit, (-np.inf, REACH), "logit", dtype, opset)], "share")
-        inverse = node("Reciprocal", [share], "inverse_share")
-        z = node("Add", [share, inverse], "z")
-
-        def fraction(j: int, above: Tensor) -> Variable:
-            return node("Div", [_row(fragment, inputs, "parts", j), above], f"fraction_{j}")
-
-        def level(j: int) -> Variable:
-            return node("Add", [z, _row(fragment, inputs, "shifts", j)], f"level_{j}")
-
-        terms: list[Tensor] = [inputs["base"]] if self.based else []
-        terms += [fraction(j, level(j)) for j in range(self.singles)]
-        for j in range(self.singles, self.singles + 2 * self.pairs, 2):
-            terms.append(fraction(j, node("Add", [level(j), fraction(j + 1, level(j + 1))], f"pair_{j}")))
-        shared = terms[0]
-        for j, term in enumerate(terms[1:], start=1):
-            shared = node("Add", [shared, term], f"shared_weight_{j}")
-        own, other = (
-            node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
-        )
-        mean = node("Div", [own, node("Add", [own, other], "total_weight")], "mean")
-        node("Mul", [inputs["value"], mean], "output", output=output)
-
-
-@dataclass(frozen=True)
-class ProgressionOf:
-    """Heads over keys in arithmetic progression (`passes.programs.groups.Progression`).
-
-    Attributes:
-        keys: number of keys.
-        stepped: whether the step differs from 1.
-        steep: whether the step is steep.
-        valued: whether the first key has a value other than 0.
-        double: whether the arithmetic is float64 (else float32).
-    """
-
-    keys: int
-    stepped: bool = True
-    steep: bool = False
-    valued: bool = False
-    double: bool = False
-
-    @property
-    def name(self) -> str:
-        """Name of the model-local function."""
-        options = (
-            ("_step", self.stepped),
-            ("_steep", self.steep),
-            ("_valued", self.valued),
-            ("_double", self.double),
-        )
-        return f"NeuronProgression_{self.keys}" + "".join(name for name, given in options if given)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Formal inputs of the function."""
-        return ("query", "value", "weights", *(["step"] * self.stepped), *(["part"] * self.valued))
-
-    @property
-    def doc(self) -> str:
-        """The function's doc string."""
-        return _DOC_PROGRESSION.format(
-            n=self.keys - 1 + self.valued,
-            k=self.keys,
-            last=self.keys - 1,
-            step="step * " if self.stepped else "",
-            first="part / weights[0] * value" if self.valued else "0",
-            scalars="".join(f"; {name}: a scalar" for name in self.inputs[3:]),
-        )
-
-    def emit(self, fragment: Fragment, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-        """Add the nodes to `fragment`; `output` is the full name of the result."""
-        node, dtype = fragment.node, np.float64 if self.double else np.float32
-        logit = node("Mul", [inputs["query"], inputs["step"]], "score") if self.stepped else inputs["query"]
-        # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
-        ends = _lowest(dtype) if self.steep else -np.inf, REACH / (self.keys - 1)
-        share = node("Exp", [clipped(fragment, logit, ends, "logit", dtype, opset)], "share")
-        others = share
-        for j in reversed(range(1, self.keys - 1)):
-            inner = node("Add", [others, _row(fragment, inputs, "weights", j)], f"weights_from_{j}")
-            others = node("Mul", [inner, share], f"shares_from_{j}")
-        total = node("Add", [others, _row(fragment, inputs, "weights", 0)], "total_weight")
-        weighted = node("Add", [others, inputs["part"]], "weighted_sum") if self.valued else others
-        node("Mul", [inputs["value"], node("Div", [weighted, total], "mean")], "output", output=output)
+    name: str
+    inputs: tuple[str, ...]
+    double: bool
+    doc: str = field(compare=False)
+    emit: Callable[[Builder, Inputs], Variable] = field(compare=False)
 
 
 @cache
 def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
-    body = Fragment("")
-    spelling.emit(body, {name: body.tensor(name) for name in spelling.inputs}, "output", opset)
-    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
+    kind = onnx.TensorProto.DOUBLE if spelling.double else onnx.TensorProto.FLOAT
+    body = Builder(Fragment(""), opset=opset, compute_type=kind)
+    spelling.emit(body, {name: body.fragment.tensor(name) for name in spelling.inputs})
+    return body.fragment.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
 
 
-def _emit_one(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
-    logit: Tensor = fragment.node("Mul", [inputs["query"], inputs["key"]], "logit")
-    logit = fragment.node("Neg", [logit], "bias_logit")
-    if spelling.steep:
-        logit = _normal(fragment, logit, "bias", spelling.dtype, opset)
-    bias_weight = fragment.node("Exp", [logit], "bias_weight")
-    one = fragment.constant("self_weight", np.ones((), dtype=spelling.dtype))
-    total = fragment.node("Add", [one, bias_weight], "total_weight")
-    fragment.node("Div", [inputs["value"], total], "output", output=output)
+def _named(name: str, **given: bool) -> str:
+    return name + "".join(f"_{each}" for each, is_given in given.items() if is_given)
 
 
-def _emit_keys(fragment: Fragment, spelling: AnyKeys, inputs: dict[str, Tensor], output: str, opset: int) -> None:
-    """A head's own key and its bias tokens; or, where `own` is not 0, keys that heads share, whose mean is taken."""
-    dtype, shared, steep = spelling.dtype, spelling.own > 0, spelling.steep
-    count = spelling.keys if shared else spelling.keys - 1
-    names = [f"key_{j}" if shared else f"bias_{j}" for j in range(count)]
-    slope, weight, part, offset = (
-        ("keys", "weights", "parts", "offsets") if shared else ("bias_key", "bias_weight", "bias_part", "bias_offset")
-    )
+def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling:
+    """A head with one bias token, with key and value zero: the short spelling of Theorem 3."""
 
-    def logit_of(query: Tensor, j: int) -> Variable:
-        score = fragment.node("Mul", [query, _row(fragment, inputs, slope, j)], f"{names[j]}_score")
-        return fragment.node("Add", [score, _row(fragment, inputs, offset, j)], f"{names[j]}_logit") if steep else score
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
+        logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
+        logit = b.node("Neg", [logit], "bias_logit")
+        if steep:
+            logit = _normal(b, logit, "bias")
+        bias_weight = b.node("Exp", [logit], "bias_weight")
+        total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
+        return b.node("Div", [inputs["value"], total], "output")
 
-    shares: list[Tensor] = []
-    weights: list[Tensor] = []
-    parts: list[Tensor] = []
-    if spelling.centred:
-        # Infinite logits are clipped: unlike their differences, they are numbers.
-        weights, parts = [fragment.constant("self_share", np.ones((), dtype=dtype))], [inputs["value"]]
-        for j, name in enumerate(names):
-            ends = _lowest(dtype), _HIGHEST_LOGIT
-            near = clipped(fragment, logit_of(inputs["query"], j), ends, f"{name}_clipped", dtype, opset)
-            shares.append(fragment.node("Exp", [near], f"{name}_share"))
-    else:
-        query = bounded(fragment, inputs["query"], "finite_query", dtype, opset)
-        own = [] if shared else [fragment.node("Mul", [query, inputs["key"]], "self_logit")]
-        logits = [*own, *(logit_of(query, j) for j in range(count))]
-        # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
-        every = shared or steep or count == 1
-        top = fragment.node("Max", logits if every else [logits[0], logits[1], logits[-1]], "largest_logit")
-        for name, logit in zip([*(["self"] * len(own)), *names], logits, strict=True):
-            shifted: Tensor = fragment.node("Sub", [logit, top], f"{name}_shifted")
-            if steep and not shared:
-                shifted = _normal(fragment, shifted, name, dtype, opset)
-            shares.append(fragment.node("Exp", [shifted], f"{name}_share"))
-        if not shared:
-            weights = [shares.pop(0)]
-            parts = [fragment.node("Mul", [weights[0], inputs["value"]], "self_part")]
-    for j, (name, share) in enumerate(zip(names, shares, strict=True)):
-        weights.append(fragment.node("Mul", [share, _row(fragment, inputs, weight, j)], f"{name}_weight"))
-        if j < spelling.own if shared else j not in spelling.silent:
-            parts.append(fragment.node("Mul", [share, _row(fragment, inputs, part, j)], f"{name}_part"))
-    total = _sum(fragment, weights, "total_weight")
-    weighted = _sum(fragment, parts, "weighted_sum")
-    if shared:
-        mean = fragment.node("Div", [weighted, total], "mean")
-        fragment.node("Mul", [inputs["value"], mean], "output", output=output)
-    else:
-        fragment.node("Div", [weighted, total], "output", output=output)
+    return Spelling(_named("NeuronAttention", steep=steep, double=double), tuple(inputs), double, _DOC_ONE, emit)
 
 
-def _sum(fragment: Fragment, terms: Sequence[Tensor], name: str) -> Tensor:
-    # One addition after another: onnxruntime's CPU kernel of Sum runs on one thread and copies, so that a sum of three
-    # takes three times as long as two additions.
-    total = terms[0]
-    for number, term in enumerate(terms[1:], start=1):
-        total = fragment.node("Add", [total, term], f"{name}_{number}" if term is not terms[-1] else name)
-    return total
+def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...], *, double: bool) -> Spelling:
+    """A head with bias tokens that have keys and values of their own.
 
-
-def _row(fragment: Fragment, inputs: dict[str, Tensor], name: str, j: int) -> Variable:
-    """Entry j of a constant input."""
-    index = fragment.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
-    return fragment.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
-
-
-def _lowest(dtype: DTypeLike) -> float:
-    """The smallest logit of steep keys: its exponential is a normal number, and negligible beside 1."""
-    return -700.0 if np.dtype(dtype) == np.float64 else -87.0
-
-
-def _normal(fragment: Fragment, logit: Tensor, name: str, dtype: DTypeLike, opset: int) -> Variable:
-    """A logit whose exponential is a normal number."""
-    return clipped(fragment, logit, (_lowest(dtype), LARGEST_SINGLE), f"{name}_clipped", dtype, opset)
-
-
-def bounded(fragment: Fragment, query: Tensor, name: str, dtype: DTypeLike, opset: int) -> Variable:
-    """A query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
-
-    No logit is infinite then: the difference of two infinite logits would be NaN.
+    Without an operand `key` the self logit is 0, and its bias tokens never compete with each other (`centred`). With
+    `bias_offset` logits have offsets. The value of bias tokens that are `silent`, the first or the last, is 0.
     """
-    limit = LARGEST_QUERY if np.dtype(dtype) == np.float64 else LARGEST_SINGLE
-    return clipped(fragment, query, (-limit, limit), name, dtype, opset)
+    centred, steep = "key" not in inputs, "bias_offset" in inputs
+    names = [f"bias_{j}" for j in range(bias_tokens)]
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        shares: list[Tensor] = []
+        weights: list[Tensor] = [b.numbers("self_share", 1.0)] if centred else []
+        parts: list[Tensor] = [inputs["value"]] if centred else []
+        if centred:
+            # Infinite logits are clipped: unlike their differences, they are numbers.
+            for j, name in enumerate(names):
+                logit = _logit(b, inputs, BIAS_ARRAYS, inputs["query"], j, name)
+                near = b.clipped(logit, (_lowest(b), _HIGHEST_LOGIT), f"{name}_clipped")
+                shares.append(b.node("Exp", [near], f"{name}_share"))
+        else:
+            query = b.bounded(inputs["query"], "finite_query")
+            logits = [b.node("Mul", [query, inputs["key"]], "self_logit")]
+            logits += [_logit(b, inputs, BIAS_ARRAYS, query, j, name) for j, name in enumerate(names)]
+            # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
+            ends = logits if steep or bias_tokens == 1 else [logits[0], logits[1], logits[-1]]
+            own, *shares = _shares(b, logits, ends, ["self", *names], steep=steep)
+            weights, parts = [own], [b.node("Mul", [own, inputs["value"]], "self_part")]
+        for j, (name, share) in enumerate(zip(names, shares, strict=True)):
+            weights.append(b.node("Mul", [share, b.entry(inputs, "bias_weight", j)], f"{name}_weight"))
+            if j not in silent:
+                parts.append(b.node("Mul", [share, b.entry(inputs, "bias_part", j)], f"{name}_part"))
+        total = b.total(weights, "total_weight")
+        return b.node("Div", [b.total(parts, "weighted_sum"), total], "output")
+
+    values = ["bias_part[j] / bias_weight[j]"] if "bias_part" in inputs else []
+    values += ["0 for " + " and ".join(f"j = {j}" for j in silent)] if silent else []
+    doc = _DOC_MANY.format(
+        own="0" if centred else "query * key",
+        end=_END_CENTRED if centred else _END_PLAIN,
+        k=bias_tokens + 1,
+        m=bias_tokens,
+        offset=" + bias_offset[j]" if steep else "",
+        parts=", ".join(values),
+        arrays=", ".join(name for name in BIAS_ARRAYS[:3] if name in inputs),
+    )
+    quiet = {"_".join(["silent", *map(str, silent)]): bool(silent)}
+    kind = {"steep": steep and not centred, "centred": centred, **quiet, "double": double}
+    return Spelling(_named(f"NeuronAttention_{bias_tokens}", **kind), tuple(inputs), double, doc, emit)
 
 
-def clipped(
-    fragment: Fragment, tensor: Tensor, ends: tuple[float, float], name: str, dtype: DTypeLike, opset: int
-) -> Variable:
-    """The tensor clipped to two numbers."""
-    if opset < 11:  # the bounds of Clip were attributes
-        return fragment.node("Clip", [tensor], name, min=ends[0], max=ends[1])
-    bounds = [
-        fragment.constant(f"{end}_{name}", np.asarray(value, dtype=dtype))
-        for end, value in zip(("lowest", "highest"), ends, strict=True)
+def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool) -> Spelling:
+    """Heads over the same keys, those of the heads first; with `offsets` logits have these."""
+    steep = "offsets" in inputs
+    names = [f"key_{j}" for j in range(keys)]
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        query = b.bounded(inputs["query"], "finite_query")
+        logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
+        shares = _shares(b, logits, logits, names, steep=False)
+        weights: list[Tensor] = []
+        parts: list[Tensor] = []
+        for j, (name, share) in enumerate(zip(names, shares, strict=True)):
+            weights.append(b.node("Mul", [share, b.entry(inputs, "weights", j)], f"{name}_weight"))
+            if j < heads:
+                parts.append(b.node("Mul", [share, b.entry(inputs, "parts", j)], f"{name}_part"))
+        total = b.total(weights, "total_weight")
+        mean = b.node("Div", [b.total(parts, "weighted_sum"), total], "mean")
+        return b.node("Mul", [inputs["value"], mean], "output")
+
+    name = _named(f"NeuronHeads_{heads}_{keys}", steep=steep, double=double)
+    doc = _DOC_SHARED.format(n=heads, k=keys, offset=" + offsets[j]" if steep else "")
+    return Spelling(name, tuple(inputs), double, doc, emit)
+
+
+def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) -> Spelling:
+    """The line g as attention (`passes.programs.line`): mirrored pairs of nodes, and perhaps a node 1/2."""
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        one = b.numbers("self_share", 1.0)
+        score = b.node("Mul", [inputs["query"], inputs["step"]], "score")
+        logit = b.clipped(score, (-HIGHEST, -LOWEST), "logit")
+        last = b.node("Exp", [logit], "last_share")
+        both = b.node("Add", [last, one], "ends_share")
+        total = b.node("Mul", [both, b.entry(inputs, "weights", 0)], "ends_weight")
+        for j in range(1, pairs + middle + 1):
+            near = b.node("Exp", [b.node("Mul", [logit, b.entry(inputs, "rates", j)], f"logit_{j}")], f"share_{j}")
+            if j <= pairs:
+                mirrored = b.node("Div", [last, near], f"mirrored_share_{j}")
+                near = b.node("Add", [near, mirrored], f"shares_{j}")
+            weight = b.node("Mul", [near, b.entry(inputs, "weights", j)], f"weight_{j}")
+            total = b.node("Add", [total, weight], f"total_{j}")
+        return b.node("Div", [b.node("Sub", [one, last], "values"), total], "output")
+
+    nodes = 2 * pairs + 2 + middle
+    doc = _DOC_LINE.format(n=nodes, last=pairs + middle)
+    return Spelling(_named(f"NeuronLine_{nodes}", double=double), tuple(inputs), double, doc, emit)
+
+
+def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool) -> Spelling:
+    """Heads with equally spaced keys (`passes.programs.powers`), from fractions of one level and of two levels.
+
+    Without an operand `step` that is 1; without `base` it is 0.
+    """
+    stepped, based = "step" in inputs, "base" in inputs
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
+        share = b.node("Exp", [b.clipped(_stepped(b, inputs), (-np.inf, REACH), "logit")], "share")
+        inverse = b.node("Reciprocal", [share], "inverse_share")
+        z = b.node("Add", [share, inverse], "z")
+
+        def fraction(j: int, above: Tensor) -> Variable:
+            return b.node("Div", [b.entry(inputs, "parts", j), above], f"fraction_{j}")
+
+        def level(j: int) -> Variable:
+            return b.node("Add", [z, b.entry(inputs, "shifts", j)], f"level_{j}")
+
+        terms: list[Tensor] = [inputs["base"]] if based else []
+        terms += [fraction(j, level(j)) for j in range(singles)]
+        for j in range(singles, singles + 2 * pairs, 2):
+            terms.append(fraction(j, b.node("Add", [level(j), fraction(j + 1, level(j + 1))], f"pair_{j}")))
+        shared = terms[0]
+        for j, term in enumerate(terms[1:], start=1):
+            shared = b.node("Add", [shared, term], f"shared_weight_{j}")
+        own, other = (
+            b.node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
+        )
+        mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
+        return b.node("Mul", [inputs["value"], mean], "output")
+
+    parts = singles + 2 * pairs
+    terms = [*["base"] * based, *(f"parts[{j}] / (z + shifts[{j}])" for j in range(singles))]
+    terms += [
+        f"parts[{j}] / (z + shifts[{j}] + parts[{j + 1}] / (z + shifts[{j + 1}]))" for j in range(singles, parts, 2)
     ]
-    return fragment.node("Clip", [tensor, *bounds], name)
+    doc = _DOC_POWERS.format(
+        k=2 * parts + 3, m=parts, step="step * " if stepped else "", h=" + ".join(terms), scalars=_scalars(inputs)
+    )
+    paired = f"_{pairs}" if pairs else ""
+    name = _named(f"NeuronPowers_{2 * parts + 3}{paired}", step=stepped, base=based, double=double)
+    return Spelling(name, tuple(inputs), double, doc, emit)
+
+
+def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double: bool) -> Spelling:
+    """Heads over keys in arithmetic progression (`passes.programs.groups.Progression`).
+
+    Without an operand `step` that is 1; without `part` the value of the first key is 0.
+    """
+    stepped, valued = "step" in inputs, "part" in inputs
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
+        ends = _lowest(b) if steep else -np.inf, REACH / (keys - 1)
+        share = b.node("Exp", [b.clipped(_stepped(b, inputs), ends, "logit")], "share")
+        others = share
+        for j in reversed(range(1, keys - 1)):
+            inner = b.node("Add", [others, b.entry(inputs, "weights", j)], f"weights_from_{j}")
+            others = b.node("Mul", [inner, share], f"shares_from_{j}")
+        total = b.node("Add", [others, b.entry(inputs, "weights", 0)], "total_weight")
+        weighted = b.node("Add", [others, inputs["part"]], "weighted_sum") if valued else others
+        return b.node("Mul", [inputs["value"], b.node("Div", [weighted, total], "mean")], "output")
+
+    doc = _DOC_PROGRESSION.format(
+        n=keys - 1 + valued,
+        k=keys,
+        last=keys - 1,
+        step="step * " if stepped else "",
+        first="part / weights[0] * value" if valued else "0",
+        scalars=_scalars(inputs),
+    )
+    name = _named(f"NeuronProgression_{keys}", step=stepped, steep=steep, valued=valued, double=double)
+    return Spelling(name, tuple(inputs), double, doc, emit)
+
+
+def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j: int, name: str) -> Variable:
+    slope, _, _, offset = arrays
+    score = b.node("Mul", [query, b.entry(inputs, slope, j)], f"{name}_score")
+    return b.node("Add", [score, b.entry(inputs, offset, j)], f"{name}_logit") if offset in inputs else score
+
+
+def _shares(
+    b: Builder, logits: list[Variable], largest: list[Variable], names: list[str], *, steep: bool
+) -> list[Variable]:
+    """The exponentials of the logits less the largest of some, as normal numbers if they are `steep`."""
+    top = b.node("Max", largest, "largest_logit")
+    shares = []
+    for name, logit in zip(names, logits, strict=True):
+        shifted = b.node("Sub", [logit, top], f"{name}_shifted")
+        shares.append(b.node("Exp", [_normal(b, shifted, name) if steep else shifted], f"{name}_share"))
+    return shares
+
+
+def _stepped(b: Builder, inputs: Inputs) -> Tensor:
+    """The query, times the step if there is one."""
+    return b.node("Mul", [inputs["query"], inputs["step"]], "score") if "step" in inputs else inputs["query"]
+
+
+def _scalars(inputs: Collection[str]) -> str:
+    """The end of a doc string: the operands that are scalars."""
+    return "".join(f"; {name}: a scalar" for name in inputs if name in ("step", "base", "part"))
+
+
+def _lowest(b: Builder) -> float:
+    """The smallest logit of steep keys: its exponential is a normal number, and negligible beside 1."""
+    return -700.0 if b.dtype == np.float64 else -87.0
+
+
+def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
+    """A logit whose exponential is a normal number."""
+    return b.clipped(logit, (_lowest(b), LARGEST_SINGLE), f"{name}_clipped")

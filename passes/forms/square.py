@@ -1,16 +1,15 @@
-"""Forms `masked`, `maskless` and `staged`: each MLP is attention sublayers over N tokens and m bias tokens.
+"""Forms `masked`, `maskless`, `staged` and `whole`: each MLP is attention sublayers over N tokens and m bias tokens.
 
 `masked` (Theorems 3 and 6): bias tokens and indicator columns are appended to the sublayer's input; W_Q, W_K and W_V of
 d_ff heads project this stream; each query attends to itself and to the bias tokens, under a mask computed from the
 runtime length; W_O writes the result, and the bias tokens' rows are dropped.
 
 `maskless` (Theorem 9): the stream is widened by one-hot position columns, and W_QK has -omega on the pairs that a mask
-would forbid (`passes.forms.sublayer`). b1 and the constants of self keys and values ride on the tokens' position
-columns. A sequence of more than `max_tokens` tokens fails at run time, in the node `sequence_longer_than_max_tokens_N`
-whose operands then have different sizes; it never gives wrong numbers.
+would forbid (`passes.forms.sublayer`). A sequence of more than `max_tokens` tokens fails at run time, in the node
+`sequence_longer_than_max_tokens_N` whose operands then have different sizes; it never gives wrong numbers.
 
-`staged`: three sublayers per MLP, as in the post (linear, activation, linear; Theorems 7 and 8), on a stream of D +
-hidden + positions columns and N + m rows:
+`staged`: three sublayers per MLP, as in the post (linear, activation, linear; Theorems 7 and 8), on the stream of
+`maskless` with hidden columns behind it:
 
 1. linear: heads that attend only to themselves write x W1 + b1 to the hidden columns; the rank is split over
    ceil(d_ff / d_head) heads.
@@ -24,7 +23,13 @@ hidden + positions columns and N + m rows:
 The skip connection of the third sublayer is the model's own Add, because a normalisation stands between the residual
 stream and the block's input; the block's output is what the third sublayer's heads write.
 
-All three replace whole blocks, so the linear operators must be plain matrices.
+`whole`: the sublayer of `maskless` on the residual stream that the network carries (`passes.whole`): it reads the
+normalised model columns and the stream's own further columns. Queries and keys have the positions' part behind their
+own, so that one product gives the scores, and a softmax follows. Bias tokens write nothing: b2 rides on the indicator,
+and their queries score only a bias token whose value is 0. Queries are not clipped. Blocks are proved one by one on
+streams of their own, as in form `maskless`.
+
+All four replace whole blocks, so the linear operators must be plain matrices.
 """
 
 from __future__ import annotations
@@ -38,27 +43,51 @@ from passes.forms.builder import SMALLEST_OPSET, Builder, replacement
 from passes.forms.sublayer import (
     LARGEST_PATTERN,
     HeadWeights,
+    Pattern,
     Positions,
     StreamColumns,
     as_batches,
     as_before,
+    attend,
     attend_block,
     attend_to_self,
-    attend_with_activation,
+    by_positions,
     default_omega,
     open_stream,
-    position_scores,
-    sequences_of,
-    with_indicators,
+    under_mask,
     write_output,
 )
 from passes.match.linear import Miss
-from passes.match.projections import Projection, projections_of
+from passes.match.projections import projections_of
+from passes.options import WHOLE
 from passes.programs.groups import Group, as_written, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView
+
+PREFIX = "bias_token"
+"""Of the names of tensors that a network has in form `whole`."""
+
+STREAM = f"{PREFIX}/stream"
+"""The model's columns of the stream after the embeddings, with the bias tokens: [batch, N + R, D]."""
+
+COUNT = f"{PREFIX}/tokens"
+"""N, as int64 [1]."""
+
+ROWS = f"{PREFIX}/rows"
+"""N + R, as int64 [1]."""
+
+POSITION_ROWS = f"{PREFIX}/token_columns"
+"""Constant [1, T, 1 + R + T]: what the columns beside the model's hold for a token at each position."""
+
+BIAS_ROWS = f"{PREFIX}/bias_token_rows"
+"""Constant [1, R, D + 1 + R + T]: the bias tokens."""
+
+
+def neuron_scores(bias_tokens: int) -> str:
+    """Constant [R + T, R + T]: W_QK between positions of the heads that attend to so many bias tokens."""
+    return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
 
 
 def prepare_softmax(view: GraphView, conversion: Conversion, what: str) -> Conversion | Miss:
@@ -133,71 +162,93 @@ def activation(conversion: Conversion) -> tuple[Program, bool]:
 
 def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
-    b, projections = Builder.of(view, conversion), conversion.whole_block
-    groups = groups_of(conversion.program)
-    layout = StreamColumns(projections.query.in_features, max(group.bias_tokens for group in groups))
-    data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    tokens = as_batches(b, data, projections.rank)
-    batch, count = b.sizes(tokens, 0, 1, "batch"), b.sizes(tokens, 1, 2, "token_count")
-    rows = np.eye(layout.bias_tokens, layout.width, layout.model + 1)[None]
-    shape = b.concat([batch, b.integers(layout.bias_tokens, layout.width)], 0, "bias_tokens_shape")
-    bias_tokens = b.node("Expand", [b.numbers("bias_token", rows), shape], "bias_tokens")
-    marked = with_indicators(b, tokens, layout, (batch, count), "tokens")
-    stream = b.concat([marked, bias_tokens], 1, "stream")
-
-    def pattern(group: Group, query: Tensor, key: Tensor, suffix: str) -> Variable:
-        return b.pattern(query, key, suffix, mask=_mask(b, stream, count, group.bias_tokens, suffix))
-
-    weights = HeadWeights(b, layout, projections.query.out_features, conversion.block.elem_type)
-    attended = attend_block(b, weights, stream, projections, groups, pattern)
-    return _written(b, conversion, (weights, attended), data, count)
-
-
-def _mask(b: Builder, stream: Tensor, count: Tensor, bias_tokens: int, suffix: str) -> Variable:
-    """Boolean [rows, rows]: a query attends to its own key and to the first bias tokens. `count` is N."""
-
-    def node(operator: str, inputs: list[Tensor], name: str) -> Variable:
-        return b.node(operator, inputs, f"{name}{suffix}")
-
-    first, one = (b.fragment.constant(f"{name}{suffix}", np.asarray(i)) for name, i in (("first_row", 0), ("step", 1)))
-    rows = node("Gather", [node("Shape", [stream], "stream_shape"), one], "row_count")
-    positions = node("Range", [first, rows, one], "positions")
-    before_bias = node("Less", [positions, count], "before_bias")
-    end = node("Add", [count, b.integers(bias_tokens)], "end_bias")
-    before_end = node("Less", [positions, end], "before_end")
-    is_bias = node("And", [node("Not", [before_bias], "not_before"), before_end], "is_bias")
-    own = b.reshape(positions, (-1, 1), f"own{suffix}")
-    return node("Or", [node("Equal", [own, positions], "diagonal"), is_bias], "mask")
+    b, layout = Builder.of(view, conversion), _layout(conversion, groups_of(conversion.program))
+    data, stream, count = _opened(b, conversion, layout)
+    return _sublayer(b, conversion, layout, stream, under_mask(b, stream, count), data, count)
 
 
 def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
+    b, groups = Builder.of(view, conversion), groups_of(conversion.program)
+    layout, slots = _layout(conversion, groups), _positions(b, conversion, groups)
+    data, stream, count = _opened(b, conversion, layout, slots)
+    read = b.rows(stream, 0, layout.width, 2, "stream_columns")
+    columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
+    return _sublayer(b, conversion, layout, read, by_positions(b, slots, columns), data, count)
+
+
+def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
+    """Emit one block on the stream `conversion.stream`, or alone where it has none; reads no weights."""
+    if not conversion.stream:
+        return emit_maskless(view, conversion)
     b, projections = Builder.of(view, conversion), conversion.whole_block
-    groups = groups_of(conversion.program)
-    omega = default_omega(groups, conversion.compute_type)
-    positions = Positions(b, max(group.bias_tokens for group in groups), conversion.options.positions, omega)
-    model = projections.query.in_features
-    data = b.read(projections.query.data, conversion.block.elem_type, "input")
-    stream = open_stream(b, sequences_of(b, data, conversion, projections), model, 0, positions, "stream")
-    scores = position_scores(b, stream, "position_scores", bias_tokens=True)
+    elem_type, model = conversion.block.elem_type, projections.query.in_features
+    layout, slots = StreamColumns(model, conversion.carried), conversion.carried + conversion.options.positions
+    data: Tensor = b.fragment.tensor(projections.query.data)
+    if projections.rank == 2:
+        shape = b.concat([b.integers(-1), b.fragment.tensor(ROWS), b.integers(model)], 0, "by_batch")
+        data = b.reshape(data, shape, "in_batches")
+    further = b.rows(b.fragment.tensor(conversion.stream), model, 2**62, 2, "further_columns")
+    stream = b.cast(b.concat([data, further], 2, "stream"), elem_type, "stream_wide")
+    read = b.rows(stream, 0, layout.width, 2, "stream_columns")
+    positions = b.rows(stream, model + 1, model + 1 + slots, 2, "positions")
+    keys = b.unsqueeze(positions, 1, "k_positions")
 
     def pattern(group: Group, query: Tensor, key: Tensor, suffix: str) -> Variable:
-        del group  # the keys of bias tokens that it does not use give the self logit less omega
-        return b.pattern(query, key, suffix, added=scores)
+        """softmax([q, p W] [k, p]^T)."""
+        weight = b.read(neuron_scores(group.bias_tokens), elem_type, f"W_QK_positions{suffix}")
+        one = b.unsqueeze(b.node("MatMul", [positions, weight], f"q_positions{suffix}"), 1, f"q_positions_one{suffix}")
+        shape = b.integers(1, projections.query.out_features, 1, 1)
+        both = b.concat([query, b.node("Expand", [one, shape], f"q_positions_each{suffix}")], 3, f"query{suffix}")
+        return b.pattern(both, b.concat([key, keys], 3, f"key{suffix}"), suffix)
 
-    weights = HeadWeights(b, positions.layout(model), projections.query.out_features, conversion.block.elem_type)
-    attended = attend_block(b, weights, stream.tensor, projections, groups, pattern, unused=-omega)
-    return _written(b, conversion, (weights, attended), data, stream.count)
+    return _sublayer(b, conversion, layout, read, pattern, data)
 
 
-def _written(
-    b: Builder, conversion: Conversion, heads: tuple[HeadWeights, Tensor], data: Tensor, count: Tensor
+def _sublayer(
+    b: Builder,
+    conversion: Conversion,
+    layout: StreamColumns,
+    read: Tensor,
+    pattern: Pattern,
+    data: Tensor,
+    count: Tensor | None = None,
 ) -> Replacement:
-    """W_O on what the heads write, for the tokens alone."""
-    projections = conversion.whole_block
-    dropped = b.rows(write_output(b, *heads, projections), b.integers(0), count, 1, "tokens_only")
-    b.write(as_before(b, dropped, data, projections), projections.result, conversion.block.elem_type)
+    """The heads on the columns `read` of a stream; the rows of bias tokens are dropped after `count`, or are zeros."""
+    projections, elem_type = conversion.whole_block, conversion.block.elem_type
+    weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
+    groups, alone = groups_of(conversion.program), count is not None
+    attended = attend_block(b, weights, read, projections, groups, pattern, bounded=alone)
+    ones = None if alone else b.rows(read, layout.model, layout.model + 1, 2, "indicator")
+    written: Tensor = write_output(b, weights, attended, projections, ones=ones)
+    if count is not None:
+        written = b.rows(written, 0, count, 1, "tokens_only")
+    b.write(as_before(b, written, data, projections), projections.result, elem_type)
     return replacement(b, conversion, projections.result)
+
+
+def _layout(conversion: Conversion, groups: tuple[Group, ...]) -> StreamColumns:
+    return StreamColumns(conversion.whole_block.query.in_features, max(group.bias_tokens for group in groups))
+
+
+def _positions(b: Builder, conversion: Conversion, groups: tuple[Group, ...]) -> Positions:
+    omega = default_omega(groups, conversion.compute_type)
+    return Positions(b, _layout(conversion, groups).bias_tokens, conversion.options.positions, omega)
+
+
+def _opened(
+    b: Builder, conversion: Conversion, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The block's input, the stream that begins with it, and N as a 1-D tensor (`open_stream`).
+
+    A network of form `whole` may have the tokens of all sequences on one axis, and nothing in the block says where a
+    sequence ends. Alone, each token is a sequence then: heads of neurons attend to their own token and to bias tokens.
+    """
+    projections = conversion.whole_block
+    data = b.read(projections.query.data, conversion.block.elem_type, "input")
+    apart = conversion.form == WHOLE and projections.rank == 2
+    tokens = b.unsqueeze(data, 1, "each_alone") if apart else as_batches(b, data, projections.rank)
+    return data, *open_stream(b, tokens, layout, positions, hidden)
 
 
 # -- three sublayers -------------------------------------------------------------------------------------------------
@@ -206,7 +257,7 @@ def _written(
 def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     b, projections = Builder.of(view, conversion), conversion.whole_block
-    elem_type, options = conversion.block.elem_type, conversion.options
+    elem_type, d_head = conversion.block.elem_type, conversion.options.d_head
     program, direct = activation(conversion)
     groups = groups_of(program)
     query, width = projections.query, projections.output.out_features
@@ -214,53 +265,55 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     first = [query, projections.value] if projections.gated else [query]
     made = neurons * len(first)
     hidden = made if direct else made + neurons
-    m = max([1, *(group.bias_tokens for group in groups)])
-    omega = default_omega(groups, conversion.compute_type)
-    positions = Positions(b, m, options.positions, omega)
-    data = b.read(projections.query.data, elem_type, "input")
-    stream = open_stream(b, sequences_of(b, data, conversion, projections), model, hidden, positions)
-    alone = position_scores(b, stream, "self_scores", bias_tokens=False)
+    layout, slots = _layout(conversion, groups), _positions(b, conversion, groups)
+    start = model + 1 + slots.slots
+    data, stream, count = _opened(b, conversion, layout, slots, hidden)
+    ones = b.rows(stream, model, layout.width, 2, "indicator_columns")
+    positions = b.rows(stream, model + 1, start, 2, "positions")
+    alone = slots.scores(positions, 0, "self_scores")
 
-    read = [stream.columns(b, 0, model, "model_columns"), stream.ones(b, "linear_1_positions")]
-    values = _linear_values(b, b.concat(read, 2, "linear_1_reads"), first, positions, elem_type, "linear_1")
-    stream = stream.plus(b, attend_to_self(b, values, made, options.d_head, alone, "linear_1"), model, made)
+    read = b.rows(stream, 0, layout.width, 2, "stream_columns")
+    weights = HeadWeights(b, layout, neurons, elem_type)
+    values: list[Tensor] = []
+    for number, projection in enumerate(first):
+        name = f"linear_1_{number}" if projections.gated else "linear_1"
+        values.append(weights.map(read, weights.functional(projection, f"W_V_{name}"), f"{name}_values"))
+    linear = values[0] if len(values) == 1 else b.concat(values, 2, "linear_1_values")
+    written = b.padded(attend_to_self(b, linear, made, d_head, alone, "linear_1"), start, hidden - made, "attn_out_1")
+    stream = b.node("Add", [stream, written], "stream_1")
 
-    scores = position_scores(b, stream, "activation_scores", bias_tokens=True)
-    y = stream.columns(b, model, model + neurons, "y_columns")
-    z = stream.columns(b, model + neurons, model + made, "u_columns") if projections.gated else y
-    ones = stream.ones(b, "activation_positions")
+    def by_head(first_column: int, name: str) -> Tensor:
+        columns = b.rows(stream, first_column, first_column + neurons, 2, f"{name}_columns")
+        return b.unsqueeze(b.transpose(columns, (0, 2, 1), f"{name}_turned"), 3, name)
+
+    y = by_head(start, "q")
+    z = by_head(start + neurons, "v") if projections.gated else y
+    weights = HeadWeights(b, StreamColumns(0, layout.bias_tokens), neurons, elem_type)
+
+    def of_group(group: Group, suffix: str) -> Tensor:
+        weight = weights.constants(group, f"W_V{suffix}_constants")
+        if weight is None:
+            return z
+        fixed = weights.project(ones, weight, 1, 1, f"v{suffix}_constants")
+        return fixed if group.head.c == 0.0 else b.node("Add", [z, fixed], f"v{suffix}_value")
+
+    finite: Tensor = b.bounded(y, "finite_q")
+    if max(group.dimension for group in groups) > 1:
+        finite = b.paired(finite, "q_pair")
+    attended = attend(b, weights, ones, groups, finite, of_group, by_positions(b, slots, positions))
+    by_token = b.reshape(b.transpose(attended, (0, 2, 1, 3), "z_by_token"), (0, 0, neurons), "z_written")
     # In place these are the columns of y, or of u in a gated block; otherwise the last ones, which are still 0.
-    target = model + hidden - neurons
-    stream = stream.plus(b, attend_with_activation(b, y, z, ones, scores, groups, positions, omega), target, neurons)
+    target = start + hidden - neurons
+    stream = b.node("Add", [stream, b.padded(by_token, target, 0, "attn_out_2")], "stream_2")
 
-    activated = stream.columns(b, target, target + neurons, "z_side_by_side")
-    read = [activated, stream.ones(b, "linear_2_positions")]
-    written = _linear_values(
-        b, b.concat(read, 2, "linear_2_reads"), [projections.output], positions, elem_type, "linear_2"
-    )
-    cleared = b.node("Neg", [stream.columns(b, model, model + hidden, "hidden_columns")], "cleared_columns")
-    every = b.concat([written, cleared], 2, "linear_2_and_clear")
-    last = attend_to_self(b, every, width + hidden, options.d_head, alone, "linear_2")
-    result = b.rows(last, b.integers(0), b.integers(width), 2, "model_columns_written")
-    dropped = b.rows(result, b.integers(0), stream.count, 1, "tokens_only")
+    activated = b.rows(stream, target, start + hidden, 2, "z_side_by_side")
+    weights = HeadWeights(b, StreamColumns(neurons, layout.bias_tokens), width, elem_type)
+    linear = b.concat([activated, ones], 2, "linear_2_reads")
+    linear = weights.map(linear, weights.functional(projections.output, "W_V_linear_2"), "linear_2_values")
+    cleared = b.node("Neg", [b.rows(stream, start, start + hidden, 2, "hidden_columns")], "cleared_columns")
+    every = b.concat([linear, cleared], 2, "linear_2_and_clear")
+    last = attend_to_self(b, every, width + hidden, d_head, alone, "linear_2")
+    result = b.rows(last, 0, width, 2, "model_columns_written")
+    dropped = b.rows(result, 0, count, 1, "tokens_only")
     b.write(as_before(b, dropped, data, projections), projections.result, elem_type)
     return replacement(b, conversion, projections.result)
-
-
-def _linear_values(
-    b: Builder, source: Tensor, projections: list[Projection], positions: Positions, elem_type: int, name: str
-) -> Variable:
-    """Values of heads that attend only to themselves: x W + b for each row of `source` [batch, rows, in + slots]."""
-    layout = positions.layout(projections[0].in_features)
-    made: list[Variable] = []
-    for number, projection in enumerate(projections):
-        suffix = f"_{number}" if len(projections) > 1 else ""
-        weights = HeadWeights(b, layout, projection.out_features, elem_type)
-        by_neuron = weights.functional(projection, f"W_V_{name}{suffix}")
-        flat = b.reshape(
-            b.transpose(by_neuron, (1, 0, 2), f"W_V_{name}{suffix}_turned"),
-            (layout.width, -1),
-            f"W_V_{name}{suffix}_flat",
-        )
-        made.append(b.node("MatMul", [source, flat], f"{name}_values{suffix}"))
-    return b.concat(made, 2, f"{name}_values") if len(made) > 1 else made[0]

@@ -84,6 +84,13 @@ def linear_operator(view: GraphView, constants: Constants, index: int) -> Linear
     return None if recognise is None else recognise(view, constants, index)
 
 
+def made_linearly(view: GraphView, constants: Constants, tensor: str) -> LinearOperator | None:
+    """The linear operator that makes a tensor."""
+    index = view.producer.get(tensor)
+    found = None if index is None else linear_operator(view, constants, index)
+    return found if isinstance(found, LinearOperator) else None
+
+
 def _weight(view: GraphView, constants: Constants, names: Sequence[str]) -> str:
     """The one of two factors that is the weight: a constant, or the matrices of the experts that a router chose."""
     held = [name for name in names if name in constants]
@@ -246,7 +253,7 @@ def _quantised(weight: int) -> Recognise:
         if data in constants:
             return None
         sizes = _integers(node)
-        features: Features = _matrix(view, constants, name)
+        features: Features = _matrix(view, constants, name, transposed=sizes.get("transB"))
         if "N" in sizes and "K" in sizes:  # packed weights, whose dims are not those of the matrix
             features = (sizes["K"], sizes["N"])
         return _operator(view, constants, index, node.op_type, data, name, features)

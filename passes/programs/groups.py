@@ -49,14 +49,14 @@ class Group:
         offsets = (self.head.gamma, *(token.offset for token in self.head.bias_tokens))
         return 2 if any(offsets) else 1
 
-    def logits(self, bias_tokens: int, unused: float = 0.0) -> list[tuple[float, list[float]]]:
+    def logits(self, bias_tokens: int) -> list[tuple[float, list[float]]]:
         """Slopes and offsets of the logits, each as (that of self, those of the bias tokens).
 
-        The logit of bias tokens that the group does not attend to, up to `bias_tokens`, is that of self plus `unused`.
+        The logit of bias tokens that the group does not attend to, up to `bias_tokens`, is that of self.
         """
         head, others = self.head, bias_tokens - self.bias_tokens
         slopes = [*(token.slope for token in head.bias_tokens), *[head.beta] * others]
-        offsets = [*(token.offset for token in head.bias_tokens), *[head.gamma + unused] * others]
+        offsets = [*(token.offset for token in head.bias_tokens), *[head.gamma] * others]
         return [(head.beta, slopes), (head.gamma, offsets)]
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 
 from passes.conversion import Conversion
+from passes.forms.square import PREFIX
 from passes.forms.sublayer import LARGEST_PATTERN, default_omega
-from passes.forms.whole import PREFIX
 from passes.match.blocks import Block
 from passes.match.linear import Miss
 from passes.options import DEFAULT_MAX_TOKENS

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from passes.conversion import Conversion
-from passes.forms.whole import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, STREAM, neuron_scores
+from passes.forms.square import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, STREAM, neuron_scores
 from passes.sizes import BATCH, TOKENS, Sizes, factors, token_axes
 from passes.whole.masks import Mask, Scores
 from passes.whole.route import Whole

@@ -7,14 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 
-from passes.match.linear import MICROSOFT, LinearOperator, Miss, linear_operator
+from passes.match.linear import MICROSOFT, Miss, made_linearly
 from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, SAME_NUMBERS, GraphView, integer_of, label
+from rewriter.graph.view import REARRANGED, GraphView, integer_of, key_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
@@ -55,50 +54,29 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     node = view.made_by(tensor)
     if node is None:
         return None
-    known = _NORMS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
+    known = _NORMS.get(key_of(node))
     if known is not None and integer_of(node, "axis", -1) == -1:
-        return Norm(tensor, *(_operand(node, slot) for slot in known))
-    return _written_out(view, constants, tensor, node)
+        return Norm(tensor, *("" if slot is None else (*node.input, "", "", "")[slot] for slot in known))
+    # Written out: an Add and a Mul of constants after a division by a mean.
+    data, held = tensor, {"Add": "", "Mul": ""}
+    for kind in held:
+        node = view.made_by(data)
+        own = [each for each in node.input if each in constants] if node is not None and node.op_type == kind else []
+        if node is not None and len(own) == 1:
+            held[kind], data = own[0], next(each for each in node.input if each not in constants)
+    shape = constants.shape(held["Mul"]) or ()
+    fits = len([size for size in shape if size != 1]) == 1 and _averages(view, data)
+    return Norm(tensor, held["Mul"], held["Add"]) if fits else None
 
 
-def _operand(node: onnx.NodeProto, slot: int | None) -> str:
-    return "" if slot is None or len(node.input) <= slot else node.input[slot]
-
-
-def _written_out(view: GraphView, constants: Constants, tensor: str, node: onnx.NodeProto) -> Norm | None:
-    """Mul and Add of constants after a division by a mean."""
-    bias = ""
-    if node.op_type == "Add":
-        data, bias = _parted(constants, node)
-        inner = None if not data else view.made_by(data)
-        if inner is None or not bias:
-            return None
-        node = inner
-    if node.op_type != "Mul":
-        return None
-    data, scale = _parted(constants, node)
-    if not data or len([size for size in constants.shape(scale) or () if size != 1]) != 1 or not _averages(view, data):
-        return None
-    return Norm(tensor, scale, bias)
-
-
-def _parted(constants: Constants, node: onnx.NodeProto) -> tuple[str, str]:
-    """(the operand that is data, the one that is constant); empty where they are not one each."""
-    held = [name for name in node.input if name in constants]
-    data = [name for name in node.input if name not in constants]
-    return (data[0], held[0]) if len(held) == len(data) == 1 else ("", "")
-
-
-def _averages(view: GraphView, tensor: str) -> bool:
+def _averages(view: GraphView, tensor: str, reach: int = _REACH) -> bool:
     """Whether a mean is among the arithmetic that makes a tensor."""
-    through = ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
-    pending = [tensor]
-    for _ in range(_REACH + 1):
-        nodes = [node for name in pending if (node := view.made_by(name)) is not None]
-        if any(node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare") for node in nodes):
-            return True
-        pending = [name for node in nodes if node.op_type in through for name in node.input]
-    return False
+    node = view.made_by(tensor)
+    if node is None or reach < 0:
+        return False
+    through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
+    means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
+    return means or (through and any(_averages(view, name, reach - 1) for name in node.input))
 
 
 _FIT = 1e-4
@@ -296,30 +274,22 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
         UsageError: the output is not a linear map of the normalised residual stream, or the stream is interrupted.
     """
     constants = Constants(view)
-    tensor, bias, token, factor = output, "", None, 1.0
+    tensor, bias, token, factor = view.before(output), "", None, 1.0
     unembedding: Projection | None = None
-    while unembedding is None:
-        operator = _operator(view, constants, tensor)
-        if operator is not None:
-            read = matrix_of(view, constants, operator)
-            if isinstance(read, Miss):
-                raise UsageError(f"output {output} cannot be attributed: {read.reason}")
-            unembedding = read
-            tensor, factor = _factor(view, constants, operator.data)
-            tensor, token = _token(view, constants, tensor)
-            break
-        node = view.made_by(tensor)
-        data = [] if node is None else [name for name in node.input if name not in constants]
-        if node is None or not data or node.op_type not in (*SAME_NUMBERS, "Add"):
-            break
-        if node.op_type == "Add":
-            held = [name for name in node.input if name in constants]
-            if bias or len(held) != 1:
-                break
-            bias = held[0]
-        tensor = data[0]
+    node = view.made_by(tensor)
+    held = [] if node is None or node.op_type != "Add" else [name for name in node.input if name in constants]
+    if node is not None and len(held) == 1:
+        bias, tensor = held[0], view.before(next(name for name in node.input if name not in held))
+    operator = made_linearly(view, constants, tensor)
+    if operator is not None and operator.axis == -1:
+        read = matrix_of(view, constants, operator)
+        if isinstance(read, Miss):
+            raise UsageError(f"output {output} cannot be attributed: {read.reason}")
+        unembedding = read
+        tensor, factor = _factor(view, constants, operator.data)
+        tensor, token = _token(view, constants, tensor)
     norm = norm_before(view, constants, tensor)
-    if norm is None or (unembedding is None and tensor != output):
+    if norm is None or (unembedding is None and view.before(output) != tensor):
         node = view.made_by(tensor)
         where = label(node) if node is not None else tensor
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
@@ -339,20 +309,10 @@ def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, fl
 def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int | None]:
     """(all tokens, which one of them is read) where an operator reads one of them; else the tensor itself."""
     node = view.made_by(tensor)
-    if (
-        node is None
-        or node.op_type != "Gather"
-        or not any(each.name == "axis" and each.i == 1 for each in node.attribute)
-    ):
+    if node is None or node.op_type != "Gather" or integer_of(node, "axis", 0) != 1:
         return tensor, None
     place = constants.value(node.input[1])
     return (tensor, None) if place is None or place.size != 1 else (node.input[0], int(place.reshape(())))
-
-
-def _operator(view: GraphView, constants: Constants, tensor: str) -> LinearOperator | None:
-    place = view.producer.get(tensor)
-    found = None if place is None else linear_operator(view, constants, place)
-    return found if isinstance(found, LinearOperator) and found.axis == -1 else None
 
 
 def _stages(

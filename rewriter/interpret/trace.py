@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import MICROSOFT, LinearOperator, linear_operator
+from passes.match.linear import MICROSOFT, LinearOperator, made_linearly
 from passes.values import UNFIT, LostError, Values
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
@@ -170,9 +170,7 @@ class Tracer:
 
     def operator(self, tensor: str) -> LinearOperator | None:
         """The linear operator that makes a tensor."""
-        index = self.view.producer.get(tensor)
-        found = None if index is None else linear_operator(self.view, self.constants, index)
-        return found if isinstance(found, LinearOperator) else None
+        return made_linearly(self.view, self.constants, tensor)
 
     def number(self, tensor: str) -> float | None:
         """The value of a tensor with one element that no input changes; None for anything else."""

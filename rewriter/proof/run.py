@@ -77,19 +77,16 @@ class Ran:
 
     Attributes:
         results: the graph's outputs, case by case.
-        load_seconds: how long onnxruntime took to load the model.
         cpu_nodes: as in `Session`.
         defined: as in `Session`.
     """
 
     results: Results = ()
-    load_seconds: float = 0.0
     cpu_nodes: tuple[str, ...] | None = ()
     defined: tuple[str, ...] = ()
 
     def loaded(self, session: Session) -> None:
         """Count a session that was opened."""
-        self.load_seconds += session.load_seconds
         self.defined += session.defined
         known = self.cpu_nodes is not None and session.cpu_nodes is not None
         self.cpu_nodes = (*(self.cpu_nodes or ()), *(session.cpu_nodes or ())) if known else None

@@ -25,13 +25,13 @@ from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.cases import LARGEST, Case, Maker, make_cases
+from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, open_model, run_model
-from rewriter.proof.settings import LARGE, Settings
+from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, run_model
+from rewriter.proof.settings import Settings
 from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
 from rewriter.proof.unwritten import Gaps, gaps, told, without
@@ -66,7 +66,6 @@ class ProviderRun:
         outputs: maps an output to statistics of rewritten against original, both optimised, over all cases.
         compared: the rule, output by output; the worse of both optimisation levels.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        load_seconds: how long onnxruntime took to load the original and the rewritten model, optimised.
         cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
         control: on a provider other than the CPU: the *original* there against the original on the CPU.
@@ -76,7 +75,6 @@ class ProviderRun:
     outputs: Mapping[str, OutputStats]
     compared: Mapping[str, Judgement]
     error_ratio: float | None
-    load_seconds: tuple[float, float]
     cpu_nodes: tuple[str, ...]
     cpu_nodes_of_original: int | None = 0
     control: Mapping[str, OutputStats] = field(default_factory=dict)
@@ -372,7 +370,7 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bo
 def run_accepted(
     side: Side, cases: Sequence[Case], wanted: Wanted, settings: Settings, progress: Progress, *, by_blocks: bool
 ) -> ModelRuns:
-    """The runs of the original on the cases that it accepts; of other sizes, if it accepts none of the generated ones.
+    """The runs of the original on the cases that it accepts.
 
     Raises:
         UsageError: the original accepts none of the inputs that were given.
@@ -380,37 +378,16 @@ def run_accepted(
     """
     try:
         runs = run_model(side, cases, wanted, progress, by_blocks=by_blocks)
-        if runs.cases:
-            return runs
-        others = other_cases(side.model, settings)
-        if others:
-            return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
     except ValidationError as error:
         raise ValidationError(_refused(side.model, error)) from error
+    if runs.cases:
+        return runs
     if settings.inputs is not None:
         raise UsageError(f"{settings.inputs.name}: the original model runs on none of these inputs: {runs.skipped[0]}")
-    tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
-    more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
     raise ValidationError(
-        f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or sizes "
-        f"with --dim ({runs.skipped[0]})"
+        f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs, or sizes with "
+        f"--dim ({runs.skipped[0]})"
     )
-
-
-def other_cases(model: LoadedModel, settings: Settings) -> tuple[Case, ...] | None:
-    """Cases of sizes that the model accepts; None for models above `LARGE` bytes, and instead of given inputs."""
-    if settings.inputs is not None or model.size > LARGE:
-        return None
-    session = open_model(model, "cpu", optimise=False)
-
-    def accepts(case: Case) -> bool:
-        try:
-            session.run(case.feeds)
-        except ValidationError:
-            return False
-        return True
-
-    return Maker(model.proto, seed=settings.seed, dims=settings.dims).searched(accepts)
 
 
 def largest_magnitudes(
@@ -492,7 +469,6 @@ def _provider(
         outputs=outputs,
         compared=found,
         error_ratio=_error_ratio(before, after, name),
-        load_seconds=(old.load_seconds, new.load_seconds),
         cpu_nodes=tuple(node for node in fallen if told and node not in there),
         cpu_nodes_of_original=len(there) if told else None,
         control={} if parse_provider(name).name == "cpu" else _statistics(before.ways[CPU].results, old.results),
@@ -502,24 +478,15 @@ def _provider(
 
 def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
-    ratios = []
-    truth = before.truth or ()
-    for output in (name for name, values in (truth[0] if truth else {}).items() if values.dtype.kind == "f"):
-        largest = max(magnitude(case[output]) for case in truth)
-        for optimise in (False, True):
-            way = Way(name, optimise)
-            eps = 0.5 * float(ml_dtypes.finfo(before.ways[way].results[0][output].dtype).eps)
-            old, new = (_gap(runs.ways[way].results, truth, output) for runs in (before, after))
-            if max(old, eps * largest) > 0:
-                ratios.append(max(new, eps * largest) / max(old, eps * largest))
+    truth, ratios = before.truth or ({},), list[float]()
+    for output in (each for each, values in truth[0].items() if values.dtype.kind == "f"):
+        exact = [case[output] for case in truth]
+        for way in (Way(name, optimise) for optimise in (False, True)):
+            own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
+            least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
+            old, new = (max(compare(output, exact, values).max_abs, least) for values in (own, theirs))
+            ratios += [new / old] if 0.0 < old < np.inf else []
     return max(ratios, default=None)
-
-
-def _gap(results: Results, truth: Results, output: str) -> float:
-    """The largest finite difference from the truth."""
-    pairs = [(case[output], right[output]) for case, right in zip(results, truth, strict=True)]
-    with np.errstate(all="ignore"):
-        return max(magnitude(a.astype(np.float64) - b) if a.shape == b.shape else 0.0 for a, b in pairs)
 
 
 def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:

@@ -19,11 +19,11 @@ from tests.oracle import evaluate
 from tests.passes.test_networks import (
     ALL_FORMS,
     BOUND,
+    DIFFERENCES,
     check_float64_against_the_original,
     float32_ratio,
     largest_difference,
 )
-from tests.passes.whole.test_whole import check_against_the_theorems
 from tests.whole import without_padding
 
 EXPORTERS = ("torchscript", "dynamo")
@@ -64,7 +64,9 @@ def test_float16(name: str, export: Export) -> None:
 @EACH_EXPORTER
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_network_is_that_of_the_theorems(name: str, exporter: str, export: Export) -> None:
-    check_against_the_theorems(onnx.load(export(name, exporter)), name)
+    model = onnx.load(export(name, exporter))
+    model = model if name == "vit" else without_padding(model)
+    assert largest_difference(model, name, "whole") <= (DIFFERENCES if name == "llama" else BOUND)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import heapq
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -54,6 +54,10 @@ _ORDER = 8
 _WIDEST, _FARTHEST = fmpq(1), fmpq(4096)
 """Width of the cells, and |y|, up to which series are tried."""
 _PRECISION, _FAR = 128, fmpq(2) ** 40
+
+
+Cell = tuple[float, fmpq, fmpq]
+"""Minus an upper bound, so that the worst cell comes first in a heap, and the ends."""
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,7 @@ class _Search:
         self.widest: tuple[fmpq, fmpq] | None = None
         self.undefined: fmpq | None = None
         self._roots: set[fmpq] = set()
+        self._slope = 0.0
 
     def run(self, limit: float) -> float:
         """An upper bound of the supremum, within `SLACK` of it; a lower bound as soon as that exceeds the limit."""
@@ -206,7 +211,7 @@ class _Search:
                     return self.lower
                 if self.undefined is not None:
                     return math.inf
-        upper = self._refined([(math.inf, low, high) for low, high in pieces], limit)
+        upper = self._refined(sorted((-math.inf, low, high) for low, high in pieces), limit)
         return max([upper, *(self._at_point(root) for root in sorted(self._roots))])
 
     def _pieces(self) -> Iterator[tuple[fmpq, fmpq]]:
@@ -223,9 +228,7 @@ class _Search:
             if not equal:
                 yield low, high
 
-    def _refined(self, cells: list[tuple[float, fmpq, fmpq]], limit: float) -> float:
-        heap = [(-upper, low, high) for upper, low, high in cells]
-        heapq.heapify(heap)
+    def _refined(self, heap: list[Cell], limit: float) -> float:
         while heap:
             upper, low, high = heap[0]
             if -upper <= limit and -upper <= max(SLACK * self.lower, FLOOR):
@@ -236,18 +239,21 @@ class _Search:
             if self.cells > MOST_CELLS or middle in (low, high):
                 self.widest = low, high
                 return -upper
-            heapq.heappop(heap)
-            for first, last in ((low, middle), (middle, high)):
-                for piece in self._enclosed(first, last):
-                    heapq.heappush(heap, piece)
+            self._split(heap, self._upper)
         return 0.0
 
-    def _enclosed(self, low: fmpq, high: fmpq) -> list[tuple[float, fmpq, fmpq]]:
-        try:
-            return [(-self._upper(low, high), low, high)]
-        except Kink as kink:
-            self._roots.add(kink.at)
-            return [(-math.inf, low, kink.at), (-math.inf, kink.at, high)]
+    def _split(self, heap: list[Cell], upper: Callable[[fmpq, fmpq], float]) -> None:
+        """Replace the cell with the largest upper bound by its halves, and these at kinks."""
+        _, low, high = heapq.heappop(heap)
+        middle = _middle(low, high)
+        for first, last in ((low, middle), (middle, high)):
+            try:
+                pieces = [(-upper(first, last), first, last)]
+            except Kink as kink:
+                self._roots.add(kink.at)
+                pieces = [(-math.inf, first, kink.at), (-math.inf, kink.at, last)]
+            for piece in pieces:
+                heapq.heappush(heap, piece)
 
     def _upper(self, low: fmpq, high: fmpq) -> float:
         """An upper bound on one cell; infinite where no arithmetic encloses it."""
@@ -376,23 +382,12 @@ class _Search:
         """An upper bound of |F_B - F_A| / |y|, within a factor 2 where that is cheap; None where there is none."""
         if not self._meet_at_zero():
             return None
-        heap: list[tuple[float, fmpq, fmpq]] = [(-math.inf, -self._end, self._end)]
-        lower = 0.0
+        heap: list[Cell] = [(-math.inf, -self._end, self._end)]
         for _ in range(min(_MOST_RELATIVE, _MOST_PARTS // len(self._parts))):
-            upper, low, high = heapq.heappop(heap)
-            middle = _middle(low, high)
-            if -upper <= max(2.0 * lower, FLOOR) or middle in (low, high):
-                heapq.heappush(heap, (upper, low, high))
+            upper, low, high = heap[0]
+            if -upper <= max(2.0 * self._slope, FLOOR) or _middle(low, high) in (low, high):
                 break
-            for first, last in ((low, middle), (middle, high)):
-                try:
-                    found, least = self._relative_on(first, last)
-                except Kink as kink:
-                    pieces = [(-math.inf, first, kink.at), (-math.inf, kink.at, last)]
-                else:
-                    lower, pieces = max(lower, least), [(-found, first, last)]
-                for piece in pieces:
-                    heapq.heappush(heap, piece)
+            self._split(heap, self._relative_on)
         return -heap[0][0] if math.isfinite(heap[0][0]) else None
 
     def _meet_at_zero(self) -> bool:
@@ -407,8 +402,8 @@ class _Search:
         except Undecided:
             return False
 
-    def _relative_on(self, low: fmpq, high: fmpq) -> tuple[float, float]:
-        """An upper and a lower bound of the supremum of |F_B - F_A| / |y| on a cell; both are equal at 0."""
+    def _relative_on(self, low: fmpq, high: fmpq) -> float:
+        """An upper bound of |F_B - F_A| / |y| on a cell, which may also raise the lower one; both are equal at 0."""
         nearest = max(low, -high, fmpq(0))
         upper, lower = math.inf, 0.0
         far = max(abs(low), abs(high)) >= _FAR
@@ -429,7 +424,8 @@ class _Search:
                     if found.terms[0].is_finite() and low + high != 0:
                         share = abs(found.terms[0]) / abs(arb((low + high) / 2))
                         lower = max(lower, float(low_end(share)))
-        return upper, lower
+        self._slope = max(self._slope, lower)
+        return upper
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Every form with every kind of program, against the oracle and with the proof; planted bugs are found."""
+"""Every form with every kind of program, against the oracle and with the proof."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,19 +11,16 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-import rewriter.api.rewriting
 from passes.forms import FORMS
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
-from rewriter import ExitStatus, Report, ValidationError, rewrite
-from rewriter.api.rewriting import made
+from rewriter import ExitStatus, ValidationError, rewrite
 from rewriter.ort.sessions import open_session
-from rewriter.pipeline import Unit
 from tests import cases
 from tests.conftest import slow
-from tests.errors import EMITTED, RATIO, InPlace, accurate, apart, error_ratio
+from tests.errors import EMITTED, InPlace, accurate, apart
 from tests.oracle import evaluate
 from tests.spellings import FIRSTS, GATES
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
@@ -208,6 +205,35 @@ def test_gates_have_projections_of_their_own(first: str) -> None:
     accurate(model, plan, value="u", optimised=[False])
 
 
+CHUNK = (
+    "m = MatMul(x, W1wide) size = Shape(m) width = Gather(size, axis) odd = Add(width, one) half = Div(odd, two) "
+    "end = Mul(half, two) y = Slice(m, zero, half, axis) u = Slice(m, half, end, axis)"
+)
+STRIDED = "m = MatMul(x, W1wide) y = Slice(m, zero, most, axis, two) u = Slice(m, one, most, axis, two)"
+
+
+def stacked(first: str) -> onnx.ModelProto:
+    integers = {"axis": 2, "zero": 0, "one": 1, "two": 2, "most": 99}
+    constants = {name: onnx.numpy_helper.from_array(np.array([number]), name) for name, number in integers.items()}
+    text = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
+    return mlp(text, first=first, second="second = MatMul(h, W2) out = Add(second, x)", constants=constants)
+
+
+@pytest.mark.parametrize("form", [*SQUARE, "whole"])
+@pytest.mark.parametrize("first", [CHUNK, GATES[0][1]], ids=["chunk", "split"])
+def test_gate_and_value_of_one_projection_are_parts_of_its_weight(first: str, form: str) -> None:
+    model = stacked(first)
+    plan = planned(model, form)
+    projections = plan.conversions[0].whole_block
+    assert [(each.start, each.stop) for each in (projections.query, projections.value)] == [(0, 8), (8, 16)]
+    expected, found = (evaluate(each, {"x": tokens(2, 7)})["out"] for each in (model, apply(plan)))
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-7)
+
+
+def test_every_second_channel_is_no_projection() -> None:
+    assert "use form compact or local" in refusal(stacked(STRIDED), "whole")
+
+
 CHANNELS = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tokens] out"}
 OTHERS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("conv", {"first": "y = Conv(x, K1)", "second": "out = Conv(h, K2)", **CHANNELS}, "does not hold a plain matrix"),
@@ -279,9 +305,9 @@ def test_shape_of_the_activation_comes_from_the_input(form: str) -> None:
 # -- weights --------------------------------------------------------------------------------------------------------
 
 
-def test_weights_stand_in_the_model_once() -> None:
-    model = mlp(SILU)
-    result = apply(planned(model, "masked"))
+@pytest.mark.parametrize("form", ["masked", "compact"])
+def test_weights_stand_in_the_model_once(form: str) -> None:
+    result = apply(planned(mlp(SILU), form))
     shapes = [tuple(tensor.dims) for tensor in result.graph.initializer]
     assert shapes.count((4, 8)) == shapes.count((8, 4)) == 1
     assert sum(np.prod(shape) for shape in shapes) < 2 * 32 + 200
@@ -326,76 +352,6 @@ def test_operators_that_stay_are_proved(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("first", "options"), [(t, o) for _, t, _, o in FIRSTS], ids=[f[0] for f in FIRSTS])
 def test_projections_are_proved(first: str, options: dict[str, Any]) -> None:
     proved(mlp(SILU, first=first, **options), "compact")
-
-
-# -- planted bugs ---------------------------------------------------------------------------------------------------
-
-
-def rewritten_with(change: Callable[[onnx.ModelProto], None], form: str, monkeypatch: pytest.MonkeyPatch) -> Report:
-    def planted(unit: Unit) -> onnx.ModelProto:
-        model = made(unit)
-        change(model)
-        return model
-
-    monkeypatch.setattr(rewriter.api.rewriting, "made", planted)
-    return rewrite(mlp(SILU), form=form, max_tokens=TOKENS)
-
-
-def drop_the_mask(model: onnx.ModelProto) -> None:
-    where = next(node for node in model.graph.node if node.op_type == "Where" and node.name.endswith("heads/scores"))
-    where.op_type = "Identity"
-    where.input[:] = [where.input[1]]
-
-
-def shift_a_constant(name: str, by: float) -> Callable[[onnx.ModelProto], None]:
-    def change(model: onnx.ModelProto) -> None:
-        tensor = next(entry for entry in model.graph.initializer if entry.name.endswith(f"heads/{name}"))
-        array = onnx.numpy_helper.to_array(tensor).copy()
-        array[np.unravel_index(np.argmax(np.abs(array)), array.shape)] += by
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-
-    return change
-
-
-def wrong_output_weight(model: onnx.ModelProto) -> None:
-    node = next(node for node in model.graph.node if node.name.endswith("heads/W_O"))
-    scaled = onnx.helper.make_node("Mul", [node.input[0], "mlp/heads/wrong"], ["mlp/heads/W2_wrong"])
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(1.001, dtype=np.float32), "mlp/heads/wrong"))
-    model.graph.node.insert(list(model.graph.node).index(node), scaled)
-    node.input[0] = "mlp/heads/W2_wrong"
-
-
-@pytest.mark.parametrize(
-    ("form", "change"),
-    [
-        ("masked", drop_the_mask),
-        ("masked", shift_a_constant("W_K", 1e-3)),
-        ("masked", wrong_output_weight),
-        ("maskless", shift_a_constant("position_scores_minus_omega", 2.0**61)),
-        pytest.param("maskless", shift_a_constant("W_K", 1e-3), marks=slow),
-        pytest.param("staged", shift_a_constant("W_K", 1e-3), marks=slow),
-        ("staged", shift_a_constant("self_scores_minus_omega", 2.0**60)),
-        ("compact", shift_a_constant("W_K", 1e-3)),
-        ("compact", shift_a_constant("k_bias", 1e-3)),
-        ("compact", wrong_output_weight),
-    ],
-    ids=[
-        *("mask", "key", "output", "omega", "key-maskless", "key-staged", "omega-staged"),
-        *("key-compact", "bias-key-compact", "output-compact"),
-    ],
-)
-def test_planted_bugs_are_found(
-    form: str, change: Callable[[onnx.ModelProto], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report = rewritten_with(change, form, monkeypatch)
-    assert report.exit_status is ExitStatus.VALIDATION_FAILED
-    assert not report
-
-
-def test_an_exact_program_off_by_a_little_is_found_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = rewritten_with(wrong_output_weight, "masked", monkeypatch)
-    assert report.validation is not None
-    assert any("in float64 its output is off by" in failure for failure in report.validation.failures)
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -448,24 +404,6 @@ def test_forbidden_weights_are_exactly_zero(text: str, scale: float) -> None:
     other = x.copy()
     other[:, 1:] = tokens(1, 11, seed=1) * 3
     np.testing.assert_array_equal(run(result, x)[:, 0], run(result, other)[:, 0])
-
-
-def test_two_blocks_are_replaced_and_recognised() -> None:
-    model = text_model(
-        f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) z = Add(second, x) "
-        "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
-    )
-    plan = make_plan(model, Options(form="masked"))
-    places = [
-        InPlace(c.program.as_heads, *names)
-        for c, names in zip(plan.conversions, (("h", "y"), ("h2", "y2")), strict=True)
-    ]
-    result = apply(plan)
-    assert apart(model, result, places).emitted <= EMITTED
-    assert error_ratio(model, result) <= RATIO
-    again = make_plan(result, Options(form="masked"))
-    assert again.conversions == ()
-    assert {left.miss.reason for left in again.left} == {"it is attention heads already"}
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["calls", "inline"])

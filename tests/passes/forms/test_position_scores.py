@@ -30,8 +30,9 @@ def test_shared_scores_equal_the_literal_product(text: str) -> None:
     stream, w_q, w_k, q, k, shared, w_qk, z = (made[f"mlp/heads/{name}"] for name in names)
     slots = len(w_qk)
     heads = len(w_q)
-    positions = np.zeros((stream.shape[2], slots))
-    positions[-slots:] = np.eye(slots)
+    width = stream.shape[2]
+    positions = np.eye(width, slots, slots - width)
+    w_q, w_k = (np.pad(each, ((0, 0), (0, width - each.shape[1]), (0, 0))) for each in (w_q, w_k))
     literal_q = np.concatenate([w_q, np.repeat((positions @ w_qk)[None], heads, axis=0)], axis=2)
     literal_k = np.concatenate([np.repeat(w_k, heads, axis=0), np.repeat(positions[None], heads, axis=0)], axis=2)
     scores = np.einsum("brw,hwd,hvd,bsv->bhrs", stream, literal_q, literal_k, stream, optimize=True)

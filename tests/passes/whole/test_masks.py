@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.forms.whole import PREFIX
+from passes.forms.square import PREFIX
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from tests.attention import Array

@@ -11,22 +11,20 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import UsageError, attribute, heads, rewrite
+from rewriter import UsageError, attribute, rewrite
 from rewriter.interpret.attribute import Attribution, NeuronStep, held, total
-from rewriter.interpret.run import hooks_of, values_in_float64
 from rewriter.interpret.stream import unchanged
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.proof.inputs.cases import Case
 from tests.committed import FOLDER, feeds
+from tests.decoder import Decoder
 from tests.headmath import tapped
 
 Array = NDArray[Any]
 
-EXACT = ["silu-decoder", "relu-decoder"]
+EXACT = ["silu-decoder", "trained/docstrings-gelu"]
 FITTED = ["gated-decoder", "gelu-vision", "gelu-encoder"]
 """The last two read one token, and have normalisations after the sublayers."""
 LOGIT, OTHER = 5, 7
-EPSILON = float(np.float32(1e-5))
 
 
 def given(stem: str, tokens: int = 7) -> dict[str, Array]:
@@ -57,95 +55,24 @@ def test_both_sums_equal_the_logit(stem: str, options: dict[str, Any]) -> None:
         assert abs(found.logit - total(parts)) == abs(found.residuals[name])
 
 
-def mlp_of(stem: str, layer: int) -> tuple[Array, Array, Array]:
-    """(weight [D, neurons], bias, second weight [neurons, D]) of an MLP, by their names in the file."""
-    model = onnx.load(FOLDER / f"{stem}.onnx")
-    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
-    if stem == "relu-decoder":  # of torch's Linear: transposed
-        place = f"model.model.decoder.layers.{layer}.fc"
-        return arrays[f"{place}1.weight"].T, arrays[f"{place}1.bias"], arrays[f"{place}2.weight"].T
-    place = f"model.transformer.h.{layer}.mlp.c_"
-    return arrays[f"{place}fc.weight"], arrays[f"{place}fc.bias"], arrays[f"{place}proj.weight"]
+@cache
+def decoder(stem: str) -> Decoder:
+    return Decoder(stem, given(stem)["input_ids"][0])
 
 
-class Frozen:
-    """The network with patterns, gates and denominators held, run forwards; written from the definitions."""
-
-    def __init__(self, stem: str, sequence: int = 0) -> None:
-        self.stem, self.mlps = stem, [mlp_of(stem, layer) for layer in (0, 1)]
-        self.index = heads(FOLDER / f"{stem}.onnx", wide=True)
-        hooks = hooks_of(self.index)
-        names = [name for name in hooks if name.endswith(("pattern", "resid_pre", "resid_mid", "resid_post"))]
-        case = Case("", given(stem))
-        values = values_in_float64(self.index, case, sorted({t for name in names for t in hooks[name].tensors}))
-        self.cache = {name: hooks[name].make(values)[sequence] for name in names}
-        self.gone: tuple[str, int, int] | None = None
-        mids = [self.cache[f"blocks.{i}.hook_resid_mid"] for i in (0, 1)]
-        held = [self.norm(mid, mid, f"blocks.{i}.ln2") for i, mid in enumerate(mids)]
-        reads = [data @ weight + bias for data, (weight, bias, _) in zip(held, self.mlps, strict=True)]
-        self.gates = [1 / (1 + np.exp(-y)) if stem == "silu-decoder" else y > 0 for y in reads]
-
-    def norm(self, data: Array, at: Array, place: str, epsilon: float = EPSILON) -> Array:
-        """LayerNorm of `data` with the denominators of the stream `at`."""
-        spread = np.sqrt(at.var(axis=-1, keepdims=True) + epsilon)
-        centred = data - data.mean(axis=-1, keepdims=True)
-        return np.asarray(centred / spread * self.index[f"{place}.w"] + self.index[f"{place}.b"])
-
-    def activations(self, layer: int, data: Array, bias: Array) -> Array:
-        """[T, neurons] for normalised data, the gates being those of the run."""
-        return np.asarray(self.gates[layer] * (data @ self.mlps[layer][0] + bias))
-
-    def written(self, name: str, data: Array) -> Array:
-        layer = int(name.split(".")[1])
-        if name.endswith("mlp_heads"):
-            z, out = self.activations(layer, data, self.mlps[layer][1]), self.mlps[layer][2]
-            if self.gone is not None and self.gone[0] == name:
-                z[self.gone[1], self.gone[2]] = 0.0
-            return np.asarray(z @ out + self.index[f"{name}.b_O"])
-        own = {part: self.index[f"{name}.{part}"] for part in ("W_V", "b_V", "W_O", "b_O")}
-        value, pattern = np.einsum("td,hdk->thk", data, own["W_V"]) + own["b_V"], self.cache[f"{name}.hook_pattern"]
-        z = np.einsum("hts,shk->thk", pattern, value)
-        if self.gone is not None and self.gone[0] == name:
-            z[self.gone[1], self.gone[2]] = 0.0
-        return np.asarray(np.einsum("thk,hkd->td", z, own["W_O"]) + own["b_O"])
-
-    def stream(self, start: Array) -> Array:
-        data = start
-        for layer in ("blocks.0", "blocks.1"):
-            pre, mid = (self.cache[f"{layer}.hook_resid_{place}"] for place in ("pre", "mid"))
-            data = data + self.written(f"{layer}.attn", self.norm(data, pre, f"{layer}.ln1"))
-            data = data + self.written(f"{layer}.mlp_heads", self.norm(data, mid, f"{layer}.ln2"))
-        return data
-
-
-def unembedding(stem: str) -> tuple[Array, Array, Array]:
-    """(w and b of the last normalisation, W_U), by their names in the file."""
-    model = onnx.load(FOLDER / f"{stem}.onnx")
-    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor).astype(np.float64) for tensor in model.graph.initializer}
-    last = next(node for node in reversed(model.graph.node) if node.op_type == "LayerNormalization")
-    product = next(node for node in reversed(model.graph.node) if node.op_type == "MatMul")
-    return arrays[last.input[1]], arrays[last.input[2]], arrays[product.input[1]]
-
-
-def logit_of(stem: str, frozen: Frozen, stream: Array, position: int = -1) -> float:
-    scale, bias, unembed = unembedding(stem)
-    at = frozen.cache["blocks.1.hook_resid_post"]
-    spread = np.sqrt(at.var(axis=-1, keepdims=True) + EPSILON)
-    normed = (stream - stream.mean(axis=-1, keepdims=True)) / spread * scale + bias
-    return float(normed[position] @ unembed[:, LOGIT])
+def lost(stem: str, start: Array | None = None, **options: Any) -> float:
+    """What the logit of the held network is lower by."""
+    return float(decoder(stem).logits[-1, LOGIT] - decoder(stem).run(start, **options)[-1, LOGIT])
 
 
 @pytest.mark.parametrize("stem", EXACT)
 def test_paths_are_those_of_the_frozen_network(stem: str) -> None:
-    found, frozen = attributed(stem), Frozen(stem)
-    start = frozen.cache["blocks.0.hook_resid_pre"]
-    logit = logit_of(stem, frozen, frozen.stream(start))
-    assert abs(logit - found.logit) <= 1e-6
-    for token in range(len(start)):
+    found, start = attributed(stem), decoder(stem).streams["blocks.0.attn"]
+    assert abs(decoder(stem).logits[-1, LOGIT] - found.logit) <= 1e-6
+    for token, effect in enumerate(found.paths["embed"]):
         changed = start.copy()
         changed[token] = 0.0
-        difference = logit - logit_of(stem, frozen, frozen.stream(changed))
-        assert abs(difference - found.paths["embed"][token]) <= 1e-6
+        assert abs(lost(stem, changed) - effect) <= 1e-6
 
 
 @pytest.mark.parametrize("stem", EXACT)
@@ -154,48 +81,22 @@ def test_paths_are_those_of_the_frozen_network(stem: str) -> None:
     [("blocks.0.attn", 1, 2), ("blocks.0.mlp_heads", 3, 17), ("blocks.1.attn", 6, 0), ("blocks.1.mlp_heads", 6, 90)],
 )
 def test_effects_are_what_the_frozen_network_loses(stem: str, name: str, token: int, head: int) -> None:
-    found, frozen = attributed(stem), Frozen(stem)
-    start = frozen.cache["blocks.0.hook_resid_pre"]
-    logit = logit_of(stem, frozen, frozen.stream(start))
-    frozen.gone = (name, token, head)
-    lost = logit - logit_of(stem, frozen, frozen.stream(start))
-    assert abs(lost - found.effects[name][token, head]) <= 1e-6
-    if name.startswith("blocks.1") and token == 6:  # nothing is between it and the logit but the last normalisation
-        direct = found.direct[name][head]
-        assert name.endswith("attn") or abs(lost - direct) <= 1e-6
+    def gone(made: Array) -> Array:
+        made[token, head] = 0.0
+        return made
+
+    found, effect = attributed(stem), lost(stem, changes={name: gone})
+    assert abs(effect - found.effects[name][token, head]) <= 1e-6
+    if name == "blocks.1.mlp_heads":  # nothing is between it and the logit but the last normalisation
+        assert abs(effect - found.direct[name][head]) <= 1e-6
 
 
-def test_the_bias_of_a_normalisation_and_b_o() -> None:
-    """Constants by the same test: without them the frozen network's logit is lower by what they contribute."""
+def test_constants_are_what_the_frozen_network_loses() -> None:
     stem = "silu-decoder"
-    found, frozen = attributed(stem), Frozen(stem)
-    start = frozen.cache["blocks.0.hook_resid_pre"]
-    logit = logit_of(stem, frozen, frozen.stream(start))
-    for tensor, part in (
-        ("blocks.0.ln1.b", "blocks.0.attn.ln.b"),
-        ("blocks.1.ln2.b", "blocks.1.mlp_heads.ln.b"),
-        ("blocks.0.attn.b_O", "blocks.0.attn.b_O"),
-        ("blocks.0.attn.b_V", "blocks.0.attn.b_V"),
-        ("b_in", "blocks.1.mlp_heads.b_in"),
-    ):
-        other = Frozen(stem)
-        plain = dict(other.index)
-        if tensor == "b_in":
-            other.mlps[1] = (other.mlps[1][0], np.zeros_like(other.mlps[1][1]), other.mlps[1][2])
-        else:
-            plain[tensor] = np.zeros_like(plain[tensor])
-        other.index = plain  # type: ignore[assignment]
-        lost = logit - logit_of(stem, other, other.stream(start))
-        assert abs(lost - total({part: found.paths[part]})) <= 1e-6, part
-
-
-def test_a_rewritten_file_is_attributed_alike(tmp_path: Path) -> None:
-    source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
-    rewrite(source, out, form="masked", validate=False)
-    before, after = (attribute(path, given("silu-decoder"), LOGIT) for path in (source, out))
-    assert abs(after.residuals["paths"]) <= 1e-10
-    for name, part in before.paths.items():
-        np.testing.assert_allclose(after.paths[name], part, atol=1e-9, err_msg=name)
+    for part in ("attn.ln.b", "mlp_heads.ln.b", "attn.b_O", "attn.b_V", "mlp_heads.b_in", "mlp_heads.b_O"):
+        for name in (f"blocks.0.{part}", f"blocks.1.{part}"):
+            wanted = total({name: attributed(stem).paths[name]})
+            assert abs(lost(stem, off=[name]) - wanted) <= 1e-6, name
 
 
 def test_of_one_token_and_after_normalisations() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,83 +13,31 @@ from numpy.typing import NDArray
 from rewriter import UsageError, rewrite, why
 from rewriter.interpret.why import Why, rotation
 from tests.committed import FOLDER
-from tests.headmath import rotated, softmax, tapped
-from tests.rewriter.interpret.test_attribution import EPSILON, given
+from tests.decoder import HEADS
+from tests.headmath import rotated, tapped
+from tests.rewriter.interpret.test_attribution import EXACT, decoder, given
 
 Array = NDArray[Any]
-DECODERS = ["silu-decoder", "trained/docstrings-gelu"]
-HEADS = 4
 
 
-class Decoder:
-    """GPT-2 on the first sequence of `given`: what its sources write, and what reads them, by its own arithmetic.
-
-    Attributes:
-        written: source to what it writes, [T, D].
-        before: the sources that had written when a sublayer read the stream.
-    """
-
-    def __init__(self, stem: str) -> None:
-        model = onnx.load(FOLDER / f"{stem}.onnx")
-        arrays = {each.name: onnx.numpy_helper.to_array(each).astype(np.float64) for each in model.graph.initializer}
-        self.own = {name.removeprefix("model.transformer."): array for name, array in arrays.items()}
-        ids = given(stem)["input_ids"][0]
-        table = self.own["wte.weight"] if "wte.weight" in self.own else self.own["model.lm_head.weight"]
-        self.written = {"embed": table[ids], "pos_embed": self.own["wpe.weight"][: len(ids)]}
-        self.before: dict[str, tuple[str, ...]] = {}
-        for layer in (0, 1):
-            name, place = f"blocks.{layer}.attn", f"h.{layer}.attn"
-            self.before[name] = tuple(self.written)
-            query, key, value = (np.stack([self.read(name, t, part) for t in range(len(ids))]) for part in range(3))
-            self.width = query.shape[1] // HEADS
-            for head, z in enumerate(self.attend(query, key, value)):
-                rows = self.own[f"{place}.c_proj.weight"][head * self.width : (head + 1) * self.width]
-                self.written[f"{name}[{head}]"] = z @ rows
-            self.written[f"{name}.b_O"] = np.tile(self.own[f"{place}.c_proj.bias"], (len(ids), 1))
-            name, place = f"blocks.{layer}.mlp_heads", f"h.{layer}.mlp"
-            self.before[name] = tuple(self.written)
-            y = np.stack([self.read(name, t) for t in range(len(ids))])
-            gate = np.vectorize(lambda each: (1 + math.erf(each / math.sqrt(2))) / 2)
-            made = y * gate(y) if stem.endswith("gelu") else y / (1 + np.exp(-y))
-            for neuron, row in enumerate(self.own[f"{place}.c_proj.weight"]):
-                self.written[f"{name}[{neuron}]"] = np.outer(made[:, neuron], row)
-            self.written[f"{name}.b_O"] = np.tile(self.own[f"{place}.c_proj.bias"], (len(ids), 1))
-
-    def read(self, name: str, token: int, part: int = 0, *, without: str = "") -> Array:
-        """Pre-activations, or a third of queries, keys and values, at a token; the denominator is held."""
-        layer, neurons = name.split(".")[1], name.endswith("mlp_heads")
-        whole = sum(self.written[each][token] for each in self.before[name])
-        gone = [
-            self.written[each][token]
-            for each in self.before[name]
-            if each.partition("[")[0] == without or each == without
-        ]
-        data = whole - sum(gone, np.zeros(len(whole)))
-        norm = f"h.{layer}.ln_{2 if neurons else 1}"
-        data = (data - data.mean()) / np.sqrt(whole.var() + EPSILON) * self.own[f"{norm}.weight"]
-        data = data + self.own[f"{norm}.bias"] * (without != "ln.b")
-        place = f"h.{layer}.mlp.c_fc" if neurons else f"h.{layer}.attn.c_attn"
-        out = data @ self.own[f"{place}.weight"] + self.own[f"{place}.bias"] * (without not in ("b_in", "b_Q", "b_K"))
-        return np.asarray(out if neurons else np.split(out, 3)[part])
-
-    def attend(self, query: Array, key: Array, value: Array) -> list[Array]:
-        """z [T, d_head] of each head."""
-        sides = zip(*(np.split(each, HEADS, axis=1) for each in (query, key, value)), strict=True)
-        causal = np.tri(len(query), dtype=bool)
-        return [softmax(np.where(causal, q @ k.T / np.sqrt(self.width), -np.inf)) @ v for q, k, v in sides]
-
-    def gives(self, name: str, token: int, source: str, part: int = 0) -> Array:
-        """What the stream's readers lose without a source."""
-        return self.read(name, token, part) - self.read(name, token, part, without=source)
-
-    def score(self, name: str, head: int, query: int, key: int, sources: tuple[str, str]) -> float:
-        """What a pair of sources gives to a score."""
-        own = slice(head * self.width, (head + 1) * self.width)
-        left, right = self.gives(name, query, sources[0])[own], self.gives(name, key, sources[1], 1)[own]
-        return float(left @ right / np.sqrt(self.width))
+def gives(stem: str, name: str, token: int, source: str) -> Array:
+    """What pre-activations, or queries, keys and values, lose at a token without a source, denominators held."""
+    made = decoder(stem)
+    stream = made.streams[name]
+    gone = sum((made.written[each] for each in made.before[name] if each.partition("[")[0] == source), np.zeros(1))
+    gone = made.written.get(source, gone)
+    off = {"b_Q": f"{name}.b_V", "b_K": f"{name}.b_V"}.get(source, f"{name}.{source}")
+    return np.asarray(made.read(name, stream)[token] - made.read(name, stream - gone, off=[off])[token])
 
 
-decoder = cache(Decoder)
+def wanted_table(stem: str, name: str, head: int, tokens: tuple[int, int], found: Why) -> Array:
+    """[sources, keys]: what pairs of sources give to a score."""
+    sides = zip(tokens, (found.sources, found.keys), range(2), strict=True)
+    left, right = (
+        np.stack([np.split(gives(stem, name, token, each), 3)[part].reshape(HEADS, -1)[head] for each in sources])
+        for token, sources, part in sides
+    )
+    return np.asarray(left @ right.T / np.sqrt(left.shape[1]))
 
 
 def whole(found: Why, bound: float = 1e-12) -> None:
@@ -100,50 +46,39 @@ def whole(found: Why, bound: float = 1e-12) -> None:
     assert abs(found.table.sum() + found.added - found.total) <= bound * max(1.0, np.abs(found.table).max())
 
 
-@pytest.mark.parametrize("stem", DECODERS)
+@pytest.mark.parametrize("stem", EXACT)
 @pytest.mark.parametrize(("name", "neuron", "token"), [("blocks.0.mlp_heads", 68, 2), ("blocks.1.mlp_heads", 17, -1)])
 def test_a_neuron_reads_what_was_written(stem: str, name: str, neuron: int, token: int) -> None:
     made, found = decoder(stem), why(FOLDER / f"{stem}.onnx", given(stem), f"{name}[{neuron}]", query=token)
     whole(found)
-    assert found.total == pytest.approx(made.read(name, token)[neuron], abs=1e-7)
+    assert found.total == pytest.approx(made.read(name, made.streams[name])[token, neuron], abs=1e-7)
     assert (found.query, found.key, found.keys, found.added) == (token % 7, None, ("",), 0.0)
+    sources = (*made.before[name], "ln.b", "b_in")
     rows = dict(zip(found.sources, found.table[:, 0], strict=True))
-    assert {*rows} <= {*made.before[name], "ln.b", "b_in"}
-    for source in (*made.before[name], "ln.b", "b_in"):
-        wanted = made.gives(name, token, source)[neuron]
-        assert rows.get(source, 0.0) == pytest.approx(wanted, abs=1e-7), source
-        # Another token, the other sign, another neuron or no such row would be seen.
-        other = made.gives(name, token - 1, source)[neuron]
-        assert abs(wanted) < 1e-3 or source in ("ln.b", "b_in") or source.endswith("b_O") or abs(wanted - other) > 1e-6
+    assert {*rows} <= {*sources}
+    wanted, other = ([gives(stem, name, at, each)[neuron] for each in sources] for at in (token, token - 1))
+    np.testing.assert_allclose([rows.get(each, 0.0) for each in sources], wanted, atol=1e-7)
+    assert np.abs(np.subtract(wanted, other)).max() > 1e-2, "the token before would be seen"
 
 
-@pytest.mark.parametrize("stem", DECODERS)
+@pytest.mark.parametrize("stem", EXACT)
 @pytest.mark.parametrize(("layer", "head", "tokens"), [(0, 1, (6, 2)), (1, 3, (5, 5)), (1, 0, (6, 1))])
 def test_a_score_is_a_sum_over_pairs(stem: str, layer: int, head: int, tokens: tuple[int, int]) -> None:
     name, made = f"blocks.{layer}.attn", decoder(stem)
     found = why(FOLDER / f"{stem}.onnx", given(stem), f"{name}.{head}", query=tokens[0], key=tokens[1])
     whole(found)
-    own = slice(head * made.width, (head + 1) * made.width)
-    query, key = (made.read(name, token, part)[own] for part, token in enumerate(tokens))
-    assert found.total == pytest.approx(query @ key / np.sqrt(made.width), rel=1e-7)  # 1 / sqrt(12) is a float32
-    sources = dict.fromkeys(each.partition("[")[0] if "mlp" in each else each for each in made.before[name])
-    assert {*found.sources} == {*sources, "ln.b", "b_Q"}
-    assert {*found.keys} == {*sources, "ln.b", "b_K"}
-    wanted = np.array(
-        [[made.score(name, head, *tokens, (row, column)) for column in found.keys] for row in found.sources]
-    )
+    query, key, _ = np.split(made.read(name, made.streams[name]).reshape(7, 3 * HEADS, -1), 3, axis=1)
+    score = query[tokens[0], head] @ key[tokens[1], head] / np.sqrt(key.shape[-1])
+    assert found.total == pytest.approx(score, rel=1e-7)  # 1 / sqrt(12) is a float32
+    sources = {each.partition("[")[0] if "mlp" in each else each for each in made.before[name]}
+    assert ({*found.sources}, {*found.keys}) == ({*sources, "ln.b", "b_Q"}, {*sources, "ln.b", "b_K"})
+    wanted = wanted_table(stem, name, head, tokens, found)
     np.testing.assert_allclose(found.table, wanted, atol=1e-7)
     if layer:
-        mistakes = {
-            "a wrong sign": -wanted,
-            "query and key swapped": wanted.T,
-            "the token before": [
-                [made.score(name, head, tokens[0] - 1, tokens[1], (r, c)) for c in found.keys] for r in found.sources
-            ],
-            "no bias": np.where(np.array(found.sources)[:, None] == "b_Q", 0.0, wanted),
-        }
-        for mistake, table in mistakes.items():
-            assert np.abs(found.table - table).max() > 1e-3, mistake
+        no_bias = np.where(np.array(found.sources)[:, None] == "b_Q", 0.0, wanted)
+        before = wanted_table(stem, name, head, (tokens[0] - 1, tokens[1]), found)
+        for mistake in (-wanted, wanted.T, no_bias, before):
+            assert np.abs(found.table - mistake).max() > 1e-3
 
 
 def test_the_key_is_the_one_attended_to_most() -> None:

@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from passes.forms.spelling import BLOCK_KEY, DOMAIN
+from passes.forms.builder import BLOCK_KEY, DOMAIN
 from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite, validate

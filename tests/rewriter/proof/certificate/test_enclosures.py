@@ -103,7 +103,7 @@ def test_what_holds_on_a_cell_holds_at_its_numbers(seed: int) -> None:
                 scale = max(mpmath.mpf(1), abs(value(a, search.at)))
                 assert search.lower <= abs(value(b, search.at) - value(a, search.at)) / scale * (1 + 1e-12)
             with suppress(Undecided, Kink):
-                upper = search._relative_on(low, high)[0] if search._meet_at_zero() else float("inf")
+                upper = search._relative_on(low, high) if search._meet_at_zero() else float("inf")
                 assert all(gap <= abs(number(y)) * upper * slack for gap, y in zip(gaps, numbers, strict=True) if y)
             with suppress(Undecided, Kink):
                 assert not search._equal(low, high) or max(gaps) <= mpmath.mpf(10) ** -40 * (1 + abs(value(a, high)))

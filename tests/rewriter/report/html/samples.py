@@ -110,7 +110,7 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
     regions = tuple(_region(row.name) for row in rows[blocks // 2 : blocks])
     certificate = Certificate(False, regions, (Refusal("t", "t", named(0, "node"), "stands elsewhere"),), 0.1)
     outputs = {named(number, "output"): _stats(named(number, "output")) for number in range(60 if not names else 8)}
-    provider = ProviderRun(outputs, {}, 1.3, (0.1, 0.2), tuple(names))
+    provider = ProviderRun(outputs, {}, 1.3, tuple(names))
     cases = (*(names or ("batch 1",)),)
     return Report(
         model=names[0] if names else "model.onnx",
@@ -140,7 +140,7 @@ def extreme() -> Report:
     )
     far = float("inf")
     stats = replace(_stats("out"), max_abs=far, min_tolerance=far)
-    provider = ProviderRun({"out": stats, "integers": stats}, {}, None, (0.1, 0.2), ())
+    provider = ProviderRun({"out": stats, "integers": stats}, {}, None, ())
     failures = tuple(f"failure {number}" for number in range(1000))
     return replace(
         report,

@@ -77,13 +77,6 @@ def test_weights_and_tensors_have_the_names_and_shapes_of_the_field() -> None:
     assert shapes["b_O_bias_0"] == (4,)
 
 
-def test_weights_stand_in_the_file_once() -> None:
-    result = apply(planned(mlp(SILU)))
-    shapes = [tuple(tensor.dims) for tensor in result.graph.initializer]
-    assert shapes.count((4, 8)) == shapes.count((8, 4)) == 1
-    assert sum(np.prod(shape) for shape in shapes) < 2 * 32 + 100
-
-
 @pytest.mark.parametrize("options", [{"form": "compact"}, {"spelling": "softmax"}], ids=["compact", "local"])
 def test_values_beyond_float32_are_float64(options: dict[str, Any]) -> None:
     """The values of exp reach e^160; as float32 numbers they would be infinite."""
