@@ -217,14 +217,16 @@ def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
         return replace(outcome, missed=(f"{type(error).__name__}: {_first_line(error)}",))
     recognised = [row for row in report.left if NO_PROGRAM in (row.reason or "")]
     expected = expected_labels(entry, outcome)
-    wrong = sum(row.activation.partition("(")[0] not in expected for row in report.converted)
-    wrong += max(0, len(report.converted) + len(recognised) - exist)
+    # With rounding inside, an activation is converted piece by piece, and the last piece leads to W2.
+    converted = [row for row in report.converted if row.second or "default" not in outcome.variant]
+    wrong = sum(row.activation.partition("(")[0] not in expected for row in converted)
+    wrong += max(0, len(converted) + len(recognised) - exist)
     proved = None if report.proof is None else report.proof.passed
     if outcome.job.dtype == "bf16" and report.converted:
         proved = agrees_widened(path, rewritten, entry)
     outcome = replace(
         outcome,
-        converted=len(report.converted),
+        converted=len(converted),
         recognised=len(recognised),
         wrong=len(report.converted) if proved is False else wrong,
         proved=proved,

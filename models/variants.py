@@ -46,6 +46,9 @@ NEWEST_OPSET = 26
 
 _COMMON = ("onnxconverter_common",)
 
+_PRODUCTS = ("gelu", "gelu_tanh", "silu", "quick_gelu", "relu_squared", "silu_clipped")
+"""Activations whose last step is a product: with rounding inside they are converted piece by piece."""
+
 VARIANTS: tuple[Variant, ...] = (
     Variant("ort-basic", "onnxruntime", optimisers.runtime_level("basic")),
     Variant("ort-extended", "onnxruntime", optimisers.runtime_level("extended")),
@@ -73,6 +76,16 @@ VARIANTS: tuple[Variant, ...] = (
     Variant("int4-qdq", "quantised", precision.four_bits("QDQ"), exact=False),
     Variant("int8-qdq", "quantised", precision.static_qdq("QDQ"), exact=False),
     Variant("int8-qoperator", "quantised", precision.static_qdq("QOperator"), exact=False),
+    *(
+        Variant(
+            f"int8-default-{kind.lower()}",
+            "quantised",
+            precision.static_qdq(kind, linear_only=False),
+            labels=tuple((label, "linear") for label in _PRODUCTS),
+            exact=False,
+        )
+        for kind in ("QDQ", "QOperator")
+    ),
     Variant("int8-weights", "quantised", precision.weight_only, exact=False),
     *(
         Variant(f"opset-{version}", "opsets", storage.converted_opset(version))

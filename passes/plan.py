@@ -15,7 +15,7 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.forms import FORMS, convert
-from passes.match.blocks import Block, Left, find
+from passes.match.blocks import QUANTISING, Block, Left, find
 from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
@@ -220,7 +220,9 @@ def _used(plan: Plan) -> frozenset[str]:
     names: set[str] = set()
     for block in (*(conversion.block for conversion in plan.conversions), *plan.undetermined):
         view = plan.view_of(block)
-        for index in (*block.region.nodes, *(operator.node for operator in block.first)):
+        # An operator on quantised numbers ends with the rounding of the activation's output.
+        rounding = [each for each in view.consumers.get(block.output, ()) if view.nodes[each].op_type in QUANTISING]
+        for index in (*block.region.nodes, *(operator.node for operator in block.first), *rounding):
             names.update(view.nodes[index].output)
     return frozenset(names)
 

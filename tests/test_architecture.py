@@ -86,11 +86,6 @@ def importers(*packages: str, under: tuple[str, ...] = ("",), but: tuple[str, ..
     }
 
 
-def test_the_sources_are_found() -> None:
-    assert len(SOURCES) > 40
-    assert all(any(path.startswith(room) for path in SOURCES) for room in (*ROOMS, "rewriter/cli/", "passes/forms/"))
-
-
 ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "the composition root imports the passes": (("passes",), ("rewriter/",), COMPOSERS),
     "no pass imports the front": (FRONT, ("passes/",), ()),
@@ -104,7 +99,7 @@ ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("rewriter.report.html", "rewriter.report.terminal"), ("",), ("rewriter/report/", "rewriter/cli/")
     ),
     "graphsurgeon stays in one file": (("onnx_graphsurgeon",), ("",), ("rewriter/graph/surgeon.py",)),
-    "templates stay in one room": (("jinja2", "markupsafe"), ("",), ("rewriter/report/html/rendering.py",)),
+    "templates stay in one room": (("jinja2", "markupsafe"), ("",), ("rewriter/report/html/page.py",)),
     "olive stays in its adapter": (("olive",), ("rewriter/",), ("rewriter/adapters/olive_pass.py",)),
     "onnx_ir stays in its adapter, and where it is loaded": (
         ("onnx_ir",), ("rewriter/",), ("rewriter/adapters/ir_pass.py", "rewriter/files/load.py")
@@ -157,39 +152,6 @@ def circles(edges: dict[str, set[str]]) -> Iterator[str]:
             todo += fresh
         if name in reached:
             yield name
-
-
-def calls_of(name: str, source: str) -> list[int]:
-    return [
-        node.lineno
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
-    ]
-
-
-def test_no_print() -> None:
-    assert {path for path, source in SOURCES.items() if calls_of("print", source)} == set()
-    assert calls_of("print", "def f():\n    print('x')") == [2]
-
-
-def test_every_file_says_what_it_is_for() -> None:
-    assert {
-        path for path, source in SOURCES.items() if source.strip() and not ast.get_docstring(ast.parse(source))
-    } == set()
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("import passes.plan as p", {"passes.plan"}),
-        ("from passes import plan", {"passes", "passes.plan"}),
-        ("def f():\n    from passes.match.blocks import find", {"passes.match.blocks", "passes.match.blocks.find"}),
-        ("if True:\n    import torch", set()),
-        ("from passes_extra import x", set()),
-    ],
-)
-def test_imports_are_seen_wherever_they_stand(source: str, found: set[str]) -> None:
-    assert {module for module in imports(source) if below(module, "passes")} == found
 
 
 # -- the map: every room is on it, and whatever it names is there ------------------------------------------------------

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from copy import deepcopy
-from functools import cache
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-import tests.oracle
-from rewriter.ort.sessions import open_session
+from tests.cases import run
 from tests.committed import ACTIVATIONS, FOLDER, feeds
 from tests.oracle import evaluate, tensors
-from tests.oracle_operators import OPERATORS, Array, Call
+from tests.oracle_operators import OPERATORS, Array
 from tests.textmodels import text_model
 
 
@@ -128,31 +126,14 @@ def case(number: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
     return made, {"x": np.random.default_rng(0).normal(size=shape).astype(np.float32)}
 
 
-@cache
-def by_onnxruntime(number: int) -> Array:
-    made, feeds = case(number)
-    return open_session(made, optimise=False).run(feeds)["out"]
-
-
-def agree(number: int) -> bool:
-    """Within 4 units in the last place of the largest entry; the worst case is 1.1 off."""
-    made, feeds = case(number)
-    ours, theirs = evaluate(made, feeds)["out"], by_onnxruntime(number)
-    if ours.shape != theirs.shape or ours.dtype != np.float64:
-        return False
-    return bool(np.max(np.abs(ours - theirs)) <= 2.0**-21 * max(1.0, np.max(np.abs(theirs))))
-
-
 @EACH
 def test_operators_compute_what_onnxruntime_does(number: int) -> None:
-    assert agree(number)
-
-
-def noticed(number: int) -> bool:
-    try:
-        return not agree(number)
-    except (ValueError, IndexError, TypeError, ZeroDivisionError):  # shapes that do not fit
-        return True
+    """Within 4 units in the last place of the largest entry; the worst case is 1.1 off."""
+    made, feeds = case(number)
+    ours, theirs = evaluate(made, feeds)["out"], run(made, **feeds)["out"]
+    assert ours.shape == theirs.shape
+    assert ours.dtype == np.float64
+    assert np.max(np.abs(ours - theirs)) <= 2.0**-21 * max(1.0, np.max(np.abs(theirs)))
 
 
 def used(number: int) -> set[tuple[str, str]]:
@@ -165,22 +146,6 @@ def used(number: int) -> set[tuple[str, str]]:
 def test_every_operator_is_compared() -> None:
     compared = set[tuple[str, str]]().union(*map(used, range(len(CASES))))
     assert set(OPERATORS) - compared == MISSING
-
-
-@pytest.mark.parametrize("key", sorted(set(OPERATORS) - MISSING), ids=str)
-def test_a_wrong_operator_would_be_seen(key: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its result turned by a hair."""
-
-    def wrong(call: Call, *inputs: Any) -> Any:
-        made = OPERATORS[key](call, *inputs)
-        first, *rest = made if isinstance(made, tuple) else (made,)
-        if first.dtype.kind == "f":
-            return (first + 1e-4 * np.abs(first), *rest)
-        return (np.logical_not(first) if first.dtype == bool else np.abs(first) + 1, *rest)
-
-    cases = [number for number in range(len(CASES)) if key in used(number)]
-    monkeypatch.setattr(tests.oracle, "OPERATORS", {**OPERATORS, key: wrong})
-    assert any(map(noticed, cases))
 
 
 def test_operators_that_onnxruntime_does_not_have() -> None:
@@ -199,7 +164,7 @@ def test_every_tensor_of_the_committed_models(file: str) -> None:
     tapped = deepcopy(model)
     known = {output.name for output in model.graph.output}
     tapped.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
-    theirs = open_session(tapped, optimise=False).run(fed)
+    theirs = run(tapped, **fed)
     for name in names:
         if theirs[name].dtype.kind != "f":
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)

@@ -104,8 +104,11 @@ def four_bits(quant_format: str) -> Callable[[Path, Path, Hints], None]:
     return run
 
 
-def static_qdq(quant_format: str) -> Callable[[Path, Path, Hints], None]:
-    """Static quantisation by onnxruntime of all linear operators, on random calibration inputs."""
+def static_qdq(quant_format: str, *, linear_only: bool = True) -> Callable[[Path, Path, Hints], None]:
+    """Static quantisation by onnxruntime on random calibration inputs: of linear operators, or as it does by default.
+
+    By default it quantises almost every operator, activations included.
+    """
 
     def run(source: Path, target: Path, hints: Hints) -> None:
         from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
@@ -121,17 +124,23 @@ def static_qdq(quant_format: str) -> Callable[[Path, Path, Hints], None]:
         with tempfile.TemporaryDirectory() as scratch:
             local = Path(scratch, "model.onnx")
             onnx.save(model, local)
-            quantize_static(
-                local,
-                target,
-                Reader(),
-                quant_format=QuantFormat[quant_format],
-                weight_type=QuantType.QInt8,
-                activation_type=QuantType.QUInt8,
-                op_types_to_quantize=["MatMul", "Gemm"],
-            )
+            linear = {"activation_type": QuantType.QUInt8, "op_types_to_quantize": ["MatMul", "Gemm"]}
+            chosen = linear if linear_only else {}
+            quantize_static(local, target, Reader(), quant_format=QuantFormat[quant_format], **chosen)
+        if not linear_only and _lost_relu(model, onnx.load(target)):
+            raise Refused("the Relu is gone, and nothing takes what is negative to 0")
 
     return run
+
+
+def _lost_relu(source: onnx.ModelProto, result: onnx.ModelProto) -> bool:
+    """Whether operators on integers took the place of a Relu, without one whose smallest number stands for 0."""
+    zeros = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer if not tensor.dims}
+    lowest = {name for name, zero in zeros.items() if zero.dtype.kind in "iu" and zero == np.iinfo(zero.dtype).min}
+    products = ("QLinearMatMul", "QGemm", "QLinearAdd")
+    made = [node for node in result.graph.node if node.op_type in (*products, "Relu")]
+    kept = any(node.op_type == "Relu" or node.input[-1] in lowest for node in made)
+    return bool(made) and not kept and any(node.op_type == "Relu" for node in source.graph.node)
 
 
 def weight_only(source: Path, target: Path, _: Hints) -> None:

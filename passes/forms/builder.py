@@ -18,6 +18,7 @@ from passes.conversion import Conversion
 from passes.match.projections import Projections
 from passes.programs.head import LARGEST_QUERY
 from rewriter.graph.edit import Replacement
+from rewriter.graph.extract import needed
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView
 
@@ -274,7 +275,9 @@ def replacement(
         f"{DOMAIN}.program": conversion.program.name,
         f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
     }
-    nodes = _needed(b.fragment.nodes(metadata), output)
+    every = b.fragment.nodes(metadata)
+    # The values of heads with constant values are built but never read.
+    nodes = tuple(every[place] for place in needed(every, [output]))
     read = {name for node in nodes for name in node.input}
     return Replacement(
         output=output,
@@ -285,16 +288,6 @@ def replacement(
         exposed=tuple(b.exposed),
         further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
     )
-
-
-def _needed(nodes: Sequence[onnx.NodeProto], output: str) -> tuple[onnx.NodeProto, ...]:
-    """The nodes on which `output` depends; the values of heads with constant values are built but never read."""
-    wanted, kept = {output}, list[onnx.NodeProto]()
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(node.input)
-    return tuple(reversed(kept))
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:

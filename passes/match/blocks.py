@@ -40,11 +40,16 @@ from rewriter.graph.view import (
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 
-_QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
+QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
 """They round, but they stay in the graph: only what lies between them is replaced."""
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
-_NO_ACTIVATION = ("Attention", "Embedding", "Norm", "Quantize", "BiasAdd")
+_ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))
+"""Biases and factors, where one of their operands is constant."""
+_NO_ACTIVATION = (
+    *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd"),
+    *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearSoftmax"),
+)
 """Parts of the names of onnxruntime's operators that are known not to be activations."""
 
 OPAQUE = {
@@ -164,6 +169,7 @@ class Fact:
         miss: why the leaf is not a linear map of the data after all; activations that read it are left for this reason.
         nonlinear: whether the function is (syntactically) not affine.
         ends: for a tensor beyond an activation, the activation's output.
+        rounded: whether it was quantised and dequantised there, so that what follows is a function of its own.
     """
 
     leaves: tuple[str, ...]
@@ -172,6 +178,7 @@ class Fact:
     miss: Miss | None = None
     nonlinear: bool = False
     ends: str = ""
+    rounded: bool = False
 
 
 class Dataflow:
@@ -183,7 +190,9 @@ class Dataflow:
         sinks: activation output to the linear operators that consume it.
         blocked: activation output to the reason why another consumer is not a linear operator.
         extended: activation outputs that are part of a larger activation.
-        values: activation output to its fact as the value of a gate.
+        values: activation output to its fact as the value of a gate; and that of a tensor that is one of its leaves
+            although it lies beyond another activation, quantised.
+        parts: activation outputs that are quantised and then part of another activation.
         strays: tensor to the activation operator, by index, that was applied to no projection.
         reached: such an operator to the linear operator, as reports print it, that reads what becomes of its output.
         near_misses: leaf to why the nonlinear node that reads it is not elementwise with scalar constants.
@@ -198,6 +207,7 @@ class Dataflow:
         self.blocked: dict[str, Miss] = {}
         self.extended: set[str] = set()
         self.values: dict[str, Fact] = {}
+        self.parts: set[str] = set()
         self.strays: dict[str, int] = {}
         self.reached: dict[int, str] = {}
         self.near_misses: dict[str, Miss] = {}
@@ -236,8 +246,10 @@ class Dataflow:
             self._linear(node, found)
         elif elementwise.lookup(node) is not None:
             self._elementwise(index, node)
-        elif onnx_own and node.op_type in PARTS | REARRANGED | _QUANTISING:
+        elif onnx_own and node.op_type in PARTS | REARRANGED | QUANTISING:
             self._shape_only(index, node)
+        elif key_of(node) in _ON_QUANTISED and (data := self._of_quantised(node)):
+            self._follow(node.output[0], data, index)
         elif onnx_own and node.op_type == "BatchNormalization" and self._is_affine_of_constants(node):
             self._follow(node.output[0], node.input[0], index)
         else:
@@ -286,6 +298,16 @@ class Dataflow:
             if activation:
                 self.blocked.setdefault(activation, miss)
 
+    def _of_quantised(self, node: onnx.NodeProto) -> str:
+        """The operand that a sum or product on quantised numbers is an affine image of; empty where there is none.
+
+        What is added to a tensor beyond an activation may be a projection.
+        """
+        data = [name for name in node.input[:4:3] if name not in self._constants]
+        if len(data) == 2 and node.op_type == "QLinearAdd" and all(name in self.facts for name in data):
+            data = [name for name in data if self.facts[name].ends]
+        return data[0] if len(data) == 1 else ""
+
     # -- shape-only and affine operators -------------------------------------------------------------------
 
     def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
@@ -298,7 +320,7 @@ class Dataflow:
         self._stray(index, node, [data])
         # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a leaf of its
         # own, whatever its bounds.
-        tied = node.op_type in _QUANTISING
+        tied = node.op_type in QUANTISING
         if data not in self.facts or (tied and any(name and name not in self._constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
             return
@@ -315,7 +337,8 @@ class Dataflow:
         if fact is None:
             return False
         if fact.nonlinear or fact.ends:
-            self.facts[output] = Fact((output,), ends=fact.ends or data)
+            rounded = fact.rounded or self._view.nodes[index].op_type in QUANTISING
+            self.facts[output] = Fact((output,), ends=fact.ends or data, rounded=rounded)
         elif (source := self._affine_source(fact)) is not None:
             self.facts[output] = replace(source, leaves=(output,), trailing=(*source.trailing, index))
         return True
@@ -411,14 +434,17 @@ class Dataflow:
     def _combine(self, index: int, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
         output = node.output[0]
         affine = node.op_type in _SUMS | _TRANSPARENT or self._is_scaling(node, data)
-        if any(fact.ends for fact in facts):
-            # After an affine or shape-only operator a scalar factor may still follow. A nonlinear operator there is a
-            # second activation; directly after the first, the two would be one function.
-            if len(facts) == 1 and affine:
-                self._follow(output, data[0], index)
-            else:
-                self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
+        beyond = [fact for fact in facts if fact.ends]
+        if affine and (len(facts) == 1 if not all(fact.rounded for fact in beyond) else len(beyond) == 1):
+            # After an affine or shape-only operator a scalar factor may still follow.
+            self._follow(output, next(name for name, fact in zip(data, facts, strict=True) if fact.ends), index)
             return
+        if not all(fact.rounded for fact in beyond):
+            # A nonlinear operator there is a second activation; directly after the first, the two would be one
+            # function.
+            self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
+            return
+        facts = [self._leaf_of(name, fact) if fact.ends else fact for name, fact in zip(data, facts, strict=True)]
         facts = self._values_of_gates(node, data, facts)
         leaves = tuple(dict.fromkeys(leaf for fact in facts for leaf in fact.leaves))
         nonlinear = any(fact.nonlinear for fact in facts) or not affine
@@ -436,6 +462,14 @@ class Dataflow:
             self.facts[output] = Fact(leaves, nonlinear=nonlinear)
             # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
             self.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
+
+    def _leaf_of(self, tensor: str, fact: Fact) -> Fact:
+        """A quantised tensor beyond an activation as a leaf of the next: what rounds stays between the two."""
+        self.parts.add(fact.ends)
+        sources = [self.leaf(leaf) for leaf in self.facts[fact.ends].leaves]
+        operators = tuple(dict.fromkeys(operator for source in sources for operator in source.operators))
+        self.values[tensor] = Fact((tensor,), operators)
+        return self.values[tensor]
 
     def _values_of_gates(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> list[Fact]:
         """Facts of the operands of a node, where the value beside a function of another projection is a leaf.
@@ -522,18 +556,21 @@ class _Finder:
             if node.op_type in OPAQUE:
                 miss = Miss(f"{label(node)}: {OPAQUE[node.op_type]}", label(node))
                 found.append(self._left(miss, nodes=(index,)))
-        # What is an activation only since it is the value of a gate goes with the gate.
-        values = {each.value for each in found if isinstance(each, Block)}
-        alone = Miss("the gate that it is the value of is not converted", "")
-        for place, each in enumerate(found):
-            if isinstance(each, Block) and each.output in flow.values.keys() - values and not each.second:
-                found[place] = Left.of(each, replace(alone, node=each.output))
+        # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.
+        needed: set[str] = set()
+        parts = set() if self._product else flow.values.keys() | flow.parts
+        for place, each in reversed(tuple(enumerate(found))):
+            if isinstance(each, Block) and each.output in parts - needed and not each.second:
+                found[place] = Left.of(each, Miss("the activation that it is a part of is not converted", each.output))
+            elif isinstance(each, Block):
+                needed.add(each.value)
+                needed.update(flow.facts[leaf].ends for leaf in each.region.leaves)
         blocks = tuple(each for each in found if isinstance(each, Block))
         return Findings(blocks, tuple(each for each in found if isinstance(each, Left)))
 
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
         output, leaves = region.output, region.leaves
-        first = tuple(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators)
+        first = tuple(dict.fromkeys(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators))
         identified = self._named(region)
         miss = next((miss for leaf in leaves if (miss := self._flow.leaf(leaf).miss)), None)
         miss = miss or self._obstacle(output, first, sinks, identified)
@@ -608,7 +645,7 @@ class _Finder:
             return Miss(identified.reason, node)
         if self._every:
             return None  # Theorem 8 needs an activation, but no second operator
-        if not sinks and output not in self._flow.values:
+        if not sinks and output not in self._flow.values.keys() | self._flow.parts:
             if output in self._flow.blocked:
                 return self._flow.blocked[output]
             if output in self._view.outputs:

@@ -253,7 +253,7 @@ def _quantised(weight: int) -> Recognise:
         if data in constants:
             return None
         sizes = _integers(node)
-        features: Features = _matrix(view, constants, name)
+        features: Features = _matrix(view, constants, name, transposed=sizes.get("transB"))
         if "N" in sizes and "K" in sizes:  # packed weights, whose dims are not those of the matrix
             features = (sizes["K"], sizes["N"])
         return _operator(view, constants, index, node.op_type, data, name, features)

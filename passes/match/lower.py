@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
+from math import prod
 
+import numpy as np
 import onnx
 
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.view import ONNX_DOMAINS, key_of
+from rewriter.graph.view import ONNX_DOMAINS, REARRANGED, key_of
 from rewriter.graph.walk import all_graphs, iter_nodes
 
 _PARTS_OF_BLOCKS = {
@@ -25,6 +27,13 @@ _PARTS_OF_BLOCKS = {
     *("Abs", "Max", "Where"),  # activations are spelled with these alone
 }
 """Operators for which a local function is inlined: exporters wrap modules, or single activations, in functions."""
+
+_QUANTISED_TYPES = frozenset(
+    (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16, onnx.TensorProto.UINT16)
+)
+_QUANTISING = {("", "QuantizeLinear"), ("", "QLinearMatMul"), (MICROSOFT, "QLinearAdd"), (MICROSOFT, "QGemm")}
+_AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
+"""Operators that make another projection of a projection: biases, layouts, rounding."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,13 @@ def lower(
         whole: local functions that stay, (domain, name): those of heads that an earlier run made.
     """
     model, functions = _inlined(model, _relevant_functions(model, whole))
-    found = [node.output[0] for graph in all_graphs(model.graph) for node in graph.node if _lowered(node) is not None]
+    found = [
+        node.output[0]
+        for graph in all_graphs(model.graph)
+        for saturating in (_saturating(graph),)
+        for node in graph.node
+        if _lowered(node, saturating) is not None
+    ]
     wanted = frozenset(found) - keep
     if wanted:
         if not functions:  # the inliner has made a copy already
@@ -107,17 +122,50 @@ def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
     if not any(node.output and node.output[0] in wanted for node in graph.node):
         return
     result: list[onnx.NodeProto] = []
+    saturating = _saturating(graph)
     for node in graph.node:
-        parts = _lowered(node) if node.output and node.output[0] in wanted else None
+        parts = _lowered(node, saturating) if node.output and node.output[0] in wanted else None
         for part in parts or ():
             part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
         result.extend(parts or [node])
     set_nodes(graph, result)
 
 
-def _lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+def _lowered(node: onnx.NodeProto, saturating: frozenset[str]) -> list[onnx.NodeProto] | None:
     entry = LOWERINGS.get(key_of(node))
-    return None if entry is None else entry(node)
+    if entry is None and node.output and node.output[0] in saturating:
+        entry = _SATURATING.get(key_of(node), lambda quantise: [quantise])
+    made = [node] if entry is None else entry(node)
+    if made is not None and made[-1].op_type == "QuantizeLinear" and made[-1].output[0] in saturating:
+        relu = _step(node, "Relu", [made[-1].input[0]], last=False)
+        made = [*made[:-1], relu, deepcopy(made[-1])]
+        made[-1].input[0] = relu.output[0]
+    return None if made == [node] else made
+
+
+def _saturating(graph: onnx.GraphProto) -> frozenset[str]:
+    """Quantised projections with the smallest number as zero point: they are those of a Relu, which quantisers drop."""
+    sizes = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    numbers = [
+        (tensor.name, onnx.numpy_helper.to_array(tensor))
+        for tensor in graph.initializer
+        if tensor.data_type in _QUANTISED_TYPES and prod(tensor.dims) == 1 and not tensor.external_data
+    ]
+    lowest = {name for name, zero in numbers if zero == np.iinfo(zero.dtype).min}
+    lowest -= {value.name for value in graph.input}
+    linear, found = set[str](), set[str]()
+    for node in graph.node if lowest else ():
+        key = key_of(node)
+        follows = node.op_type in _AFTER_LINEAR and not linear.isdisjoint(node.input)
+        if key not in LINEAR_OPERATORS and not follows:
+            continue
+        # Scales for each column of a matrix are on the axis that DequantizeLinear takes by default.
+        plain = key != ("", "QLinearMatMul") or [sizes.get(name) for name in node.input[3:4]] == [2]
+        if key in _QUANTISING and lowest.intersection(node.input[-1:]) and plain:
+            found.add(node.output[0])
+        else:
+            linear.update(node.output)
+    return frozenset(found)
 
 
 # -- one function per fused operator -------------------------------------------------------------------------
@@ -201,11 +249,44 @@ def _swiglu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     return [gate, _step(node, "Mul", [*gate.output, node.input[1]], last=True)]
 
 
+def _quantised(operator: str, operands: int) -> Lower:
+    """An operator on quantised numbers: each operand with its scale and zero point, then those of the result."""
+
+    def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        parts = [
+            _step(
+                node, "DequantizeLinear", list(node.input[start : start + 3]), last=False, part=f"operand_{start // 3}"
+            )
+            for start in range(0, 3 * operands, 3)
+        ]
+        parts.append(_step(node, operator, [name for part in parts for name in part.output], last=False))
+        parts[-1].attribute.extend(node.attribute)
+        return [*parts, _step(node, "QuantizeLinear", [*parts[-1].output, *node.input[3 * operands :]], last=True)]
+
+    return lowered
+
+
+def _quantised_gemm(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    linear = _step(node, "QGemm", list(node.input[:-2]), last=False, domain=MICROSOFT)
+    linear.attribute.extend(node.attribute)
+    return [linear, _step(node, "QuantizeLinear", [*linear.output, *node.input[-2:]], last=True)]
+
+
+_SATURATING: dict[tuple[str, str], Lower] = {
+    ("", "QLinearMatMul"): _quantised("MatMul", 2),
+    (MICROSOFT, "QGemm"): _quantised_gemm,
+}
+"""What is taken apart only where it saturates at 0."""
+
 LOWERINGS: dict[tuple[str, str], Lower] = {
     (MICROSOFT, "BiasGelu"): _biased("Gelu"),
     (MICROSOFT, "FastGelu"): _biased("FastGelu"),
     (MICROSOFT, "GemmFastGelu"): _gemm_fast_gelu,
     (MICROSOFT, "FusedGemm"): _fused_linear("Gemm"),
     (MICROSOFT, "FusedConv"): _fused_linear("Conv"),
+    (MICROSOFT, "QLinearSigmoid"): _quantised("Sigmoid", 1),
+    (MICROSOFT, "QLinearLeakyRelu"): _quantised("LeakyRelu", 1),
+    (MICROSOFT, "QLinearAdd"): _quantised("Add", 2),
+    (MICROSOFT, "QLinearMul"): _quantised("Mul", 2),
     ("", "SwiGLU"): _swiglu,
 }

@@ -70,11 +70,6 @@ def check_directory(directory: Path) -> None:
         raise UsageError(f"{quoted(directory)} is not writable; choose an output directory that you may write to")
 
 
-def create(path: Path) -> int:
-    """Create a new file, with the permissions that the umask leaves, and return its descriptor."""
-    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o666)
-
-
 @contextmanager
 def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
     """A new hidden file beside `out`, or a folder if `suffix` says so, with its descriptor.
@@ -88,7 +83,9 @@ def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
         while handle is None:
             if suffix == FOLDER:
                 path.mkdir()
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY) if suffix == FOLDER else create(path)
+                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            else:  # with the permissions that the umask leaves
+                handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW, 0o666)
             _locked(handle, wait=True)
             if not os.path.lexists(path):  # another run swept it before it was locked
                 os.close(handle)

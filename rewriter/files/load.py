@@ -117,7 +117,10 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
     mapped = mapped and _may_map(path)
-    proto, file_size = _read_model(path, mapped=mapped)
+    data = _read(path)
+    proto = _parse_model(data, quoted(path), (without_weights(data, path.name) if mapped else None) or data)
+    file_size = len(data)
+    del data  # up to 2 GiB
     sort_main_graph(proto)
     check_structure(proto)
     base_dir = through_cache(proto, path.parent)
@@ -214,23 +217,6 @@ def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
     ) as error:
         # Such as a string that is not valid UTF-8.
         raise ModelError(f"tensor {name} holds values outside its element type; export the model again") from error
-
-
-def _read_model(path: Path, *, mapped: bool = False) -> tuple[onnx.ModelProto, int]:
-    """Read and parse a model file.
-
-    Args:
-        path: the file.
-        mapped: leave its large weights in the file, as external data of that file (`rewriter.files.mapped`).
-
-    Returns:
-        The model, which has a graph, and the size of the file in bytes.
-
-    Raises:
-        ModelError: the file cannot be read; the message says why and what to do.
-    """
-    data = _read(path)
-    return _parse_model(data, quoted(path), (without_weights(data, path.name) if mapped else None) or data), len(data)
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:

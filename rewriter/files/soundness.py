@@ -30,6 +30,7 @@ import onnx
 from rewriter.errors import ModelError
 from rewriter.files.tensors import check_inline, count_elements
 from rewriter.graph.edit import set_nodes
+from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, subgraphs
 from rewriter.text import counted, one_line, quoted
 
@@ -104,7 +105,7 @@ def check_structure(model: onnx.ModelProto) -> None:
     if odd is not None:
         raise ModelError(f"the name {quoted(odd)} is not UTF-8; export the model again")
     _check_functions(model)
-    opset = _opset(model.opset_import)
+    opset = opsets(model.opset_import).get("", 0)
     _check_references(model.graph)
     _check_graph(model.graph, "the graph", opset)
     for function in model.functions:
@@ -112,7 +113,7 @@ def check_structure(model: onnx.ModelProto) -> None:
         for names, values in ((function.input, body.input), (function.output, body.output)):
             for name in names:
                 values.add(name=name)
-        _check_graph(body, f"local function {quoted(function.name)}", _opset(function.opset_import) or opset)
+        _check_graph(body, f"local function {quoted(function.name)}", opsets(function.opset_import).get("", opset))
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
@@ -136,7 +137,7 @@ def _check_opsets(model: onnx.ModelProto) -> None:
         raise ModelError("the model names no operator set (opset_import is empty); export the model again")
     seen: set[str] = set()
     for opset in model.opset_import:
-        domain = "" if opset.domain == "ai.onnx" else opset.domain
+        domain = "" if opset.domain in ONNX_DOMAINS else opset.domain
         if not isinstance(domain, str) or domain in seen or opset.version < 1:
             raise ModelError(
                 f"the operator set of domain {quoted(domain)} is named twice or has no version; export the model again"
@@ -241,7 +242,7 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
 
 def _schema(node: onnx.NodeProto, opset: int) -> Any:
     """The schema of an operator; None where onnx has none for the opset, of which some are checked here."""
-    domain = _domain(node.domain)
+    domain = key_of(node)[0]
     if not domain and 0 < opset <= onnx.defs.onnx_opset_version() and onnx.defs.has(node.op_type, opset):
         return onnx.defs.get_schema(node.op_type, opset)
     if not domain and onnx.defs.has(node.op_type):
@@ -267,14 +268,6 @@ def _title(node: onnx.NodeProto) -> str:
     return f"node {quoted(node.name)} ({quoted(node.op_type)})"
 
 
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
-def _opset(imports: Iterable[onnx.OperatorSetIdProto]) -> int:
-    return next((entry.version for entry in imports if not _domain(entry.domain)), 0)
-
-
 def _check_functions(model: onnx.ModelProto) -> None:
     """Check the local functions of a model, in time linear in its size.
 
@@ -284,7 +277,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
     """
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
-        key = (_domain(function.domain), function.name, function.overload)
+        key = ("" if function.domain in ONNX_DOMAINS else function.domain, function.name, function.overload)
         if not function.name:
             raise ModelError(f"a local function has the unusable name {quoted(function.name)}; export the model again")
         if key in functions:
@@ -318,5 +311,5 @@ def _check_functions(model: onnx.ModelProto) -> None:
 def _calls(nodes: Iterable[onnx.NodeProto], functions: dict[_Key, onnx.FunctionProto]) -> Counter[_Key]:
     if not functions:
         return Counter()
-    keys = ((_domain(node.domain), node.op_type, node.overload) for node in iter_nodes(nodes))
+    keys = ((*key_of(node), node.overload) for node in iter_nodes(nodes))
     return Counter(key for key in keys if key in functions)

@@ -48,7 +48,7 @@ def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
             inside.append(index)
             depends.update(() if constant else view.nodes[index].output)
     # `above` also contains constants that only feed nodes outside the part, such as a mask computed elsewhere.
-    kept = _needed(view, inside, outputs)
+    kept = [inside[place] for place in needed([view.nodes[index] for index in inside], outputs)]
     further = {
         name: None
         for index in kept
@@ -119,14 +119,14 @@ def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> 
     return found
 
 
-def _needed(view: GraphView, inside: list[int], outputs: Sequence[str]) -> list[int]:
-    """The nodes of `inside` that an output depends on through nodes of `inside` alone."""
+def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[int]:
+    """The positions of the nodes, in topological order, that an output depends on through these nodes alone."""
     wanted = set(outputs)
     kept = []
-    for index in reversed(inside):
-        if wanted.intersection(view.nodes[index].output):
-            kept.append(index)
-            wanted.update(reads(view.nodes[index]))
+    for place, node in reversed([*enumerate(nodes)]):
+        if wanted.intersection(node.output):
+            kept.append(place)
+            wanted.update(reads(node))
     return kept[::-1]
 
 

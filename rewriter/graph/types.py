@@ -62,7 +62,7 @@ _LIKE = {
         ("com.microsoft", name): "Reshape"
         for name in (
             *("Attention", "MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding", "BiasAdd"),
-            *("FusedConv", "NhwcFusedConv", "FusedGemm", "GemmFastGelu", "SkipSimplifiedLayerNormalization"),
+            *("FusedConv", "NhwcFusedConv", "FusedGemm", "GemmFastGelu", "SkipSimplifiedLayerNormalization", "QGemm"),
         )
     },
 }
@@ -113,9 +113,12 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
         return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output, node.name)
     operator = _LIKE[node.domain, node.op_type]
     if operator == "Reshape":
-        return onnx.helper.make_node(
-            "Reshape", [node.input[0], f"{node.output[0]}/unknown"], node.output[:1], node.name
-        )
+        like = node.input[0]
+        if (
+            node.op_type == "QGemm" and len(node.input) > 6
+        ):  # the result is of the type of its zero point, or floats, as scales are
+            like = node.input[8 if len(node.input) == 9 else 1]
+        return onnx.helper.make_node("Reshape", [like, f"{node.output[0]}/unknown"], node.output[:1], node.name)
     if node.op_type in _PACKED:
         return node
     plain = operator == "Identity" or not any(attribute.i for attribute in node.attribute if "trans" in attribute.name)

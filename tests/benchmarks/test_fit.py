@@ -34,23 +34,6 @@ def test_line_of_four_keys_is_that_of_the_table() -> None:
     assert found["max_error"] == line.max_error
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("line", "--keys", "4"), "a line needs"),
-        (("line", "--keys", "3", "--domain", "-1", "1", "--step", "1"), "a line needs"),
-        (("gelu", "--powers", "6"), "odd"),
-        (("softplus", "--powers", "5"), "not y Phi"),
-        (("gelu", "--powers", "5", "--write"), "--write"),
-        (("gelu", "--powers", "13", "--step", "1", "--no-base"), "divides by a number near 0"),
-    ],
-)
-def test_wrong_arguments(arguments: tuple[str, ...], message: str) -> None:
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 1
-    assert message in result.output
-
-
 def test_a_short_fit_is_as_close_as_it_says() -> None:
     largest, tokens = fit("gelu", 12, 1.0, rounds=12)
     head, y = Head(0.0, tuple(BiasToken(*token) for token in tokens)), np.linspace(-8.0, 8.0, 4001)

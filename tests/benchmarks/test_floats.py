@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from benchmarks.floats import __main__ as command
 from benchmarks.floats import readme
@@ -21,7 +19,6 @@ from benchmarks.floats.subjects import SUBJECTS, Doubles
 
 RESULTS: dict[str, Any] = json.loads(command.ATLAS.read_text(encoding="utf-8"))
 HERE = Source("1.0", "test", "test")
-HALF = KINDS["float16"]
 EVERY = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(np.float16)
 
 
@@ -37,15 +34,6 @@ def entry(name: str, given: Pair, kind: str = "float16", *, blocks: int | None =
     for _ in range(KINDS[kind].blocks if blocks is None else blocks):
         one.extend(given, SUBJECTS[name].exact)
     return one
-
-
-def run(*arguments: str, path: Path) -> Result:
-    return CliRunner().invoke(command.main, [*arguments, "--json", str(path)])
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Without the time."""
-    return [{**row, "seconds": 0} for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
 
 
 def call(one: Run | str) -> Run:
@@ -86,32 +74,6 @@ def _spacing(f: Doubles) -> Doubles:
     """2^(e - 10) for 2^e <= |f| < 2^(e + 1), but no less than 2^-24."""
     exponents: Doubles = np.exp2(np.maximum(np.frexp(np.abs(f))[1] - 1, -14) - 10.0)
     return exponents
-
-
-# -- interruptions ---------------------------------------------------------------------------------------------------
-
-
-def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, parts, only = tmp_path / "whole.json", tmp_path / "parts.json", ("--type", "float16", "--only", "ReLU")
-    assert run(*only, path=whole).exit_code == 0
-    blocks, extend = list[int](), Entry.extend
-
-    def interrupted(self: Entry, *given: Any) -> None:
-        blocks.append(self.done)
-        if len(blocks) == 7:
-            raise KeyboardInterrupt
-        extend(self, *given)
-
-    monkeypatch.setattr(Entry, "extend", interrupted)
-    monkeypatch.setattr(command, "_SAVED", 2)
-    assert run(*only, path=parts).exit_code == 1
-    state = parts.with_suffix(".state.json")
-    assert not parts.exists()
-    assert [row["done"] for row in rows(state)] == [6]
-    assert run(*only, path=parts).exit_code == 0
-    assert blocks == [*range(7), *range(6, 16)]
-    assert not state.exists()
-    assert rows(parts) == rows(whole)
 
 
 # -- planted errors ----------------------------------------------------------------------------------------------------

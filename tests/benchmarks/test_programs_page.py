@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -12,13 +11,10 @@ from benchmarks import programs_page
 from benchmarks.program_figures import (
     FAR,
     example,
-    figure,
     points,
     portraits,
 )
 from passes.programs.activations import ACTIVATIONS
-from tests.benchmarks.conftest import draws
-from tests.conftest import slow
 
 PAGE = programs_page.PAGE.read_text(encoding="utf-8")
 MEASURED = re.compile(r"([^|]+) \| ([^|]+) \|$")
@@ -69,21 +65,6 @@ def test_what_the_page_says_was_measured(name: str) -> None:
     assert stated == pytest.approx(one.error, rel=0.1, abs=5e-10)
     assert stated32 == pytest.approx(one.error32, rel=0.1, abs=2e-8)
     assert one.error <= 1.001 * one.program.max_error + one.program.rounding
-
-
-@draws
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if place < 2 else slow) for place, name in enumerate(NAMES)]
-)
-def test_drawings(name: str) -> None:
-    committed = (programs_page.FIGURES / f"{name}.svg").read_text(encoding="utf-8")
-    for text in (committed, figure(portraits()[name])):
-        lines = [node for node in ET.fromstring(text).iter() if node.get("id", "").startswith("curve-")]  # noqa: S314
-        keys = {key for head in portraits()[name].program.heads for key in head.logits}
-        assert len(lines) >= 2 + len(keys) + 2
-        assert len(text) < 60_000
-    words = [re.findall(r">([^<]+)</text>", text) for text in (committed, figure(portraits()[name]))]
-    assert words[0] == words[1] != []
 
 
 def test_no_drawing_is_left_over() -> None:

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from models.entry import Dtype, Entry, Exporter
+from models.entry import Entry, Exporter
 from models.registry import ENTRIES, get
 from models.tools.common import Hints
 from models.tools.precision import dynamic_int8, runtime_float16, static_qdq
@@ -98,14 +98,6 @@ def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Expo
     assert not (tmp_path / "again.onnx").exists()
 
 
-@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-@pytest.mark.parametrize("name", ["llama", "gemma", "flan-t5"])
-def test_gates_as_products(name: str, exporter: Exporter, export: Export) -> None:
-    report = rewrite(export(name, exporter, "fp32"), gate="product")
-    check(report, get(name), 3.0)
-    assert not any(row.activation.endswith("(gate) * value") for row in report.converted)
-
-
 @pytest.mark.parametrize(("entry", "exporter"), cases("no blocks"))
 def test_architecture_without_mlp_blocks(entry: Entry, exporter: Exporter, export: Export) -> None:
     """Feed-forwards with a spatial convolution inside: seen, and left with the reason."""
@@ -113,16 +105,6 @@ def test_architecture_without_mlp_blocks(entry: Entry, exporter: Exporter, expor
     assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
     assert report.left
     assert all((row.reason or "").endswith("which mixes positions") for row in report.left)
-
-
-@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
-@pytest.mark.parametrize("name", ["gpt2-silu", "opt", "vit", "wav2vec2-conformer"])
-def test_half_precision(name: str, exporter: Exporter, export: Export, tmp_path: Path) -> None:
-    dtype: Dtype = "fp16"
-    path, out = export(name, exporter, dtype), tmp_path / "out.onnx"
-    report = rewrite(path, out)
-    check(report, get(name), 3.0)
-    check_signature(onnx.load(path), onnx.load(out))
 
 
 @pytest.mark.parametrize("inline", [False, True])

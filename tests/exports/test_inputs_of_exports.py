@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -48,20 +47,6 @@ def test_float32_differs_from_float64_by_rounding_only(name: str, exporter: str,
         for output, value in session.run(case.feeds).items():
             assert truth[output].dtype == np.float64
             assert np.abs(value - truth[output]).max() < 2e-6 * np.abs(truth[output]).max(), case.name
-
-
-def test_bert_with_token_types(tmp_path: Path) -> None:
-    from models.entry import Input
-    from models.export import export_model
-    from models.registry import get
-
-    bert, path = get("bert"), tmp_path / "bert.onnx"
-    types = Input("token_type_ids", "mask", ("batch", "sequence"))  # zeros and ones, as masks are
-    export_model(replace(bert, inputs=(*bert.inputs, types)), path)
-    model = onnx.load(path)
-    for case in make_cases(model):
-        assert set(np.unique(case.feeds["token_type_ids"])) <= {0, 1}
-    assert len(run_all(model)) > 3
 
 
 @pytest.mark.parametrize("weights_outside", [True, False])

@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from models.entry import EXPORTERS, Dtype, Entry, Exporter
+from models.entry import EXPORTERS, Entry, Exporter
 from models.export import export_model
 from models.registry import ENTRIES, get
 from rewriter.errors import UsageError, ValidationError
@@ -38,18 +38,6 @@ def test_export_has_the_signature_of_its_entry(
     for value, spec in zip(model.graph.input, entry.inputs, strict=True):
         names = {axis: dim.dim_param for axis, dim in enumerate(value.type.tensor_type.shape.dim) if dim.dim_param}
         assert names == spec.dynamic_axes
-
-
-@pytest.mark.parametrize("exporter", EXPORTERS)
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("name", ["gpt2-silu", "llama", "wav2vec2-conformer"])
-def test_half_precision(name: str, dtype: Dtype, exporter: Exporter, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    export_model(get(name), path, exporter=exporter, dtype=dtype)
-    wanted = {"fp16": onnx.TensorProto.FLOAT16, "bf16": onnx.TensorProto.BFLOAT16}[dtype]
-    weights = {tensor.data_type for tensor in onnx.load(path).graph.initializer if len(tensor.dims) == 2}
-    assert wanted in weights
-    assert onnx.TensorProto.FLOAT not in weights
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import onnx
 import pytest
 
 pytest.importorskip("optimum.onnxruntime", reason="needs optimum-onnx, which wants an environment of its own")
 import torch
 
-from rewriter import ExitStatus, FolderReport, rewrite, validate
+from rewriter import ExitStatus, FolderReport, rewrite
 
 
 @pytest.fixture(scope="module")
@@ -59,26 +57,3 @@ def test_generation_is_the_same(source: Path, tmp_path: Path, task: str) -> None
     assert len(set(wanted[0])) > 4
     assert tokens == [wanted, wanted]
     assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([5, 17]) == "w5 w17"
-
-    # The same through `generate=`, which follows the cache by itself.
-    feeds: dict[str, Any] = {
-        name: np.zeros(shape, np.float32) for name, shape in past_shapes(tmp_path / "in" / "model.onnx").items()
-    }
-    feeds |= {"input_ids": np.asarray(prompt), "attention_mask": np.ones((1, 4), np.int64)}
-    if "position_ids" in input_names(tmp_path / "in" / "model.onnx"):
-        feeds["position_ids"] = np.arange(4)[None]
-    found = validate(
-        tmp_path / "in" / "model.onnx", tmp_path / "out" / "model.onnx", providers="cpu", inputs=feeds, generate=24
-    )
-    assert found.same
-    assert found.generation is not None
-    assert len(found.generation.cache) == (4 if cached else 0)
-    assert found.generation.tokens == (tuple(wanted[0][4:]),)
-
-
-def input_names(path: Path) -> list[str]:
-    return [value.name for value in onnx.load(path, load_external_data=False).graph.input]
-
-
-def past_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    return {name: (1, 4, 0, 8) for name in input_names(path) if name.startswith("past_key_values")}

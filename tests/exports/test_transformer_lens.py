@@ -14,6 +14,7 @@ from models.registry import get
 from rewriter import UsageError, ablate, run_with_cache
 from rewriter.ort.sessions import open_session
 from tests.conftest import Export
+from tests.headmath import neuron_pattern, neurons_write, wide
 
 pytest.importorskip("transformer_lens")
 from rewriter.adapters.transformer_lens import MlpHeads, with_mlp_heads
@@ -171,15 +172,9 @@ def test_heads_with_fewer_bias_tokens() -> None:
     data = torch.tensor(rng.normal(size=(2, 5, 4))).requires_grad_()
     found = module(data)
     x = data.detach().numpy()
-    wanted = np.broadcast_to(weights["own.b_O"], x.shape).copy()
-    for head in range(3):
-        q, k, v = (x @ weights[f"own.W_{side}"][head] + weights[f"own.b_{side}"][head] for side in "QKV")
-        keys, values = weights["own.bias_K"][head], weights["own.bias_V"][head, :, 0]
-        scores = np.stack([(q * k).sum(-1), *(q @ key for key in keys)], axis=-1)
-        pattern = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-        z = pattern[..., 0] * v[..., 0] + pattern[..., 1:] @ values
-        wanted += z[..., None] * weights["own.W_O"][head, 0]
-        assert (pattern[..., 2] == 0.0).all() == (head == 1)
+    own = wide(weights, "own")
+    wanted = neurons_write(x, own)
+    assert [(neuron_pattern(x, own)[:, :, head, 2] == 0.0).all() for head in range(3)] == [False, True, False]
     np.testing.assert_allclose(found.detach().numpy(), wanted, atol=1e-12)
     found.square().sum().backward()
     assert all(torch.isfinite(each.grad).all() for each in (data, *module.parameters()))

@@ -29,14 +29,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def _halved(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def _emptied(path: Path) -> None:
-    os.truncate(path, 0)
-
-
 def _zeroed(path: Path) -> None:
     third = path.stat().st_size // 3
     with path.open("r+b") as file:
@@ -50,14 +42,19 @@ def _replaced(path: Path) -> None:
     other.replace(path)
 
 
-def _removed(path: Path) -> None:
-    path.unlink()
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "halved": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "emptied": lambda path: os.truncate(path, 0),
+    "zeroed": _zeroed,
+    "replaced": _replaced,
+    "removed": Path.unlink,
+}
 
 
 @slow
-@pytest.mark.parametrize("change", [_halved, _emptied, _zeroed, _replaced, _removed])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("external", [False, True], ids=["one-file", "external-data"])
-def test_a_model_that_changes_at_any_step(change: Callable[[Path], None], external: bool, tmp_path: Path) -> None:
+def test_a_model_that_changes_at_any_step(change: Callable[[Path], object], external: bool, tmp_path: Path) -> None:
     """A file that shrinks while it is mapped ends the process, as SIGKILL would; the next run cleans up."""
     ends = set()
     for moment in range(1, _MOMENTS):
@@ -89,7 +86,7 @@ def test_a_model_that_changes_at_any_step(change: Callable[[Path], None], extern
     assert ends <= {*known, -signal.SIGBUS}
 
 
-def _converted(source: Path, out: Path, moment: int, change: Callable[[Path], None]) -> int:
+def _converted(source: Path, out: Path, moment: int, change: Callable[[Path], object]) -> int:
     data = source.with_name("w.bin")
     seen = 0
 

@@ -14,13 +14,14 @@ import hashlib
 import multiprocessing
 import re
 import resource
-import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from random import Random
 
@@ -79,17 +80,15 @@ def main() -> int:
     given = parser.parse_args()
     given.keep.mkdir(parents=True, exist_ok=True)
     small(), committed()  # made once, before the first fork
-    ends, counts, found, number = time.monotonic() + 60 * given.minutes, Counter[int](), dict[str, str](), given.first
-    while time.monotonic() < ends:
-        for outcome, at in _batch(given.seed, number, ends, given.keep, given.transformers):
-            number = at + 1
-            counts[outcome.status] += 1
-            key = key_of(outcome)
-            if (outcome.finding or outcome.status == DIED) and key not in found:
-                found[key] = outcome.message
-                name = f"{hashlib.sha256(key.encode()).hexdigest()[:8]}.onnx"
-                (given.keep / name).write_bytes(bytes_of(given.seed, at, sound=given.transformers))
-                _say(f"trial {at}: {outcome.message} -> {name}")
+    ends, counts, found = time.monotonic() + 60 * given.minutes, Counter[int](), dict[str, str]()
+    for number, outcome in _outcomes(given.seed, given.first, ends, given.transformers):
+        counts[outcome.status] += 1
+        key = key_of(outcome)
+        if (outcome.finding or outcome.status == DIED) and key not in found:
+            found[key] = outcome.message
+            name = f"{hashlib.sha256(key.encode()).hexdigest()[:8]}.onnx"
+            (given.keep / name).write_bytes(bytes_of(given.seed, number, sound=given.transformers))
+            _say(f"trial {number}: {outcome.message} -> {name}")
     told = ", ".join(f"{status}: {count:,}" for status, count in sorted(counts.items()))
     _say(f"{counts.total():,} trials of seed {given.seed}; by exit status {told}; {len(found)} kinds of findings")
     return 1 if found else 0
@@ -100,35 +99,32 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _batch(seed: int, first: int, ends: float, keep: Path, sound: bool) -> list[tuple[Outcome, int]]:
-    here, there = multiprocessing.Pipe(duplex=False)
-    folder = Path(tempfile.mkdtemp())
-    child = multiprocessing.Process(target=_child, args=(there, seed, first, ends, folder, sound))
-    child.start()
-    there.close()
-    outcomes: list[tuple[Outcome, int]] = []
-    try:
-        while True:
-            outcomes.append((here.recv(), first + len(outcomes)))
-    except EOFError:
-        child.join()
-    if child.exitcode:
-        outcomes.append((Outcome(DIED, f"the process ended with {child.exitcode}"), first + len(outcomes)))
-        if (folder / "case.onnx").exists():
-            shutil.copy(folder / "case.onnx", keep / f"died-{seed}-{outcomes[-1][1]}.onnx")
-    shutil.rmtree(folder)
-    return outcomes
+def _outcomes(seed: int, number: int, ends: float, sound: bool) -> Iterator[tuple[int, Outcome]]:
+    """Trials in a child process, which another one takes the place of when it dies, and now and then."""
+    with tempfile.TemporaryDirectory() as folder:
+        while time.monotonic() < ends:
+            with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _limited) as pool:
+                for number in range(number, number + _BATCH):  # noqa: B020 - the next batch goes on from there
+                    try:
+                        yield number, pool.submit(_in_time, seed, number, Path(folder), sound).result()
+                    except BrokenProcessPool:
+                        yield number, Outcome(DIED, "the process died")
+                        break
+                    if time.monotonic() > ends:
+                        return
+            number += 1
 
 
-def _child(results: Connection, seed: int, first: int, ends: float, folder: Path, sound: bool) -> None:
+def _limited() -> None:
     faulthandler.enable()
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    for number in range(first, first + _BATCH):
-        signal.alarm(_SECONDS)
-        results.send(trial(seed, number, folder, sound=sound))
-        signal.alarm(0)
-        if time.monotonic() > ends:
-            return
+
+
+def _in_time(seed: int, number: int, folder: Path, sound: bool) -> Outcome:
+    signal.alarm(_SECONDS)
+    outcome = trial(seed, number, folder, sound=sound)
+    signal.alarm(0)
+    return outcome
 
 
 if __name__ == "__main__":

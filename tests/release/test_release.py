@@ -6,24 +6,19 @@ import io
 import tarfile
 import tomllib
 import zipfile
-from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import slow
 from tests.release.__main__ import (
     DEV_EXTRAS,
     LOCKED,
     NEEDED,
     ROOT,
-    bill_of_materials,
-    build,
     normalised,
     pins,
     wrong_contents,
 )
-from tests.release.versions import PYTHONS, TESTS, combinations
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -92,30 +87,3 @@ def test_contents_of_a_wheel(tmp_path: Path) -> None:
         f"{NEEDED[0]} is missing",
         f"{tracked[0]} is missing",
     ]
-
-
-@slow
-def test_two_builds_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not any(distribution.name == "build" for distribution in distributions()):  # a folder `build` imports too
-        pytest.skip("build is not installed")
-    if not (ROOT / ".git").exists():
-        pytest.skip("no git repository: a release is built from a commit")
-    one = build(tmp_path / "one")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    other = build(tmp_path / "a folder with another name")
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in other]
-    assert wrong_contents(one[1], tmp_path / "one" / "source") == []
-
-
-@slow
-def test_bill_of_materials(tmp_path: Path) -> None:
-    pytest.importorskip("cyclonedx_py", reason="cyclonedx-bom is not installed")
-    assert bill_of_materials(LOCKED / "runtime.txt", tmp_path / "sbom.json") == len(pins(LOCKED / "runtime.txt"))
-
-
-def test_versions_that_are_tried() -> None:
-    tried = combinations(("3.11", "3.13"))
-    assert tried == [("3.11", "lowest-direct"), ("3.11", "highest"), ("3.13", "highest")]
-    assert combinations(()) == []
-    assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
-    assert all((ROOT / place).is_dir() for place in TESTS)

@@ -6,7 +6,6 @@ A sample runs always, all with ATTNONLY_SLOW. `python -m tests.sabotage` tries s
 from __future__ import annotations
 
 import csv
-import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 
 from rewriter.errors import ExitStatus
 from tests.sabotage.edits import patch
-from tests.sabotage.harness import POINTS, Attempt, SabotageError, attempt
+from tests.sabotage.harness import Attempt, SabotageError, attempt
 from tests.sabotage.oracle import difference
 from tests.sabotage.subjects import SMALL, Subject, on
 from tests.sabotage.table import SAMPLE, TABLE, Expect, Sabotage
@@ -80,12 +79,6 @@ def test_the_page_has_totals_and_the_file_beside_it_the_rows(tmp_path: Path) -> 
         (row,) = csv.DictReader(file)
     assert (row["sabotage"], row["difference"], row["s"]) == (sabotage.name, "0.5", "1.2")
     assert row["ends with"].startswith("**")
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_parts_are_where_the_harness_looks_for_them(point: str) -> None:
-    module, name = POINTS[point]
-    assert callable(getattr(importlib.import_module(module), name))
 
 
 # -- the suite itself ------------------------------------------------------------------------------------------------

@@ -1,15 +1,15 @@
 """A model as a graph of numbered tensors: equal numbers, equal computations.
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
-by name; names of nodes and of inner tensors do not count. Local functions are inlined, fused operators with a bias are
-split as they are defined, Identity and Constant nodes are transparent. Bodies of control flow see the scopes around
-them, and number their own inputs by depth and position.
+by name; names of nodes and of inner tensors do not count. Local functions are inlined, fused operators with a bias and
+operators on quantised numbers are written out as they are defined, Identity and Constant nodes are transparent. Bodies
+of control flow see the scopes around them, and number their own inputs by depth and position.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,7 +137,7 @@ class Model:
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
-            _split_biases(graph)
+            _write_out(graph, self._lowest(graph))
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
         typed = inferred_skeleton(proto)
@@ -154,6 +154,14 @@ class Model:
     def read(self, tensor: onnx.TensorProto) -> np.ndarray:
         """The values of a constant."""
         return read_tensor(self._loaded, tensor)
+
+    def _lowest(self, graph: onnx.GraphProto) -> set[str]:
+        """The constants of a graph that are the smallest number of their type, an integer of 8 or 16 bits."""
+        given = set() if self.fixed else {value.name for value in graph.input}
+        kinds = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)
+        found = (each for each in graph.initializer if each.data_type in kinds and np.prod(each.dims) == 1)
+        values = ((each.name, self.read(each)) for each in found if each.name not in given)
+        return {name for name, value in values if value.item() == np.iinfo(value.dtype).min}
 
     def dense(self, sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
         """A sparse tensor as a runtime loads it. Raises NotCertifiable where it is too large for that."""
@@ -353,29 +361,62 @@ def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.Func
 
 _WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 """Fused operators of onnxruntime that first add their second operand, and what they do then."""
+_QUANTISED = {
+    "QLinearSigmoid": ("Sigmoid", 1),
+    "QLinearLeakyRelu": ("LeakyRelu", 1),
+    "QLinearAdd": ("Add", 2),
+    "QLinearMul": ("Mul", 2),
+    "QLinearMatMul": ("MatMul", 2),
+}
+"""Operators on quantised numbers: what they do, and with how many operands, of which each has scale and zero point."""
 
 
-def _split_biases(graph: onnx.GraphProto) -> None:
-    """Write the fused operators with a bias as an addition and the operator without one, in place."""
-    if not any(_fused(node) for node in graph.node):
-        return
+def _write_out(graph: onnx.GraphProto, lowest: Collection[str]) -> None:
+    """Write fused operators out as they are defined, in place.
+
+    A zero point that is the smallest number of its type, one of `lowest`, takes what is negative to 0, which is written
+    as a Relu, unless there is one.
+    """
     nodes: list[onnx.NodeProto] = []
+    relus: set[str] = set()
     for node in graph.node:
-        if not _fused(node):
-            nodes.append(node)
-            continue
-        total = f"{node.output[0]}/biased"
-        nodes.append(onnx.helper.make_node("Add", list(node.input), [total]))
-        plain = deepcopy(node)
-        plain.op_type = _WITH_BIAS[node.op_type]
-        plain.input[:] = [total]
-        nodes.append(plain)
+        relus.update(node.output if node.op_type == "Relu" else ())
+        *parts, last = _parts(node, lowest)
+        saturates = key_of(last) == ("", "QuantizeLinear") and any(name in lowest for name in last.input[-1:])
+        if saturates and last.input[0] not in relus:
+            last = deepcopy(last)
+            parts.append(onnx.helper.make_node("Relu", [last.input[0]], [f"{last.output[0]}/saturated"]))
+            last.input[0] = parts[-1].output[0]
+        nodes += [*parts, last]
     set_nodes(graph, nodes)
 
 
-def _fused(node: onnx.NodeProto) -> bool:
-    microsoft = node.domain == "com.microsoft" and node.op_type in _WITH_BIAS
-    return microsoft and len(node.input) == 2 and all(node.input)
+def _parts(node: onnx.NodeProto, lowest: Collection[str]) -> list[onnx.NodeProto]:
+    domain, name = key_of(node)
+    fused = domain == "com.microsoft"
+    if fused and name in _WITH_BIAS and len(node.input) == 2 and all(node.input):
+        total = onnx.helper.make_node("Add", list(node.input), [f"{node.output[0]}/biased"])
+        plain = deepcopy(node)
+        plain.op_type = _WITH_BIAS[name]
+        plain.input[:] = total.output
+        return [total, plain]
+    saturates = any(each in lowest for each in node.input[-1:])
+    operator, operands = _QUANTISED.get(name, ("", 0))
+    count = 3 * operands
+    if fused and name == "QGemm" and len(node.input) == 9 and saturates:
+        made, count = [deepcopy(node)], 7
+        made[0].input[:] = node.input[:7]
+    elif operator and len(node.input) == count + 2 and (fused or (not domain and saturates)):
+        made = [
+            onnx.helper.make_node("DequantizeLinear", node.input[at : at + 3], [f"{node.output[0]}/operand_{at // 3}"])
+            for at in range(0, count, 3)
+        ]
+        made.append(onnx.helper.make_node(operator, [each.output[0] for each in made], [""]))
+        made[-1].attribute.extend(node.attribute)
+    else:
+        return [node]
+    made[-1].output[:] = [f"{node.output[0]}/{made[-1].op_type.lower()}"]
+    return [*made, onnx.helper.make_node("QuantizeLinear", [*made[-1].output, *node.input[count:]], node.output)]
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:

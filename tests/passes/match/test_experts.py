@@ -186,7 +186,7 @@ def test_the_value_of_a_gate_goes_with_the_gate() -> None:
     assert not found.blocks
     assert {left.miss.reason for left in found.left} == {
         "its output feeds Softmax 'n', which is not a linear operator",
-        "the gate that it is the value of is not converted",
+        "the activation that it is a part of is not converted",
     }
 
 

@@ -17,15 +17,6 @@ import pytest
 from rewriter import rewrite
 from rewriter.cli import Forgiving, run
 from tests.conftest import slow
-from tests.textmodels import SILU, mlp
-
-
-@pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory to work in, with model.onnx in it."""
-    monkeypatch.chdir(tmp_path)
-    onnx.save(mlp(SILU), tmp_path / "model.onnx")
-    return tmp_path
 
 
 def test_json_to_standard_output(room: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,10 +205,7 @@ def test_same_directory_keeps_references_and_reads_nothing(source: Path, monkeyp
     assert np.array_equal(answer(source.parent / "out.onnx"), WEIGHTS)
 
 
-def test_other_directory_gets_the_data_under_its_digest(
-    source: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rewriter.files.save.CHUNK", 1000)
+def test_other_directory_gets_the_data_under_its_digest(source: Path, elsewhere: Path) -> None:
     model = load_model(source)
     before = model.proto.SerializeToString()
     with staged_output(model.proto, elsewhere / "out.onnx", source=model, force=False) as staged:

@@ -75,6 +75,8 @@ def test_what_is_constant(body: str, constant: bool) -> None:
     [
         ("c = Constant<value = float[2] {1, 2}>()", np.array([1, 2], np.float32)),
         ("c = Constant<value_float = 0.5>()", np.float32(0.5)),
+        ("c = Constant<value = float[1,1] {3}>()", np.array([[3]], np.float32)),
+        ("c = Constant<value = float[0] {}>()", np.array([], np.float32)),
         ("c = Constant<value_int = 7>()", np.int64(7)),
         ("c = Constant<value_floats = [0.5, 1.5]>()", np.array([0.5, 1.5], np.float32)),
         ("c = Constant<value_ints = [3, 4]>()", np.array([3, 4], np.int64)),
@@ -94,8 +96,12 @@ def test_what_is_constant(body: str, constant: bool) -> None:
     ],
 )
 def test_values(body: str, expected: Any) -> None:
-    weights = "float[4] w = {1, 2, 3, 4}, int64[2] i = {2, 2}, float[1] one = {9}"
-    same(constants_of(body, weights).value("c"), expected)
+    """Those of one element are numbers, too."""
+    known = constants_of(body, "float[4] w = {1, 2, 3, 4}, int64[2] i = {2, 2}, float[1] one = {9}")
+    same(known.value("c"), expected)
+    scalar = known.scalar("c")
+    assert scalar == (expected.item() if expected.size == 1 else None)
+    assert scalar is None or type(scalar) is float
 
 
 @pytest.mark.parametrize(
@@ -177,23 +183,6 @@ def test_a_cycle_ends() -> None:
     constants = constants_of("b = Neg(w) a = Neg(b) b = Neg(a)", "float[2] w = {1, 2}")
     assert "b" in constants
     assert constants.value("b") is None
-
-
-@pytest.mark.parametrize(
-    ("body", "scalar"),
-    [
-        ("c = Constant<value_float = 0.5>()", 0.5),
-        ("c = Constant<value = float[1,1] {3}>()", 3.0),
-        ("c = Constant<value_int = -2>()", -2.0),
-        ("c = Constant<value_floats = [1.0, 2.0]>()", None),
-        ("c = Neg(x)", None),
-        ("c = Constant<value = float[0] {}>()", None),
-    ],
-)
-def test_scalars(body: str, scalar: float | None) -> None:
-    found = constants_of(body).scalar("c")
-    assert found == scalar
-    assert found is None or type(found) is float
 
 
 @pytest.mark.parametrize(

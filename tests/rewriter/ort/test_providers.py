@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from rewriter import ExitStatus, ProviderError, UsageError, rewrite
-from rewriter.cli import run
 from rewriter.ort import sessions
 from rewriter.ort.providers import (
     available_providers,
@@ -100,11 +99,6 @@ def test_conversions_that_need_float64(
         rewrite(model, out, providers=["cpu"], **options)
     assert caught.value.exit_status == 5
     assert not any(tmp_path.iterdir())
-
-
-def test_wrong_options_are_usage_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["model.onnx", "--dry-run", "--provider", "cuda:tf32=1"]) == ExitStatus.USAGE
-    assert "cuda does not have the option 'tf32'" in capsys.readouterr().err
 
 
 def test_each_provider_once() -> None:

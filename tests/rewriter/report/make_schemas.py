@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from rewriter.ort.providers import PROVIDERS
 from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison
 from rewriter.report.report import Report, Result
@@ -39,63 +38,27 @@ FILES = {
 }
 
 Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=0)]
 """A number that is never infinite; of every other, infinity is written as null."""
-Share = Annotated[float, Field(ge=0, le=1)] | None
-
-
-EXTRA: dict[str, dict[str, Any]] = {
-    "BlockRow": {
-        "if": {"properties": {"status": {"const": "converted"}}},
-        "then": {
-            "properties": {
-                "program": {"type": "string"},
-                "exact": {"type": "boolean"},
-                "bias_tokens": {"type": "integer"},
-                "max_error": {"type": "number"},
-                "reason": {"type": "null"},
-            }
-        },
-        "else": {
-            "properties": {
-                "program": {"type": "null"},
-                "exact": {"type": "null"},
-                "reason": {"type": "string", "minLength": 1},
-            }
-        },
-    },
-    "Report.seconds": {"required": ["load", "plan", "total"]},
-    "Validation.providers": {"propertyNames": {"pattern": f"^({'|'.join(each.name for each in PROVIDERS)})(:.+)?$"}},
-}
-"""What pydantic has no words for."""
-
-
-def _model(name: str, about: str, entries: Mapping[str, Any]) -> type[BaseModel]:
-    config = ConfigDict(extra="allow", json_schema_extra=EXTRA.get(name))
-    made: type[BaseModel] = create_model(name, __config__=config, __doc__=about, **dict(entries))
-    return made
-
 
 TYPES: dict[str, Any] = {
     "Report.version": Literal[1],
     "Report.exit_status": Literal[0, 1, 3],
-    "Shape.operators": Mapping[str, Positive],
     "Report.seconds": Mapping[str, Finite],
     "Certification.version": Literal[1],
-    "Bound.bound": Finite,
     "Comparison.version": Literal[1],
     "Comparison.exit_status": Literal[0, 1],
     "Comparison.seconds": Mapping[str, Finite],
     "Bound.at": float | None,
-    "BlockRow.name": Annotated[str, Field(min_length=1)],
-    "BlockRow.heads": Positive | None,
-    "BlockRow.bias_tokens": Positive | None,
-    "OutputStats.top1": Share,
-    "Measured.magnitude": Finite,
-    "Validation.segments": tuple[Positive, Positive],
 }
-"""Types that differ from the field's, or that it does not state."""
+"""Types that differ from the field's, or that it does not state: numbers are not negative unless they stand here."""
+
+
+def _model(name: str, about: str, entries: Mapping[str, Any]) -> type[BaseModel]:
+    config = ConfigDict(extra="allow")
+    made: type[BaseModel] = create_model(name, __config__=config, __doc__=about, **dict(entries))
+    return made
+
 
 ABOUT: dict[str, str] = {
     "Report": "What `rewrite --report FILE.json` writes.",
@@ -159,7 +122,7 @@ def _entries(cls: type) -> dict[str, Any]:
         else:
             hint, text = hints.get(names.get(name, name)), about.get(names.get(name, name))
         key = f"{cls.__name__}.{name}"
-        described = Field(description=ABOUT.get(key) or _sentence(text), json_schema_extra=EXTRA.get(key))
+        described = Field(description=ABOUT.get(key) or _sentence(text))
         found[name] = (TYPES.get(key) or _type(hint), described)
     return found
 

@@ -1,0 +1,195 @@
+"""Activations with QuantizeLinear and DequantizeLinear inside, as onnxruntime's static quantisation writes them.
+
+What rounds stays where it stands. Every function between two such pairs is a block of its own, certified over the
+reals.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter import ExitStatus, inspect, rewrite, validate
+from tests.textmodels import findings, mlp, only_left, tensor
+
+FIRST, SECOND = "y0 = MatMul(x, W1)", "out = MatMul(h, W2)"
+UP = f"{FIRST} u0 = MatMul(x, V1)"
+SILU = "y = @(y0) s0 = Sigmoid(y) s = @(s0) h0 = Mul(y, s) h = @(h0)"
+GATED = "y = @(y0) u = @(u0) s0 = Sigmoid(y) s = @(s0) g0 = Mul(y, s) g = @(g0) h0 = Mul(g, u) h = @(h0)"
+BENT = (
+    "y = @(y0) t0 = Tanh(y) t = @(t0) a0 = Add(t, $1.0) a = @(a0) b0 = Mul($0.5, a) b = @(b0) h0 = Mul(y, b) h = @(h0)"
+)
+CUBE = "y = @(y0) c0 = Mul(y, y) c = @(c0) a0 = Add(y, c) a = @(a0) h0 = Tanh(a) h = @(h0)"
+RELU = "y = @(y0) h0 = Relu(y) h = @(h0)"
+INTEGERS = {"W1q": np.arange(32).reshape(4, 8) - 15, "W2q": 15 - np.arange(32).reshape(8, 4), "b1q": np.arange(8) - 3,
+            "W1t": np.arange(32).reshape(8, 4) - 15, "W2t": 15 - np.arange(32).reshape(4, 8),
+            "zero": np.array(3), "none": np.array(0), "lowest": np.array(-128)}  # fmt: skip
+CONSTANTS: dict[str, Any] = {
+    "fine": np.array(0.0613),  # with powers of 2 many numbers are halfway between two integers
+    **{name: onnx.numpy_helper.from_array(each.astype(np.int8), name) for name, each in INTEGERS.items()},
+    "c1q": onnx.numpy_helper.from_array(np.arange(8, dtype=np.int32) - 3, "c1q"),
+    "shape": onnx.numpy_helper.from_array(np.array([0, 0, 8]), "shape"),
+}
+
+
+PRODUCT = "{} = QLinearMatMul({}, fine, zero, {}, fine, none, fine, {})"
+GEMM = "{} = com.microsoft.QGemm<transB = 1>({}, fine, zero, {}, fine, none, {}, fine, {})"
+ON_QUANTISED = "s_q = com.microsoft.QLinearSigmoid(y_q, fine, zero, fine, zero) "
+LEAKY = "h_q = com.microsoft.QLinearLeakyRelu<alpha = 0.1>(y_q, fine, zero, fine, zero)"
+BIASED = "y_q = com.microsoft.QLinearAdd(b1q, fine, zero, y1, fine, zero, fine, {})"
+SILU_Q = f"{ON_QUANTISED} h_q = com.microsoft.QLinearMul(s_q, fine, zero, y_q, fine, zero, fine, zero)"
+
+
+def on_integers(text: str, *, first: str = PRODUCT.format("y1", "xq", "W1q", "zero"), tokens: str = "batch, tokens",
+                second: str = PRODUCT.format("o", "h_q", "W2q", "zero")) -> onnx.ModelProto:  # fmt: skip
+    """A model of operators on quantised numbers, from y1 to h_q."""
+    ends = ("xq = QuantizeLinear(x, fine, zero)", "out = DequantizeLinear(o, fine, zero)")
+    return mlp(text, first=f"{ends[0]} {first}", second=f"{second} {ends[1]}", constants=CONSTANTS,
+               inputs=f"float[{tokens}, 4] x", outputs=f"float[{tokens}, 4] out",
+               domains={"com.microsoft": 1})  # fmt: skip
+
+
+def quantised(text: str, **options: Any) -> onnx.ModelProto:
+    """A model in whose text `b = @(a)` is a pair of QuantizeLinear and DequantizeLinear."""
+    body = re.sub(
+        r"(\w+) = @\((\w+)\)", r"\1_q = QuantizeLinear(\2, fine, zero) \1 = DequantizeLinear(\1_q, fine, zero)", text
+    )
+    return mlp(body, **{"first": FIRST, "second": SECOND, "constants": CONSTANTS, **options})
+
+
+@pytest.mark.parametrize(("text", "first", "labels"), [
+    (RELU, FIRST, ["relu"]),
+    (SILU, FIRST, ["sigmoid", "linear(gate) * value"]),
+    (GATED, UP, ["sigmoid", "linear(gate) * value", "linear(gate) * value"]),
+    (BENT, FIRST, ["tanh", "linear(gate) * value"]),
+    (CUBE, FIRST, ["square", "tanh"]),
+], ids=["relu", "silu", "gated", "affine-between", "sum"])  # fmt: skip
+def test_every_function_between_two_roundings_is_a_block(text: str, first: str, labels: list[str]) -> None:
+    model = quantised(text, first=first)
+    report = rewrite(model)
+    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    assert [row.activation for row in report.converted] == labels
+    assert [bool(row.second) for row in report.converted] == [False] * (len(labels) - 1) + [True]
+    assert report.validation is not None
+    assert report.validation.certified
+    made = report.rewritten
+    assert isinstance(made, onnx.ModelProto)
+    kept = [[node.name for node in each.graph.node if "Linear" in node.op_type] for each in (model, made)]
+    assert kept[0] == kept[1]
+    accounting = inspect(model).accounting
+    assert accounting.remaining == {}
+    assert accounting.share == pytest.approx(1.0)
+
+
+GEMMS = {"first": GEMM.format("h_q", "xq", "W1t", "c1q", "lowest"), "tokens": "tokens",
+         "second": "o = com.microsoft.QGemm<transB = 1>(h_q, fine, lowest, W2t, fine, none, , fine, zero)"}  # fmt: skip
+QUANTISED = pytest.mark.parametrize(("model", "labels"), [
+    (on_integers(f"{BIASED.format('zero')} {SILU_Q}"), ["sigmoid", "linear(gate) * value"]),
+    (on_integers(f"{BIASED.format('zero')} {LEAKY}"), ["leaky_relu(right=1, left=0.1)"]),
+    (on_integers(BIASED.format("lowest").replace("y_q", "h_q")), ["relu"]),
+    (on_integers("", first=PRODUCT.format("h_q", "xq", "W1q", "lowest")), ["relu"]),
+    (on_integers("", **GEMMS), ["relu"]),
+    (quantised("h_q = QuantizeLinear(y0, fine, lowest) h = DequantizeLinear(h_q, fine, lowest)"), ["relu"]),
+], ids=["silu", "leaky-relu", "sum", "product", "gemm", "pair"])  # fmt: skip
+
+
+@QUANTISED
+def test_operators_on_quantised_numbers_and_zero_points_that_are_relus(
+    model: onnx.ModelProto, labels: list[str]
+) -> None:
+    report = rewrite(model)
+    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    assert [(row.activation, (row.heads or 0) // 8) for row in report.converted] == [
+        (label, 2 if "gate" in label else 1) for label in labels
+    ]
+    assert report.validation is not None
+    assert report.validation.certified
+    made = report.rewritten
+    assert isinstance(made, onnx.ModelProto)
+    # Biases, which are no part of what is replaced, are as they were.
+    for operator in ("QLinearAdd",) * (labels != ["relu"]):
+        assert [node.op_type for node in made.graph.node].count(operator) == 1
+    # What rounds, with which scale and zero point, belongs to what is compared.
+    for place in (1, 2):
+        wrong = onnx.ModelProto.FromString(made.SerializeToString())
+        spoiled = [node for node in wrong.graph.node if node.op_type == "QuantizeLinear"][-1]
+        spoiled.input[place] = {"fine": "coarse", "zero": "none", "lowest": "none"}[spoiled.input[place]]
+        wrong.graph.initializer.append(tensor("coarse", np.array(1 / 8)))
+        assert not validate(model, wrong).same
+
+
+@pytest.mark.parametrize("zero", ["zero", "none"])
+def test_other_zero_points_are_no_relus(zero: str) -> None:
+    text = f"h_q = QuantizeLinear(y0, fine, {zero}) h = DequantizeLinear(h_q, fine, {zero})"
+    report = rewrite(quantised(text), dry_run=True)
+    assert (report.converted, report.left) == ((), ())
+    model = quantised(text)
+    relu = quantised(f"r = Relu(y0) {text.replace('(y0', '(r')}")
+    assert not validate(model, relu).same
+
+
+def test_a_zero_point_that_a_caller_may_replace_is_no_relu() -> None:
+    text = "h_q = QuantizeLinear(y0, fine, lowest) h = DequantizeLinear(h_q, fine, lowest)"
+    model = quantised(text, inputs="float[batch, tokens, 4] x, int8 lowest")
+    assert rewrite(model, dry_run=True).converted == ()
+    relu = quantised(f"r = Relu(y0) {text.replace('(y0', '(r')}", inputs="float[batch, tokens, 4] x, int8 lowest")
+    assert not validate(model, relu).same
+    assert validate(quantised(text), quantised(f"r = Relu(y0) {text.replace('(y0', '(r')}")).same
+
+
+def _coarser(model: onnx.ModelProto) -> None:
+    """The scale within the activation."""
+    model.graph.initializer.append(tensor("coarse", np.array(1 / 8)))
+    for node in model.graph.node:
+        if node.output[0] in ("s", "s_q"):
+            node.input[1] = "coarse"
+
+
+def _unrounded(model: onnx.ModelProto) -> None:
+    """Nothing rounds within the activation."""
+    for node in model.graph.node:
+        node.input[:] = ["s0" if name == "s" else name for name in node.input]
+
+
+def _other(model: onnx.ModelProto) -> None:
+    """The product reads another tensor."""
+    product = [node for node in model.graph.node if "y" in node.input][-1]
+    product.input[:] = ["y0" if name == "y" else name for name in product.input]
+
+
+@pytest.mark.parametrize("spoil", [_coarser, _unrounded, _other], ids=["scale", "unrounded", "operand"])
+def test_planted_errors_are_refused(spoil: Any) -> None:
+    model = quantised(SILU)
+    made = rewrite(model, validate=False).rewritten
+    assert isinstance(made, onnx.ModelProto)
+    assert validate(model, made).same
+    spoil(made)
+    found = validate(model, made)
+    assert found.validation is not None
+    assert not found.validation.certified
+    assert not found.same
+
+
+def test_without_rounding_a_second_activation_is_none() -> None:
+    left = only_left(quantised("y = @(y0) s0 = Sigmoid(y) s = Reshape(s0, shape) h = Mul(y, s)"))
+    assert left.miss.reason == "a second activation follows in Mul 'h'"
+
+
+def test_a_part_is_converted_with_the_whole_only() -> None:
+    found = findings(quantised(SILU, second=""))
+    assert not found.blocks
+    assert [left.miss.reason for left in found.left] == [
+        "the activation that it is a part of is not converted",
+        "no linear operator reads its output",
+    ]
+
+
+def test_the_product_may_stay() -> None:
+    """With `--gate product` the heads of the sigmoid are all, and the product counts."""
+    found = inspect(quantised(SILU), gate="product")
+    assert [row.activation for row in found.report.converted] == ["sigmoid"]
+    assert found.accounting.remaining == {"activation linear(gate) * value": 1}
