@@ -35,7 +35,7 @@ from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import Point
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.statistics import uncompared
-from rewriter.proof.validate import Progress, Validation, cases_of, noise_points, other_cases
+from rewriter.proof.validate import Progress, Validation, cases_of, noise_points
 from rewriter.proof.validate import validate as prove
 from rewriter.report.comparison import Comparison
 from rewriter.text import quoted
@@ -290,8 +290,7 @@ class _Pair:
 
     def _cases(self, proof: Validation) -> tuple[Case, ...]:
         """The inputs that were run."""
-        cases = tuple(case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases)
-        return cases or other_cases(self.a, self.settings) or ()
+        return tuple(case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases)
 
     def _loose(self, proof: Validation) -> list[str]:
         """The outputs on which the run says little."""

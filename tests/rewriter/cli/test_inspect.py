@@ -9,10 +9,7 @@ from typing import Any
 import onnx
 import pytest
 
-from passes.accounting import account
 from passes.forms import FORMS
-from passes.options import Options
-from passes.plan import make_plan
 from rewriter import inspect, rewrite
 from rewriter.cli import run
 from rewriter.ort.sessions import open_session
@@ -87,14 +84,6 @@ def test_recognised_blocks_are_weighed_too(tmp_path: Path, capsys: pytest.Captur
 )
 def test_purity_of_gates(gate: str, purity: str) -> None:
     assert str(inspect(MODELS / "gated-decoder.onnx", gate=gate).accounting.purity) == purity
-
-
-@pytest.mark.parametrize(("head_dimension", "staged"), [(1, (8, 8, 4)), (3, (3, 8, 2)), (None, None)])
-def test_three_sublayers_by_rank(head_dimension: int | None, staged: tuple[int, int, int] | None) -> None:
-    plan = make_plan(mlp("s = Sigmoid(y) h = Mul(y, s)"), Options())
-    (block,) = account(plan, head_dimension).blocks
-    assert (block.d_model, block.d_ff, block.heads) == (4, 8, 8)
-    assert block.staged == staged
 
 
 @pytest.mark.parametrize(

@@ -121,13 +121,13 @@ def test_tables_are_named(name: str, pages: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("name", "verdict", "meaning", "sections"),
     [
-        ("gelu", "Passed", "1 block, 72 attention heads, certified for every input, run on cpu", ALL),
+        ("gelu", "Passed", "1 block, read as 72 attention heads, certified for every input, run on cpu", ALL),
         ("mish", "Passed", "certified for every input", ALL),
         ("failed", "Failed", "the proof failed, nothing was written", ["What failed", *ALL[1:]]),
         ("left", "Nothing to convert", "1 candidate left", ["Blocks", "Made with"]),
         ("nothing-at-all", "Nothing to convert", "no candidate was found", ["Made with"]),
-        ("dry-run", "Planned", "1 block, 8 attention heads in <memory>; nothing was written", ["Blocks", "Made with"]),
-        ("not-proved", "Not proved", "1 block, 8 attention heads, in memory", ["Blocks", "Operators", "Made with"]),
+        ("dry-run", "Planned", "1 block, read as 8 attention heads in <memory>; nothing was written", ["Blocks", "Made with"]),
+        ("not-proved", "Not proved", "1 block, read as 8 attention heads, in memory", ["Blocks", "Operators", "Made with"]),
         (
             "extreme",
             "Failed",
