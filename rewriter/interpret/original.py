@@ -6,7 +6,7 @@ Queries, keys, values and the heads' outputs are followed to the linear operator
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, Miss
 from passes.values import UNFIT, LostError
-from rewriter.graph.view import REARRANGED, attributes, label
+from rewriter.graph.view import REARRANGED, attributes, key_of, label
 from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------
@@ -150,11 +150,11 @@ class Attention:
         output: the linear operator that reads the heads' outputs.
         channels: [heads, d_head], rows of W_O.
         z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
-        pattern: the pattern; empty for an attention operator, which keeps it to itself.
-        scores: the scores with masks and position biases, before Softmax; empty for an attention operator.
-        product: the product of queries and keys that is in them; empty for an attention operator.
-        factor: the factor of that product in the scores.
+        factor: that of the product of queries and keys in the scores.
         cross: whether keys and values come from another tensor than queries.
+        pattern: the pattern; empty, as the others, for an attention operator, which keeps it to itself.
+        scores: the scores with masks and position biases, before Softmax.
+        product: the product of queries and keys that is in them.
     """
 
     node: int
@@ -167,11 +167,11 @@ class Attention:
     output: LinearOperator
     channels: NDArray[np.int64]
     z: str
-    pattern: str
-    scores: str
-    product: str
     factor: float
     cross: bool
+    pattern: str = ""
+    scores: str = ""
+    product: str = ""
 
     @property
     def heads(self) -> int:
@@ -189,28 +189,18 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):
-        if index in made:
+        kind = key_of(node)
+        around = _around_softmax if kind == ("", "Softmax") else _operator if kind in _OPERATORS else None
+        if around is None or index in made:
             continue
         try:
-            candidate = _candidate(tracer, index, node)
+            candidate = around(tracer, index, node)
+            found += [] if candidate is None else [candidate]
         except LostError as error:
             missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node))
-            continue
         except UNFIT:
             missed.append(Miss(f"attention at {label(node)}: its nodes do not fit together", label(node)))
-            continue
-        if candidate is not None:
-            found.append(candidate)
     return tuple(found), tuple(missed)
-
-
-def _candidate(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention | None:
-    """The attention around a node; None where it has nothing to do with attention."""
-    if node.op_type == "Softmax" and tracer.view.is_onnx(node):
-        return _around_softmax(tracer, index, node)
-    if (node.domain if node.domain == MICROSOFT else "", node.op_type) in _OPERATORS:
-        return _operator(tracer, index, node)
-    return None
 
 
 # -- a Softmax between two products -----------------------------------------------------------------------------
@@ -221,51 +211,34 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attenti
     products = list(_products_before(tracer, node.input[0]))
     if after is None or not products:
         return None
-    _, value = after.input
     reason: LostError | None = None
     for before, factor in products:
         try:
-            return _assembled(tracer, index, before, factor, (node.input[0], pattern, value, after.output[0]))
+            query, keys, values = (tracer.trace(name) for name in (*before.input, after.input[1]))
+            keys = keys.moved(lambda array: np.swapaxes(array, -1, -2))
+            leading = np.broadcast_shapes(*(side.shape[:-2] for side in (query, keys, values)))
+            sides = [side.spread((*leading, *side.shape[-2:])) for side in (query, keys, values)]
+            found = _joined(tracer, index, sides, factor, after.output[0])
+            return replace(found, pattern=pattern, scores=node.input[0], product=before.output[0])
         except LostError as error:
             reason = reason or error
     raise reason or LostError("no product before it", label(node))
 
 
-def _assembled(
-    tracer: Tracer, index: int, before: onnx.NodeProto, factor: float, tensors: tuple[str, str, str, str]
-) -> Attention:
-    scores, pattern, value, z = tensors
-    query, keys, values = (tracer.trace(name) for name in (*before.input, value))
-    keys = keys.moved(lambda array: np.swapaxes(array, -1, -2))
-    leading = np.broadcast_shapes(*(side.shape[:-2] for side in (query, keys, values)))
-    query, keys, values = (side.spread((*leading, *side.shape[-2:])) for side in (query, keys, values))
-    return _joined(tracer, index, (query, keys, values), factor, z, pattern, scores, before.output[0])
-
-
 def _joined(
-    tracer: Tracer,
-    index: int,
-    sides: tuple[Signal, Signal, Signal],
-    factor: float,
-    z: str,
-    pattern: str,
-    scores: str,
-    product: str,
-    z_shape: Shape | None = None,
+    tracer: Tracer, index: int, sides: Sequence[Signal], factor: float, z: str, *, flat: bool = False
 ) -> Attention:
-    """The sublayer whose queries, keys and values are known."""
+    """The sublayer of queries, keys and values, whose output z is [batch, tokens, channels] if `flat`."""
     where = label(tracer.view.nodes[index])
     query, key, value = (heads_in(tracer, side) for side in sides)
     heads = len(query.columns)
     if len(key.columns) != heads or len(value.columns) != heads:
         raise LostError("queries, keys and values have different numbers of heads", where)
-    output = _output_of(tracer, z, where)
-    shape = (*sides[0].shape[:-1], sides[2].shape[-1]) if z_shape is None else z_shape
-    if z_shape is None:
+    output, channels = _output_of(tracer, z, where), np.arange(value.columns.size).reshape(value.columns.shape)
+    if not flat:
+        shape = (*sides[0].shape[:-1], sides[2].shape[-1])
         tracer.assume(z, shape)
         channels = rows_of_output(tracer.trace(output.data, stop=z), shape, z, heads, where)
-    else:  # an operator's output is [batch, tokens, heads * d_head] already
-        channels = np.arange(heads * shape[-1]).reshape(heads, shape[-1])
     return Attention(
         node=index,
         where=where,
@@ -277,9 +250,6 @@ def _joined(
         output=output,
         channels=channels,
         z=z,
-        pattern=pattern,
-        scores=scores,
-        product=product,
         factor=factor,
         cross=query.operator.data != key.operator.data,
     )
@@ -350,7 +320,7 @@ _OPERATORS: Mapping[tuple[str, str], tuple[str, str]] = {
 
 def _operator(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention:
     given = attributes(node)
-    query_heads, key_heads = _OPERATORS[node.domain if node.domain == MICROSOFT else "", node.op_type]
+    query_heads, key_heads = _OPERATORS[key_of(node)]
     if len(node.input) < 3 or not all(node.input[:3]):
         raise LostError("its queries, keys and values are packed into one input", label(node))
     if node.domain == MICROSOFT and node.op_type == "MultiHeadAttention" and len(node.input) > 3 and node.input[3]:
@@ -368,10 +338,9 @@ def _operator(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention:
         for side in sides
     )
     scale = float(given.get("scale", 0.0)) or query.shape[-1] ** -0.5
-    z_shape = (query.shape[0], heads, query.shape[2], value.shape[-1]) if flat else None
     if given.get("do_rotary"):
         query, key = (replace(side, rotary=True) for side in (query, key))
-    return _joined(tracer, index, (query, key, value), scale, node.output[0], "", "", "", z_shape)
+    return _joined(tracer, index, (query, key, value), scale, node.output[0], flat=flat)
 
 
 def _by_head(signal: Signal, heads: int) -> Signal:

@@ -13,7 +13,7 @@ from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, GraphView, integer_of, label
+from rewriter.graph.view import REARRANGED, GraphView, integer_of, key_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
@@ -54,7 +54,7 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     node = view.made_by(tensor)
     if node is None:
         return None
-    known = _NORMS.get((node.domain if node.domain == MICROSOFT else "", node.op_type))
+    known = _NORMS.get(key_of(node))
     if known is not None and integer_of(node, "axis", -1) == -1:
         return Norm(tensor, *("" if slot is None else (*node.input, "", "", "")[slot] for slot in known))
     # Written out: an Add and a Mul of constants after a division by a mean.
