@@ -196,16 +196,12 @@ class NeuronStep:
     def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> NeuronStep:
         """Neurons with the gates that they have at pre-activations and, of a gate, values [T, neurons]."""
         query, value, output = (AffineMap(each, index.value_of) for each in (own.query, own.value, own.output))
-        tensors = {"W_O": _wide(output.weight()), "b_O": _wide(output.bias())}
-        start, reads = _wide(query.weight()), _wide(query.bias())
-        zero, rate = held(own.function, pre)
+        tensors, (zero, rate) = {"W_O": output.weight(), "b_O": output.bias()}, held(own.function, pre)
+        made, read = zero + rate * pre, (query.weight(), query.bias())
         if linear is None:
-            return cls(norm, ((rate, start, reads),), zero, zero + rate * pre, tensors)
-        shares = (
-            (rate * linear / 2.0, start, reads),
-            (zero + rate * pre / 2.0, _wide(value.weight()), _wide(value.bias())),
-        )
-        return cls(norm, shares, 0.0, (zero + rate * pre) * linear, tensors)
+            return cls(norm, ((rate, *read),), zero, made, tensors)
+        shares = (rate * linear / 2.0, *read), ((zero + made) / 2.0, value.weight(), value.bias())
+        return cls(norm, shares, 0.0, made * linear, tensors)
 
     def written(self, gradient: Array) -> Array:
         """[T, neurons]: what each neuron's output contributes, along `gradient` [T, D]."""
@@ -253,10 +249,6 @@ def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
     zero, below, above = (float(each) for each in function(np.array([0.0, -_STEP, _STEP])))
     near = (y == 0.0) | ((np.abs(y) < _NEAR) & (zero != 0.0))
     return zero, np.where(near, (above - below) / (2 * _STEP), (function(y) - zero) / np.where(near, 1.0, y))
-
-
-def _wide(array: Array) -> Array:
-    return np.asarray(array, dtype=np.float64)
 
 
 Step = AttentionStep | NeuronStep
