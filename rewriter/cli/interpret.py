@@ -332,7 +332,7 @@ def _logit(model: Path, inputs: Path | Text, pair: tuple[int | None, int | None]
     lines = [f"logit {found.logit:.6g}{entries}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
-        lines += [f"  {value:+12.6f}  {part}" for part, value in _largest(parts, top, found.tokens)]
+        lines += [f"  {_amount(value)}  {part}" for part, value in _largest(parts, top, found.tokens)]
     return lines, facts
 
 
@@ -353,9 +353,14 @@ def _why(model: Path, inputs: Path | Text, asked: str, position: int, top: int) 
     places = at(found.query) + ("" if found.key is None else f" for {at(found.key)}")
     lines = [f"{what} {found.total:.6g} of {found.head} at {places}", f"the sum is off by {found.residual:.2g}"]
     if round(found.added, 6):
-        lines.append(f"  {found.added:+12.6f}  added by the model: masks, position biases")
-    lines += [f"  {value:+12.6f}  {row}{' x ' * bool(column)}{column}" for row, column, value in found.top(top)]
+        lines.append(f"  {_amount(found.added)}  added by the model: masks, position biases")
+    lines += [f"  {_amount(value)}  {row}{' x ' * bool(column)}{column}" for row, column, value in found.top(top)]
     return lines, lambda: dict(plain_data(found.to_json()))
+
+
+def _amount(value: float) -> str:
+    """Six digits behind the point; of what is as large as a mask, six in all."""
+    return f"{value:+12.6f}" if abs(value) < 1e6 else f"{value:+12.6g}"
 
 
 def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:

@@ -213,7 +213,8 @@ class Report(Result):
     def what(self) -> str:
         """The converted blocks and their heads, in words."""
         heads = sum(row.heads or 0 for row in self.converted)
-        return f"{counted(len(self.converted), 'block')}, {heads:,} attention heads"
+        read = "read as " if self.form == "local" else ""  # its graph holds neither queries nor patterns
+        return f"{counted(len(self.converted), 'block')}, {read}{heads:,} attention heads"
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from rewriter.report.tables import (
 from rewriter.text import clean, counted, first_of, size
 
 _MOST_FAILURES = 200
-_HOW = {"local": ": fused softmax over {self, bias tokens}"}
+_HOW = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
 """What a form does, where its name does not say it."""
 _LABEL = 10
 _STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}

@@ -1,20 +1,25 @@
 """Pages as self-contained HTML, deterministically: the report of a rewriting, and heads (`rewriter.head_pictures`).
 
-Templates escape every text; characters that could change the page's layout or direction are replaced here. Long lists
-are truncated or folded, so that the page of a model with a hundred blocks and thousands of candidates opens at once.
+Templates escape every text; characters that could change the page's layout or direction are replaced here. A content
+security policy with hashes of style and script forbids everything else, so that a page can neither load nor send
+anything, whatever names the model contains. Long lists are truncated or folded, so that the page of a model with a
+hundred blocks and thousands of candidates opens at once. This is the only file that imports jinja2.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from rewriter.errors import UsageError
 from rewriter.files.atomic import write_text
-from rewriter.report.html.rendering import filled, resource
 from rewriter.report.report import Report
 from rewriter.report.sections import certainty, sections, summary_lines, warnings
 from rewriter.report.tables import Cell, Column, written
@@ -30,6 +35,15 @@ def write_page(report: Report, path: Path) -> None:
     write_text(path, render(report))
 
 
+def require_jinja() -> Any:
+    """jinja2, or UsageError if it is missing; called early, so that nobody waits for a page that cannot be made."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise UsageError("a page needs jinja2, which is not installed; run: pip install 'attnonly[report]'") from error
+    return jinja2
+
+
 def render(report: Report) -> str:
     """The page of a report; what it lacks (blocks, proof) gets no section.
 
@@ -38,20 +52,45 @@ def render(report: Report) -> str:
     """
     verdict, _, meaning = report.summary.partition("  ")
     found = sections(report)
-    context = {
-        "verdict": verdict.capitalize(),
-        "kind": {"PASSED": "good", "FAILED": "bad"}.get(verdict, "open"),
-        "meaning": meaning,
-        "model": report.model,
-        "certainty": list(certainty(report)),
-        "lines": list(summary_lines(report, proof=False)),
-        "notes": warnings(report),
-        "sections": found,
-        "anchors": [anchor for anchor, _, _ in found],
-    }
-    sentence = partial(shortened, limit=_LONGEST_SENTENCE)
-    filters: dict[str, Callable[..., Any]] = {"shown": shown, "short": short, "sentence": sentence}
-    return filled("page.html.j2", resource("style.css"), resource("script.js"), context, filters)
+    return _filled(
+        "page.html.j2",
+        resource("style.css"),
+        resource("script.js"),
+        verdict=verdict.capitalize(),
+        kind={"PASSED": "good", "FAILED": "bad"}.get(verdict, "open"),
+        meaning=meaning,
+        model=report.model,
+        certainty=list(certainty(report)),
+        lines=list(summary_lines(report, proof=False)),
+        notes=warnings(report),
+        sections=found,
+        anchors=[anchor for anchor, _, _ in found],
+    )
+
+
+def _filled(template: str, style: str, script: str, **context: Any) -> str:
+    """A template with its style, script and variables, all text escaped."""
+    jinja = require_jinja()
+    made = jinja.Environment(
+        loader=jinja.FunctionLoader(resource),
+        autoescape=True,
+        undefined=jinja.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_LONGEST_SENTENCE)}
+    allowed = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    return str(made.get_template(template).render(style=style, script=script, policy=policy, **context)).strip() + "\n"
+
+
+def resource(name: str) -> str:
+    """A template, a style sheet or a script, without white space around it."""
+    return files("rewriter.report.html").joinpath("templates", name).read_text(encoding="utf-8").strip()
+
+
+def _hash(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")
 
 
 def short(text: str) -> str:
@@ -95,7 +134,7 @@ def render_heads(data: Mapping[str, Any]) -> str:
         UsageError: jinja2 is missing.
     """
     style = f"{resource('style.css')}\n{resource('heads.css')}"
-    return filled("heads.html.j2", style, resource("heads.js"), {"data": _shortened(data)})
+    return _filled("heads.html.j2", style, resource("heads.js"), data=_shortened(data))
 
 
 def _shortened(value: Any) -> Any:

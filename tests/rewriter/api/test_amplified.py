@@ -80,32 +80,27 @@ def test_a_model_that_rounds_otherwise_passes_whatever_the_seed(original: onnx.M
     assert note.endswith(f"{len(found.isolated)} of {len(found.isolated)} parts hold by themselves")
 
 
-PLANTED = {
-    "W2 negated": negated_second_weight,
-    "one b2": off_by_one_percent("model.encoder.layer.0.output.dense.bias"),
-    "one b1": off_by_one_percent("model.encoder.layer.1.intermediate.dense.bias"),
-    "one bias of the attention": off_by_one_percent("model.encoder.layer.1.attention.self.value.bias"),
+BIASES = {
+    "one b2": "model.encoder.layer.0.output.dense.bias",
+    "one b1": "model.encoder.layer.1.intermediate.dense.bias",
+    "one bias of the attention": "model.encoder.layer.1.attention.self.value.bias",
 }
-
-
-CAUSES = {
-    "W2 negated": "weight model.embeddings.word_embeddings.weight differs",
-    "one b2": "weight model.encoder.layer.0.output.dense.bias differs in 1 element",
-    "one b1": "weight model.encoder.layer.1.intermediate.dense.bias differs in 1 element",
-    "one bias of the attention": "weight model.encoder.layer.1.attention.self.value.bias differs in 1 element",
-}
+PLANTED = {what: (off_by_one_percent(name), f"weight {name} differs in 1 element") for what, name in BIASES.items()}
+PLANTED["W2 negated"] = (negated_second_weight, "weight model.embeddings.word_embeddings.weight differs")
 
 
 @pytest.mark.parametrize("what", PLANTED)
 def test_a_wrong_model_that_also_rounds_otherwise_fails(original: onnx.ModelProto, what: str) -> None:
+    plant, wanted = PLANTED[what]
+
     def both(model: onnx.ModelProto) -> None:
         rounded_otherwise(model)
-        PLANTED[what](model)
+        plant(model)
 
     found = judged(original, changed(original, both))
     assert found.verdict == "different"
     (fault,) = found.faults  # errors do not travel from one part to the next
-    assert any(CAUSES[what] in cause for cause in fault.causes)
+    assert any(wanted in cause for cause in fault.causes)
 
 
 def test_an_output_that_rounding_decides_alone_is_no_comparison() -> None:

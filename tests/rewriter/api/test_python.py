@@ -61,7 +61,6 @@ def test_models_in_memory_of_every_kind(tmp_path: Path) -> None:
     onnx_ir = pytest.importorskip("onnx_ir")
     proto = mlp(SILU)
     expected = rewrite(proto).rewritten
-    assert expected is not None
     as_bytes = rewrite(proto.SerializeToString())
     assert as_bytes.rewritten == expected.SerializeToString()
     as_ir = rewrite(onnx_ir.from_proto(proto))
@@ -109,9 +108,9 @@ def test_a_comparison_is_true_if_the_models_agree() -> None:
 def test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     report = rewrite(mlp(SILU))
     assert report.raise_for_status() is report
-    assert repr(report).startswith("<Report: PASSED  1 block, 8 attention heads, certified for every input, ")
+    assert repr(report).startswith("<Report: PASSED  1 block, read as 8 attention heads, certified for every input, ")
     assert len(repr(report)) < 120
-    planned = "<Report: PLANNED  1 block, 8 attention heads in <memory>; nothing was written>"
+    planned = "<Report: PLANNED  1 block, read as 8 attention heads in <memory>; nothing was written>"
     assert repr(rewrite(mlp(SILU), dry_run=True)) == planned
     assert "NOT PROVED" in repr(rewrite(mlp(SILU), validate=False))
     nothing = rewrite(mlp(SILU), only="a.b")
@@ -120,5 +119,5 @@ def test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
         nothing.raise_for_status()
     monkeypatch.setattr(f"{rewrite.__module__}.made", broken)
     failed = rewrite(mlp(SILU))
-    with pytest.raises(ValidationError, match=r"FAILED  1 block, 8 attention heads.*; "):
+    with pytest.raises(ValidationError, match=r"FAILED  1 block, read as 8 attention heads.*; "):
         failed.raise_for_status()

@@ -51,7 +51,7 @@ def test_0_converted(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"cpu +held +", out)
     assert re.search(r"out +\d\.\de-\d\d", out)
     assert re.fullmatch(
-        r"PASSED  1 block, 8 attention heads, certified for every input, run on .*; written to out\.onnx in .*",
+        r"PASSED  1 block, read as 8 attention heads, certified for every input, run on .*; written to out\.onnx in .*",
         last_line(out),
     )
 
@@ -59,17 +59,18 @@ def test_0_converted(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
     (room / "out.onnx").write_bytes(b"precious")
-    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--force"]) == 1
+    assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--html", "p.html", "--force"]) == 1
     assert (room / "out.onnx").read_bytes() == b"precious"
-    assert names(room) == {"model.onnx", "out.onnx", "report.json"}
+    assert names(room) == {"model.onnx", "out.onnx", "report.json", "p.html"}
+    assert "<title>Failed: " in (room / "p.html").read_text(encoding="utf-8")
     out = capsys.readouterr().out
     assert "mlp: not certified: " in out.replace("\n", " ")
-    assert last_line(out) == "FAILED  1 block, 8 attention heads: the proof failed, nothing was written"
+    assert last_line(out) == "FAILED  1 block, read as 8 attention heads: the proof failed, nothing was written"
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMAS["report"])
     assert (report["exit_status"], report["output"], report["validation"]["passed"]) == (1, "", False)
     assert run(["model.onnx", "-o", "unproved.onnx", "--no-validate"]) == 0
-    assert last_line(capsys.readouterr().out).startswith("NOT PROVED  1 block, 8 attention heads, written to unproved")
+    assert last_line(capsys.readouterr().out).startswith("NOT PROVED  1 block, read as 8 attention heads, written to unproved")
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +210,7 @@ def test_dry_run(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert names(room) == {"model.onnx"}
     out = capsys.readouterr().out
     assert "mlp: silu as 8 heads over 1 bias token, exact" in out
-    assert last_line(out).startswith("PLANNED  1 block, 8 attention heads in ")
+    assert last_line(out).startswith("PLANNED  1 block, read as 8 attention heads in ")
     assert last_line(out).endswith("nothing was written")
 
 
@@ -290,7 +291,7 @@ def test_console_script(room: Path) -> None:
         command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "error"}, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert last_line(done.stdout).startswith("PASSED  1 block, 72 attention heads")
+    assert last_line(done.stdout).startswith("PASSED  1 block, read as 72 attention heads")
     assert names(room) == {"model.onnx", "out.onnx"}
 
 

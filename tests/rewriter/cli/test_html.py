@@ -9,7 +9,6 @@ import pytest
 
 from rewriter.cli import run
 from tests.cases import names
-from tests.rewriter.report.html.samples import failed
 
 
 @pytest.mark.parametrize(
@@ -27,14 +26,6 @@ def test_page(arguments: list[str], status: int, verdict: str, room: Path) -> No
     assert f"<title>{verdict}</title>" in text
     assert ("<caption>Blocks to attention heads" in text) is (status == 0)
     assert names(room) <= {"model.onnx", "out.onnx", "page.html"}
-
-
-def test_failed_proof_leaves_a_page_and_no_model(room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = failed()
-    monkeypatch.setattr("rewriter.rewrite", lambda *_arguments, **_options: report)
-    assert run(["model.onnx", "-o", "out.onnx", "-q", "--html", "page.html"]) == 1
-    assert "<title>Failed: " in (room / "page.html").read_text(encoding="utf-8")
-    assert names(room) == {"model.onnx", "page.html"}
 
 
 @pytest.mark.parametrize("option", ["--report", "--html", "--certificate"])
