@@ -20,7 +20,7 @@ from passes.options import Options
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
-from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, silent, taken
+from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, taken
 from rewriter.compare import CompareOptions
 from rewriter.compare.depth import Bench, Fault, boundaries, explained, isolate, tap
 from rewriter.compare.generation import generate
@@ -74,7 +74,7 @@ def validate(
         ValidationError: nothing could be compared, for example because a model does not run.
         TypeError: an option does not exist.
     """
-    return _compared((original, rewritten), options, Run(progress or silent), graph=False, outputs=True)
+    return _compared((original, rewritten), options, Run(progress), graph=False, outputs=True)
 
 
 @described(CompareKeywords, Settings, CompareOptions)
@@ -109,7 +109,7 @@ def diff(
     needs = [name for name in ("taps", "bisect", "generate") if options.get(name)]
     if needs and not outputs:
         raise UsageError(f"{needs[0]} needs the models to be run: leave the outputs in")
-    return _compared((a, b), options, Run(progress or silent), graph=True, outputs=outputs)
+    return _compared((a, b), options, Run(progress), graph=True, outputs=outputs)
 
 
 def _compared(

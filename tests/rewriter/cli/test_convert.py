@@ -70,7 +70,9 @@ def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypa
     jsonschema.validate(report, SCHEMAS["report"])
     assert (report["exit_status"], report["output"], report["validation"]["passed"]) == (1, "", False)
     assert run(["model.onnx", "-o", "unproved.onnx", "--no-validate"]) == 0
-    assert last_line(capsys.readouterr().out).startswith("NOT PROVED  1 block, read as 8 attention heads, written to unproved")
+    assert last_line(capsys.readouterr().out).startswith(
+        "NOT PROVED  1 block, read as 8 attention heads, written to unproved"
+    )
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:
