@@ -28,7 +28,7 @@ def test_table(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: 
     assert run(["inspect", str(MODELS / "silu-decoder.onnx")]) == 0
     text = capsys.readouterr().out
     assert "model.transformer.h.0.mlp" in text
-    assert "16 + 128 + 4" in text  # d_ff / d_head, d_ff, d_model / d_head with d_head 8
+    assert "16 + 128 + 20" in text  # d_ff / d_head, d_ff, (d_model + d_ff) / d_head with d_head 8
     assert "purity once converted, nonlinearities that remain: none" in text
     assert not list(tmp_path.iterdir())
 

@@ -125,7 +125,9 @@ def test_a_model_that_refuses_all_generated_inputs() -> None:
             "W2": values("W2"),
         },
     )
-    message = r"runs on none of the 3 inputs tried; give some with inputs=, or sizes with dims= \(batch 3, samples 4900: "
+    message = (
+        r"runs on none of the 3 inputs tried; give some with inputs=, or sizes with dims= \(batch 3, samples 4900: "
+    )
     for judge in (lambda: rewrite(model), lambda: validate(model, model)):
         with pytest.raises(ValidationError, match=message):
             judge()
