@@ -81,7 +81,7 @@ VARIANTS: tuple[Variant, ...] = (
             f"int8-default-{kind.lower()}",
             "quantised",
             precision.static_qdq(kind, linear_only=False),
-            labels=tuple((label, "linear") for label in _PRODUCTS),
+            labels=(*((label, "linear") for label in _PRODUCTS), ("relu_squared", "square")),
             exact=False,
         )
         for kind in ("QDQ", "QOperator")
