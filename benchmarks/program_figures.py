@@ -21,7 +21,7 @@ from passes.match.blocks import Block
 from passes.match.identify import Identified, Region
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.arithmetic import ARITHMETIC
-from passes.programs.fitted import lines, power_programs
+from passes.programs.fitted import fitted_programs, lines
 from passes.programs.line import Line
 from passes.programs.program import Program
 from rewriter.graph.view import view_model
@@ -243,7 +243,7 @@ def powers_figure() -> str:
     for name, title in (("gelu", "GELU by erf"), ("gelu_tanh", "GELU by tanh")):
         (entry,) = (entry for entry in ACTIVATIONS if entry.name == name)
         curves = []
-        for activation, program in power_programs():
+        for activation, program in fitted_programs("powers"):
             if activation == name:
                 one = Portrait(entry, example(entry), program, program)
                 y = points(program, REACH, 321 * 8)

@@ -1,8 +1,6 @@
 """Accounting: the parameters and work of a model's MLP blocks, and the number of heads that would replace them.
 
-Head counts are given for the sources' three-sublayer construction (W1 split by rank over ceil(d_ff / d_head) heads, one
-head per neuron for the activation, W2 over ceil(d_model / d_head)), and for the form that the plan chose, with the cost
-of each form.
+Head counts are given for the form that the plan chose, with the cost of each form.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil, prod
+from math import prod
 
 import numpy as np
 import onnx
@@ -86,7 +84,6 @@ class BlockAccount:
         parameters: number of elements of its weights.
         share: its share of the multiply-adds of the model's linear operators for one token.
         heads: heads of the chosen form; None for a block that is left.
-        staged: heads of the three sublayers W1, activation, W2; None where a size is unknown or the block is left.
         forms: the cost in each form that can be used; empty where a size is unknown or the block is left.
         refused: the other forms, each with the reason and its figures.
     """
@@ -97,7 +94,6 @@ class BlockAccount:
     parameters: int
     share: float
     heads: int | None
-    staged: tuple[int, int, int] | None
     forms: tuple[FormCost, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
 
@@ -154,12 +150,8 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
         d_model, d_ff = next((op.in_features for op in block.first), None), block.neurons
         forms: tuple[FormCost, ...] = ()
         refused: tuple[tuple[str, str], ...] = ()
-        staged = None
         if count is not None and d_model and d_ff:
             forms, refused = _costs(plan, block, d_model, tokens, d_head)
-            middle = next((each.heads[1] for each in forms if each.form == "staged"), None)
-            if d_head is not None and middle is not None:
-                staged = ceil(d_ff / d_head), middle, ceil(d_model / d_head)
         blocks.append(
             BlockAccount(
                 name=block.name,
@@ -168,7 +160,6 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
                 parameters=sum(_work(view, weight) for weight in dict.fromkeys(weights)),
                 share=work / total if total else 0.0,
                 heads=count,
-                staged=staged,
                 forms=forms,
                 refused=refused,
             )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from passes.options import WHOLE, Options
-from passes.plan import Plan, carried, emit, make_plan
+from passes.options import Options
+from passes.plan import Plan, apply, make_plan
 from rewriter.graph.walk import all_graphs
 from rewriter.pipeline import AddedOutputs, Pass, Unit, require_current
 
@@ -34,37 +34,12 @@ class Lower:
 
 
 @dataclass(frozen=True)
-class CarriedPlan:
-    """A plan for the graph that carries the bias tokens."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True)
-class CarryBiasTokens:
-    """Append the bias tokens once, after the embeddings, and carry them through the network (Theorem 6)."""
-
-    name = "carry-bias-tokens"
-    requires = (Lower.name,)
-    prepares = False
-    runs = "with --form whole"
-
-    def run(self, unit: Unit) -> Unit:
-        """Leave `CarriedPlan`; without a route in the plan, the model stays as it is."""
-        require_current(self, unit.fact(Plan).model, unit)
-        plan = carried(unit.fact(Plan))
-        return unit.having(CarriedPlan(plan), model=plan.model)
-
-    def ensures(self, unit: Unit) -> None:
-        """Check that the conversions are the planned ones."""
-        planned, moved = (plan.conversions for plan in (unit.fact(Plan), unit.fact(CarriedPlan).plan))
-        if [one.block.name for one in planned] != [one.block.name for one in moved]:
-            raise AssertionError("carrying the bias tokens lost a block")
-
-
-@dataclass(frozen=True)
 class MlpToAttention:
-    """Replace the planned MLP blocks by attention heads; the plan goes into the model's metadata."""
+    """Replace the planned MLP blocks by attention heads; the plan goes into the model's metadata.
+
+    In form `whole` the bias tokens are appended once, after the embeddings, and carried through the network
+    (Theorem 6).
+    """
 
     name = "mlp-to-attention"
     requires = (Lower.name,)
@@ -73,9 +48,9 @@ class MlpToAttention:
 
     def run(self, unit: Unit) -> Unit:
         """The model with the heads."""
-        plan = unit.facts[CarriedPlan].plan if CarriedPlan in unit.facts else unit.fact(Plan)
+        plan = unit.fact(Plan)
         require_current(self, plan.model, unit)
-        model = emit(plan)
+        model = apply(plan)
         names = frozenset(value.name for value in model.graph.output[len(plan.model.graph.output) :])
         return unit.having(AddedOutputs(names), model=model)
 
@@ -87,13 +62,10 @@ class MlpToAttention:
             raise AssertionError(f"no node is made for {missing[0]}")
 
 
-PASSES = (Lower, CarryBiasTokens, MlpToAttention)
+PASSES = (Lower, MlpToAttention)
 """All passes, in the order in which they run."""
 
 
 def pipeline(options: Options) -> tuple[Pass, ...]:
     """The passes that the options ask for, in order."""
-    passes: list[Pass] = [Lower(options)]
-    if options.form == WHOLE:
-        passes.append(CarryBiasTokens())
-    return (*passes, MlpToAttention())
+    return Lower(options), MlpToAttention()

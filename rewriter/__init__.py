@@ -62,7 +62,7 @@ def _join_passes() -> None:
     ours = _FOLDER.parent / "passes"
     try:
         passes = import_module("passes")
-    except Exception:  # noqa: BLE001 - whatever it needs, we do not need it
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever it needs, we do not need it
         passes = sys.modules["passes"] = ModuleType("passes")
     theirs = list(getattr(passes, "__path__", ()))
     if ours in [Path(each).resolve() for each in theirs]:

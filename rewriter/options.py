@@ -81,11 +81,6 @@ class Option:
         """The flag on the command line."""
         return self.flag or f"--{self.name.replace('_', '-')}"
 
-    @property
-    def text(self) -> str:
-        """The help as Python users read it, with the choices."""
-        return self.help + (f" One of {', '.join(self.choices)}." if self.choices else "")
-
     def parsed(self, text: str | None) -> Any:
         """The value that a text on the command line stands for; None stands for no text, which is true for a flag.
 
@@ -124,8 +119,6 @@ class Option:
     @property
     def _range(self) -> str:
         kind = "an integer" if self.kind is int else "a number"
-        if self.above == 0 and self.below is None:
-            return f"{kind} above 0"
         parts = [
             f"{words} {bound:g}"
             for words, bound in (("of at least", self.least), ("above", self.above), ("below", self.below))

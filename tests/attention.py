@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,30 +17,10 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-class BiasNumbers(Protocol):
-    """A bias token as one head sees it: logit `slope y + offset`, value `value`."""
-
-    @property
-    def slope(self) -> float: ...
-    @property
-    def offset(self) -> float: ...
-    @property
-    def value(self) -> float: ...
-
-
-class HeadNumbers(Protocol):
-    """Self logit `beta y + gamma`, self value `c z + d`, and the bias tokens."""
-
-    @property
-    def beta(self) -> float: ...
-    @property
-    def gamma(self) -> float: ...
-    @property
-    def c(self) -> float: ...
-    @property
-    def d(self) -> float: ...
-    @property
-    def bias_tokens(self) -> Sequence[BiasNumbers]: ...
+BiasNumbers: TypeAlias = Any
+"""A bias token as one head sees it: logit `slope y + offset`, value `value`."""
+HeadNumbers: TypeAlias = Any
+"""Self logit `beta y + gamma`, self value `c z + d`, and the `bias_tokens`."""
 
 
 class ProgramNumbers(Protocol):

@@ -29,7 +29,7 @@ from benchmarks.fit.parameters import Layout, to_program
 from benchmarks.fit.polish import polish, target
 from benchmarks.fit.search import Task, free_parameters, points, search
 from passes.fit.runtime import fit_function
-from passes.programs.fitted import bounded_programs, fitted_programs, gate_programs
+from passes.programs.fitted import fitted_programs
 from passes.programs.head import Array
 from passes.programs.program import Program
 
@@ -137,7 +137,7 @@ def _points(f: Function, domain: tuple[float, float] | None) -> tuple[Array, Arr
 
 
 def _by_keys(name: str, f: Function, task: Task, starts: int, seed: int, single: bool) -> Program:
-    rows = [*fitted_programs(), *bounded_programs(), *gate_programs()]
+    rows = [*fitted_programs(), *fitted_programs("gate")]
     known = [from_program(program)[1] for activation, program in rows if activation == name and len(program.heads) == 1]
     layout = Layout((task.keys,))
     _, x = search(task, known, starts=starts, seed=seed)
@@ -161,7 +161,7 @@ def _by_tolerance(name: str, f: Function, domain: tuple[float, float] | None, to
 
 def _improves(made: table.Made) -> bool:
     """Whether the table has no entry with this name, or one that is worse in float32 or in exact arithmetic."""
-    rows = [program for _, program in (*fitted_programs(), *bounded_programs(), *gate_programs())]
+    rows = [program for _, program in (*fitted_programs(), *fitted_programs("gate"))]
     old = next((program for program in rows if program.name == made.entry["name"]), None)
     return old is None or made.max_error < old.max_error or made.float32_error < old.rounding
 

@@ -45,7 +45,7 @@ _LARGEST_VALUE = 2.0**20
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     """The projections as plain matrices; where they are something else, the linear operators stay as they are."""
-    prepared = _prepared(view, conversion, f"form {conversion.form}")
+    prepared = prepare_spelled(view, conversion)
     if isinstance(prepared, Miss):
         return prepared
     found = projections_of(view, conversion.block)
@@ -55,13 +55,8 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Mis
 
 
 def prepare_spelled(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """Form `local` with a literal Softmax: the linear operators stay as they are."""
-    return _prepared(view, conversion, "--option spelling=softmax")
-
-
-def _prepared(view: GraphView, conversion: Conversion, what: str) -> Conversion | Miss:
-    """The program as written; bias-token values that the graph stores in float32 are rounded to it."""
-    prepared = prepare_softmax(view, conversion, what)
+    """The program as written, where the linear operators stay; values that the graph stores in float32 are rounded."""
+    prepared = prepare_softmax(view, conversion)
     if isinstance(prepared, Miss) or not _wide(prepared):
         return prepared
     program = _narrowed(prepared.program)

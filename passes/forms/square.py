@@ -52,7 +52,6 @@ from passes.forms.sublayer import (
     attend_block,
     attend_to_self,
     by_positions,
-    default_omega,
     open_stream,
     under_mask,
     write_output,
@@ -90,10 +89,11 @@ def neuron_scores(bias_tokens: int) -> str:
     return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
 
 
-def prepare_softmax(view: GraphView, conversion: Conversion, what: str) -> Conversion | Miss:
-    """The program as heads with a literal softmax write it; a Miss where the model's opset is too old for `what`."""
-    opset = view.opsets.get("", 1)
+def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+    """The program as heads with a literal softmax write it; a Miss where the model's opset is too old for that."""
+    opset, form = view.opsets.get("", 1), conversion.form
     if opset < SMALLEST_OPSET:
+        what = "--option spelling=softmax" if form == "local" else f"form {form}"
         return Miss(
             f"{what} needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a newer opset "
             "first, or use form local",
@@ -107,7 +107,7 @@ def prepare_softmax(view: GraphView, conversion: Conversion, what: str) -> Conve
 
 def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss:
     """The projections as plain matrices; a Miss where they are something else."""
-    prepared = prepare_softmax(view, conversion, f"form {conversion.form}")
+    prepared = prepare_softmax(view, conversion)
     if isinstance(prepared, Miss):
         return prepared
     found = projections_of(view, conversion.block)
@@ -170,7 +170,7 @@ def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
 def emit_maskless(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     b, groups = Builder.of(view, conversion), groups_of(conversion.program)
-    layout, slots = _layout(conversion, groups), _positions(b, conversion, groups)
+    layout, slots = _layout(conversion, groups), Positions(b, groups, conversion.options.positions)
     data, stream, count = _opened(b, conversion, layout, slots)
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     columns = b.rows(stream, layout.model + 1, layout.model + 1 + slots.slots, 2, "positions")
@@ -231,11 +231,6 @@ def _layout(conversion: Conversion, groups: tuple[Group, ...]) -> StreamColumns:
     return StreamColumns(conversion.whole_block.query.in_features, max(group.bias_tokens for group in groups))
 
 
-def _positions(b: Builder, conversion: Conversion, groups: tuple[Group, ...]) -> Positions:
-    omega = default_omega(groups, conversion.compute_type)
-    return Positions(b, _layout(conversion, groups).bias_tokens, conversion.options.positions, omega)
-
-
 def _opened(
     b: Builder, conversion: Conversion, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -265,7 +260,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     first = [query, projections.value] if projections.gated else [query]
     made = neurons * len(first)
     hidden = made if direct else made + neurons
-    layout, slots = _layout(conversion, groups), _positions(b, conversion, groups)
+    layout, slots = _layout(conversion, groups), Positions(b, groups, conversion.options.positions)
     start = model + 1 + slots.slots
     data, stream, count = _opened(b, conversion, layout, slots, hidden)
     ones = b.rows(stream, model, layout.width, 2, "indicator_columns")

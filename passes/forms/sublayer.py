@@ -232,21 +232,21 @@ def open_stream(
 class Positions:
     """Position slots of one block's stream: one per bias token, then one per token."""
 
-    def __init__(self, b: Builder, bias_tokens: int, max_tokens: int, omega: float) -> None:
+    def __init__(self, b: Builder, groups: tuple[Group, ...], max_tokens: int) -> None:
         self._b = b
-        self._bias_tokens = bias_tokens
+        self._bias_tokens = max(group.bias_tokens for group in groups)
+        self._omega = default_omega(groups, b.compute_type)
         self.tokens = max_tokens
-        self._omega = omega
-        self.slots = bias_tokens + max_tokens
+        self.slots = self._bias_tokens + max_tokens
         self._all = b.fragment.constant("slots", np.arange(self.slots, dtype=np.int64))
+        self._same = b.node("Equal", [b.reshape(self._all, (-1, 1), "slots_column"), self._all], "same_slot")
 
     def of_tokens(self, count: Tensor) -> Variable:
         """One-hot rows [N, slots] of N tokens; fewer rows than N where N exceeds the slots."""
         b = self._b
-        own = b.rows(self._all, self._bias_tokens, self.slots, 0, "token_slots")
-        pairs = b.node("Equal", [b.reshape(own, (-1, 1), "token_slots_column"), self._all], "one_hot_pairs")
-        table = b.node("Cast", [pairs], "one_hot_positions", to=int(b.compute_type))
-        return b.rows(table, 0, count, 0, "token_positions")
+        table = b.node("Cast", [self._same], "one_hot_slots", to=int(b.compute_type))
+        own = b.rows(table, self._bias_tokens, self.slots, 0, "one_hot_positions")
+        return b.rows(own, 0, count, 0, "token_positions")
 
     def scores(self, columns: Tensor, bias_tokens: int, name: str) -> Variable:
         """p_i W_QK p_j, [1, 1, rows, rows], of position columns [batch, rows, slots].
@@ -254,7 +254,7 @@ class Positions:
         W_QK is that of heads that attend to themselves and to so many bias tokens.
         """
         b = self._b
-        allowed = b.node("Equal", [b.reshape(self._all, (-1, 1), f"{name}_slots"), self._all], f"{name}_same")
+        allowed = self._same
         if bias_tokens:
             is_bias = b.node("Less", [self._all, b.integers(bias_tokens)], f"{name}_is_bias")
             allowed = b.node("Or", [allowed, is_bias], f"{name}_allowed")

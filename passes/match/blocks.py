@@ -22,6 +22,7 @@ import onnx
 from passes.fit.unnamed import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, Miss, linear_operator
+from passes.match.lower import LOWERINGS
 from passes.match.names import Namer
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
@@ -32,6 +33,7 @@ from rewriter.graph.view import (
     REARRANGED,
     GraphView,
     Path,
+    attributes,
     integer_of,
     key_of,
     label,
@@ -52,17 +54,21 @@ _NO_ACTIVATION = (
 )
 """Parts of the names of onnxruntime's operators that are known not to be activations."""
 
-OPAQUE = {
+_FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"
+_OPAQUE = {
     **dict.fromkeys(
         ("MoE", "QMoE", "MoEPacked"),
         "its experts are inside one operator; export them as plain operators to have them converted",
     ),
-    **dict.fromkeys(
-        ("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"),
-        "its activation is inside one operator; write the model without this fusion to have it converted",
-    ),
+    **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
 }
 """Operators with MLPs or activations inside, which this pass cannot take apart."""
+
+
+def _opaque(node: onnx.NodeProto) -> str:
+    """Why what is inside an operator is not converted; empty where no activation is known to be."""
+    named = attributes(node).get("activation") not in (None, 0, b"", b"none") and key_of(node) not in LINEAR_OPERATORS
+    return _FUSED if named else _OPAQUE.get(node.op_type, "")
 
 
 @dataclass(frozen=True)
@@ -289,11 +295,14 @@ class Dataflow:
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         """Leave the node's outputs opaque, and record the reason with the activations that it reads."""
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
-        known = node.domain == MICROSOFT and any(part in node.op_type for part in _NO_ACTIVATION)
+        known = node.domain == MICROSOFT and any(part in node.op_type for part in (*_NO_ACTIVATION, *_OPAQUE))
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
         for name in node.input:
             if foreign and self.leaf(name).operators:
-                self.near_misses.setdefault(name, Miss(f"{label(node)} is an unknown operator", label(node)))
+                unknown = (
+                    f"{label(node)} is {'part of no block' if key_of(node) in LOWERINGS else 'an unknown operator'}"
+                )
+                self.near_misses.setdefault(name, Miss(unknown, label(node)))
             activation = self._activation_behind(name)
             if activation:
                 self.blocked.setdefault(activation, miss)
@@ -553,18 +562,22 @@ class _Finder:
                 found.append(self._left(miss, first=flow.leaf(leaf).operators))
         found += [self._stray(index, sink) for index, sink in flow.reached.items() if index not in made]
         for index, node in enumerate(view.nodes):
-            if node.op_type in OPAQUE:
-                miss = Miss(f"{label(node)}: {OPAQUE[node.op_type]}", label(node))
+            if reason := _opaque(node):
+                miss = Miss(f"{label(node)}: {reason}", label(node))
                 found.append(self._left(miss, nodes=(index,)))
         # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.
-        needed: set[str] = set()
+        needed: dict[str, int | None] = {}
         parts = set() if self._product else flow.values.keys() | flow.parts
-        for place, each in reversed(tuple(enumerate(found))):
-            if isinstance(each, Block) and each.output in parts - needed and not each.second:
-                found[place] = Left.of(each, Miss("the activation that it is a part of is not converted", each.output))
-            elif isinstance(each, Block):
-                needed.add(each.value)
-                needed.update(flow.facts[leaf].ends for leaf in each.region.leaves)
+        for place, block in reversed(tuple(enumerate(found))):
+            if not isinstance(block, Block):
+                continue
+            if not block.second:
+                whole = replace(block, channels=block.channels or needed.get(block.output))
+                alone = Miss("the activation that it is a part of is not converted", block.output)
+                found[place] = Left.of(block, alone) if block.output in parts - needed.keys() else whole
+            if isinstance(block := found[place], Block):
+                needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block.neurons))
+                needed[block.value] = block.neurons
         blocks = tuple(each for each in found if isinstance(each, Block))
         return Findings(blocks, tuple(each for each in found if isinstance(each, Left)))
 

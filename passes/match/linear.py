@@ -101,7 +101,7 @@ def _weight(view: GraphView, constants: Constants, names: Sequence[str]) -> str:
 
 def _matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
     node = view.nodes[index]
-    left, right = node.input[0], node.input[1]
+    left, right = node.input[0], node.input[3 if node.op_type == "QLinearMatMul" else 1]
     if left in constants and right in constants:
         return None
     weight = _weight(view, constants, (left, right))
@@ -109,8 +109,8 @@ def _matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator
         return Miss("neither factor is constant", label(node))
     features = _matrix(view, constants, weight)
     if weight == right:
-        return _operator(view, constants, index, "MatMul", left, weight, features)
-    return _operator(view, constants, index, "MatMul (W X)", right, weight, features[::-1], axis=-2)
+        return _operator(view, constants, index, node.op_type, left, weight, features)
+    return _operator(view, constants, index, f"{node.op_type} (W X)", right, weight, features[::-1], axis=-2)
 
 
 def _fused_matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
@@ -219,13 +219,15 @@ def einsum_map(equation: str, weight: int) -> EinsumMap | None:
 
 def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
     node = view.nodes[index]
-    if node.input[1] not in constants:
+    kernel_at, bias_at = (3, 8) if node.op_type == "QLinearConv" else (1, 2)
+    weight = node.input[kernel_at]
+    if weight not in constants:
         return Miss("the kernel is not constant", label(node))
-    if len(node.input) > 2 and node.input[2] and node.input[2] not in constants:
+    if any(name and name not in constants for name in node.input[bias_at : bias_at + 1]):
         return Miss("the bias is not constant", label(node))
-    if any(attribute.name == "activation" for attribute in node.attribute) or len(node.input) > 3:
+    if any(attribute.name == "activation" for attribute in node.attribute) or len(node.input) > bias_at + 1:
         return Miss("it is fused with a sum or an unknown activation", label(node))
-    shape = constants.shape(node.input[1])
+    shape = constants.shape(weight)
     if shape is not None and len(shape) < 3:
         return Miss("the kernel has no axis of positions", label(node))
     group = _integers(node).get("group", 1)
@@ -239,7 +241,7 @@ def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator |
     kind = f"Conv {kernel}" if group == 1 else f"Conv {kernel}, {group} groups"
     features: Features = (shape[1] * group, shape[0]) if shape else (None, None)
     axis = 1 - len(shape) if shape else -1
-    return _operator(view, constants, index, kind, node.input[0], node.input[1], features, rowwise=pointwise, axis=axis)
+    return _operator(view, constants, index, kind, node.input[0], weight, features, rowwise=pointwise, axis=axis)
 
 
 def _quantised(weight: int) -> Recognise:
@@ -310,7 +312,8 @@ LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
     ("", "Conv"): _conv,
     ("", "Einsum"): _einsum,
     ("", "MatMulInteger"): _quantised(1),
-    ("", "QLinearMatMul"): _quantised(3),
+    ("", "QLinearMatMul"): _matmul,
+    ("", "QLinearConv"): _conv,
     (MICROSOFT, "FusedMatMul"): _fused_matmul,
     (MICROSOFT, "TransposeMatMul"): _fused_matmul,
     (MICROSOFT, "FusedGemm"): _gemm,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
@@ -17,34 +16,20 @@ from passes.programs.line import Line
 from passes.programs.powers import Powers
 from passes.programs.program import Program
 
-Entry = dict[str, object]
-
 
 @cache
-def fitted_programs() -> tuple[tuple[str, Program], ...]:
-    """The fitted programs that hold for all reals, as (activation, program), in the order of the table.
+def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
+    """The fitted programs of one kind, as (activation, program), in the order of the table.
 
-    Programs made for gates are in `gate_programs`.
+    Args:
+        kind: `plain`, which hold for all reals; `gate`, one head with few nonzero values (in a gate each costs a head,
+            and self costs two); `precise`, one head with an error below float64's rounding; `powers`, whose weights are
+            powers of one exponential.
     """
-    return tuple(row for row in _table(gate=False) if math.isinf(row[1].domain))
-
-
-@cache
-def bounded_programs() -> tuple[tuple[str, Program], ...]:
-    """The fitted programs that hold on a domain, as (activation, program)."""
-    return tuple(row for row in _table(gate=False) if math.isfinite(row[1].domain))
-
-
-@cache
-def precise_programs() -> tuple[tuple[str, Program], ...]:
-    """One-head programs for float64, as (activation, program), with errors below float64's rounding."""
-    return tuple((entry["activation"], _program(entry)) for entry in _file()["precise"])
-
-
-@cache
-def gate_programs() -> tuple[tuple[str, Program], ...]:
-    """One-head programs with few nonzero values: in a gate each nonzero value costs a head, and self costs two."""
-    return _table(gate=True)
+    if kind in ("precise", "powers"):
+        return tuple((entry["activation"], _READ[kind](entry)) for entry in _file()[kind])
+    rows = (entry for entry in _file()["programs"] if bool(entry.get("gate")) is (kind == "gate"))
+    return tuple((entry["activation"], _program(entry)) for entry in rows if "domain" not in entry)
 
 
 def cheapest(activation: str, tolerance: float) -> Program:
@@ -53,7 +38,7 @@ def cheapest(activation: str, tolerance: float) -> Program:
     Ties go to the smallest float32 rounding; if no program reaches the tolerance, the closest one is returned.
     `tolerance` is absolute, in units of the activation's output.
     """
-    known = [program for name, program in (*fitted_programs(), *precise_programs()) if name == activation]
+    known = [program for name, program in (*fitted_programs(), *fitted_programs("precise")) if name == activation]
     return _first(known, tolerance, lambda program: (program.bias_tokens, program.rounding))
 
 
@@ -62,7 +47,7 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
 
     It has the fewest nonzero values, then the fewest keys; if none reaches the tolerance, the closest is returned.
     """
-    table = (*gate_programs(), *fitted_programs(), *precise_programs())
+    table = (*fitted_programs("gate"), *fitted_programs(), *fitted_programs("precise"))
     known = [program for name, program in table if name == activation and len(program.heads) == 1]
     return _first(known, tolerance, lambda program: (values(program), program.bias_tokens, program.max_error))
 
@@ -78,15 +63,9 @@ _NEARLY = 1.15
 more operations."""
 
 
-@cache
-def power_programs() -> tuple[tuple[str, Program], ...]:
-    """The programs whose weights are powers of one exponential, as (activation, program)."""
-    return tuple((entry["activation"], _in_powers(entry)) for entry in _file()["powers"])
-
-
 def in_powers(activation: str, tolerance: float) -> Program | None:
     """The program of `activation` in the fewest powers with `max_error` at most about `tolerance`; None if none is."""
-    known = [program for name, program in power_programs() if name == activation]
+    known = [program for name, program in fitted_programs("powers") if name == activation]
     close = [program for program in known if program.max_error <= _NEARLY * tolerance]
     return min(close, key=lambda program: len(program.heads), default=None)
 
@@ -100,12 +79,6 @@ def lines(arithmetic: str) -> tuple[Line, ...]:
 def values(program: Program) -> int:
     """The number of bias tokens with a nonzero value."""
     return sum(token.value != 0.0 for head in program.heads for token in head.bias_tokens)
-
-
-@cache
-def _table(*, gate: bool) -> tuple[tuple[str, Program], ...]:
-    rows = [entry for entry in _file()["programs"] if bool(entry.get("gate")) == gate]
-    return tuple((entry["activation"], _program(entry)) for entry in rows)
 
 
 @cache
@@ -131,35 +104,25 @@ def _line(entry: dict[str, Any]) -> Line:
     return Line(pairs=pairs, **sizes)
 
 
-def _program(entry: Entry) -> Program:
-    rows = entry.get("heads", [entry])
-    heads = tuple(_head(row) for row in rows) if isinstance(rows, list) else ()
-    if not (
-        entry.get("float32") or entry.get("precise")
-    ):  # a shift would round coefficients that must stay as they are
-        heads = tuple(head.conditioned() for head in heads)
+def _program(entry: dict[str, Any]) -> Program:
+    heads = tuple(map(_head, entry.get("heads", [entry])))
+    # A shift would round coefficients that must stay as they are.
+    stays = entry.get("float32") or entry.get("precise")
     return Program(
-        name=str(entry["name"]),
-        heads=heads,
-        linear=_number(entry.get("linear", 0.0)),
-        constant=_number(entry.get("constant", 0.0)),
-        max_error=_number(entry["max_error"]),
-        rounding=_number(entry["float32_error"]),
-        domain=_number(entry.get("domain", math.inf)),
+        name=entry["name"],
+        heads=heads if stays else tuple(head.conditioned() for head in heads),
+        linear=entry.get("linear", 0.0),
+        constant=entry.get("constant", 0.0),
+        max_error=entry["max_error"],
+        rounding=entry["float32_error"],
     )
 
 
-def _head(row: Entry) -> Head:
-    beta, gamma = _numbers(row["self_key"])
-    c, d = _numbers(row.get("self_value", [1.0, 0.0]))
-    rows = row["bias_tokens"]
-    tokens = tuple(BiasToken(*_numbers(token)) for token in rows) if isinstance(rows, list) else ()
-    return Head(beta=beta, gamma=gamma, c=c, d=d, bias_tokens=tokens)
+def _head(row: dict[str, Any]) -> Head:
+    beta, gamma = row["self_key"]
+    c, d = row.get("self_value", [1.0, 0.0])
+    tokens = tuple(BiasToken(*map(float, token)) for token in row["bias_tokens"])
+    return Head(beta=float(beta), gamma=float(gamma), c=float(c), d=float(d), bias_tokens=tokens)
 
 
-def _number(value: object) -> float:
-    return float(str(value))
-
-
-def _numbers(row: object) -> list[float]:
-    return [float(number) for number in row] if isinstance(row, list) else []
+_READ = {"precise": _program, "powers": _in_powers}

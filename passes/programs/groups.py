@@ -17,11 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import FACTORED, BiasToken, Head
+from passes.programs.head import FACTORED, BiasToken, Head, narrowed
 from passes.programs.program import Program
 
 
@@ -87,7 +88,7 @@ def as_written(program: Program, dtype: DTypeLike) -> Program:
     heads = []
     for group in groups_of(program):
         head = group.head.rounded(dtype, factored=False)
-        factor = float(np.asarray(group.factor, dtype=dtype))
+        factor = narrowed(group.factor, dtype)
         tokens = tuple(replace(token, value=token.value * factor) for token in head.bias_tokens)
         heads.append(replace(head, c=head.c * factor, d=head.d * factor, bias_tokens=tokens))
     return replace(program, heads=tuple(heads), linear=0.0, constant=0.0)
@@ -180,10 +181,7 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression |
 
     That is so for Mish, leaky ReLU and tanh gates.
     """
-
-    def narrow(number: float) -> float:
-        return float(np.asarray(number, dtype=dtype))
-
+    narrow = partial(narrowed, dtype=dtype)
     ascending = sorted(keys, key=lambda key: key.slope)
     for ordered in (ascending, ascending[::-1]):
         slopes = [narrow(key.slope) for key in ordered]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -39,6 +40,11 @@ FACTORED_BESIDE_STEEP = 20.0
 
 LARGEST_QUERY = 2.0**500
 """Queries are clipped to this, as in float64 graphs: logits stay finite, and all weights are 0 or 1 long before."""
+
+
+def narrowed(number: float, dtype: DTypeLike) -> float:
+    """The number of a type that is nearest."""
+    return float(np.asarray(number, dtype=dtype))
 
 
 @dataclass(frozen=True)
@@ -143,13 +149,12 @@ class Head:
         The factor c is applied after the softmax (`unscaled`).
         """
         if self.c not in (0.0, 1.0):
-            scale = float(np.asarray(self.c, dtype=dtype))
+            scale = narrowed(self.c, dtype)
             inner = self.unscaled().rounded(dtype, factored=factored)
             tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
             return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
 
-        def narrow(number: float) -> float:
-            return float(np.asarray(number, dtype=dtype))
+        narrow = partial(narrowed, dtype=dtype)
 
         def token_of(token: BiasToken) -> BiasToken:
             if abs(token.offset) > self.largest_factored or not factored:

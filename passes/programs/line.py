@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import Array, Head, heads_over
+from passes.programs.head import Array, Head, heads_over, narrowed
 
 LOWEST, HIGHEST = -80.0, 160.0
 """x is clipped to these: e^80, and the smallest e^(-x/2) = e^-80, are normal float32 numbers."""
@@ -105,9 +105,6 @@ class Line:
 
     def rounded(self, dtype: DTypeLike) -> Line:
         """The line with coefficients rounded to a type; those of the table for float32 are float32 numbers."""
-
-        def narrow(number: float) -> float:
-            return float(np.asarray(number, dtype=dtype))
-
+        narrow = partial(narrowed, dtype=dtype)
         pairs = tuple((narrow(rate), narrow(weight)) for rate, weight in self.pairs)
         return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)

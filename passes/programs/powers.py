@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import Array, Head, heads_over
+from passes.programs.head import Array, Head, heads_over, narrowed
 
 REACH = 80.0
 """c y is at most this: e^80 is a finite float32 number, and Phi is 1 long before."""
@@ -93,10 +94,7 @@ class Powers:
 
     def rounded(self, dtype: DTypeLike) -> Powers:
         """The powers with coefficients rounded to a type; those of the table are float32 numbers."""
-
-        def narrow(number: float) -> float:
-            return float(np.asarray(number, dtype=dtype))
-
+        narrow = partial(narrowed, dtype=dtype)
         parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
         return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))
 

@@ -15,7 +15,7 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import UNIT, Array, BiasToken, Head
+from passes.programs.head import UNIT, Array, BiasToken, Head, narrowed
 from passes.programs.line import Line
 from passes.programs.powers import Powers
 
@@ -223,8 +223,8 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> P
         heads=heads if powers is None else program.heads if powers == program.powers else powers.heads,
         powers=powers,
         line=None if program.line is None else program.line.rounded(dtype),
-        linear=float(np.asarray(program.linear, dtype=dtype)),
-        constant=float(np.asarray(program.constant, dtype=dtype)),
+        linear=narrowed(program.linear, dtype),
+        constant=narrowed(program.constant, dtype),
     )
     change = 0.0 if result == program else largest_change(program, result)
     return replace(result, coefficient_error=change) if change else program

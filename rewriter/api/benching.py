@@ -8,7 +8,7 @@ from typing import Unpack
 import numpy as np
 import onnx
 
-from rewriter.api.run import BenchKeywords, Run, described, name_of, settings_of, silent, taken
+from rewriter.api.run import BenchKeywords, Run, described, name_of, settings_of, taken
 from rewriter.compare.graphs import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
@@ -61,7 +61,7 @@ def bench(
         ValidationError: a model does not run.
     """
     of_bench, of_run = taken(options, BenchOptions, Settings)
-    asked, settings, run = build(BenchOptions, of_bench), checked(settings_of(of_run)), Run(progress or silent)
+    asked, settings, run = build(BenchOptions, of_bench), checked(settings_of(of_run)), Run(progress)
     with run.step("load", "loading"):
         models = [load_model(model) for model in (original, rewritten, *more)]
         names = _names([name_of(model) for model in (original, rewritten, *more)])

@@ -20,7 +20,7 @@ from passes.options import Options
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
-from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, silent, taken
+from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, taken
 from rewriter.compare import CompareOptions
 from rewriter.compare.depth import Bench, Fault, boundaries, explained, isolate, tap
 from rewriter.compare.generation import generate
@@ -35,7 +35,7 @@ from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import Point
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.statistics import uncompared
-from rewriter.proof.validate import Progress, Validation, cases_of, noise_points, other_cases
+from rewriter.proof.validate import Progress, Validation, cases_of, noise_points
 from rewriter.proof.validate import validate as prove
 from rewriter.report.comparison import Comparison
 from rewriter.text import quoted
@@ -74,7 +74,7 @@ def validate(
         ValidationError: nothing could be compared, for example because a model does not run.
         TypeError: an option does not exist.
     """
-    return _compared((original, rewritten), options, Run(progress or silent), graph=False, outputs=True)
+    return _compared((original, rewritten), options, Run(progress), graph=False, outputs=True)
 
 
 @described(CompareKeywords, Settings, CompareOptions)
@@ -109,7 +109,7 @@ def diff(
     needs = [name for name in ("taps", "bisect", "generate") if options.get(name)]
     if needs and not outputs:
         raise UsageError(f"{needs[0]} needs the models to be run: leave the outputs in")
-    return _compared((a, b), options, Run(progress or silent), graph=True, outputs=outputs)
+    return _compared((a, b), options, Run(progress), graph=True, outputs=outputs)
 
 
 def _compared(
@@ -290,8 +290,7 @@ class _Pair:
 
     def _cases(self, proof: Validation) -> tuple[Case, ...]:
         """The inputs that were run."""
-        cases = tuple(case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases)
-        return cases or other_cases(self.a, self.settings) or ()
+        return tuple(case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases)
 
     def _loose(self, proof: Validation) -> list[str]:
         """The outputs on which the run says little."""

@@ -9,7 +9,7 @@ from typing import Any
 from passes.accounting import TOKENS, Accounting, account
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
-from rewriter.api.run import Run, checked_options, name_of, silent
+from rewriter.api.run import Run, checked_options, name_of
 from rewriter.errors import ExitStatus
 from rewriter.files.load import Source, load_model, read_tensor
 from rewriter.report.report import Report, Result, plain_data
@@ -64,7 +64,7 @@ def inspect(
         UsageError: an option is invalid.
         ModelError: the model is unreadable, malformed or unsafe.
     """
-    run = Run(silent)
+    run = Run()
     with run.step("load", "loading"):
         source = load_model(model)
     options = checked_options(scope=scope, gate=gate)

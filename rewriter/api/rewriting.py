@@ -90,7 +90,7 @@ def rewrite(
     if validate and not dry_run:
         settings = checked(settings)
     arrange = passes or (lambda each: each)
-    run = Run(progress or silent)
+    run = Run(progress)
     with run.step("load", "loading"):
         # A result in memory must not depend on the file.
         source = load_model(model, mapped=output is not None or dry_run)

@@ -12,7 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from passes.forms import FORMS
@@ -40,13 +40,11 @@ def name_of(model: Source) -> str:
     return os.fspath(model) if isinstance(model, (str, os.PathLike)) else "<memory>"
 
 
-@dataclass
 class Run:
     """The clock and the progress of one call."""
 
-    progress: Progress
-
-    def __post_init__(self) -> None:
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.progress = progress or silent
         self._seconds: dict[str, float] = {}
         self._start = time.perf_counter()
 
@@ -185,12 +183,11 @@ def described(keywords: type, *declared: type) -> Callable[[_Function], _Functio
             kind = inspect.Parameter.KEYWORD_ONLY
             parts.append(inspect.Parameter(each.name, kind, default=each.default, annotation=types[each.name]))
         function.__signature__ = signature.replace(parameters=parts)  # type: ignore[attr-defined]
-        lines = [
-            textwrap.fill(
-                f"{each.name} ({each.default!r}): {each.text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12
-            )
-            for each in found
-        ]
+        lines = []
+        for each in found:
+            choices = f" One of {', '.join(each.choices)}." if each.choices else ""
+            text = f"{each.name} ({each.default!r}): {each.help}{choices}"
+            lines.append(textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12))
         function.__doc__ = "\n".join([f"{function.__doc__ or ''}\n    Options:", *lines, ""])
         return function
 

@@ -80,17 +80,14 @@ def _show(console: Console, found: Inspection) -> None:
 
 def _blocks(accounting: Accounting) -> Table:
     """The size of the blocks, and their heads."""
-    from rewriter.report.tables import Cell, Column, Table, columns
+    from rewriter.report.tables import Column, Table, columns
 
     heads = (
         *(Column("block", "name"), *columns("count", "d_model", "d_ff", "parameters")),
-        *(Column("share", "share"), *columns("count", "heads", "three sublayers")),
+        *(Column("share", "share"), *columns("count", "heads")),
     )
-    rows = []
-    for each in accounting.blocks:
-        staged = each.staged and Cell(sum(each.staged), " + ".join(f"{count:,}" for count in each.staged))
-        rows.append((each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads, staged))
-    return Table("Accounting: heads of form local, and of three sublayers (W1, activation, W2)", heads, tuple(rows))
+    rows = ((each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads) for each in accounting.blocks)
+    return Table("Accounting: heads of form local", heads, tuple(rows))
 
 
 def _forms(accounting: Accounting) -> Table:

@@ -182,7 +182,8 @@ def _state_defaults(model: onnx.ModelProto) -> bool:
 def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto, tuple[str, ...]] | None:
     """A copy in which an operator of ONNX is written out as ONNX defines it, and so is what is defined by it.
 
-    Returns the copy and the operators, as `Swish(25)`; None where the model has none of them, or ONNX no definition.
+    Returns the copy and the operators, as `Swish(25)`; None where the model has none of them, or ONNX no definition
+    for its operator set.
     """
     copy, found = inlined(model), set[str]()
     version = opsets(model.opset_import).get("", 1)
@@ -201,4 +202,6 @@ def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto,
         return None
     taken = [("", name) for name in {*found, operator}]
     copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+    if any(key_of(node) == ("", operator) for node in iter_nodes(copy.graph.node)):
+        return None
     return copy, tuple(f"{name}({version})" for name in sorted(found))

@@ -97,7 +97,7 @@ class GraphView:
         """
         found: dict[str, str] = {}
         for node in self.nodes:
-            if self.is_onnx(node) and node.op_type in PARTS | REARRANGED | {"DequantizeLinear"} and node.input:
+            if self.is_onnx(node) and node.op_type in PARTS | REARRANGED | _QUANTISING and node.input:
                 whole = found.get(node.input[0], node.input[0] if node.input[0] in self.constants else "")
                 if whole:
                     found.update((name, whole) for name in node.output if name and name not in self.constants)
@@ -299,6 +299,8 @@ def _free(graph: onnx.GraphProto) -> set[str]:
 
 PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))
 """Some of the entries, each as it was."""
+
+_QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
 
 SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
 """Entries keep their values and their order; axes may be split, merged, added or dropped."""

@@ -20,7 +20,7 @@ sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -196,16 +196,12 @@ class NeuronStep:
     def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> NeuronStep:
         """Neurons with the gates that they have at pre-activations and, of a gate, values [T, neurons]."""
         query, value, output = (AffineMap(each, index.value_of) for each in (own.query, own.value, own.output))
-        tensors = {"W_O": _wide(output.weight()), "b_O": _wide(output.bias())}
-        start, reads = _wide(query.weight()), _wide(query.bias())
-        zero, rate = held(own.function, pre)
+        tensors, (zero, rate) = {"W_O": output.weight(), "b_O": output.bias()}, held(own.function, pre)
+        made, read = zero + rate * pre, (query.weight(), query.bias())
         if linear is None:
-            return cls(norm, ((rate, start, reads),), zero, zero + rate * pre, tensors)
-        shares = (
-            (rate * linear / 2.0, start, reads),
-            (zero + rate * pre / 2.0, _wide(value.weight()), _wide(value.bias())),
-        )
-        return cls(norm, shares, 0.0, (zero + rate * pre) * linear, tensors)
+            return cls(norm, ((rate, *read),), zero, made, tensors)
+        shares = (rate * linear / 2.0, *read), ((zero + made) / 2.0, value.weight(), value.bias())
+        return cls(norm, shares, 0.0, made * linear, tensors)
 
     def written(self, gradient: Array) -> Array:
         """[T, neurons]: what each neuron's output contributes, along `gradient` [T, D]."""
@@ -253,10 +249,6 @@ def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
     zero, below, above = (float(each) for each in function(np.array([0.0, -_STEP, _STEP])))
     near = (y == 0.0) | ((np.abs(y) < _NEAR) & (zero != 0.0))
     return zero, np.where(near, (above - below) / (2 * _STEP), (function(y) - zero) / np.where(near, 1.0, y))
-
-
-def _wide(array: Array) -> Array:
-    return np.asarray(array, dtype=np.float64)
 
 
 Step = AttentionStep | NeuronStep
@@ -351,15 +343,21 @@ def require_pattern(named: Named) -> None:
         raise UsageError(f"{named.name}.hook_pattern is inside an operator: this model cannot be attributed")
 
 
+def outputs_of(norm: Norm | None) -> set[str]:
+    """The result of a normalisation, if there is one."""
+    return set() if norm is None else {norm.output}
+
+
 class FrozenRun:
-    """One sequence of a run in float64, which begins when a value is asked for.
+    """One sequence of a run in float64.
 
     Attributes:
         index: the heads of the model.
         case: its inputs.
         tokens: the text, where the inputs are one.
         chain: the way to the output.
-        needed: the tensors whose values are kept.
+        hooks: all hooks of the model.
+        values: what was kept of the run, of all sequences.
     """
 
     def __init__(self, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int) -> None:
@@ -370,43 +368,38 @@ class FrozenRun:
         self.case, self.tokens = only_case(index, inputs)
         self._output = known_output(index.view, output)
         self.chain = chain_to(index.view, index.sublayers, self._output)
-        self._hooks = hooks_of(index)
-        self._norms: dict[str, Norm | None] = {}
-        self.needed = {self.chain.stages[0].before}
+        self.hooks = hooks_of(index)
+        self.values: Mapping[str, Array] = {}
 
-    def need(self, count: int) -> None:
-        """Keep what the steps of the first stages are made of. Raises UsageError: a step cannot be made."""
+    def start(self, count: int, further: Collection[str]) -> None:
+        """Run the model, and keep what the steps of the first stages are made of, and further tensors.
+
+        Raises:
+            UsageError: a step cannot be made.
+        """
+        needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
-            self.needed |= {stage.before, stage.after}
-            self.need_norm(stage.norm)
+            needed |= {stage.before, stage.after, *outputs_of(stage.norm)}
             for named in stage.sublayers:
-                own = named.sublayer
                 require_pattern(named)
-                data = own.value.operator.data if isinstance(own, Attention) else own.data
-                other = isinstance(own, Attention) and own.cross
-                self._norms[named.name] = None if other else norm_of(self.index.view, named.name, data, stage.before)
-                self.need_norm(self._norms[named.name])
-                for part in _PARTS[type(own)]:
-                    self.need_hook(f"{named.name}.hook_{part}")
+                needed |= outputs_of(self._norm(stage, named))
+                hooks = (f"{named.name}.hook_{part}" for part in _PARTS[type(named.sublayer)])
+                needed.update(tensor for hook in hooks if hook in self.hooks for tensor in self.hooks[hook].tensors)
+        self.values = values_in_float64(self.index, self.case, sorted(needed))
 
-    def need_norm(self, norm: Norm | None) -> None:
-        """Keep the result of a normalisation."""
-        self.needed |= set() if norm is None else {norm.output}
-
-    def need_hook(self, name: str) -> None:
-        """Keep what a hook records, if there is such a hook."""
-        self.needed.update(self._hooks[name].tensors if name in self._hooks else ())
-
-    @cached_property
-    def values(self) -> Mapping[str, Array]:
-        """The values of the tensors that are needed, of all sequences."""
-        return values_in_float64(self.index, self.case, sorted(self.needed))
+    def _norm(self, stage: Stage, named: Named) -> Norm | None:
+        """The normalisation before a sublayer's values; None where there is none, or they are of another sequence."""
+        own = named.sublayer
+        if isinstance(own, Attention) and own.cross:
+            return None
+        data = own.value.operator.data if isinstance(own, Attention) else own.data
+        return norm_of(self.index.view, named.name, data, stage.before)
 
     @cached_property
     def batch(self) -> int:
         """The number of sequences; some exports have batch and tokens as one axis."""
-        counted = [hook for name, hook in self._hooks.items() if name.endswith(_COUNTED)]
-        return len(next(hook for hook in counted if {*hook.tensors} <= self.needed).make(self.values))
+        counted = [hook for name, hook in self.hooks.items() if name.endswith(_COUNTED)]
+        return len(next(hook for hook in counted if {*hook.tensors} <= {*self.values}).make(self.values))
 
     def own(self, array: Array) -> Array:
         """The sequence's part of an array [batch, ...]. Raises UsageError: there is no such sequence."""
@@ -428,9 +421,7 @@ class FrozenRun:
     def linear(self, logit: int, minus: int | None, position: int) -> Linear:
         """The frozen network up to one entry, or the difference of two. Raises UsageError: there is no such entry."""
         chain = self.chain
-        self.need(len(chain.stages))
-        self.need_norm(chain.norm)
-        self.needed.add(self._output)
+        self.start(len(chain.stages), (self._output, chain.norm.output))
         shape = self.values[self._output].shape
         if len(shape) != (_RANK if chain.token is None else _RANK - 1):
             raise UsageError(f"output {self._output} has shape {list(shape)}, not [batch, tokens, entries]")
@@ -491,10 +482,9 @@ class FrozenRun:
         return gradient, found
 
     def _step(self, stage: Stage, named: Named) -> Step:
-        norm, own = self._norms[named.name], named.sublayer
-        frozen = self.freeze(norm, stage.before, named.name)
+        own, frozen = named.sublayer, self.freeze(self._norm(stage, named), stage.before, named.name)
         hooks = {part: f"{named.name}.hook_{part}" for part in _PARTS[type(own)]}
-        hooked = {part: self.hooked(hook) for part, hook in hooks.items() if hook in self._hooks}
+        hooked = {part: self.hooked(hook) for part, hook in hooks.items() if hook in self.hooks}
         if isinstance(own, NeuronHeads):
             step = NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
             if own.output.data not in self.values:
@@ -518,4 +508,4 @@ class FrozenRun:
 
     def hooked(self, name: str) -> Array:
         """What a hook records of the sequence."""
-        return self.own(self._hooks[name].make(self.values))
+        return self.own(self.hooks[name].make(self.values))

@@ -20,11 +20,11 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, require_pattern, sources
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, outputs_of, require_pattern, sources
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
-from rewriter.interpret.stream import Norm, norm_of
+from rewriter.interpret.stream import norm_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 
@@ -119,70 +119,69 @@ class _Reader:
 
     def __init__(self, run: FrozenRun, named: Named, number: int, place: int) -> None:
         self._run, self._named, self._number, self._place = run, named, number, place
-        self._stage, start = run.chain.stages[place], run.chain.stages[0].before
-        run.need(place)
-        run.need_norm(self._stage.norm)
+        own, stage, self._before = named.sublayer, run.chain.stages[place], run.chain.stages[place].before
+        require_pattern(named)
+        self._token_part = _token_part(run.index, run.chain.stages[0].before)
         earlier = [each.sublayer for stage in run.chain.stages[:place] for each in stage.sublayers]
-        written = {own.output.data for own in earlier if isinstance(own, NeuronHeads) and own.gate}
-        self._token_part = _token_part(run.index, start)
-        run.needed |= {self._stage.before, start, self._token_part, *written} - {""}
+        needed = {each.output.data for each in earlier if isinstance(each, NeuronHeads) and each.gate}
+        needed |= {self._before, self._token_part, *outputs_of(stage.norm)} - {""}
+        hooks, data = "pre", [own.data] if isinstance(own, NeuronHeads) else []
+        if isinstance(own, Attention):
+            hooks, data = "attn_scores pattern q k", [own.query.operator.data]
+            data += [] if own.cross else [own.key.operator.data]
+            needed |= {own.product, *self._operands(own)}
+        self._norms = {each: norm_of(run.index.view, named.name, each, self._before) for each in data}
+        needed.update(name for norm in self._norms.values() for name in outputs_of(norm))
+        needed.update(name for hook in hooks.split() for name in run.hooks[f"{named.name}.hook_{hook}"].tensors)
+        run.start(place, needed)
 
     def pre_activation(self, own: NeuronHeads, query: int) -> Why:
         """That of a neuron, or of its gate."""
-        norm, (values,) = self._norm(own.data), self._hooked("pre")
-        token, affine = _at(query, len(values)), AffineMap(own.query, self._run.index.value_of)
-        column = slice(self._number, self._number + 1)
-        parts = self._parts(norm, token, affine.weight()[:, column], affine.bias()[column], "b_in")
+        values, affine = self._hooked("pre"), AffineMap(own.query, self._run.index.value_of)
+        token, column = _at(query, len(values)), slice(self._number, self._number + 1)
+        parts = self._parts(own.data, token, affine.weight()[:, column], affine.bias()[column], "b_in")
         value = float(values[token, self._number])
         return self._made((token, None), parts, {"": np.ones((1, 1))}, value, value)
 
     def score(self, own: Attention, query: int, key: int | None) -> Why:
         """The score of an original head before the softmax."""
-        require_pattern(self._named)
         run, head, name = self._run, self._number, self._named.name
-        norms = [self._norm(side.operator.data) for side in ((own.query,) if own.cross else (own.query, own.key))]
-        operands = run.index.view.nodes[run.index.view.producer[own.product]].input
-        run.needed |= {own.product, *operands}
-        pattern, scores, queries, keys = self._hooked("pattern", "attn_scores", "q", "k")
+        pattern, scores, queries, keys = (self._hooked(part) for part in ("pattern", "attn_scores", "q", "k"))
         t = _at(query, pattern.shape[1])
         s = _at(int(pattern[head, t].argmax()) if key is None else key, pattern.shape[2])
         w_q, b_q, w_k, b_k = (run.index[f"{name}.{part}"][head] for part in ("W_Q", "b_Q", "W_K", "b_K"))
-        asked = self._parts(norms[0], t, w_q, b_q, "b_Q")
+        asked = self._parts(own.query.operator.data, t, w_q, b_q, "b_Q")
         told: Parts = {"other_sequence": keys[s, head][None]}
         if not own.cross:
-            told = self._parts(norms[1], s, w_k, b_k, "b_K")
+            told = self._parts(own.key.operator.data, s, w_k, b_k, "b_K")
         met = np.eye(keys.shape[-1]) * own.scale
         if own.rotary:
-            turned = run.values[operands[0]], np.swapaxes(run.values[operands[1]], -1, -2)
-            by_head = (run.own(each.reshape(run.batch, -1, *each.shape[-2:])) for each in turned)
-            after_q, after_k = (np.repeat(each, own.heads // len(each), axis=0) for each in by_head)
+            after_q, after_k = (run.values[operand] for operand in self._operands(own))
+            turned = (each.reshape(run.batch, -1, *each.shape[-2:]) for each in (after_q, after_k.swapaxes(-1, -2)))
+            after_q, after_k = (np.repeat(each, own.heads // len(each), axis=0) for each in map(run.own, turned))
             turn_q = rotation(queries[t] * own.query.factor, after_q[:, t], name)
             met = turn_q @ rotation(keys[s] * own.key.factor, after_k[:, s], name).T * own.scale
         product = run.own(run.values[own.product].reshape(-1, *scores.shape))[head, t, s] * own.factor
         met_keys = {source: part @ met.T for source, part in told.items()}
         return self._made((t, s), asked, met_keys, float(product), float(scores[head, t, s]))
 
-    def _norm(self, data: str) -> Norm | None:
-        """The normalisation that makes `data`, whose result the run then keeps."""
-        found = norm_of(self._run.index.view, self._named.name, data, self._stage.before)
-        self._run.need_norm(found)
-        return found
+    def _operands(self, own: Attention) -> tuple[str, str]:
+        """Queries and keys, as they meet."""
+        query, key = self._run.index.view.nodes[self._run.index.view.producer[own.product]].input
+        return query, key
 
-    def _hooked(self, *parts: str) -> list[Array]:
-        """What hooks of the sublayer record. Here the run begins."""
-        names = [f"{self._named.name}.hook_{part}" for part in parts]
-        for name in names:
-            self._run.need_hook(name)
-        return [self._run.hooked(name) for name in names]
+    def _hooked(self, part: str) -> Array:
+        """What a hook of the sublayer records."""
+        return self._run.hooked(f"{self._named.name}.hook_{part}")
 
     @cached_property
     def _stages(self) -> list[FrozenStage]:
         return [*self._run.stages(self._place), FrozenStage({}, self._run.between(self._place))]
 
-    def _parts(self, norm: Norm | None, token: int, weight: Array, bias: Array, name: str) -> Parts:
-        """Source to what it gives to `x weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
+    def _parts(self, data: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
+        """Source to what it gives to `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
         run, stages = self._run, self._stages
-        frozen = run.freeze(norm, self._stage.before, self._named.name)
+        frozen = run.freeze(self._norms[data], self._before, self._named.name)
         found = {name: bias[None], "ln.b": (weight.T @ frozen.bias)[None]}
         start = {"embed": run.stream(run.chain.stages[0].before)}
         if self._token_part:

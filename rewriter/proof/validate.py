@@ -25,13 +25,13 @@ from rewriter.files.load import LoadedModel
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.cases import LARGEST, Case, Maker, make_cases
+from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared
-from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, open_model, run_model
-from rewriter.proof.settings import LARGE, Settings
+from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, run_model
+from rewriter.proof.settings import Settings
 from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
 from rewriter.proof.unwritten import Gaps, gaps, told, without
@@ -370,7 +370,7 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bo
 def run_accepted(
     side: Side, cases: Sequence[Case], wanted: Wanted, settings: Settings, progress: Progress, *, by_blocks: bool
 ) -> ModelRuns:
-    """The runs of the original on the cases that it accepts; of other sizes, if it accepts none of the generated ones.
+    """The runs of the original on the cases that it accepts.
 
     Raises:
         UsageError: the original accepts none of the inputs that were given.
@@ -378,37 +378,16 @@ def run_accepted(
     """
     try:
         runs = run_model(side, cases, wanted, progress, by_blocks=by_blocks)
-        if runs.cases:
-            return runs
-        others = other_cases(side.model, settings)
-        if others:
-            return replace(run_model(side, others, wanted, progress, by_blocks=by_blocks), skipped=runs.skipped)
     except ValidationError as error:
         raise ValidationError(_refused(side.model, error)) from error
+    if runs.cases:
+        return runs
     if settings.inputs is not None:
         raise UsageError(f"{settings.inputs.name}: the original model runs on none of these inputs: {runs.skipped[0]}")
-    tried = others is not None and Maker(side.model.proto, dims=settings.dims).lengths
-    more = f"; other sizes were tried too, up to {LARGEST:,}" if tried else ""
     raise ValidationError(
-        f"the original model runs on none of the {len(cases)} inputs tried{more}; give some with --inputs or sizes "
-        f"with --dim ({runs.skipped[0]})"
+        f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs, or sizes with "
+        f"--dim ({runs.skipped[0]})"
     )
-
-
-def other_cases(model: LoadedModel, settings: Settings) -> tuple[Case, ...] | None:
-    """Cases of sizes that the model accepts; None for models above `LARGE` bytes, and instead of given inputs."""
-    if settings.inputs is not None or model.size > LARGE:
-        return None
-    session = open_model(model, "cpu", optimise=False)
-
-    def accepts(case: Case) -> bool:
-        try:
-            session.run(case.feeds)
-        except ValidationError:
-            return False
-        return True
-
-    return Maker(model.proto, seed=settings.seed, dims=settings.dims).searched(accepts)
 
 
 def largest_magnitudes(

@@ -1,4 +1,4 @@
-"""Errors at every float: against a plain evaluation, after an interruption, and with an error at a single float."""
+"""Errors at every float: against a plain evaluation, and with an error at a single float."""
 
 from __future__ import annotations
 

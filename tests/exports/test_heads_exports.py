@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.entry import Exporter
 from models.registry import get
-from rewriter import attribute, heads
+from rewriter import attribute, heads, why
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from tests.conftest import Export
@@ -161,3 +161,13 @@ def test_attributions_add_up(name: str, exporter: Exporter, export: Export) -> N
     assert abs(found.residuals["paths"]) <= 1e-5 * size
     if name in ("t5", "whisper"):
         assert any(part.endswith("cross_attn.other_sequence") for part in found.paths)
+
+
+@pytest.mark.parametrize(("name", "exporter"), CASES)
+def test_scores_and_pre_activations_are_sums(name: str, exporter: Exporter, export: Export) -> None:
+    """With rotations, grouped keys, position biases and other sequences, to the last digits of the file."""
+    path = export(name, exporter, "fp32")
+    for named in heads(path).sublayers[-2 if name not in ("t5", "whisper") else -3 :]:
+        found = why(path, inputs_of(onnx.load(path)), f"{named.name}[1]", query=3)
+        assert abs(found.residual) <= 1e-12 * max(1.0, np.abs(found.table).max())
+        assert len(found.sources) > 5

@@ -109,16 +109,6 @@ def test_function_call_and_inline_are_the_same_bit_for_bit(text: str, options: d
 
 
 @BOTH_WAYS
-@EACH_PROGRAM
-def test_second_run_finds_nothing(text: str, options: dict[str, Any], inline: bool) -> None:
-    once = converted(mlp(text, **options), inline=inline)
-    for again in (False, True):
-        plan = make_plan(once, Options(inline=again))
-        assert plan.conversions == ()
-        assert [left.miss.reason for left in plan.left] == ["it is attention heads already"]
-
-
-@BOTH_WAYS
 def test_names_and_metadata(inline: bool) -> None:
     result = converted(mlp(ERF_GELU), inline=inline)
     made = new_nodes(result)
@@ -264,11 +254,6 @@ def test_everything_else_is_kept_byte_for_byte(inline: bool) -> None:
     assert [entry.domain for entry in result.opset_import] == ["", "other"] + [DOMAIN] * (not inline)
 
 
-def test_what_was_dead_before_stays() -> None:
-    result = converted(dressed())
-    assert "dead" in {name for node in result.graph.node for name in node.output}
-
-
 def test_constants_of_the_region_go_and_shared_ones_stay() -> None:
     text = "b = Mul(y, $1.702) s = Sigmoid(b) h = Mul(y, s)"
     alone = converted(mlp(text))
@@ -397,10 +382,6 @@ def test_opset_is_kept_and_enough(opset: int, text: str, inline: bool) -> None:
     run(result, **feeds_of(result))
 
 
-def test_opset_7_is_enough() -> None:
-    onnx.checker.check_model(converted(mlp(SILU, opset=7, ir=4), inline=True))
-
-
 @pytest.mark.parametrize("opset", [6, 1])
 def test_older_opsets_are_refused(opset: int) -> None:
     plan = make_plan(mlp("h = Relu(y)", opset=opset, ir=3), Options())
@@ -424,14 +405,6 @@ def test_element_types(text: str, elem: str, casts: list[int], inline: bool) -> 
     types = {tensor.data_type for tensor in result.graph.initializer if "/heads/" in tensor.name}
     wide = onnx.TensorProto.DOUBLE if elem == "double" else onnx.TensorProto.FLOAT
     assert types <= {wide, onnx.TensorProto.INT64}
-
-
-@BOTH_WAYS
-@EACH_PROGRAM
-def test_half_precision_of_every_program(text: str, options: dict[str, Any], inline: bool) -> None:
-    result = converted(mlp(text, elem="float16", **options), inline=inline)
-    assert_unique_names(result)
-    onnx.checker.check_model(result, full_check=True)
 
 
 def test_gated_half_precision_casts_both_inputs() -> None:

@@ -15,23 +15,18 @@ from passes.forms import FORMS
 from passes.options import FormOptions, Options
 from passes.plan import make_plan
 from passes.record import KEY, read_record
-from rewriter import heads, inspect, rewrite
+from rewriter import heads, inspect
 from rewriter.errors import UsageError
 from rewriter.interpret.attribute import attribute
 from rewriter.interpret.interventions import ablate
 from rewriter.interpret.run import run_with_cache
 from tests.committed import FOLDER, feeds
 from tests.conftest import slow
+from tests.passes.test_record import at, made, text_of, with_text
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp
 
 ALREADY = "it is attention heads already"
 BETA = "k = Mul(y, $1.2345678) s = Sigmoid(k) h = Mul(y, s)"
-
-
-def made(model: Any, **options: Any) -> onnx.ModelProto:
-    result = rewrite(model, validate=False, **options).rewritten
-    assert isinstance(result, onnx.ModelProto)
-    return result
 
 
 @cache
@@ -39,20 +34,11 @@ def masked() -> onnx.ModelProto:
     return made(FOLDER / "silu-decoder.onnx", form="masked")
 
 
-def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    return result
-
-
 def claiming(model: onnx.ModelProto, change: Callable[[Any], None]) -> onnx.ModelProto:
     """The model with another plan."""
-    result = copied(model)
-    (entry,) = (entry for entry in result.metadata_props if entry.key == KEY)
-    content = json.loads(entry.value)
+    content = json.loads(text_of(model))
     change(content)
-    entry.value = json.dumps(content)
-    return result
+    return with_text(model, json.dumps(content))
 
 
 def already(model: onnx.ModelProto) -> list[str]:
@@ -237,14 +223,8 @@ def _first(**changed: Any) -> Callable[[Any], None]:
     return change
 
 
-def _set(*path: str, to: Any, block: int = 0) -> Callable[[Any], None]:
-    def change(content: Any) -> None:
-        place = content["blocks"][block]
-        for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = to
-
-    return change
+def _set(*path: str, to: Any) -> Callable[[Any], Any]:
+    return at("blocks", 0, *path, to=to)
 
 
 def _exchanged(content: Any) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from passes.forms import FORMS
 from passes.options import Options
-from passes.pipeline import pipeline
 from passes.plan import make_plan
 from passes.record import KEY, MOST_BYTES, Record, UnreadableError, read_record
 from rewriter import rewrite
@@ -86,11 +85,6 @@ def test_fitted_heads_are_in_it() -> None:
     assert block.program.heads
 
 
-def test_a_pass_run_by_hand_writes_it() -> None:
-    assert [each.name for each in pipeline(Options())] == ["lower", "mlp-to-attention"]
-    assert record_of(made(mlp(SILU))).blocks[0].activation == "silu"
-
-
 def test_other_metadata_stays() -> None:
     model = mlp(SILU)
     model.metadata_props.add(key="licence", value="none")
@@ -101,7 +95,7 @@ def test_other_metadata_stays() -> None:
 # -- hostile plans ------------------------------------------------------------------------------------------------
 
 
-def _set(*path: str | int, to: Any) -> Callable[[Any], Any]:
+def at(*path: str | int, to: Any) -> Callable[[Any], Any]:
     def change(content: Any) -> Any:
         place = content
         for step in path[:-1]:
@@ -127,36 +121,36 @@ BLOCK = ("blocks", 0)
 WEIGHT = (*BLOCK, "projections", "query")
 DAMAGE: tuple[tuple[Callable[[Any], Any], str], ...] = (
     (lambda content: [content], "the plan is no object"),
-    (_set("version", to=2), "its version is not 1"),
-    (_set("version", to=True), "its version is not 1"),
+    (at("version", to=2), "its version is not 1"),
+    (at("version", to=True), "its version is not 1"),
     (_without("tool"), "the plan has no 'tool'"),
-    (_set("options", to=[]), "options is no object"),
-    (_set("blocks", to={}), "blocks is no list"),
-    (_set("blocks", 0, to=None), r"blocks\[0\] is no object"),
-    (_set("blocks", 1, "name", to="mlp"), "two blocks have the same name"),
-    (_set(*BLOCK, "name", to=""), "has an empty name"),
-    (_set(*BLOCK, "name", to="n" * 20_000), "no text of at most"),
-    (_set(*BLOCK, "path", to=[["If"]]), "has 1 entries, not 2"),
-    (_set(*BLOCK, "parameters", to=[1.5]), "no hexadecimal number"),
-    (_set(*BLOCK, "parameters", to=["nan"]), "is no number"),
-    (_set(*BLOCK, "parameters", to=["0x1p+99999"]), "no hexadecimal number"),
-    (_set(*BLOCK, "bound", to="-0x1p-9"), "a bound below 0"),
-    (_set(*BLOCK, "program", "domain", to="0x0p+0"), "an empty domain"),
-    (_set(*BLOCK, "form", to="best"), "form of a block is not one of"),
-    (_set(*BLOCK, "projections", to=7), "is no object"),
-    (_set(*BLOCK, "y", to=None), "is no text"),
-    (_set(*BLOCK, "projections", "result", to=""), "has an empty name"),
-    (_set(*BLOCK, "projections", "value", to={}), "has no 'data'"),
-    (_set(*BLOCK, "value", to="v"), "a value and no gate"),
-    (_set(*WEIGHT, "start", to=3), "a gate and no value"),
-    (_set(*WEIGHT, "in_features", to=-1), "is no size"),
-    (_set(*WEIGHT, "transposed", to=1), "neither true nor false"),
-    (_set(*WEIGHT, "biases", to="b"), "is no list"),
-    (_set(*BLOCK, "program", "heads", to=[{}]), "has no 'beta'"),
-    (_set(*BLOCK, "stream", to="logits"), "reads a stream"),
-    (_set(*BLOCK, "carried", to=2.5), "is no size"),
-    (_set(*BLOCK, "carried", to=2**39), "too many positions"),
-    (_set(*BLOCK, "options", to={"max_tokens": 2**39}), "too many positions"),
+    (at("options", to=[]), "options is no object"),
+    (at("blocks", to={}), "blocks is no list"),
+    (at("blocks", 0, to=None), r"blocks\[0\] is no object"),
+    (at("blocks", 1, "name", to="mlp"), "two blocks have the same name"),
+    (at(*BLOCK, "name", to=""), "has an empty name"),
+    (at(*BLOCK, "name", to="n" * 20_000), "no text of at most"),
+    (at(*BLOCK, "path", to=[["If"]]), "has 1 entries, not 2"),
+    (at(*BLOCK, "parameters", to=[1.5]), "no hexadecimal number"),
+    (at(*BLOCK, "parameters", to=["nan"]), "is no number"),
+    (at(*BLOCK, "parameters", to=["0x1p+99999"]), "no hexadecimal number"),
+    (at(*BLOCK, "bound", to="-0x1p-9"), "a bound below 0"),
+    (at(*BLOCK, "program", "domain", to="0x0p+0"), "an empty domain"),
+    (at(*BLOCK, "form", to="best"), "form of a block is not one of"),
+    (at(*BLOCK, "projections", to=7), "is no object"),
+    (at(*BLOCK, "y", to=None), "is no text"),
+    (at(*BLOCK, "projections", "result", to=""), "has an empty name"),
+    (at(*BLOCK, "projections", "value", to={}), "has no 'data'"),
+    (at(*BLOCK, "value", to="v"), "a value and no gate"),
+    (at(*WEIGHT, "start", to=3), "a gate and no value"),
+    (at(*WEIGHT, "in_features", to=-1), "is no size"),
+    (at(*WEIGHT, "transposed", to=1), "neither true nor false"),
+    (at(*WEIGHT, "biases", to="b"), "is no list"),
+    (at(*BLOCK, "program", "heads", to=[{}]), "has no 'beta'"),
+    (at(*BLOCK, "stream", to="logits"), "reads a stream"),
+    (at(*BLOCK, "carried", to=2.5), "is no size"),
+    (at(*BLOCK, "carried", to=2**39), "too many positions"),
+    (at(*BLOCK, "options", to={"max_tokens": 2**39}), "too many positions"),
 )
 
 

@@ -75,16 +75,13 @@ def test_every_program_in_double(text: str, options: dict[str, Any]) -> None:
     same(mlp(text, elem="double", **options), **VALUE.get(text, {}))
 
 
-FACTORS = pytest.mark.parametrize("factor", ["0.013", "0.0007", "3.7", "-1.1"])
+FACTORS = ("0.013", "0.0007", "3.7", "-1.1")
+FACTORED = "b = Mul(y, $1.1) s = Sigmoid(b) k = Mul(y, s) l = Mul(k, ${}) h = Mul(l, $0.37)"
 
 
-def with_factors(factor: str) -> onnx.ModelProto:
-    return mlp(f"b = Mul(y, $1.1) s = Sigmoid(b) k = Mul(y, s) l = Mul(k, ${factor}) h = Mul(l, $0.37)")
-
-
-@FACTORS
+@pytest.mark.parametrize("factor", FACTORS)
 def test_factors_around_the_activation(factor: str) -> None:
-    same(with_factors(factor))
+    same(mlp(FACTORED.format(factor)))
 
 
 GATES = {
@@ -148,41 +145,23 @@ def test_one_of_each_is_proved() -> None:
     proved(gated("gelu"), gate="product")
 
 
-@slow
-@EACH_SPELLING
-def test_every_spelling_is_proved(text: str, options: dict[str, Any]) -> None:
-    proved(mlp(text, **options))
+def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Text, options of `mlp` and of `rewrite`: all that is the same function above."""
+    yield from ((*row.values, {}) for row in _spellings())
+    yield from ((text, {**options, "elem": "float16"}, {}) for _, text, options in PROGRAMS)
+    yield from ((text, {**options, "elem": "double"}, {}) for _, text, options in IN_DOUBLE)
+    yield from ((FACTORED.format(factor), {}, {}) for factor in FACTORS)
+    for name, text in GATES.items():
+        gate = f"{text} h = Mul(g, u)"
+        yield from ((gate, {"first": TWO, "elem": elem}, {}) for elem in ("float", "float16"))
+        if name != "linear":
+            yield gate, {"first": TWO}, {"gate": "product"}
 
 
 @slow
-@EACH_PROGRAM
-def test_every_program_is_proved_in_half_precision(text: str, options: dict[str, Any]) -> None:
-    proved(mlp(text, elem="float16", **options))
-
-
-@slow
-@pytest.mark.parametrize(("text", "options"), [p[1:] for p in IN_DOUBLE], ids=[p[0] for p in IN_DOUBLE])
-def test_every_program_is_proved_in_double(text: str, options: dict[str, Any]) -> None:
-    proved(mlp(text, elem="double", **options))
-
-
-@slow
-@FACTORS
-def test_factors_around_the_activation_are_proved(factor: str) -> None:
-    proved(with_factors(factor))
-
-
-@slow
-@pytest.mark.parametrize("elem", ["float", "float16"])
-@EACH_GATE
-def test_gates_are_proved(activation: str, elem: str) -> None:
-    proved(gated(activation, elem))
-
-
-@slow
-@EACH_PRODUCT
-def test_gates_as_products_are_proved(activation: str) -> None:
-    proved(gated(activation), gate="product")
+@pytest.mark.parametrize(("text", "options", "chosen"), tuple(_proved()))
+def test_each_is_proved(text: str, options: dict[str, Any], chosen: dict[str, Any]) -> None:
+    proved(mlp(text, **options), **chosen)
 
 
 def test_pre_activations_beyond_the_domain_fail_the_proof() -> None:

@@ -17,8 +17,6 @@ import pytest
 from passes.forms import FORMS
 from passes.options import Options
 from passes.plan import apply, make_plan
-from passes.programs.head import BiasToken, Head
-from passes.programs.program import Program
 from rewriter.ort.sessions import open_session
 from tests.attention import (
     Array,
@@ -39,8 +37,6 @@ TOKENS, WIDTH, D_FF, OMEGA = 20, 30, 60, 1000.0
 """n_ctx, d_model and Omega of the post's own code."""
 
 BOUND = 1e-12
-LN2 = float(np.log(2.0))
-SILU_HEAD = Program("silu", (Head(beta=1.0),))
 
 
 # -- theorem 3: neurons as heads -------------------------------------------------------------------------------
@@ -260,34 +256,6 @@ def silu(y: Array) -> Array:
     return y * sigmoid(y)
 
 
-EVERYTHING = Program(
-    "everything",
-    (
-        Head(0.7, (BiasToken(0.3, -0.2, 0.5), BiasToken(-0.4, 0.1, -0.8)), gamma=0.2, c=1.1, d=-0.3),
-        Head(-0.6, (BiasToken(0.2, 0.3, -0.4),), c=0.5),
-    ),
-    linear=0.4,
-    constant=0.25,
-)
-"""Heads with different numbers of bias tokens too."""
-
-PROGRAMS: tuple[tuple[str, Callable[[Array], Array], Program], ...] = (
-    ("silu", silu, SILU_HEAD),
-    # the post's spelling: the head writes -y sigma(-y) on top of y
-    ("silu-residual", silu, Program("silu", (Head(beta=-1.0, c=-1.0),), linear=1.0)),
-    ("relu", lambda y: np.maximum(y, 0.0), Program("relu", (Head(beta=2.0**80),))),
-    ("tanh", np.tanh, Program("tanh", (Head(beta=2.0, c=0.0, d=2.0),), constant=-1.0)),
-    (
-        "mish",
-        lambda y: y * np.tanh(np.log1p(np.exp(y))),
-        Program("mish", (Head(0.0, (BiasToken(2.0), BiasToken(1.0, LN2)), gamma=LN2, c=-1.0),), linear=1.0),
-    ),
-    # Not an activation in use: it has a nonzero value for every coefficient of a head.
-    ("everything", EVERYTHING.evaluate, EVERYTHING),
-)
-EACH = pytest.mark.parametrize(("f", "program"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
-
-
 def matrices(seed: int, *shape: int) -> Array:
     """Normal numbers, divided by the square root of the number of rows for a matrix."""
     scale = shape[0] ** -0.5 if len(shape) == 2 else 0.3
@@ -307,22 +275,6 @@ def stream(seed: int = 9) -> Array:
 
 def gap(left: Array, right: Array) -> float:
     return float(np.abs(left - right).max())
-
-
-@EACH
-@pytest.mark.parametrize("statement", [mlp_as_masked_heads, mlp_as_pseudo_masked_heads, mlp_as_three_sublayers])
-def test_an_mlp_is_a_sum_of_heads(statement: Any, f: Callable[[Array], Array], program: Program) -> None:
-    mlp, x = an_mlp(), stream()
-    expected = mlp.plain(x, f)
-    assert np.abs(expected).max() > 1.0
-    assert gap(statement(x, mlp, program), expected) <= BOUND
-
-
-@pytest.mark.parametrize("statement", [mlp_as_masked_heads, mlp_as_pseudo_masked_heads, mlp_as_three_sublayers])
-def test_a_gate_is_the_value_of_the_heads(statement: Any) -> None:
-    mlp, x = an_mlp(gated=True), stream()
-    gate = Program("sigmoid", (Head(beta=1.0),))
-    assert gap(statement(x, mlp, gate), mlp.plain(x, sigmoid)) <= BOUND
 
 
 ACTIVATIONS: tuple[tuple[str, str, Callable[[Array], Array], dict[str, Any]], ...] = (

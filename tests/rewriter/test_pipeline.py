@@ -14,7 +14,6 @@ from passes.options import Options
 from passes.pipeline import PASSES, pipeline
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
-from rewriter.options import build
 from rewriter.pipeline import Pass, Unit, run_passes, split
 from tests.textmodels import SILU, mlp, text_model
 
@@ -51,16 +50,9 @@ def unit_of(model: onnx.ModelProto) -> Unit:
     return Unit(model, onnx.numpy_helper.to_array)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, ["lower", "mlp-to-attention"]),
-        ({"form": "whole", "max_tokens": 64}, ["lower", "carry-bias-tokens", "mlp-to-attention"]),
-    ],
-)
-def test_the_passes_that_follow_the_options(options: dict[str, object], expected: list[str]) -> None:
-    passes = pipeline(build(Options, options))
-    assert [each.name for each in passes] == expected
+def test_the_passes() -> None:
+    passes = pipeline(Options())
+    assert [each.name for each in passes] == ["lower", "mlp-to-attention"]
     assert all(isinstance(each, Pass) for each in passes)
     preparing, rest = split(passes)
     assert [*preparing, *rest] == list(passes)
@@ -111,7 +103,7 @@ def test_order_is_checked() -> None:
 
 
 def test_heads_that_are_not_there_break_a_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("passes.pipeline.emit", lambda plan: copied(plan.model))
+    monkeypatch.setattr("passes.pipeline.apply", lambda plan: copied(plan.model))
     with pytest.raises(ValidationError, match="no node is made for mlp"):
         run_passes(pipeline(Options()), unit_of(mlp(SILU)))
 

@@ -1,4 +1,4 @@
-"""`python -m tests.sabotage`: try sabotages, and tell what became of each as a line of Markdown."""
+"""`python -m tests.sabotage`: try sabotages, and tell what became of each in a line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from tests.sabotage.table import TABLE
-from tests.sabotage.trials import HEADER, Trial, measured_at, row, write
+from tests.sabotage.trials import COLUMNS, Trial, cells, measured_at, write
 
 
 def main(arguments: list[str]) -> int:
@@ -30,13 +30,13 @@ def main(arguments: list[str]) -> int:
         for place, subject in enumerate(sabotage.subjects)
         if any(fnmatchcase(sabotage.name, glob) for glob in options.names) and fnmatchcase(subject.name, options.model)
     ]
-    _say(HEADER)
+    _say("\t".join(COLUMNS))
     trials: list[Trial] = []
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         for (number, place), outcome in zip(wanted, pool.map(measured_at, wanted), strict=True):
             trials.append(Trial(TABLE[number], TABLE[number].subjects[place], *outcome))
             if trials[-1].fault or not options.missed:
-                _say(row(trials[-1:]))
+                _say("\t".join(cells(trials[-1:])))
     faults = sum(bool(trial.fault) for trial in trials)
     _say(f"\n{len(trials)} trials, {faults} not detected as expected")
     if options.write:

@@ -96,18 +96,12 @@ def controls(sabotages: Sequence[Sabotage]) -> tuple[Subject, ...]:
 # -- trials as lines for the terminal, as totals in docs/trust.md and as rows of docs/tables/sabotage.csv --------------
 
 COLUMNS = ("sabotage", "tried on", "difference", "ends with", "s")
-HEADER = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}"
 BEGIN, END = "<!-- made by python -m tests.sabotage --write docs/trust.md -->\n", "<!-- end -->"
 _LONGEST = 150
 
 
-def row(trials: Sequence[Trial]) -> str:
-    """One line about one sabotage."""
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells(trials))} |"
-
-
 def cells(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """The columns of `HEADER` for one sabotage; of several trials what the worst ends with."""
+    """The `COLUMNS` of one sabotage; of several trials what the worst ends with."""
     worst = next((trial for trial in trials if trial.fault), trials[0])
     figures = [f"{trial.figure:.1g}" for trial in trials if trial.figure is not None]
     seconds = sum(trial.attempt.seconds for trial in trials)

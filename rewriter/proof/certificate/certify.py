@@ -308,7 +308,10 @@ class _Matching:
         key = a, b, rows
         if key not in self._known:
             self._known[key] = False  # what depends on itself is nowhere proved
+            count = len(self._why)
             self._known[key] = yield (self._decided_rows(a, b) if rows else self._decided(a, b))
+            if self._known[key]:
+                del self._why[count:]  # of other ways that were tried
         return self._known[key]
 
     def _decided(self, a: Tensor, b: Tensor) -> Reading:
@@ -390,17 +393,12 @@ class _Matching:
         return (yield self._same_layer(a, b)) or (yield self._same_sizes(a, b))
 
     def _decided_rows(self, a: Tensor, b: Tensor) -> Reading:
-        count = len(self._why)
-        plain = [in_order(each) for each in (a, b)]
-        found = yield self._same_tensors(*plain)
-        if not found:
-            ours, theirs = map(self._region_in_order, self._readers, (a, b))
-            if ours is not None and theirs is not None:
-                found = yield self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True)
-            found = found or (yield self._same_layer(a, b, rows=True))
-        if found:
-            del self._why[count:]
-        return found
+        if (yield self._same_tensors(in_order(a), in_order(b))):
+            return True
+        ours, theirs = map(self._region_in_order, self._readers, (a, b))
+        if ours and theirs and (yield self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True)):
+            return True
+        return (yield self._same_layer(a, b, rows=True))
 
     def _region_in_order(self, reader: Reader, tensor: Tensor) -> tuple[Tensor, Region] | None:
         """The region that has the entries of a tensor in order, and its own tensor."""
@@ -414,11 +412,8 @@ class _Matching:
 
     def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> Reading:
         """Whether both are x W + b with the same weights, of the same rows, and have the same shape."""
-        count = len(self._why)
         ours, theirs = (read_layer(in_order(each)) for each in (a, b))
-        if ours is None or theirs is None:
-            return False
-        if a.elem_type != b.elem_type and not rows:
+        if ours is None or theirs is None or (a.elem_type != b.elem_type and not rows):
             return False
         if not (yield self._same_tensors(ours.source, theirs.source, rows=True)):
             return False
@@ -426,7 +421,6 @@ class _Matching:
             return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
         if not rows and not (yield self._same_shape(a, b, ours, theirs)):
             return self._refused(a, b, 1, f"may have other axes than {a.name}")
-        del self._why[count:]
         return True
 
     def _same_shape(self, a: Tensor, b: Tensor, ours: Layer, theirs: Layer) -> Reading:
@@ -465,11 +459,7 @@ class _Matching:
             return False
         if not isinstance(written[0], Axes) or written[0][1:] != (0, -1):
             return False
-        count = len(self._why)
-        found = yield self._same_front(measured, written[0].tensor)
-        if found:
-            del self._why[count:]
-        return found
+        return (yield self._same_front(measured, written[0].tensor))
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 

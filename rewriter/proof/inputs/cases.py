@@ -12,9 +12,8 @@ from __future__ import annotations
 import ast
 import operator
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -26,13 +25,6 @@ from rewriter.proof.inputs.facts import Kind, Role, facts_of
 from rewriter.proof.inputs.roles import InputSpec, input_specs, kind_by_name
 from rewriter.text import quoted
 
-LARGEST = 16384
-"""The largest size that is searched; images end at 1024."""
-_LENGTHS = ((Kind.SAMPLES,), (Kind.FRAMES,), (Kind.SEQUENCE,), (Kind.ENCODER,), (Kind.HEIGHT, Kind.WIDTH))
-_MULTIPLES = (1, 14, 16, 160)
-"""Searched sizes are rounded up to multiples of these: 160 samples are 10 ms at 16 kHz; images are cut into patches."""
-_GROWTH, _FOUND = 1.2, 6
-"""Searched sizes grow by this factor; the search ends with so many cases."""
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
 _USUAL = {
     Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.HEADS: 4, Kind.FEATURES: 80, Kind.HIDDEN: 64, Kind.ONE: 1,
@@ -137,7 +129,6 @@ class Maker:
         self._cached = any(spec.role is Role.PAST for spec in self.specs)
         pairs = [pair for spec in self.specs for pair in zip(spec.shape, spec.kinds, strict=True)]
         varied = {kind for dim, kind in pairs if not isinstance(dim, int)}
-        self._open = {kind for dim, kind in pairs if not isinstance(dim, int) and dim not in self._fixed}
         self._varied = varied | ({Kind.PAST, Kind.SEQUENCE} if self._cached and Kind.TOTAL in varied else set())
 
     def _check_dims(self) -> None:
@@ -149,33 +140,9 @@ class Maker:
             if value < 0:
                 raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a non-negative number")
 
-    @property
-    def lengths(self) -> list[tuple[Kind, ...]]:
-        """The lengths that the model leaves open, height and width together."""
-        groups = (tuple(kind for kind in group if kind in self._open) for group in _LENGTHS)
-        return [group for group in groups if group]
-
-    def searched(self, accepts: Callable[[Case], bool]) -> tuple[Case, ...]:
-        """The smallest cases that the model accepts, if it refuses all usual ones.
-
-        A table of positions may be short, a tower of convolutions long. One kind of length is varied at a time
-        (samples, frames, tokens, height with width), then all together.
-        """
-        groups = self.lengths
-        together = tuple(kind for group in groups for kind in group)
-        for group in (*groups, *((together,) if len(groups) > 1 else ())):
-            sized = (
-                self.case(Setting(batch, size if Kind.SEQUENCE in group else 17), dict.fromkeys(group, size))
-                for size, batch in product(_searched_sizes(group), (1, 3))
-            )
-            found = {case.name: case for case in islice(filter(accepts, sized), _FOUND)}
-            if found:
-                return tuple(found.values())
-        return ()
-
     def _settings(self) -> tuple[Setting, ...]:
         """Several sequences and a long one come first, because only the first cases feed the tests of blocks."""
-        common = Setting(3, 17), Setting(1, 64)
+        common = Setting(3, 17), Setting(1, 64), Setting(1, 17)
         if not self._cached and not self._branches:
             return *common, Setting(1, 1), Setting(3, 2)
         new = 1 if self._branches else 2
@@ -196,16 +163,15 @@ class Maker:
             return tuple(Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(both, 1))
         return (made[0], *made[1:][-2:]) if few else tuple(made)
 
-    def sizes(self, setting: Setting, given: Mapping[Kind, int] | None = None) -> Sizes:
-        """The sizes of one case; `given` are sizes of kinds that replace the usual ones and what operators need."""
-        given, facts, values = given or {}, self.facts, dict(self._fixed)
+    def sizes(self, setting: Setting) -> Sizes:
+        """The sizes of one case."""
+        facts, values = self.facts, dict(self._fixed)
         named = [(spec, axis, dim) for spec, axis, dim in self._symbols if names_in(dim) == (dim,)]
-        kinds = {**self._kind_sizes(setting), **given}
+        kinds = self._kind_sizes(setting)
 
         def size(spec: InputSpec, axis: int) -> int:
-            kind, where = spec.kinds[axis], (spec.name, axis)
-            needed = None if kind in given else facts.sizes.get(where)
-            return max(kinds[kind], facts.least.get(where, 0)) if needed is None else needed
+            where = spec.name, axis
+            return facts.sizes.get(where, max(kinds[spec.kinds[axis]], facts.least.get(where, 0)))
 
         # Operators come first, wherever they say how large a dimension of this name is.
         for spec, axis, dim in sorted(named, key=lambda each: (each[0].name, each[1]) not in facts.sizes):
@@ -215,7 +181,7 @@ class Maker:
         kinds |= {
             s.kinds[k]: values[dim] for s, k, dim in named if dim in self._fixed and (s.name, k) not in facts.least
         }
-        kinds[Kind.TOTAL] = kinds[Kind.TOTAL] if Kind.TOTAL in given else kinds[Kind.PAST] + kinds[Kind.SEQUENCE]
+        kinds[Kind.TOTAL] = kinds[Kind.PAST] + kinds[Kind.SEQUENCE]
         for spec, axis, dim in named:
             values.setdefault(dim, size(spec, axis))
         for _, _, dim in self._symbols:  # names that occur only inside arithmetic are sized by the name alone
@@ -270,9 +236,9 @@ class Maker:
                     pinned.setdefault(kind, dim)
         return pinned
 
-    def case(self, setting: Setting, given: Mapping[Kind, int] | None = None, number: int = 0) -> Case:
-        """One case; `given` is as in `sizes`, and the number varies the values."""
-        sizes = self.sizes(setting, given)
+    def case(self, setting: Setting, number: int = 0) -> Case:
+        """One case; the number varies the values."""
+        sizes = self.sizes(setting)
         parts = [f"{kind.value} {sizes.kinds[kind]}" for kind in _NAMED if kind in sizes.varied]
         if self._branches:
             parts.append("cache branch on" if setting.past else "cache branch off")
@@ -316,7 +282,7 @@ class Maker:
 
     def _padding(self, sizes: Sizes) -> int:
         """How many tokens of a row may be padding: a bounded cache takes new tokens that are all there."""
-        return sizes.kinds[Kind.PAST] if self.facts.least else LARGEST
+        return sizes.kinds[Kind.PAST if self.facts.least else Kind.TOTAL]
 
     def _positions(self, shape: tuple[int, ...], sizes: Sizes) -> NDArray[np.int64]:
         new, past = (shape or (1,))[-1], sizes.kinds[Kind.PAST]
@@ -325,16 +291,6 @@ class Maker:
         # With padding on the left, positions start at the first token, as generation with padded batches does it.
         counted = np.cumsum(_token_rows(shape[0], past + new, self._padding(sizes)), axis=1)[:, past:]
         return np.asarray(np.maximum(counted - 1, 0))
-
-
-def _searched_sizes(group: Sequence[Kind]) -> list[int]:
-    """The sizes that are tried, in order."""
-    most = 1024 if Kind.HEIGHT in group else LARGEST
-    grown = [1.0]
-    while grown[-1] < most:
-        grown.append(max(grown[-1] * _GROWTH, grown[-1] + 1.0))
-    sizes = {-(-int(size) // multiple) * multiple for size in grown for multiple in _MULTIPLES}
-    return sorted(size for size in sizes if size <= most)
 
 
 def _most(spec: InputSpec) -> int:

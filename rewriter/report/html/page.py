@@ -12,7 +12,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -98,25 +97,16 @@ def short(text: str) -> str:
     return shortened(text, _LONGEST)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One cell as it stands on the page: its text, what to sort it by (the text, where None), and a class."""
-
-    text: str
-    sort: float | None = None
-    style: str = ""
-
-
-def shown(value: Cell | str | float | None, column: Column) -> Shown:
-    """A cell."""
+def shown(value: Cell | str | float | None, column: Column) -> Cell:
+    """A cell as it stands on the page: its text, what to sort it by (None: the text), and a class."""
     cell = value if isinstance(value, Cell) else Cell(value)
-    if not column.numeric:
-        text = cell.text or short(str(cell.value or "–"))
-        if column.kind == "operators":
-            text = _TIMES.sub("×", text).replace(" -> ", " → ")
-        return Shown(text, style=cell.style or ("name" if column.kind == "name" else ""))
-    number = None if cell.value is None else float(cell.value)
-    return Shown(cell.text or written(cell.value, column.kind), -1.0 if number is None else number, cell.style)
+    if column.numeric:
+        number = -1.0 if cell.value is None else float(cell.value)
+        return Cell(number, cell.text or written(cell.value, column.kind), cell.style)
+    text = cell.text or short(str(cell.value or "–"))
+    if column.kind == "operators":
+        text = _TIMES.sub("×", text).replace(" -> ", " → ")
+    return Cell(None, text, cell.style or ("name" if column.kind == "name" else ""))
 
 
 # -- heads ---------------------------------------------------------------------------------------------------------

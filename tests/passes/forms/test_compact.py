@@ -9,7 +9,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from passes.plan import Plan, apply
+from passes.plan import apply
 from rewriter import rewrite
 from tests import cases
 from tests.attention import HeadNumbers
@@ -19,10 +19,6 @@ Array = NDArray[Any]
 
 TEXTS = {"silu": SILU, "relu": "h = Relu(y)", "tanh": "h = Tanh(y)", "gelu": ERF_GELU}
 NO_PLAIN_WEIGHT = "m = MatMul(x, W1) y = Sub(m, b1)"
-
-
-def planned(model: onnx.ModelProto, **options: Any) -> Plan:
-    return cases.planned(model, form="compact", **options)
 
 
 def read(model: onnx.ModelProto, names: list[str], x: Array) -> dict[str, Array]:
@@ -43,7 +39,7 @@ def softmax_weights(head: HeadNumbers, y: Array) -> Array:
 def test_the_pattern_is_the_softmax_of_theorem_3(name: str, first: str | None) -> None:
     """[batch, tokens, heads, 1 + m]: rows sum to one, and each entry is what the head program states."""
     model = mlp(TEXTS[name], **({} if first is None else {"first": first}))
-    plan = planned(model)
+    plan = cases.planned(model, form="compact")
     (head,) = plan.conversions[0].program.heads
     x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
     result = apply(plan)
@@ -61,7 +57,7 @@ def test_the_pattern_is_the_softmax_of_theorem_3(name: str, first: str | None) -
 def test_weights_and_tensors_have_the_names_and_shapes_of_the_field() -> None:
     names = ["W_Q", "W_K", "W_V", "W_O", "b_O_bias_0", "q", "k", "v", "scores", "pattern", "z", "k_bias", "v_bias"]
     model = mlp("t = Tanh(y) s = Mul(t, $0.5) h = Add(s, $0.5)")
-    result = apply(planned(model))
+    result = apply(cases.planned(model, form="compact"))
     made = {name.rpartition("/")[2] for node in result.graph.node for name in node.output}
     made |= {tensor.name.rpartition("/")[2] for tensor in result.graph.initializer}
     wanted = [f"mlp/heads/{name}" for name in names if name in made]

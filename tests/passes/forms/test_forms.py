@@ -65,6 +65,10 @@ def tokens(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=(*shape, 4)).astype(np.float32)
 
 
+def integers(**given: list[int]) -> dict[str, onnx.TensorProto]:
+    return {name: onnx.numpy_helper.from_array(np.array(numbers), name) for name, numbers in given.items()}
+
+
 def operators(model: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in model.graph.node}
 
@@ -213,8 +217,7 @@ STRIDED = "m = MatMul(x, W1wide) y = Slice(m, zero, most, axis, two) u = Slice(m
 
 
 def stacked(first: str) -> onnx.ModelProto:
-    integers = {"axis": 2, "zero": 0, "one": 1, "two": 2, "most": 99}
-    constants = {name: onnx.numpy_helper.from_array(np.array([number]), name) for name, number in integers.items()}
+    constants = integers(axis=[2], zero=[0], one=[1], two=[2], most=[99])
     text = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
     return mlp(text, first=first, second="second = MatMul(h, W2) out = Add(second, x)", constants=constants)
 
@@ -274,17 +277,7 @@ def test_four_axes(form: str) -> None:
 @EACH_FORM
 def test_shape_of_the_activation_comes_from_the_input(form: str) -> None:
     """TorchScript's Conv1D reads the shape of the activation, which must not keep the activation alive."""
-    constants = {
-        name: onnx.numpy_helper.from_array(np.array(number), name)
-        for name, number in (
-            ("flat", [-1, 4]),
-            ("flat8", [-1, 8]),
-            ("zero", [0]),
-            ("two", [2]),
-            ("eight", [8]),
-            ("four", [4]),
-        )
-    }
+    constants = integers(flat=[-1, 4], flat8=[-1, 8], zero=[0], two=[2], eight=[8], four=[4])
     model = mlp(
         SILU,
         first=(
@@ -425,14 +418,12 @@ def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: b
 @pytest.mark.parametrize("form", ["masked", "staged"])
 def test_a_model_of_fixed_sizes_is_proved(form: str) -> None:
     """The proof tries further sizes only where the original takes them."""
-    flat = onnx.numpy_helper.from_array(np.array([-1, 4]), "flat")
-    back = onnx.numpy_helper.from_array(np.array([3, 5, 8]), "back")
     model = mlp(
         SILU,
         first="f = Reshape(x, flat) g = Gemm(f, W1, b1) y = Reshape(g, back)",
         inputs="float[3, 5, 4] x",
         outputs="float[3, 5, 4] out",
-        constants={"flat": flat, "back": back},
+        constants=integers(flat=[-1, 4], back=[3, 5, 8]),
     )
     report = rewrite(model, form=form, max_tokens=70)
     assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures

@@ -244,10 +244,15 @@ NORMAL = "n = LayerNormalization(x, one_each) s = Sigmoid(n) h = Mul(n, s) out =
     ('c = Einsum<equation = "btd,df->bft">(x, W1) h = Relu(c) out = Einsum<equation = "bft,fd->btd">(h, W2)',
      f"'c', which Einsum 'c' makes{IS_NOT}", {}),
     ("y = MatMul(x, W1) h = com.microsoft.QLinearSigmoid(y) out = MatMul(h, W2)",
-     "com.microsoft::QLinearSigmoid 'h' is an unknown operator", {"domains": {"com.microsoft": 1}}),
+     "com.microsoft::QLinearSigmoid 'h' is part of no block", {"domains": {"com.microsoft": 1}}),
+    ('y = MatMul(x, W1) out = CausalConvWithState<activation = "silu">(y, w)', f"CausalConvWithState 'out': {FUSED}",
+     {"opset": 27, "ir": 11}),
+    ("y = MatMul(x, W1) out = com.microsoft.QMoE(y, w)",
+     "com.microsoft::QMoE 'out': its experts are inside one operator; export them as plain operators to have them "
+     "converted", {"domains": {"com.microsoft": 1}}),
     ("out = com.microsoft.MatMulNBitsMlp(x)", f"com.microsoft::MatMulNBitsMlp 'out': {FUSED}",
      {"domains": {"com.microsoft": 1}}),
-], ids=["normalised", "input", "concatenated", "product", "einsum", "contributed", "fused"])  # fmt: skip
+], ids=["normal", "input", "concatenated", "product", "einsum", "contributed", "conv", "experts", "fused"])  # fmt: skip
 def test_what_is_not_converted_is_listed(text: str, reason: str, options: dict[str, Any]) -> None:
     constants: dict[str, Any] = {
         "w": RNG.normal(size=(4, 4)),

@@ -87,6 +87,9 @@ OPERATORS: tuple[tuple[str, LinearOperator], ...] = (
     ("y = com.microsoft.FusedConv(image, k11, b)", operator("Conv 1x1", "image", "k11", (4, 8), axis=-3)),
     ("y = MatMulInteger(x, w)", operator("MatMulInteger", "x", "w", (4, 8))),
     ("y = QLinearMatMul(x, b, b, w, b, b, b, b)", operator("QLinearMatMul", "x", "w", (4, 8))),
+    ("y = QLinearMatMul(v, b, b, t, b, b, b, b)", operator("QLinearMatMul (W X)", "t", "v", (4, 8), axis=-2)),
+    ("y = QLinearConv(image, b, b, k11, b, b, b, b, b)", operator("Conv 1x1", "image", "k11", (4, 8), axis=-3)),
+    ("y = com.microsoft.QGemm<transB = 1>(x, b, b, v, b, b)", operator("QGemm", "x", "v", (4, 8))),
     ("y = com.microsoft.QGemm(x, b, b, w, b, b)", operator("QGemm", "x", "w", (4, 8))),
     ("y = com.microsoft.MatMulNBits<K = 12, N = 20>(x, b, b)", operator("MatMulNBits", "x", "b", (12, 20))),
     ("y = com.microsoft.MatMulNBits<K = 12>(x, b, b)", operator("MatMulNBits", "x", "b", (None, None))),
@@ -140,7 +143,7 @@ FUSED = "it is fused with a sum or an unknown activation"
         ("y = com.microsoft.FusedConv(image, k11, b, image)", FUSED),
         ("y = Conv(x, w)", "the kernel has no axis of positions"),
         ("y = MatMulInteger(x, z)", "the quantised weight is not constant"),
-        ("y = QLinearMatMul(x, b, b, z, b, b, b, b)", "the quantised weight is not constant"),
+        ("y = QLinearMatMul(x, b, b, z, b, b, b, b)", "neither factor is constant"),
     ],
 )  # fmt: skip
 def test_reasons(node: str, reason: str) -> None:

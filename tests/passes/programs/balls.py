@@ -39,11 +39,6 @@ def precision(bits: int = PRECISE) -> Iterator[None]:
         ctx.prec, ctx.cap = before
 
 
-def head_at(head: Head, y: arb, z: arb) -> arb:
-    """A head: softmax attention over its keys."""
-    return evaluator(Program("head", (head,)))(y, z)
-
-
 def program_at(program: Program, y: arb, z: arb) -> arb:
     """A program: its heads and the linear term."""
     return evaluator(program)(y, z)
@@ -108,16 +103,6 @@ def narrow(ball: Callable[[], arb], room: float, relative: float = 0.0) -> arb:
             if float(found.rad()) <= max(room, relative * abs(float(found.mid()))):
                 break
     return found
-
-
-def exact_values(program: Program, y: Array, z: Array, room: Array) -> list[arb]:
-    """The program at floats, as balls with radii of at most `room` where `PRECISE` bits are enough for that."""
-    at = evaluator(program)
-
-    def ball(a: float, b: float, most: float) -> arb:
-        return narrow(lambda: at(arb(a), arb(b)), most)
-
-    return [ball(*each) for each in zip(y.tolist(), z.tolist(), room.tolist(), strict=True)]
 
 
 def allowance(program: Program, y: Array, z: Array | None = None) -> Array:

@@ -13,7 +13,7 @@ from passes.programs.line import Line
 from passes.programs.program import Program
 from tests.attention import neurons
 from tests.passes.programs.balls import allowance
-from tests.passes.programs.test_programs import PARAMETERS, TRUTHS
+from tests.passes.programs.test_programs import PARAMETERS
 
 TABLE = [
     line for arithmetic in ("single", "narrow single", "double", "double pairs", "half") for line in lines(arithmetic)
@@ -74,7 +74,7 @@ def test_gates_are_within_their_certificates(name: str, elem_type: int) -> None:
     assert (program.line is not None, program.double) == (True, False)
     g = np.concatenate([np.linspace(-24.0, 24.0, 20001), np.geomspace(1e-9, program.domain, 500)])
     g = np.concatenate([g, -np.geomspace(1e-9, program.domain, 500)])
-    f = TRUTHS[name](g)
+    f = ENTRIES[name].function(g, PARAMETERS[name])
     error = np.abs(program.evaluate(g, np.ones_like(g)) - f) / np.maximum(1.0, np.abs(f))
     slack = allowance(program, g, np.ones_like(g)) / np.maximum(1.0, np.abs(f)) + 1e-14
     assert np.all(error <= program.max_error + slack)
@@ -94,7 +94,7 @@ def test_gates_of_y_with_itself_are_within_their_certificates(name: str, elem_ty
     program = ENTRIES[name].quick_program_for(PARAMETERS[name], ARITHMETIC[elem_type])
     assert program is not None
     y = np.concatenate([np.linspace(-4.0, 4.0, 20001), np.linspace(-500.0, 500.0, 2001)])
-    f = TRUTHS[name](y)
+    f = ENTRIES[name].function(y, PARAMETERS[name])
     error = np.abs(program.evaluate(y) - f) / np.maximum(1.0, np.abs(f))
     assert np.all(error <= program.max_error + allowance(program, y) / np.maximum(1.0, np.abs(f)) + 1e-14)
 

@@ -8,14 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from passes.programs.fitted import in_powers, power_programs
+from passes.programs.fitted import fitted_programs, in_powers
 from passes.programs.powers import Powers
 from passes.programs.program import Program
 from tests.attention import neurons
 from tests.passes.programs.balls import arb, precision
 
 EACH = pytest.mark.parametrize(
-    ("activation", "program"), power_programs(), ids=[program.name for _, program in power_programs()]
+    ("activation", "program"), fitted_programs("powers"), ids=[program.name for _, program in fitted_programs("powers")]
 )
 
 

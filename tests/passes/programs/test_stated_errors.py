@@ -11,15 +11,7 @@ from flint import fmpq
 
 from passes.programs.activations import ACTIVATIONS
 from passes.programs.closed_forms import scaled_silu
-from passes.programs.fitted import (
-    bounded_programs,
-    cheapest,
-    cheapest_gate,
-    fitted_programs,
-    gate_programs,
-    power_programs,
-    precise_programs,
-)
+from passes.programs.fitted import cheapest, cheapest_gate, fitted_programs
 from passes.programs.program import Program
 from rewriter.proof.certificate.bounds import Bound, prove
 from rewriter.proof.certificate.expressions import (
@@ -42,7 +34,7 @@ FUNCTIONS: dict[str, Callable[[], Expression]] = {
     "softplus": lambda: apply("softplus", VARIABLE),
 }
 TABLE = (
-    *fitted_programs(), *bounded_programs(), *gate_programs(), *power_programs(), *precise_programs(),
+    *fitted_programs(), *fitted_programs("gate"), *fitted_programs("powers"), *fitted_programs("precise"),
     *((name, scaled_silu(name)) for name in ("gelu", "gelu_tanh")),
 )  # fmt: skip
 QUICK = {"gelu_erf_m6", "gelu_erf_7", "scaled_silu"}
@@ -82,7 +74,7 @@ def test_stated_errors_are_proved(activation: str, program: Program) -> None:
     assert found.holds, found.reason
 
 
-@pytest.mark.parametrize(("activation", "program"), precise_programs())
+@pytest.mark.parametrize(("activation", "program"), fitted_programs("precise"))
 def test_programs_for_float64(activation: str, program: Program) -> None:
     """They are what float64 models get, and float64 evaluates them to a few units in the last place."""
     assert cheapest(activation, 1e-16) == cheapest_gate(activation, 1e-16) == program
@@ -106,9 +98,11 @@ def test_a_wrong_coefficient_is_noticed(which: str) -> None:
     assert found.at_least > program.max_error
 
 
-@EACH
-def test_stated_errors_are_no_exaggeration(activation: str, program: Program) -> None:
-    y = np.linspace(-12.0, 12.0, 400_001)
+@pytest.mark.parametrize(("activation", "program"), TABLE, ids=[f"{name}-{program.name}" for name, program in TABLE])
+def test_stated_errors_are_neither_too_small_nor_exaggerated(activation: str, program: Program) -> None:
+    """Measured, which takes no time; `test_stated_errors_are_proved` is the proof."""
+    y = np.linspace(-12.0, 12.0, 40_001)
     y = y[np.abs(y) <= program.domain]
     (entry,) = [entry for entry in ACTIVATIONS if entry.name == activation]
-    assert np.max(np.abs(program.evaluate(y) - entry.function(y, entry.usual))) > 0.97 * program.max_error
+    error = np.max(np.abs(program.evaluate(y) - entry.function(y, entry.usual)))
+    assert 0.97 * program.max_error < error <= program.max_error + 1e-14

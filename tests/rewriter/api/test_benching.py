@@ -38,15 +38,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return log
 
 
-def heads(model: onnx.ModelProto) -> onnx.ModelProto:
-    made = rewrite(model, validate=False).rewritten
-    assert made is not None
-    return made
-
-
 def test_a_measurement(quick: list[str]) -> None:
     model = mlp(SILU)
-    found = bench(model, heads(model), model, tokens=(5, 7), batch=2, repeat=3, providers=["cpu"])
+    found = bench(
+        model, rewrite(model, validate=False).rewritten, model, tokens=(5, 7), batch=2, repeat=3, providers=["cpu"]
+    )
     names = ["<memory>", "<memory> (1)", "<memory> (2)", "control"]
     assert [row.model for row in found.models] == names
     assert [(row.model, row.inputs) for row in found.times] == [

@@ -160,7 +160,6 @@ def test_a_coefficient_of_a_fitted_program(tmp_path: Path) -> None:
     """The certified error of GELU's program excuses nothing else."""
     model = mlp(ERF_GELU)
     rewritten = rewrite(model, validate=False).rewritten
-    assert rewritten is not None
     good = validate(model, rewritten, taps=True, bisect=True)
     assert (good.exit_status, good.faults, good.first_exceeding) == (ExitStatus.CONVERTED, (), None)
     values = weight(rewritten, "mlp/heads/shifts")
@@ -212,7 +211,6 @@ def test_the_control_differs_by_nothing(pair: Pair) -> None:
 
 def test_the_error_grows_block_by_block(pair: Pair) -> None:
     taps = validate(*pair, taps=True).taps
-    assert taps is not None
     labels = [each.label for each in taps]
     assert [label for label in labels if label.endswith("mlp") and " " not in label] == [
         "h.0.mlp", "h.1.mlp", "h.2.mlp",
@@ -286,7 +284,6 @@ def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> N
     }
     model = text_model(body, constants=constants)
     rewritten = rewrite(model, validate=False).rewritten
-    assert rewritten is not None
     good = validate(model, rewritten, taps=True)
     assert good.same
     assert np.isnan(good.error_ratio)
@@ -307,7 +304,6 @@ def test_a_rounding_that_decides(tmp_path: Path) -> None:
     part = np.float32(0.04)
     assert np.floor(part * np.float32(25)) != np.floor(np.float64(part) * 25), "the premise"
     heads = rewrite(model, validate=False).rewritten
-    assert heads is not None
     good = validate(model, heads, taps=True, bisect=True)
     assert good.same
     shifted("W1", 1e-2)(heads)
@@ -351,7 +347,6 @@ def test_taps_of_whole_blocks(form: str) -> None:
     """Where the network carries bias tokens, boundaries are compared at the tokens, and blocks are not tested."""
     model = FOLDER / "silu-decoder.onnx"
     made = rewrite(model, form=form, max_tokens=64, validate=False).rewritten
-    assert made is not None
     found = validate(model, made, taps=True)
     assert found.failures == ()
     assert found.first_exceeding is None
@@ -364,7 +359,6 @@ def test_taps_find_a_difference_behind_carried_bias_tokens() -> None:
     """The tokens' rows of the first block's output are wrong, and the bias tokens' rows are right."""
     model = FOLDER / "silu-decoder.onnx"
     made = rewrite(model, form="whole", max_tokens=64, validate=False).rewritten
-    assert made is not None
     for tensor in made.graph.initializer:
         if tensor.dims == [32, 128] or tensor.dims == [128, 32]:
             tensor.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(tensor), tensor.name))

@@ -44,7 +44,7 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert run([str(folder), "-o", str(out), "--provider", "cpu"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1] == f"PASSED  1 model, 1 block, 8 attention heads, written to {out}"
+    assert text.splitlines()[-1] == f"PASSED  1 model, 1 block, read as 8 attention heads, written to {out}"
     assert "onnx/plain.onnx\ncopied    as it is" in text
     assert ".rewrite-" not in text
     assert files(out) == files(folder) | {"attnonly-report.json"}

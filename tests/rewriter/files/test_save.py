@@ -103,23 +103,10 @@ def test_what_a_block_leaves(
 # Where an output may stand ---------------------------------------------------------------------------------
 
 
-def _existing(path: Path) -> None:
-    path.write_bytes(b"precious")
-
-
-def _dangling(path: Path) -> None:
-    path.symlink_to("nowhere")
-
-
-def _linked(path: Path) -> None:
-    path.with_name("target").touch()
-    path.symlink_to("target")
-
-
 FORBIDDEN: dict[str, tuple[Callable[[Path], object], bool, str]] = {
-    "exists": (_existing, False, "exists; pass force=True"),
-    "link": (_linked, True, "is a symbolic link"),
-    "dangling link": (_dangling, True, "is a symbolic link"),
+    "exists": (lambda path: path.write_bytes(b"precious"), False, "exists; pass force=True"),
+    "link": (lambda path: path.symlink_to("mine.data"), True, "is a symbolic link"),
+    "dangling link": (lambda path: path.symlink_to("nowhere"), True, "is a symbolic link"),
     "directory": (Path.mkdir, True, "is a directory"),
     "FIFO": (os.mkfifo, True, "is not a regular file"),
 }
@@ -130,6 +117,7 @@ def test_what_may_not_be_replaced(
     make: Callable[[Path], object], reason: str, inline: LoadedModel, elsewhere: Path, *, force: bool
 ) -> None:
     out = elsewhere / "out\n.onnx"
+    (elsewhere / "mine.data").touch()
     with pytest.raises(UsageError, match=reason):
         save(inline, out, force=force, before_commit=lambda: make(out))
     before = names(elsewhere)

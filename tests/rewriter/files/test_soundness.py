@@ -64,7 +64,6 @@ UNSOUND = {
     "cycle through a branch": (f"y = {IF % 'o = Neg(a)'} a = Relu(y)", f"{ORDER} 'a'"),
     "output twice": ("y = Neg(x) y = Relu(x)", f"{SSA} 'y'"),
     "output behind one without a name": (", x = Split(x) y = Neg(x)", f"{SSA} 'x'"),
-    "output is initializer": ("w = Neg(w) y = Neg(x)", f"{SSA} 'w'"),
     "branch output shadows": (f"a = Neg(x) y = {IF % 'a = Neg(x) o = Neg(a)'}", f"{SSA} 'a'"),
     "branch returns outer name": (f"y = {IF.replace('[2] o', '[2] x', 1) % ''}", "Graph output 'x' is not an output"),
     "function twice": (CALL + 2 * (FUNCTION + "f (p) => (q) { q = Neg(p) }"), "local function 'f' is defined twice"),
@@ -109,8 +108,6 @@ EDITS: dict[str, tuple[Edit, str]] = {
         "domain 'new' is named twice or has no",
     ),
     "no outputs": (lambda m: m.graph.ClearField("output"), "the model has no outputs"),
-    "input twice": (lambda m: m.graph.input.append(m.graph.input[0]), f"{SSA} 'x'"),
-    "initializer twice": (lambda m: m.graph.initializer.append(m.graph.initializer[0]), "w initializer name is not"),
     "empty input name": (lambda m: m.graph.input.add(), "'name' of 'value_info' is required"),
     "empty initializer name": (
         lambda m: m.graph.initializer.add(data_type=1, dims=[0]),

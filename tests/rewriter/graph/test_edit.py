@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -25,13 +27,13 @@ def model_of(body: str, weights: str = "", outputs: str = "") -> onnx.ModelProto
 def replaced(model: onnx.ModelProto, output: str, operator: str, *inputs: str) -> onnx.ModelProto:
     """The model with the maker of `output` replaced by one new node."""
     view = view_model(model)
-    new = onnx.helper.make_node(operator, list(inputs), [output], "new")
-    splice(model, view, [Replacement(output, region(view, output), (new,), ())])
+    splice(model, view, [by(view, output, onnx.helper.make_node(operator, list(inputs), [output], "new"))])
     return model
 
 
-def region(view: GraphView, output: str) -> tuple[int, ...]:
-    return (view.producer[output],)
+def by(view: GraphView, output: str, *nodes: onnx.NodeProto, **further: Any) -> Replacement:
+    """New nodes in the place of the one that makes a tensor."""
+    return Replacement(output, (view.producer[output],), nodes, **{"initializers": (), **further})
 
 
 def made(model: onnx.ModelProto) -> list[str]:
@@ -77,7 +79,7 @@ def test_new_constants_change_no_signature(version: int) -> None:
     view = view_model(model)
     new = onnx.helper.make_node("Mul", ["x", "k"], ["b"], "new")
     constant = onnx.helper.make_tensor("k", onnx.TensorProto.FLOAT, [2], [3.0, 4.0])
-    splice(model, view, [Replacement("b", region(view, "b"), (new,), (constant,))])
+    splice(model, view, [by(view, "b", new, initializers=(constant,))])
     assert [value.name for value in model.graph.input] == ["x"]
     if version >= 4:
         assert list(model.graph.initializer) == [constant]
@@ -113,8 +115,8 @@ def test_replacements_that_belong_together() -> None:
     view = view_model(model)
     first = onnx.helper.make_node("Relu", ["x"], ["b"])
     copies = (onnx.helper.make_node("Identity", ["x"], ["a2"]), onnx.helper.make_node("Tanh", ["a2"], ["c"]))
-    other = Replacement("c", region(view, "c"), copies, (), exposed=(exposed,))
-    splice(model, view, [Replacement("b", region(view, "b"), (first,), (), further=(other,))])
+    other = by(view, "c", *copies, exposed=(exposed,))
+    splice(model, view, [by(view, "b", first, further=(other,))])
     assert made(model) == ["b", "a2", "c", "out"]
     assert [value.name for value in model.graph.output] == ["out", "a2"]
     onnx.checker.check_model(model)
@@ -125,7 +127,7 @@ def test_replaced_nodes_that_read_each_other() -> None:
     model = model_of("z = Sin(x) a = Exp(z) b = Neg(a) c = Add(b, z) out = Abs(c)")
     view = view_model(model)
     parts = [
-        Replacement(name, region(view, name), (onnx.helper.make_node(operator, [given], [name]),), ())
+        by(view, name, onnx.helper.make_node(operator, [given], [name]))
         for name, operator, given in (("b", "Relu", "x"), ("c", "Tanh", "b"))
     ]
     splice(model, view, parts)
@@ -163,9 +165,7 @@ def test_functions_come_once_with_their_domains() -> None:
     model.opset_import.append(onnx.helper.make_opsetid("d", 7))
     view = view_model(model)
     replacements = [
-        Replacement(
-            output, region(view, output), (onnx.helper.make_node("f", ["x"], [output], domain=domain),), (), given
-        )
+        by(view, output, onnx.helper.make_node("f", ["x"], [output], domain=domain), functions=given)
         for output, domain, given in (("b", "d", (CALLED, OTHER)), ("c", "e", (OTHER,)))
     ]
     splice(model, view, replacements)

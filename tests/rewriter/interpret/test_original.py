@@ -97,6 +97,12 @@ UNMERGED = "\n  apart = Constant<value_ints = [-1, 3, 5, 4]>()\n  z = Reshape(zf
 CACHED = SPLIT.replace("kt =", "kn =").replace("v =", "vn =")
 JOINED = "\n  kt = Concat<axis = -1>(pk, kn)\n  v = Concat<axis = 2>(pv, vn)"
 PAST = f", float[batch, {HEADS}, {WIDTH}, past] pk, float[batch, {HEADS}, past, {WIDTH}] pv"
+UNKNOWN = """
+  same = Equal(by_head, by_head)
+  told = Where(same, by_head, by_head)
+  k8 = Reshape(k0, told)
+  k9 = Unsqueeze(k8, zero)
+  k1 = Squeeze(k9, zero)"""
 PLAIN_K = SPLIT.replace("kt = Transpose<perm = [0, 2, 3, 1]>", "k = Transpose<perm = [0, 2, 1, 3]>")
 COUNTS = f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}"
 LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -111,6 +117,10 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {},
     ),
     "a cache": ((QUERIES, CACHED, JOINED, SCORES, JOIN, OUT), {"more": PAST}),
+    "sizes that inference does not know": (
+        (QUERIES, SPLIT.replace("\n  k1 = Reshape(k0, by_head)", UNKNOWN), SCORES, JOIN, OUT),
+        {},
+    ),
     "an operator, flat": ((QUERIES, f"\n  z2 = Attention<{COUNTS}, scale = 0.5>(q0, k0, v0)", OUT), {"opset": 23}),
     "an operator": ((QUERIES, PLAIN_K, "\n  z = Attention<scale = 0.5>(q, k, v)", JOIN, OUT), {"opset": 23}),
     "an operator of onnxruntime": (

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from rewriter import ExitStatus, UsageError, ValidationError, rewrite
+from rewriter import ExitStatus, UsageError, ValidationError, rewrite, validate
 from rewriter.api.rewriting import made
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
@@ -112,6 +112,26 @@ def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     side = Side.of(load_model(MODELS / "silu-decoder.onnx"))
     run_model(side, make_cases(side.model.proto)[:1], Wanted(WAYS), quiet, by_blocks=False)
     assert len(alive) == len(WAYS)
+
+
+def test_a_model_that_refuses_all_generated_inputs() -> None:
+    """It takes sound in whole frames of a prime number of samples; whoever knows that can say so."""
+    model = text_model(
+        f"cut = Reshape(audio, frames) y = MatMul(cut, W1) {SILU} out = MatMul(h, W2)",
+        inputs="float[batch, samples] audio",
+        constants={
+            "frames": numpy_helper.from_array(np.array([0, -1, 1009]), "frames"),
+            "W1": np.full((1009, 8), 0.01),
+            "W2": values("W2"),
+        },
+    )
+    message = (
+        r"runs on none of the 3 inputs tried; give some with inputs=, or sizes with dims= \(batch 3, samples 4900: "
+    )
+    for judge in (lambda: rewrite(model), lambda: validate(model, model)):
+        with pytest.raises(ValidationError, match=message):
+            judge()
+    assert rewrite(model, dims={"samples": 2018}).exit_status is ExitStatus.CONVERTED
 
 
 # -- the proof by blocks ---------------------------------------------------------------------------------------------

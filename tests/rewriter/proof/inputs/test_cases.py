@@ -48,6 +48,7 @@ def test_text_model() -> None:
     assert list(cases) == [
         "batch 3, sequence 17",
         "batch 1, sequence 64",
+        "batch 1, sequence 17",
         "batch 1, sequence 1",
         "batch 3, sequence 2",
     ]

@@ -126,8 +126,18 @@ def test_tables_are_named(name: str, pages: dict[str, str]) -> None:
         ("failed", "Failed", "the proof failed, nothing was written", ["What failed", *ALL[1:]]),
         ("left", "Nothing to convert", "1 candidate left", ["Blocks", "Made with"]),
         ("nothing-at-all", "Nothing to convert", "no candidate was found", ["Made with"]),
-        ("dry-run", "Planned", "1 block, read as 8 attention heads in <memory>; nothing was written", ["Blocks", "Made with"]),
-        ("not-proved", "Not proved", "1 block, read as 8 attention heads, in memory", ["Blocks", "Operators", "Made with"]),
+        (
+            "dry-run",
+            "Planned",
+            "1 block, read as 8 attention heads in <memory>; nothing was written",
+            ["Blocks", "Made with"],
+        ),
+        (
+            "not-proved",
+            "Not proved",
+            "1 block, read as 8 attention heads, in memory",
+            ["Blocks", "Operators", "Made with"],
+        ),
         (
             "extreme",
             "Failed",
