@@ -21,6 +21,7 @@ from rewriter.cli import COMMANDS, run
 from rewriter.cli.convert import convert
 from rewriter.ort import providers
 from tests.cases import names
+from tests.committed import FOLDER
 from tests.rewriter.report.test_schemas import SCHEMAS
 from tests.textmodels import ERF_GELU, SILU, mlp
 
@@ -241,6 +242,25 @@ def test_own_inputs(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Inputs of the proof:\n  short\n  long\n" in capsys.readouterr().out
     assert run(["model.onnx", "-o", "out.onnx", "--force", "--dim", "tokens=5", "--dim", "batch=2", "-v"]) == 0
     assert re.search(r"Inputs of the proof:\n  .*values 1\n  .*values 2\n", capsys.readouterr().out)
+
+
+def test_inputs_that_the_model_rejects(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Some of them are one line, with the reasons behind -v; all of them are a usage error that names the token."""
+    ids, mask = np.array([[1, 2, 99_999]]), np.ones((1, 3), np.int64)
+    good = {"good/input_ids": np.minimum(ids, 3), "good/attention_mask": mask}
+    bad: dict[str, Any] = {"bad/input_ids": ids, "bad/attention_mask": mask}
+    np.savez("some.npz", **bad, **good)
+    np.savez("all.npz", **bad)
+    model = str(FOLDER / "silu-decoder.onnx")
+    reason = "input 'input_ids' holds 99999, and the table that Gather '/model/transformer/wte/Gather' reads has 128 "
+    assert run([model, "-o", "out.onnx", "--inputs", "some.npz"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 2 inputs skipped, which the original rejects (bad); -v says why" in out
+    assert "99999" not in out
+    assert run(["validate", model, "out.onnx", "--inputs", "some.npz", "-v"]) == 0
+    assert f"input skipped, because the original rejects it: bad: {reason}" in capsys.readouterr().out
+    assert run([model, "-o", "new.onnx", "--inputs", "all.npz"]) == 2
+    assert f"all.npz: the original model runs on none of these inputs: bad: {reason}" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
