@@ -31,7 +31,13 @@ _PARTS_OF_BLOCKS = {
 _QUANTISED_TYPES = frozenset(
     (onnx.TensorProto.INT8, onnx.TensorProto.UINT8, onnx.TensorProto.INT16, onnx.TensorProto.UINT16)
 )
-_QUANTISING = {("", "QuantizeLinear"), ("", "QLinearMatMul"), (MICROSOFT, "QLinearAdd"), (MICROSOFT, "QGemm")}
+_QUANTISING = {
+    ("", "QuantizeLinear"): 3,
+    ("", "QLinearMatMul"): 8,
+    (MICROSOFT, "QLinearAdd"): 8,
+    (MICROSOFT, "QGemm"): 9,
+}
+"""Operators whose last operand, of this many, is the zero point of what they make."""
 _AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
 """Operators that make another projection of a projection: biases, layouts, rounding."""
 
@@ -161,7 +167,7 @@ def _saturating(graph: onnx.GraphProto) -> frozenset[str]:
             continue
         # Scales for each column of a matrix are on the axis that DequantizeLinear takes by default.
         plain = key != ("", "QLinearMatMul") or [sizes.get(name) for name in node.input[3:4]] == [2]
-        if key in _QUANTISING and lowest.intersection(node.input[-1:]) and plain:
+        if _QUANTISING.get(key) == len(node.input) and node.input[-1] in lowest and plain:
             found.add(node.output[0])
         else:
             linear.update(node.output)
@@ -253,6 +259,8 @@ def _quantised(operator: str, operands: int) -> Lower:
     """An operator on quantised numbers: each operand with its scale and zero point, then those of the result."""
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        if len(node.input) != 3 * operands + 2:
+            return None
         parts = [
             _step(
                 node, "DequantizeLinear", list(node.input[start : start + 3]), last=False, part=f"operand_{start // 3}"

@@ -9,7 +9,7 @@ of control flow see the scopes around them, and number their own inputs by depth
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,7 +137,7 @@ class Model:
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
-            _write_out(graph, self._lowest(graph))
+            _write_out(graph, self._saturating(graph))
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
         typed = inferred_skeleton(proto)
@@ -155,13 +155,25 @@ class Model:
         """The values of a constant."""
         return read_tensor(self._loaded, tensor)
 
-    def _lowest(self, graph: onnx.GraphProto) -> set[str]:
-        """The constants of a graph that are the smallest number of their type, an integer of 8 or 16 bits."""
+    def _saturating(self, graph: onnx.GraphProto) -> Callable[[onnx.NodeProto], bool]:
+        """Whether a node of a graph ends with a scale above 0 and a zero point that is the smallest of its type."""
         given = set() if self.fixed else {value.name for value in graph.input}
+        fixed = {each.name: tuple(each.dims) for each in graph.initializer if each.name not in given}
+        numbers = {each.name: each for each in graph.initializer if np.prod(fixed.get(each.name, 0)) == 1}
         kinds = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)
-        found = (each for each in graph.initializer if each.data_type in kinds and np.prod(each.dims) == 1)
-        values = ((each.name, self.read(each)) for each in found if each.name not in given)
-        return {name for name, value in values if value.item() == np.iinfo(value.dtype).min}
+
+        def found(node: onnx.NodeProto) -> bool:
+            scale, zero = ([None, None, *map(numbers.get, node.input)])[-2:]
+            if scale is None or zero is None or zero.data_type not in kinds:
+                return False
+            if node.op_type == "QLinearMatMul" and (
+                node.input[1] not in numbers or len(fixed.get(node.input[3], ())) != 2
+            ):
+                return False  # its scales may be on other axes than those of DequantizeLinear
+            value = self.read(zero)
+            return bool(value.item() == np.iinfo(value.dtype).min and self.read(scale).item() > 0)
+
+        return found
 
     def dense(self, sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
         """A sparse tensor as a runtime loads it. Raises NotCertifiable where it is too large for that."""
@@ -371,19 +383,17 @@ _QUANTISED = {
 """Operators on quantised numbers: what they do, and with how many operands, of which each has scale and zero point."""
 
 
-def _write_out(graph: onnx.GraphProto, lowest: Collection[str]) -> None:
+def _write_out(graph: onnx.GraphProto, saturates: Callable[[onnx.NodeProto], bool]) -> None:
     """Write fused operators out as they are defined, in place.
 
-    A zero point that is the smallest number of its type, one of `lowest`, takes what is negative to 0, which is written
-    as a Relu, unless there is one.
+    Where an operator `saturates`, what is negative becomes 0, which is written as a Relu, unless there is one.
     """
     nodes: list[onnx.NodeProto] = []
     relus: set[str] = set()
     for node in graph.node:
         relus.update(node.output if node.op_type == "Relu" else ())
-        *parts, last = _parts(node, lowest)
-        saturates = key_of(last) == ("", "QuantizeLinear") and any(name in lowest for name in last.input[-1:])
-        if saturates and last.input[0] not in relus:
+        *parts, last = _parts(node, saturates)
+        if key_of(last) == ("", "QuantizeLinear") and saturates(last) and last.input[0] not in relus:
             last = deepcopy(last)
             parts.append(onnx.helper.make_node("Relu", [last.input[0]], [f"{last.output[0]}/saturated"]))
             last.input[0] = parts[-1].output[0]
@@ -391,7 +401,7 @@ def _write_out(graph: onnx.GraphProto, lowest: Collection[str]) -> None:
     set_nodes(graph, nodes)
 
 
-def _parts(node: onnx.NodeProto, lowest: Collection[str]) -> list[onnx.NodeProto]:
+def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) -> list[onnx.NodeProto]:
     domain, name = key_of(node)
     fused = domain == "com.microsoft"
     if fused and name in _WITH_BIAS and len(node.input) == 2 and all(node.input):
@@ -400,13 +410,12 @@ def _parts(node: onnx.NodeProto, lowest: Collection[str]) -> list[onnx.NodeProto
         plain.op_type = _WITH_BIAS[name]
         plain.input[:] = total.output
         return [total, plain]
-    saturates = any(each in lowest for each in node.input[-1:])
     operator, operands = _QUANTISED.get(name, ("", 0))
     count = 3 * operands
-    if fused and name == "QGemm" and len(node.input) == 9 and saturates:
+    if fused and name == "QGemm" and len(node.input) == 9 and saturates(node):
         made, count = [deepcopy(node)], 7
         made[0].input[:] = node.input[:7]
-    elif operator and len(node.input) == count + 2 and (fused or (not domain and saturates)):
+    elif operator and len(node.input) == count + 2 and (fused or (not domain and saturates(node))):
         made = [
             onnx.helper.make_node("DequantizeLinear", node.input[at : at + 3], [f"{node.output[0]}/operand_{at // 3}"])
             for at in range(0, count, 3)

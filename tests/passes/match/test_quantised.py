@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.match.lower import lower
 from rewriter import ExitStatus, inspect, rewrite, validate
 from tests.textmodels import findings, mlp, only_left, tensor
 
@@ -122,6 +123,17 @@ def test_operators_on_quantised_numbers_and_zero_points_that_are_relus(
         assert not validate(model, wrong).same
 
 
+@pytest.mark.parametrize("text", [
+    "y = com.microsoft.QGemm(x, fine, zero, W1q, fine, lowest) h = Sigmoid(y)",
+    "y = MatMul(x, W1) h = com.microsoft.QLinearSigmoid(y, fine, zero, fine)",
+    "y = MatMul(x, W1) h = com.microsoft.QLinearAdd(y, fine, zero, y, fine, zero, fine)",
+    "y = QLinearMatMul(x, fine, zero, W1q, fine, lowest, fine, zero) h = Sigmoid(y)",
+], ids=["gemm", "sigmoid", "sum", "product"])  # fmt: skip
+def test_without_a_zero_point_of_the_result_nothing_is_taken_apart(text: str) -> None:
+    model = mlp(text, first="", second=SECOND, constants=CONSTANTS, domains={"com.microsoft": 1})
+    assert lower(model).model is model
+
+
 @pytest.mark.parametrize("zero", ["zero", "none"])
 def test_other_zero_points_are_no_relus(zero: str) -> None:
     text = f"h_q = QuantizeLinear(y0, fine, {zero}) h = DequantizeLinear(h_q, fine, {zero})"
@@ -130,6 +142,16 @@ def test_other_zero_points_are_no_relus(zero: str) -> None:
     model = quantised(text)
     relu = quantised(f"r = Relu(y0) {text.replace('(y0', '(r')}")
     assert not validate(model, relu).same
+
+
+def test_a_negative_scale_makes_no_relu() -> None:
+    text = "h_q = QuantizeLinear(y0, fine, lowest) h = DequantizeLinear(h_q, fine, lowest)"
+    constants = {**CONSTANTS, "fine": np.array(-0.0613)}
+    pair = [quantised(each, constants=constants) for each in (text, f"r = Relu(y0) {text.replace('(y0', '(r')}")]
+    found = validate(*pair)
+    assert found.validation is not None
+    assert not found.validation.certified
+    assert not found.same
 
 
 def test_a_zero_point_that_a_caller_may_replace_is_no_relu() -> None:
