@@ -242,6 +242,8 @@ class Dataflow:
         return Region(output, leaves, tuple(sorted(inside)))
 
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
+        if not node.input:  # a source, or a broken node
+            return
         found = linear_operator(self._view, self._constants, index)
         onnx_own = self._view.is_onnx(node)
         if isinstance(found, Miss):

@@ -164,7 +164,7 @@ def test_a_coefficient_of_a_fitted_program(tmp_path: Path) -> None:
     assert (good.exit_status, good.faults, good.first_exceeding) == (ExitStatus.CONVERTED, (), None)
     values = weight(rewritten, "mlp/heads/shifts")
     array = numpy_helper.to_array(values).copy()
-    array[np.abs(array).argmax()] *= 1 + 1e-2
+    array[np.abs(array).argmax()] *= 1 + 1e-3
     values.CopyFrom(numpy_helper.from_array(array, values.name))
     bad = validate(model, rewritten, bisect=True)
     assert bad.exit_status is ExitStatus.VALIDATION_FAILED

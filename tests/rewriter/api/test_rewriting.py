@@ -266,7 +266,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Spoil], None]:
     return plant
 
 
-READ_ANOTHER = "mlp: its heads read '"
+READ_ANOTHER = "mlp: its heads read 'first', which is not an input of its block"
 
 
 @pytest.mark.parametrize(
