@@ -19,7 +19,7 @@ from rewriter.errors import ValidationError
 from tests.cases import run
 from tests.changes import maker
 from tests.conftest import slow
-from tests.fuzz.transformers import Transformer, transformer
+from tests.fuzz.random_transformers import Transformer, transformer
 from tests.fuzz.trial import WRONG, a_way, tried_transformer, unproved
 from tests.oracle import evaluate
 

@@ -27,7 +27,7 @@ from rewriter import inspect, rewrite
 from rewriter.errors import ExitStatus, ModelError, RewriteError
 from rewriter.files.load import load_model
 from rewriter.interpret.index import heads
-from tests.fuzz.transformers import Feeds, Transformer
+from tests.fuzz.random_transformers import Feeds, Transformer
 from tests.oracle import evaluate
 from tests.sabotage.oracle import difference
 
