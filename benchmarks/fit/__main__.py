@@ -112,7 +112,7 @@ def _in_powers(name: str, keys: int, single: bool, step: float | None, based: bo
     if not math.isfinite(error):
         raise click.ClickException("every fit found divides by a number near 0; try another --step, or leave it out")
     numbers = {"step": made.step, "parts": made.parts, "shifts": made.shifts, "pairs": made.pairs, "base": made.base}
-    return {"name": f"{_PREFIX.get(name, name)}_{keys}", "activation": name, "max_error": error} | numbers
+    return {"name": f"{_PREFIX.get(name, name)}_k{keys}", "activation": name, "max_error": error} | numbers
 
 
 def _function(name: str) -> Function:

@@ -25,7 +25,7 @@ class Program:
     """A sum of heads that computes one activation.
 
     Attributes:
-        name: the name that reports print, such as `silu` or `gelu_erf_11`.
+        name: the name that reports print, such as `silu` or `gelu_erf_k11`.
         heads: attention heads per neuron.
         linear: factor of z outside the heads (a head that attends only to itself).
         constant: constant outside the heads.

@@ -26,8 +26,8 @@ from pathlib import Path
 from random import Random
 
 from tests.fuzz.damage import damaged
-from tests.fuzz.seeds import committed, small
 from tests.fuzz.random_transformers import transformer
+from tests.fuzz.seeds import committed, small
 from tests.fuzz.trial import Outcome, a_way, tried, tried_transformer
 
 _SECONDS = 180

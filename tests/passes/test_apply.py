@@ -120,7 +120,7 @@ def test_names_and_metadata(inline: bool) -> None:
             f"{DOMAIN}.block": "mlp",
             f"{DOMAIN}.form": "local",
             f"{DOMAIN}.activation": "gelu",
-            f"{DOMAIN}.program": "gelu_erf_11",
+            f"{DOMAIN}.program": "gelu_erf_k11",
         }
         assert 1.5e-8 <= float(metadata(node)[f"{DOMAIN}.max_error"]) < 1e-6
     old = {initializer.name for initializer in mlp(ERF_GELU).graph.initializer}

@@ -37,7 +37,7 @@ TABLE = (
     *fitted_programs(), *fitted_programs("gate"), *fitted_programs("powers"), *fitted_programs("precise"),
     *((name, scaled_silu(name)) for name in ("gelu", "gelu_tanh")),
 )  # fmt: skip
-QUICK = {"gelu_erf_m6", "gelu_erf_7", "scaled_silu"}
+QUICK = {"gelu_erf_m6", "gelu_erf_k7", "scaled_silu"}
 EACH = pytest.mark.parametrize(
     ("activation", "program"),
     [
