@@ -202,10 +202,16 @@ class Maker:
 
     def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
-        past, sequence = (pinned.get(*each) for each in ((Kind.PAST, setting.past), (Kind.SEQUENCE, setting.sequence)))
+        past, sequence, longest = pinned.get(Kind.PAST, setting.past), setting.sequence, self.facts.longest
+        if longest is not None:
+            # Positions beyond the table would be out of range; at least one new token must remain.
+            past = min(past, max(longest - 1, 0))
+            sequence = max(min(sequence, longest - past), 1)
+        sequence = pinned.get(Kind.SEQUENCE, sequence)
         alone = not any(Kind.SEQUENCE in spec.kinds for spec in self.specs)
         # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
         encoder = sequence if alone else sequence + sequence % 2 + 4
+        encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
         side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
         return {
             **_USUAL,

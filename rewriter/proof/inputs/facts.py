@@ -2,8 +2,9 @@
 
 One walk over the graph. The axes of an input are known where an operator reads it as it is: a matrix product, a
 convolution or a norm fixes the width; attention with a past fixes the number of key heads and their size, which follows
-from the packed width of the projection. Numbers are followed further, to the tables whose rows they select. How many
-positions a model has is not asked: it refuses inputs that are too long.
+from the packed width of the projection. Numbers are followed further, from inputs and from where the model counts
+itself (Range, CumSum, a slice of stored positions), to the tables whose rows they select. Tables of relative positions
+do not count: their row numbers are differences, at which the walk ends.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import onnx
 
 from rewriter.graph.constants import Constants
 from rewriter.graph.edit import inlined
-from rewriter.graph.types import Dim
+from rewriter.graph.types import FLOATS, Dim
 from rewriter.graph.view import GraphView, all_views, integer_of, key_of
 
 
@@ -104,8 +105,14 @@ queries and of keys, and operands that are one number. Queries, keys and values 
 
 _PAST_AXES = (Kind.BATCH, Kind.HEADS, Kind.PAST, Kind.HIDDEN)
 
-_Flow = set[tuple[str, int]]
-"""What a tensor carries: pairs of an input and the offset that was added to it."""
+_FEWEST = 8
+"""Minimum number of positions; smaller tables are of token types."""
+
+_COUNTED = None
+"""The source of numbers that the model counts itself."""
+
+_Flow = set[tuple[str | None, int]]
+"""What a tensor carries: pairs of a source, an input or `_COUNTED`, and the offset that was added to it."""
 
 
 @dataclass(eq=False)
@@ -118,6 +125,7 @@ class Facts:
         sizes: the size that an axis must have.
         least: the size that an axis must have at least.
         rows: an input's numbers are below this: the rows of the smallest table that it indexes.
+        longest: number of positions of the smallest position table; None if there is none.
     """
 
     roles: dict[str, Role] = field(default_factory=dict)
@@ -125,6 +133,7 @@ class Facts:
     sizes: dict[tuple[str, int], int] = field(default_factory=dict)
     least: dict[tuple[str, int], int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
+    longest: int | None = None
 
 
 def facts_of(model: onnx.ModelProto) -> Facts:
@@ -156,6 +165,7 @@ class _Scope:
         for name in node.input[:1] if node.op_type in _SAME else ():
             if name in self.plain:
                 self.plain[node.output[0]] = self.plain[name]
+        self._positions(node)
         for index, table in _LOOKUPS.get(key_of(node), ()):
             if max(index, table) < len(node.input):
                 self._lookup(node, index, table)
@@ -174,16 +184,39 @@ class _Scope:
         tensor = self.view.initializers.get(name)
         return tuple(tensor.dims) if tensor is not None else self.view.type_of(name).shape or ()
 
+    def _limit(self, table: str, offset: int = 0) -> None:
+        """Positions index `table`, if it is a matrix of floats."""
+        shape = self.constants.shape(table) or ()
+        is_float = self.view.type_of(table).elem_type in FLOATS
+        if table in self.constants and is_float and len(shape) == 2 and shape[0] - offset >= _FEWEST:
+            self.facts.longest = min(shape[0] - offset, self.facts.longest or shape[0])
+
+    def _positions(self, node: onnx.NodeProto) -> None:
+        """Tables of positions that nobody indexes."""
+        if node.op_type == "EmbedLayerNormalization" and len(node.input) > 3:
+            self._limit(node.input[3])  # without position ids, it counts itself
+        if self._is_cut(node):
+            self._limit(node.input[0])  # cut to a computed length: positions are implicit
+        if node.op_type == "GroupQueryAttention" and len(node.input) > 7 and integer_of(node, "do_rotary", 0) == 1:
+            self._limit(node.input[7])
+
+    def _is_cut(self, node: onnx.NodeProto) -> bool:
+        """Whether it cuts a constant to a computed length."""
+        if node.op_type != "Slice" or node.input[0] not in self.constants:
+            return False
+        return not all(not name or name in self.constants for name in node.input[1:3])
+
     def _lookup(self, node: onnx.NodeProto, index: int, table: int) -> None:
         """Numbers select rows of a table."""
         shape = self._shape(node, table)
         axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
         count = shape[axis] if -len(shape) <= axis < len(shape) else None
-        if not isinstance(count, int):
-            return
         for source, offset in self.flows[node.input[index]]:
-            # Position ids of OPT and RoBERTa are shifted by 2 on their way, which leaves 2 rows fewer.
-            self.facts.rows[source] = min(max(count - offset, 1), self.facts.rows.get(source, count))
+            if source is _COUNTED:
+                self._limit(node.input[table], offset)
+            elif isinstance(count, int):
+                # Position ids of OPT and RoBERTa are shifted by 2 on their way, which leaves 2 rows fewer.
+                self.facts.rows[source] = min(max(count - offset, 1), self.facts.rows.get(source, count))
 
     def _attention(self, node: onnx.NodeProto) -> None:
         facts, (pasts, heads, numbers) = self.facts, _ATTENTION[key_of(node)]
@@ -246,6 +279,12 @@ class _Scope:
         kind, given = node.op_type, [self.flows[name] if name else set() for name in node.input]
         if key_of(node)[0]:
             return set()
+        if kind == "Range":
+            return {(_COUNTED, 0)}
+        if kind == "CumSum":  # counts from 1, unless it leaves the element itself out
+            return {(_COUNTED, 1 - integer_of(node, "exclusive", 0))}
+        if kind == "Slice" and node.input[0] in self.constants:
+            return {(_COUNTED, 0)} if self._is_cut(node) else set()
         if kind in {"Add", "Sub"} and any(given):
             numbers = [self.constants.scalar(name) for name in node.input]
             if kind == "Sub" and (given[1] or numbers[1] is None):

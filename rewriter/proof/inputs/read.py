@@ -183,7 +183,7 @@ def tokenized(given: Text, model: onnx.ModelProto) -> Tokens:
     for number, text in enumerate(texts):
         with _refused(f"the tokenizer cannot encode {quoted(text)}"):
             encoding = tokenizer.encode(text)
-        _check(encoding.ids, text, ids)
+        _check(encoding.ids, text, ids, maker.facts.longest)
         feeds = dict(maker.case(Setting(1, len(encoding.ids)), number=1).feeds)
         for spec in maker.specs:
             if spec.role in {Role.IDS, Role.TOKEN_TYPES}:
@@ -265,13 +265,15 @@ def _ids_input(specs: Sequence[InputSpec]) -> InputSpec:
     return found[0]
 
 
-def _check(ids: Sequence[int], text: str, spec: InputSpec) -> None:
+def _check(ids: Sequence[int], text: str, spec: InputSpec, longest: int | None) -> None:
     """Raises UsageError if a model cannot take these tokens."""
     if not ids:
         raise UsageError(f"the tokenizer makes no tokens of {quoted(text)}")
     if spec.rows is not None and max(ids) >= spec.rows:
         what = f"the tokenizer gives token {max(ids)}, and the model knows {spec.rows}"
         raise UsageError(f"{what}: the tokenizer belongs to another model")
+    if longest is not None and len(ids) > longest:
+        raise UsageError(f"the text has {len(ids)} tokens, and the model takes at most {longest}")
     fixed = spec.shape[-1] if spec.shape else 1
     if isinstance(fixed, int) and fixed != len(ids):
         raise UsageError(f"the text has {len(ids)} tokens, and input {quoted(spec.name)} takes exactly {fixed}")

@@ -15,6 +15,7 @@ from onnx import parser
 from rewriter.errors import UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.inputs.read import _refused, load_cases, tokenized
+from tests.committed import FOLDER
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -193,6 +194,13 @@ def test_a_tokenizer_of_another_model() -> None:
         UsageError, match="gives token 3, and the model knows 3: the tokenizer belongs to another model"
     ):
         tokenized(Text("the cat sat", tokenizer()), looks_up("int64[b, s] input_ids", table=3))
+
+
+def test_more_tokens_than_positions() -> None:
+    proto = onnx.load(FOLDER / "silu-decoder.onnx")
+    assert tokenized(Text("the " * 64, tokenizer()), proto).cases[0].feeds["input_ids"].shape == (1, 64)
+    with pytest.raises(UsageError, match="the text has 65 tokens, and the model takes at most 64"):
+        tokenized(Text("the " * 65, tokenizer()), proto)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"type": "BPE"}}', "\x00\xff"])
