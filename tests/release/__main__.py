@@ -29,17 +29,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = re.compile(
-    r"(rewriter|passes)/([\w/]+\.py|py\.typed|report/\w+\.schema\.json|report/html/templates/[\w.]+|programs/programs\.json|proof/certificate/bounds\.json)"
+    r"(rewriter|passes)/([\w/]+\.py|__init__\.pyi|py\.typed|report/\w+(\.schema)?\.json|report/html/templates/[\w.]+|programs/programs\.json|proof/certificate/bounds\.json)"
     r"|attnonly-[\w.]+\.dist-info/(METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|licenses/LICENSE)"
 )
 """Everything that a wheel may hold."""
 NEEDED = (
     "passes/programs/programs.json",
     "passes/py.typed",
+    "rewriter/__init__.pyi",
     "rewriter/proof/certificate/bounds.json",
     "rewriter/py.typed",
     "rewriter/report/certificate.schema.json",
     "rewriter/report/comparison.schema.json",
+    "rewriter/report/floats.json",
     "rewriter/report/report.schema.json",
     "rewriter/report/html/templates/page.html.j2",
 )
