@@ -12,9 +12,9 @@ from rewriter import UsageError
 
 @pytest.mark.parametrize("package", ["torch", "transformer_lens"])
 def test_transformer_lens(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "transformer_lens", "rewriter.adapters.transformer_lens"):
-        if name in sys.modules:
-            monkeypatch.delitem(sys.modules, name)
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "transformer_lens"]
+    for name in ("torch", "rewriter.adapters.transformer_lens", *loaded):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     if package == "transformer_lens":
         monkeypatch.setitem(sys.modules, "torch", type(sys)("torch"))
