@@ -56,16 +56,15 @@ class Network:
     def __init__(self, path: Path) -> None:
         """Cut a model of tokens, whose output is [batch, T, entries], behind its embeddings."""
         index, model = heads(path), onnx.load(path)
-        (self._output,) = (known_output(index.view, None),)
-        self._start = chain_to(index.view, index.sublayers, self._output).stages[0].before
+        output = known_output(index.view, None)
+        self._start = chain_to(index.view, index.sublayers, output).stages[0].before
         given = [each.name for each in model.graph.input]
         self._ids = next(name for name in given if "mask" not in name and "type" not in name)
         inferred = onnx.shape_inference.infer_shapes(model)
-        ends = [self._start], [self._output]
         self._options = onnxruntime.SessionOptions()
         self._options.intra_op_num_threads, self._options.log_severity_level = 1, 3
-        self._embed = self._session(Extractor(inferred).extract_model(given, ends[0]))
-        self._rest = self._session(Extractor(inferred).extract_model([self._start, *given], ends[1]))
+        self._embed = self._session(Extractor(inferred).extract_model(given, [self._start]))
+        self._rest = self._session(Extractor(inferred).extract_model([self._start, *given], [output]))
         tables = [each for each in model.graph.initializer if len(each.dims) == 2]
         read = {node.input[0] for node in model.graph.node if node.op_type == "Gather"}
         self.vocabulary = max(each.dims[0] for each in tables if each.name in read)
@@ -76,25 +75,29 @@ class Network:
         )
 
     def feeds(self, ids: Array) -> dict[str, Array]:
-        """The inputs for tokens [batch, T]: nothing is padded."""
-        made = {self._ids: ids}
-        for each in (*self._embed.get_inputs(), *self._rest.get_inputs()):
-            if each.name not in (*made, self._start):
-                made[each.name] = np.ones_like(ids) if "mask" in each.name else np.zeros_like(ids)
-        return made
+        """The inputs of the model for tokens [batch, T]: nothing is padded."""
+        given = (each.name for each in (*self._embed.get_inputs(), *self._rest.get_inputs()))
+        made = {name: np.ones_like(ids) if "mask" in name else np.zeros_like(ids) for name in given}
+        return {**{name: array for name, array in made.items() if name != self._start}, self._ids: ids}
 
     def embedded(self, ids: Array) -> Array:
         """[batch, T, D]."""
-        wanted = {each.name for each in self._embed.get_inputs()}
-        fed = {name: value for name, value in self.feeds(ids).items() if name in wanted}
-        return np.asarray(self._embed.run(None, fed)[0])
+        return _made(self._embed, self.feeds(ids))
 
     def entries(self, embedded: Array, ids: Array) -> Array:
         """[batch, entries] at the last token, of embeddings [batch, T, D]."""
-        wanted = {each.name for each in self._rest.get_inputs()} - {self._start}
-        every = np.broadcast_to(ids, (len(embedded), ids.shape[-1]))
-        fed = {name: value for name, value in self.feeds(np.ascontiguousarray(every)).items() if name in wanted}
-        return np.asarray(self._rest.run(None, {self._start: embedded, **fed})[0])[:, -1].astype(np.float64)
+        every = np.ascontiguousarray(np.broadcast_to(ids, (len(embedded), ids.shape[-1])))
+        made = _made(self._rest, {**self.feeds(every), self._start: embedded})
+        return np.asarray(made[:, -1], dtype=np.float64)
+
+    def predicted(self, ids: Array) -> int:
+        """The largest entry at the last token."""
+        return int(self.entries(self.embedded(ids[None]), ids)[0].argmax())
+
+
+def _made(session: onnxruntime.InferenceSession, feeds: Mapping[str, Array]) -> Array:
+    """The output of a part, which reads some of the feeds."""
+    return np.asarray(session.run(None, {each.name: feeds[each.name] for each in session.get_inputs()})[0])
 
 
 def along(network: Network, ids: Array, at: Array, directions: Array, entry: int) -> Array:
@@ -121,8 +124,7 @@ def replacing(network: Network, ids: Array, entry: int, others: Array) -> Array:
 
 def scores(path: Path, network: Network, ids: Array, others: Array) -> dict[str, Array]:
     """Method to [T]."""
-    embedded = network.embedded(ids[None])[0]
-    entry = int(network.entries(embedded[None], ids)[0].argmax())
+    embedded, entry = network.embedded(ids[None])[0], network.predicted(ids)
     base = network.embedded(others[:, None].repeat(ids.size, axis=1)).mean(axis=0)  # the mean token in each place
     way = embedded - base
     steps = [along(network, ids, base + (k + 0.5) / _POINTS * way, way, entry) for k in range(_POINTS)]
@@ -142,9 +144,7 @@ def correlations(one: Array, other: Array) -> tuple[float, float]:
 
 def spelled(path: Path, ids: Array, network: Network, folder: Path) -> float:
     """How far a token's score is off in what the model is rewritten to, relative to the largest score."""
-    feeds = network.feeds(ids[None])
-    embedded = network.embedded(ids[None])
-    entry = int(network.entries(embedded, ids)[0].argmax())
+    feeds, entry = network.feeds(ids[None]), network.predicted(ids)
     own, worst = attribute(path, feeds, entry).paths["embed"], 0.0
     for name, options in SPELLINGS.items():
         made = folder / f"{path.stem}-{name}.onnx"
@@ -177,21 +177,21 @@ def measured(path: Path, count: int, length: int, told: Callable[[str], None]) -
     """The row of one model."""
     network, found = Network(path), list[dict[str, tuple[float, float]]]()
     others = np.random.default_rng(1).choice(network.vocabulary, 32, replace=False)
-    first = None
-    for number, ids in enumerate(prompts(path, network, count, length)):
-        first = ids if first is None else first
+    drawn = tuple(prompts(path, network, count, length))
+    for number, ids in enumerate(drawn):
         made = scores(path, network, ids, others)
         yardstick = made.pop("replacing")
         found.append({name: correlations(each, yardstick) for name, each in made.items()})
         told(f"{path.name}: prompt {number + 1} of {count}")
     with tempfile.TemporaryDirectory(prefix="attnonly-attribution-") as folder:
-        worst = spelled(path, np.asarray(first), network, Path(folder))
+        worst = spelled(path, drawn[0], network, Path(folder))
     told("")
     columns = {name: np.array([each[name] for each in found]) for name in METHODS}  # [prompts, 2]
     errors = {name: each.std(axis=0, ddof=1) / len(each) ** 0.5 for name, each in columns.items()}
     return {
         "model": path.stem if path.parent.name == "trained" else f"{path.parent.name}/{path.stem}",
         "prompts": count,
+        "length": length,
         **{
             name: {"mean": each.mean(axis=0).tolist(), "error": errors[name].tolist()} for name, each in columns.items()
         },
@@ -209,7 +209,7 @@ def main(models: tuple[Path, ...], *, count: int, length: int, json_path: Path) 
     rows = [
         measured(path, count, length, lambda text: click.echo(f"\r\033[K{text}", nl=False, err=True)) for path in models
     ]
-    write_json(json_path, "attribution", {"prompts": count, "length": length, "others": 32, "points": _POINTS}, rows)
+    write_json(json_path, "attribution", {"others": 32, "points": _POINTS}, rows)
     for place, what in enumerate(("scores", "ranks")):
         cells = [
             (row["model"], *(f"{row[each]['mean'][place]:.2f} +- {row[each]['error'][place]:.2f}" for each in METHODS))

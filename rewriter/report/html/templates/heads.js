@@ -75,6 +75,7 @@ function map() {
     const missing = each.shown < each.count ? `, ${each.shown} of ${each.count} shown` : "";
     return make("div", {}, make("p", { class: "side" }, `${each.name}${missing}`), row);
   }));
+  search();
 }
 
 function thumbnail(head) {
