@@ -9,7 +9,7 @@ it does not judge is checked here. A model that passes satisfies:
   may not shadow any name in sight, while inputs and initializers of a subgraph may shadow outer ones.
 - Dims are non-negative and amount to less than 2**63 bytes, and inline data has exactly the length that they need.
 - Nodes have the inputs, outputs and attributes that their operators need, as far as onnx knows these (its checker).
-- Subgraphs nest at most `walk.MAX_DEPTH` deep; local functions are unique, not recursive, and of bounded size:
+- Subgraphs nest at most `walk.MAX_DEPTH` deep; local functions are unique, not recursive, and of bounded depth and size:
   onnxruntime inlines them, so a small file of n functions that each call the previous one twice would grow to 2**n
   nodes, and would fill its memory.
 
@@ -36,6 +36,9 @@ from rewriter.text import counted, one_line, quoted
 
 MAX_INLINED = 10_000_000
 """Maximum number of nodes of a model once its functions are inlined."""
+
+MAX_CALLS = 100
+"""Longest chain of functions that call each other. onnxruntime loads no longer one, and onnx does not inline it."""
 
 RUNTIME_DOMAINS = frozenset(
     ("com.microsoft", "com.microsoft.experimental", "com.microsoft.nchwc", "com.ms.internal.nhwc", "ai.onnx.ml")
@@ -277,7 +280,8 @@ def _check_functions(model: onnx.ModelProto) -> None:
 
     Raises:
         ModelError: a function is defined twice, unnamed, named like an operator of ONNX, in a domain of onnxruntime,
-            or recursive (directly or mutually), or inlining would yield more than `MAX_INLINED` nodes.
+            or recursive (directly or mutually), or inlining would yield more than `MAX_INLINED` nodes; or more than
+            `MAX_CALLS` functions call each other in a chain.
     """
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
@@ -294,7 +298,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
             )
         functions[key] = function
     calls = {key: _calls(function.node, functions) for key, function in functions.items()}
-    inlined: dict[_Key, int] = {}
+    inlined, deep = dict[_Key, int](), dict[_Key, int]()
     try:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError as error:
@@ -303,6 +307,12 @@ def _check_functions(model: onnx.ModelProto) -> None:
             "ONNX forbids; export the model again"
         ) from error
     for key in order:
+        deep[key] = 1 + max((deep[callee] for callee in calls[key]), default=0)
+        if deep[key] > MAX_CALLS:
+            raise ModelError(
+                f"local functions call each other more than {MAX_CALLS} deep, which onnxruntime does not load; export "
+                "the model without functions"
+            )
         inlined[key] = len(functions[key].node) + sum(inlined[callee] * n for callee, n in calls[key].items())
     main = _calls(model.graph.node, functions)
     if sum(inlined[callee] * n for callee, n in main.items()) > MAX_INLINED:

@@ -13,12 +13,13 @@ from onnx import TensorProto
 
 from passes.match.linear import LINEAR_OPERATORS
 from passes.match.lower import LOWERINGS
-from rewriter.errors import ModelError
+from rewriter.errors import ModelError, ValidationError
 from rewriter.files import soundness
 from rewriter.files.load import load_model
 from rewriter.files.soundness import check_structure, sort_main_graph
 from rewriter.graph.elementwise import MICROSOFT, OPERATORS
 from rewriter.graph.walk import MAX_DEPTH
+from rewriter.ort.sessions import open_session
 from tests.counting import steps
 
 
@@ -277,6 +278,22 @@ def test_what_inlining_yields_is_bounded() -> None:
     for model in (doubling(23, 1), doubling(22, 2), doubling(60, 1)):
         with pytest.raises(ModelError, match="yields more than 10,000,000 nodes"):
             check_structure(model)
+
+
+def test_a_chain_of_functions_is_as_long_as_onnxruntime_takes() -> None:
+    def chain(count: int) -> onnx.ModelProto:
+        model = parse("g (float[2] x) => (float[2] y) { y = local.f0(x) }")
+        for index in range(count):
+            inner = f"local.f{index + 1}" if index < count - 1 else "Neg"
+            model.functions.append(onnx.parser.parse_function(f"{FUNCTION} f{index} (p) => (q) {{ q = {inner}(p) }}"))
+        return model
+
+    check_structure(chain(100))
+    open_session(chain(100))
+    with pytest.raises(ModelError, match="local functions call each other more than 100 deep"):
+        check_structure(chain(101))
+    with pytest.raises(ValidationError):
+        open_session(chain(101))
 
 
 # Unsorted graphs, as onnxruntime's float16 converter writes them ---------------------------------------------
