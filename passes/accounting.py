@@ -5,8 +5,7 @@ Head counts are given for the form that the plan chose, with the cost of each fo
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -200,7 +199,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
         (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
     }
     converted |= {(view.path, index) for view in plan.views for index in plan.recognised.nodes(view)}
-    functions = {(each.domain, each.name): each for each in plan.model.functions}
+    pure = _pure_functions(plan.model)
     counts: Counter[str] = Counter()
     counted: set[tuple[Path, int]] = set()
     for view in plan.views:
@@ -212,7 +211,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
                 continue
             data.update(node.output)
             whole = any(view.type_of(name).elem_type in _WHOLE for name in node.output[:1])
-            if not whole and (view.path, index) not in converted and not _pure(node, functions):
+            if not whole and (view.path, index) not in converted and not (key_of(node) in pure or _pure(node)):
                 counted.add((view.path, index))
                 counts[label(node).partition(" ")[0]] += 1
     for block in (each.block for each in plan.left if each.block is not None):
@@ -225,10 +224,23 @@ def _remaining(plan: Plan) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _pure(node: onnx.NodeProto, functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> bool:
-    """Whether an operator, or every one in the local function that it calls, does not count."""
-    key = key_of(node)
-    if key in functions:
-        return all(_pure(inner, functions) for inner in iter_nodes(functions[key].node))
-    known = key[0] in _KNOWN_DOMAINS and node.op_type in PURE
+def _pure(node: onnx.NodeProto) -> bool:
+    """Whether an operator does not count; a call of a local function does."""
+    known = key_of(node)[0] in _KNOWN_DOMAINS and node.op_type in PURE
     return known and attributes(node).get("activation") in (None, 0, b"", b"none")
+
+
+def _pure_functions(model: onnx.ModelProto) -> set[tuple[str, str]]:
+    """The local functions in which no operator counts, nor in those that they call."""
+    bodies = {(each.domain, each.name): [*iter_nodes(each.node)] for each in model.functions}
+    callers = defaultdict[tuple[str, str], set[tuple[str, str]]](set)
+    for name, nodes in bodies.items():
+        for called in {key_of(node) for node in nodes} & bodies.keys():
+            callers[called].add(name)
+    pending = [name for name, nodes in bodies.items() if any(key_of(n) not in bodies and not _pure(n) for n in nodes)]
+    counted = set[tuple[str, str]]()
+    while pending:
+        if (name := pending.pop()) not in counted:
+            counted.add(name)
+            pending += callers[name]
+    return bodies.keys() - counted

@@ -15,6 +15,9 @@ from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 MICROSOFT, OWN = ({"domains": {name: 1}} for name in ("com.microsoft", "own"))
 FUNCTION = '<domain: "own", opset_import: ["": 17]> f (a) => (b) {{ b = {} }}'
+CALLING = """<domain: "own", opset_import: ["": 17, "own": 1]> f (a) => (b) {{ c = own.g(a) b = own.g(c) }}
+<domain: "own", opset_import: ["": 17, "own": 1]> g (a) => (b) {{ b = own.h(a) }}
+<domain: "own", opset_import: ["": 17]> h (a) => (b) {{ b = {} }}"""
 
 COUNTS: dict[str, dict[str, tuple[tuple[int, ...], int, int]]] = {
     SILU: {
@@ -61,6 +64,8 @@ def test_a_form_that_does_not_take_the_block_says_why() -> None:
     ("y = MatMul(x, W1) h = Sin(y) out = MatMul(h, W2)", {"activation f": 1}, {}),
     ("out = own.f(x)", {"own::f": 1}, {**OWN, "functions": FUNCTION.format("Mod<fmod = 1>(a, a)")}),
     ("out = own.f(x)", {}, {**OWN, "functions": FUNCTION.format("Add(a, a)")}),
+    ("out = own.f(x)", {"own::f": 1}, {**OWN, "functions": CALLING.format("Mod<fmod = 1>(a, a)")}),
+    ("out = own.f(x)", {}, {**OWN, "functions": CALLING.format("Add(a, a)")}),
 ])  # fmt: skip
 def test_what_is_not_known_to_be_pure_is_counted(text: str, remaining: dict[str, int], options: dict[str, Any]) -> None:
     model = text_model(text, constants={"w": np.ones((4, 1, 3)), "k": onnx.numpy_helper.from_array(np.array([2]), "k")},
