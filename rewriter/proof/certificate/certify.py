@@ -288,7 +288,7 @@ class _Matching:
         for name in a.outputs:
             if not complete(self._same(a.main, name, b.main, name)):
                 found = sorted(self._why, key=lambda each: each[0])
-                yield from (refusal for _, refusal in found)
+                yield from dict.fromkeys(refusal for _, refusal in found)  # several ways fail for one reason
                 if not found:
                     yield Refusal(name, name, "", "is not computed as in the original")
                 return
