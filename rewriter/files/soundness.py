@@ -9,9 +9,9 @@ it does not judge is checked here. A model that passes satisfies:
   may not shadow any name in sight, while inputs and initializers of a subgraph may shadow outer ones.
 - Dims are non-negative and amount to less than 2**63 bytes, and inline data has exactly the length that they need.
 - Nodes have the inputs, outputs and attributes that their operators need, as far as onnx knows these (its checker).
-- Subgraphs nest at most `walk.MAX_DEPTH` deep; local functions are unique, not recursive, and of bounded depth and size:
-  onnxruntime inlines them, so a small file of n functions that each call the previous one twice would grow to 2**n
-  nodes, and would fill its memory.
+- Subgraphs nest at most `walk.MAX_DEPTH` deep. Local functions are unique, not recursive, and bounded in depth and
+  size: onnxruntime inlines them, so a small file of n functions that each call the previous one twice would grow to
+  2**n nodes, and would fill its memory.
 
 The check takes time linear in the size of the model.
 """
