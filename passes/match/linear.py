@@ -9,30 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import onnx
 
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, key_of, label
+from rewriter.graph.view import GraphView, Miss, key_of, label
 
 MICROSOFT = "com.microsoft"
 """Domain of onnxruntime's contributed operators."""
-
-
-@dataclass(frozen=True)
-class Miss:
-    """Why a match failed.
-
-    Attributes:
-        reason: words that a user can act on.
-        node: where it failed.
-        kind: what later steps tell it by; `domain`: only the range of the pre-activations is missing.
-    """
-
-    reason: str
-    node: str
-    kind: Literal["", "domain"] = ""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from math import prod
 import onnx
 
 from passes.match.blocks import Block
-from passes.match.linear import LinearOperator, Miss
+from passes.match.linear import LinearOperator
 from passes.sizes import TOKENS, Shapes
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, attributes, integer_of, integers_of, label
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, Miss, attributes, integer_of, integers_of, label
 
 _PARTS = ("Split", "Slice")
 """Operators that take some of the channels."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.match.linear import LINEAR_OPERATORS, LinearOperator, Miss, linear_operator
+from passes.match.linear import LINEAR_OPERATORS, LinearOperator, linear_operator
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import view_model
+from rewriter.graph.view import Miss, view_model
 from tests.textmodels import text_model
 
 INPUTS = "float[batch, tokens, 4] x, float[batch, tokens, 4] z, float[4, tokens] t, float[batch, 4, n, m] image"
@@ -75,7 +75,8 @@ OPERATORS: tuple[tuple[str, LinearOperator], ...] = (
     ("y = com.microsoft.FusedConv(image, k11, b)", operator("Conv 1x1", "image", "k11", (4, 8), axis=-3)),
     ("y = MatMulInteger(x, w)", operator("MatMulInteger", "x", "w", (4, 8))),
     ("y = QLinearMatMul(x, b, b, w, b, b, b, b)", operator("QLinearMatMul", "x", "w", (4, 8))),
-    ("y = QLinearMatMul(v, b, b, t, b, b, b, b)", operator("QLinearMatMul (W X)", "t", "v", (4, 8), transposed=True, axis=-2)),
+    ("y = QLinearMatMul(v, b, b, t, b, b, b, b)",
+     operator("QLinearMatMul (W X)", "t", "v", (4, 8), transposed=True, axis=-2)),
     ("y = QLinearConv(image, b, b, k11, b, b, b, b, b)", operator("Conv 1x1", "image", "k11", (4, 8), axis=-3)),
     ("y = com.microsoft.QGemm<transB = 1>(x, b, b, v, b, b)", operator("QGemm", "x", "v", (4, 8), transposed=True)),
     ("y = com.microsoft.QGemm(x, b, b, w, b, b)", operator("QGemm", "x", "w", (4, 8))),
