@@ -25,6 +25,7 @@ BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
 Sizes = tuple[int | None, ...]
 """A shape; None for a size that is not known."""
 
+
 def factors(size: int) -> tuple[int, int, int]:
     """A size as number, exponent of the batch and exponent of the tokens.
 
