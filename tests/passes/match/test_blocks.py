@@ -590,6 +590,7 @@ def test_operator_that_nobody_knows_is_no_silence() -> None:
     ("s = Mul(y, y) m = Softmax(s)", True),
 ])  # fmt: skip
 def test_the_square_of_a_normalisation_is_no_activation(text: str, left: bool) -> None:
-    model = text_model(f"y = MatMul(x, W1) {text} r = Sqrt(m) n = Div(y, r) out = MatMul(n, W2)")
+    nodes = f"y = MatMul(x, W1) {text} r = Sqrt(m) n = Div(y, r) out = MatMul(n, W2)"
+    model = text_model(nodes, constants={"two": np.array(2.0)})
     found = findings(model)
     assert (bool(found.left), found.blocks) == (left, ())
