@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import onnx
@@ -32,6 +32,38 @@ Path = tuple[tuple[str, str], ...]
 
 Names survive what replacements do to the order and number of nodes, indices do not.
 """
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why something was not found in a graph.
+
+    Attributes:
+        reason: words that a user can act on.
+        node: where it failed.
+        kind: what later steps tell it by; `domain`: only the range of the pre-activations is missing.
+    """
+
+    reason: str
+    node: str
+    kind: Literal["", "domain"] = ""
+
+
+class LostError(Exception):
+    """A tensor cannot be followed or computed.
+
+    Attributes:
+        miss: why, and at which node.
+    """
+
+    def __init__(self, reason: str, node: str) -> None:
+        super().__init__(reason)
+        self.miss = Miss(reason, node)
+
+    @classmethod
+    def at(cls, node: onnx.NodeProto, reason: str) -> LostError:
+        """The error at a node, which its message names."""
+        return cls(f"{label(node)}: {reason}", label(node))
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from rewriter import ExitStatus, rewrite
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
-from rewriter.proof.rule import FACTOR, Judgement, compared
+from rewriter.proof.rule import FACTOR, Judgement, compared, uncompared
 from rewriter.proof.run import run_model
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import validate
@@ -46,6 +46,36 @@ def test_a_single_wrong_entry_shows() -> None:
     wrong = A.copy()
     wrong[2, 4] += np.float32(1e-3)
     assert "is off by" in judged(wrong).reason
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "largest"),
+    [
+        (A, A + np.float32(0.5), 0.5),
+        (np.where(A > 0, np.inf, A), np.where(A > 0, np.inf, A - 0.25), 0.25),
+        (np.array([1, 2, 9]), np.array([1, 5, 9]), 3.0),
+        (np.array([True, False]), np.array([True, True]), 1.0),
+        (np.array(["a", "b"], object), np.array(["a", "c"], object), np.inf),
+        (A, A[:2], np.inf),
+        (A, np.where(A > 0, np.nan, A), np.inf),
+    ],
+)
+def test_the_largest_difference(a: Any, b: Any, largest: float) -> None:
+    assert judged(b, a=a).max_abs == pytest.approx(largest, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ([A[:0]], "has no elements in any case"),
+        ([A[:0], A], ""),
+        ([A * np.nan, A * np.inf], "is NaN or infinite throughout, in every case"),
+        ([np.array(["a"], object)], ""),
+        ([np.array([False])], ""),
+    ],
+)
+def test_what_cannot_be_compared(values: Any, why: str) -> None:
+    assert uncompared(values) == why
 
 
 def test_what_rounding_moves_as_far_as_it_is_large_proves_nothing() -> None:
