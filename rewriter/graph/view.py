@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import onnx
 
-from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_skeleton
+from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_graph
 from rewriter.graph.walk import subgraphs
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -263,13 +263,13 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
 
     An inner view includes the initializers and the types of the graphs around it.
     """
-    inferred = inferred_skeleton(model)
-    main = view_graph(model.graph, opsets(model.opset_import), types=declared_types(inferred.graph))
+    inferred = inferred_graph(model)
+    main = view_graph(model.graph, opsets(model.opset_import), types=declared_types(inferred))
     views = [main]
-    pending = [(main, inferred.graph)]
+    pending = [(main, inferred)]
     while pending:
         outer, typed = pending.pop(0)
-        # The skeleton has the same nodes in the same order, so that its bodies can be paired by position.
+        # Both have the same nodes in the same order, so that its bodies can be paired by position.
         for node, typed_node in zip(outer.nodes, typed.node, strict=True):
             for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
                 inner = view_graph(

@@ -202,7 +202,7 @@ def rounded(
         return []
 
     found = runs(model.proto, {}, optimise=True)
-    noisy, prefix = _nudged(model, points)
+    noisy, prefix = nudged(model.proto, points)
     for draw in DRAWS if prefix else ():
         found += runs(noisy, feeds(noisy, prefix, draw), optimise=False)
     with suppress(NoReference):
@@ -221,23 +221,12 @@ def _only_rounds(name: str, plain: Results, exact: Results) -> bool:
     return moved.error < math.sqrt(float(ml_dtypes.finfo(dtype).eps))
 
 
-def _nudged(model: LoadedModel, points: Sequence[Point]) -> tuple[onnx.ModelProto, str]:
-    graph = model.proto.graph
-    there = {each.name for each in graph.input} | {name for node in graph.node for name in node.output}
-    nearer = [
-        replace(point, argument=point.argument if point.argument in there else "")
-        for point in points
-        if not point.value or point.value in there
-    ]
-    return nudged(model.proto, nearer)
-
-
 def _in_float64(
     claim: Claim, before: LoadedModel, after: LoadedModel, point: Point, cases: Sequence[Case]
 ) -> list[Judgement]:
     """The rule on float64 evaluations, where what is claimed counts as noise; nothing if there are none."""
     error = claim.max_error + (_UNSTABLE if claim.unstable else _STEADY)
-    noisy, prefix = _nudged(before, [replace(point, error=error)])
+    noisy, prefix = nudged(before.proto, [replace(point, error=error)])
     try:
         reference, moved = (open_reference(proto, before.base_dir) for proto in (before.proto, noisy))
         heads = open_reference(after.proto, after.base_dir)
