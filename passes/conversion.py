@@ -190,8 +190,7 @@ def _program(block: Block, accuracy: Accuracy, *, quick: bool) -> Program:
     gated = identified.gated is not None
     if identified.activation.program is None and identified.activation.gate is None:
         return _fitted(block, accuracy, arithmetic, gated=gated, quick=quick)
-    choose = identified.activation.quick_program_for if quick else identified.activation.program_for
-    program = choose(identified.parameters, arithmetic, gated=gated)
+    program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated, quick=quick)
     if program is None:
         what = "a gate with " if gated else ""
         raise LostError(f"no head program for {what}{identified.activation.name} yet", block.output)
