@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
-from flint import fmpq
 
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut, reads
@@ -27,16 +26,9 @@ from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, de
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
 from rewriter.proof.certificate.rows import Layer, before_casts, front, in_order, read_layer, width
+from rewriter.proof.certificate.square import TOPS, unfold
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
-
-TOPS: Mapping[int, fmpq] = {
-    onnx.TensorProto.FLOAT: fmpq(2) ** 128,
-    onnx.TensorProto.FLOAT16: fmpq(65504),
-    onnx.TensorProto.BFLOAT16: fmpq(2) ** 128,
-    onnx.TensorProto.DOUBLE: fmpq(2) ** 1024,
-}
-"""No finite number of the type is larger."""
 
 UNCLAIMED = 1e-7
 """The limit of a region about which nothing is claimed, in every type: it holds the program over the reals to what the
@@ -188,6 +180,7 @@ def certify(
     try:
         a = Model(original)
         b = Model(rewritten, a)
+        unfold(b)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
     except NotCertifiable as error:
         refusals = (Refusal("", "", "", str(error)),)
@@ -379,6 +372,9 @@ class _Matching:
 
     def _computed(self, a: Tensor, b: Tensor) -> Reading:
         """Whether both are the same function, operator or layer of the same tensors."""
+        unread = in_order(b)
+        if unread.name in unread.scope.unread:
+            self._refused(a, b, 0, unread.scope.unread[unread.name])
         regions = self._pairs(a, b)
         first = next(regions, None)
         if first is not None and (yield self._equal_functions(a, b, *first)):

@@ -32,6 +32,7 @@ from rewriter.proof.certificate.expressions import (
     rational,
     scalar_operator,
     sub,
+    substitute,
     where,
 )
 from rewriter.proof.certificate.graphs import Scope, Tensor
@@ -206,6 +207,8 @@ class Reader:
             return None
         if key == ("", "Reshape"):
             return self._keys(scope, node)
+        if node.output[0] in scope.rows:
+            return self._rows(scope, node)
         if key == ("", "Where"):
             return (yield self._where(scope, node))
         if key == ("", "Clip"):
@@ -228,6 +231,14 @@ class Reader:
         self._inside.setdefault(keys.expression, []).extend(keys.inside)
         leaves = frozenset(part for part in ordered(keys.expression) if part.operator == "leaf")
         return _Read(keys.expression, leaves, together=keys.together)
+
+    def _rows(self, scope: Scope, node: onnx.NodeProto) -> _Read:
+        """What heads over a square pattern compute of rows."""
+        rows = scope.rows[node.output[0]]
+        leaves = [self.leaf(scope.find(name)) for name in node.input]
+        found = substitute(rows.expression, dict(zip(rows.leaves, leaves, strict=True)))
+        self._inside.setdefault(found, []).extend(rows.inside)
+        return _Read(found, frozenset(leaves), together=len(leaves) > 1)
 
     def _cast(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         """The same number; of a condition, 1 where it holds and 0 where it does not."""
