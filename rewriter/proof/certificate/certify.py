@@ -89,6 +89,7 @@ class CertifiedRegion:
         nodes: nodes of the region in the rewritten model.
         bound: what was proved.
         functions: both functions of y, part by part.
+        added: what the rows of other tokens may add to it, beside the bound; 0 where they are masked.
     """
 
     original: str
@@ -100,6 +101,7 @@ class CertifiedRegion:
     nodes: int
     bound: Bound
     functions: tuple[tuple[str, ...], ...]
+    added: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -260,7 +262,7 @@ class _Matching:
         self._claims = claims
         self._replaced = blocks
         self._ends: dict[tuple[Tensor, Tensor], Claim] = {}
-        self._names = {name for block in blocks for name in block.makes}
+        self._names = {name for block in blocks for name in (*block.makes, block.output)}
         self._limit = limit
         self._known: dict[tuple[Tensor, Tensor, bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
@@ -341,7 +343,7 @@ class _Matching:
         return of_leaves(activation, self._readers[0]) or (activation is a and not of_leaves(b, self._readers[1]))
 
     def _telling(self, refusal: Refusal) -> bool:
-        """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
+        """Whether two tensors are surely meant to be the same: kept their names, or are ends or activations of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
 
     def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> Reading:
@@ -548,6 +550,7 @@ class _Matching:
             nodes=len(theirs.inside),
             bound=proved,
             functions=(tuple(listing(one)), tuple(listing(two))),
+            added=theirs.added,
         )
         return True
 

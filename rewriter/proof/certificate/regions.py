@@ -84,6 +84,7 @@ class Region:
         inside: the tensors of the region that are no leaves, its own included.
         vectors: whether a constant of it has an axis.
         together: whether it holds only if all leaves have the same shape.
+        added: the most that other rows than that of an entry add to it.
     """
 
     expression: Expression
@@ -91,6 +92,7 @@ class Region:
     inside: tuple[Tensor, ...]
     vectors: bool
     together: bool
+    added: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +136,16 @@ class Reader:
             return None
         leaves = {part: self._tensors[part] for part in parts if part.operator == "leaf"}
         inside = [each for part in parts for each in self._inside.get(part, [])]
-        return Region(found.expression, leaves, tuple(inside), found.vectors, found.together)
+        added = {
+            part: each.scope.rows[each.name].added
+            for part in parts
+            for each in self._inside.get(part, [])
+            if each.name in each.scope.rows
+        }
+        most = added.pop(found.expression, 0.0)
+        if any(added.values()):
+            return None  # what is made of them would have to be bounded
+        return Region(found.expression, leaves, tuple(inside), found.vectors, found.together, most)
 
     def names_above(self, tensor: Tensor) -> set[str]:
         """The names of the nearest tensors that elementwise operators make a tensor of, directly or not."""

@@ -23,7 +23,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.errors import RewriteError
-from rewriter.graph.view import attributes, integer_of, integers_of, key_of, label
+from rewriter.graph.view import attributes, integer_of, integers_of, key_of
 from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, sizes, widens
 from rewriter.proof.certificate.expressions import (
     OPERATORS,
@@ -158,10 +158,11 @@ class _Entries:
 
 def unfold(model: Model) -> None:
     """Write the blocks that can be read as layers of rows and functions of them; others get the reason why not."""
+    names = {name for scope in model.scopes.values() for name in (*scope.made, *scope.initializers, *scope.inputs)}
     for scope in model.scopes.values():
         for name, (node, _) in list(scope.made.items()):
             x = _cut_at(scope, node)
-            if x is not None:
+            if x is not None and not any(each.startswith(f"{name}/") for each in names):
                 try:
                     _unfold(scope, name, node, x)
                 except (_Unread, NotAFunction) as error:
@@ -262,9 +263,10 @@ class _Reader:
             return 0.0
         if expression.operator in ("+", "-", "neg"):
             return sum(map(self.leaked, expression.operands))
-        a, b = sorted(expression.operands, key=lambda each: each.constant)[-2:]
-        scaled = expression.operator == "*" and isinstance(b.value, fmpq)
-        return abs(float(b.value)) * self.leaked(a) if scaled and isinstance(b.value, fmpq) else math.inf
+        if expression.operator != "*":
+            return math.inf
+        factor, part = sorted(expression.operands, key=lambda each: not each.constant)
+        return abs(float(factor.value)) * self.leaked(part) if isinstance(factor.value, fmpq) else math.inf
 
     def _value(self, tensor: Tensor) -> Any:
         if tensor not in self._known:
@@ -275,18 +277,18 @@ class _Reader:
         return self._known[tensor]
 
     def _read(self, tensor: Tensor) -> Any:
-        if tensor.values is not None:
-            return _constants(tensor.values)
         node = tensor.node
-        read = None if node is None else _SPECIAL.get(key_of(node), _Reader.elementwise)
-        if node is None or read is None or tensor.place or self._depth > DEEPEST:
-            raise _Unread(f"{tensor.label} is not made of the tokens and bias tokens of its block alone")
         try:
+            if tensor.values is not None:
+                return _constants(tensor.values)
+            if node is None or tensor.place or self._depth > DEEPEST:
+                raise _Unread(f"{tensor.label} is not made of the tokens and bias tokens of its block alone")
+            read = _SPECIAL.get(key_of(node), _Reader.elementwise)
             found = self._counted(tensor, node) or read(self, tensor.scope, node)
         except (ValueError, NotAFunction) as error:
-            raise _Unread(f"{label(node)}: {error}") from error
+            raise _Unread(f"{tensor.label}: {error}") from error
         if found is None:
-            raise _Unread(f"{label(node)} is not known to act on rows one by one")
+            raise _Unread(f"{tensor.label} is not known to act on rows one by one")
         return found
 
     def _counted(self, tensor: Tensor, node: onnx.NodeProto) -> _Entries | None:
@@ -330,27 +332,20 @@ class _Reader:
         self.inside.append(tensor)
         source, shape = scope.find(node.input[0]), sizes(scope.find(node.input[1]))
         whole = folded(source)
-        if shape is not None and shape[:1] == [Axes(x, 0, 2)] and len(shape) == 2 and not behind:
-            if whole is None or whole.ndim > 3 or whole.size not in (1, shape[1]) or whole.shape[-1:] != (whole.size,):
-                return None
-            return np.broadcast_to(whole.reshape(1, -1), (1, int(str(shape[1]))))
-        if shape != [Axes(x, 0, 1), 1, 1]:
-            return None
-        if behind:
-            return (
-                None
-                if whole is None or whole.ndim > 3 or whole.ndim < 2 or whole.size != np.prod(whole.shape[-2:])
-                else whole.reshape(whole.shape[-2:])
-            )
+        # Axes of size 1 in front, and a last one, or two of them.
+        if whole is not None and 0 < whole.ndim <= 3 and whole.size == np.prod(whole.shape[-1 - behind :]):
+            rows = whole.reshape(-1, whole.shape[-1])
+            if behind or shape == [Axes(x, 0, 2), len(rows[0])]:
+                return rows if not behind or shape == [Axes(x, 0, 1), 1, 1] else None
         made = source.node
-        if made is None or key_of(made) != ("", "Slice") or len(made.input) != 4:
+        if behind or made is None or key_of(made) != ("", "Slice") or shape != [Axes(x, 0, 1), 1, 1]:
             return None
-        table, (start, end, axis) = (
+        table, *ends = (
             folded(source.scope.find(made.input[0])),
-            (sizes(source.scope.find(each)) for each in made.input[1:]),
+            *(sizes(source.scope.find(each)) for each in made.input[1:]),
         )
         # For more tokens than it has rows nothing is computed: the Concat fails.
-        known = (start, end, axis) == ([0], [Axes(x, 1, 2)], [0]) and table is not None and table.ndim == 2
+        known = ends == [[0], [Axes(x, 1, 2)], [0]] and table is not None and table.ndim == 2
         return table if known else None
 
     def slice(self, scope: Scope, node: onnx.NodeProto) -> Any:
@@ -360,15 +355,12 @@ class _Reader:
             return None
         if ends == [[0], [1], [0]] and stream.x is None:
             return replace(stream, batch=1)
-        if ends[2] != [2] or any(each is None or len(each) != 1 or not isinstance(each[0], int) for each in ends):
+        numbers = [each[0] for each in ends if each is not None and len(each) == 1 and isinstance(each[0], int)]
+        columns = stream.bias.shape[1]
+        if len(numbers) != 3 or numbers[2] != 2 or not 0 <= numbers[0] < numbers[1] <= columns:
             return None
-        start, stop = (int(str(each[0])) for each in ends[:2] if each)
-        of_x = stream.bias.shape[1] - stream.table.shape[1]
-        if (
-            not 0 <= start < stop <= stream.bias.shape[1]
-            or (stream.x is not None and 0 < start < of_x)
-            or start < of_x > stop
-        ):
+        (start, stop), of_x = numbers[:2], columns - stream.table.shape[1]
+        if (start and start < of_x) or start < of_x > stop:
             return None
         table = stream.table[:, max(start - of_x, 0) : stop - of_x]
         if (table == table[:1]).all():
@@ -396,13 +388,13 @@ class _Reader:
         two = self._value(second)
         if isinstance(one, _Stream) and isinstance(two, _Stream):
             return _between_positions(one, two)
-        if not isinstance(one, _Entries) or not isinstance(two, _Entries) or one.axes[-1] != two.axes[-2]:
+        if not isinstance(one, _Entries) or not isinstance(two, _Entries) or min(len(one.axes), len(two.axes)) < 2:
             return None
         axes = (*_broadcast(one.axes[:-2], two.axes[:-2]), one.axes[-2], two.axes[-1])
         left, right = (np.squeeze(each.values, tuple(range(each.values.ndim - 2))) for each in (one, two))
-        if one.axes[-1] == _ROWS:
+        if one.axes[-1] == _ROWS == two.axes[-2]:
             made = self._weighed(left, right)
-        elif left.shape[1] == len(right):
+        elif one.axes[-1] == two.axes[-2] == left.shape[1] == len(right):
             made = [total(list(map(_times, row, column))) for row in left for column in right.T]
         else:
             return None
@@ -440,7 +432,8 @@ class _Reader:
     def softmax(self, scope: Scope, node: onnx.NodeProto) -> _Entries | None:
         """The weights of token i: of itself and the bias tokens, and of all others together."""
         scores = self.entries(scope.find(node.input[0]))
-        if integer_of(node, "axis", None) not in (3, -1) or len(scores.axes) != 4 or scores.axes[2:] != (_ROWS, _ROWS):
+        last = integer_of(node, "axis", None) in (3, -1) and len(scores.axes) == 4 and scores.axes[2:] == (_ROWS, _ROWS)
+        if not last or scores.values.shape[:2] != (1, 1):
             return None
         row = list(scores.values[0, 0, _OWN])
         others = row[_OTHER]
@@ -552,11 +545,7 @@ _SPECIAL = {
 
 _ON_COUNTS: Mapping[str, Callable[..., Any]] = {
     "Add": lambda a, b: a.plus(b),
-    "Sub": lambda a, b: a.plus(b, -1),
     "Less": lambda a, b: a.less(b),
-    "Greater": lambda a, b: b.less(a),
-    "LessOrEqual": lambda a, b: not b.less(a),
-    "GreaterOrEqual": lambda a, b: not a.less(b),
     "Equal": lambda a, b: a.equal(b),
 }
 _ON_CONDITIONS: Mapping[str, Callable[..., bool]] = {
@@ -659,7 +648,7 @@ def _between_positions(queries: _Stream, keys: _Stream) -> _Entries | None:
     from_bias, within = _picked(keys.table, bias).T, _picked(keys.bias, bias).T
     count = len(tokens)
     diagonal = np.diagonal(tokens)
-    beside = tokens[~np.eye(count, dtype=bool)] if count > 1 else np.zeros(1)
+    beside = tokens[~np.eye(count, dtype=bool)] if count > 1 else diagonal
     alike = (diagonal == diagonal[0]).all() and (beside == beside[0]).all()
     if not alike or (on_bias != on_bias[:1]).any() or (from_bias != from_bias[:, :1]).any():
         raise _Reason("gives some positions other scores than others")
