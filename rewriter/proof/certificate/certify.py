@@ -343,7 +343,7 @@ class _Matching:
         return of_leaves(activation, self._readers[0]) or (activation is a and not of_leaves(b, self._readers[1]))
 
     def _telling(self, refusal: Refusal) -> bool:
-        """Whether two tensors are surely meant to be the same: kept their names, or are ends or activations of blocks."""
+        """Whether two tensors are surely meant to be the same: of one name, or ends or activations of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
 
     def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> Reading:
@@ -444,7 +444,8 @@ class _Matching:
         tensor = known = axes.tensor
         if not tensor.scope.model.original:
             # What the rewritten model says about its own ranks is not believed.
-            known = original.find(tensor.name) if tensor.name in original.made else tensor
+            there = tensor.name in original.made or tensor.name in original.inputs
+            known = original.find(tensor.name) if there else tensor
             if known is tensor or not (yield self._same_tensors(known, tensor)):
                 return None
         return front(tensor) if known.type.rank == (axes.stop or 0) + 1 else None

@@ -1,9 +1,9 @@
 """The claims of the standard programs: `python -m tests.rewriter.proof.certificate.standard` writes `bounds.json`.
 
 Each activation of README's table is converted in each element type of `ELEMENTS`, and the committed models as they
-are; in forms `compact` and `masked` the activations in float32 and the committed models. What their certificates then ask of
-`rewriter.proof.certificate.bounds`, with the limits that their plans claim, is what the table answers that comes with
-the package.
+are; in the forms of `ATTENTION` the activations in float32 and the committed models. What their certificates then ask
+of `rewriter.proof.certificate.bounds`, with the limits that their plans claim, is what the table answers that comes
+with the package.
 Run it after a program, a claim or the search has changed. The slow tests prove every entry anew.
 """
 

@@ -83,8 +83,8 @@ class Planted:
         self.model = model
 
     def name(self, ending: str) -> str:
-        made = [name for node in self.model.graph.node for name in node.output if name.endswith(f"/{ending}")]
-        return made[0]
+        made = (str(name) for node in self.model.graph.node for name in node.output)
+        return next(name for name in made if name.endswith(f"/{ending}"))
 
     def node(self, ending: str) -> onnx.NodeProto:
         return maker(self.model, self.name(ending))
