@@ -152,7 +152,7 @@ class Step:
     def along(self, token: int, rows: Array) -> Array:
         """[members, R]: what each member writes at a token, along rows [R, D]."""
         own = self.written[token]
-        return np.asarray(((rows @ self.weight().T).reshape(len(rows), *own.shape) * own).sum(axis=-1).T)
+        return np.asarray(np.einsum("mk,mkd->md", own, self.weight().reshape(*own.shape, -1)) @ rows.T)
 
     def constants(self, gradient: Array) -> dict[str, Array]:
         """What constants contribute along `gradient` [T, D]."""
