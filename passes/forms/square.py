@@ -56,14 +56,13 @@ from passes.forms.sublayer import (
     under_mask,
     write_output,
 )
-from passes.match.linear import Miss
 from passes.match.projections import projections_of
 from passes.options import WHOLE
 from passes.programs.groups import Group, as_written, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, Miss
 
 PREFIX = "bias_token"
 """Of the names of tensors that a network has in form `whole`."""
@@ -184,11 +183,11 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     b, projections = Builder.of(view, conversion), conversion.whole_block
     elem_type, model = conversion.block.elem_type, projections.query.in_features
     layout, slots = StreamColumns(model, conversion.carried), conversion.carried + conversion.options.positions
-    data: Tensor = b.fragment.tensor(projections.query.data)
+    data: Tensor = b.tensor(projections.query.data)
     if projections.rank == 2:
-        shape = b.concat([b.integers(-1), b.fragment.tensor(ROWS), b.integers(model)], 0, "by_batch")
+        shape = b.concat([b.integers(-1), b.tensor(ROWS), b.integers(model)], 0, "by_batch")
         data = b.reshape(data, shape, "in_batches")
-    further = b.rows(b.fragment.tensor(conversion.stream), model, 2**62, 2, "further_columns")
+    further = b.rows(b.tensor(conversion.stream), model, 2**62, 2, "further_columns")
     stream = b.cast(b.concat([data, further], 2, "stream"), elem_type, "stream_wide")
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     positions = b.rows(stream, model + 1, model + 1 + slots, 2, "positions")

@@ -21,7 +21,7 @@ import onnx
 
 from passes.fit.unnamed import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
-from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, Miss, linear_operator
+from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, linear_operator
 from passes.match.lower import LOWERINGS
 from passes.match.names import Namer
 from rewriter.graph import elementwise
@@ -32,6 +32,7 @@ from rewriter.graph.view import (
     PARTS,
     REARRANGED,
     GraphView,
+    Miss,
     Path,
     attributes,
     integer_of,
@@ -557,7 +558,8 @@ class _Finder:
                 region = flow.region(output, fact.leaves)
                 # Heads of an earlier run look like an activation between linear operators.
                 if not made.intersection(region.nodes):
-                    found.append(self._candidate(region, sinks))
+                    candidate = self._candidate(region, sinks)
+                    found += [] if isinstance(candidate, Left) and self._of_norm(candidate, output) else [candidate]
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
         for leaf, miss in flow.near_misses.items():
             if not made.intersection(view.consumers.get(leaf, ())):
@@ -582,6 +584,11 @@ class _Finder:
                 needed[block.value] = block.neurons
         blocks = tuple(each for each in found if isinstance(each, Block))
         return Findings(blocks, tuple(each for each in found if isinstance(each, Left)))
+
+    def _of_norm(self, left: Left, output: str) -> bool:
+        """Whether it is the square of which a spelled-out normalisation takes the mean, and no activation."""
+        readers = {node.op_type for node in self._view.readers(output)}
+        return left.activation.startswith("square") and readers <= {"ReduceMean", "ReduceSum"} and bool(readers)
 
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
         output, leaves = region.output, region.leaves
