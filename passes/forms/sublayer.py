@@ -6,8 +6,8 @@ constants of self keys and values ride on it; then bias token j has a column of 
 nodes with constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads the model.
 Projections that are the same for all heads (keys, constant values) have one head.
 
-**Positions** are one-hot columns behind these, with which W_QK replaces a mask (Theorem 9; docs/forms.md#positions-and-omega). Bias
-token j has slot j, and tokens have those behind: the weights are static while the number of tokens is not. W_QK is
+**Positions** are one-hot columns behind these, with which W_QK replaces a mask (docs/forms.md#positions-and-omega).
+Bias token j has slot j, and tokens have those behind: the weights are static while the number of tokens is not. W_QK is
 -omega on forbidden pairs of slots and 0 on allowed ones. (The post's code adds omega to the allowed pairs instead,
 which rounds y to the spacing of floats near omega.) A forbidden weight is at most exp(-omega) times the largest, and
 exactly 0 if omega exceeds -log of the smallest positive number and self - omega does not round back to something near
