@@ -26,34 +26,6 @@ EXPOSED = ("q", "scores", "pattern", "z")
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """How close programs must be, and how far fitted ones must reach.
-
-    Attributes:
-        error: largest error over max(1, |f|); None for the rounding of the block's type.
-        domain: largest |y| on which programs are fitted, for all blocks.
-        reached: largest measured |y| by pre-activation; used if `domain` is None.
-    """
-
-    error: float | None = option(
-        None,
-        "Largest error of a head program, over max(1, |f|). Default: dtype, the rounding of the block's type.",
-        name="accuracy",
-        metavar="EPS|dtype",
-        above=0.0,
-        below=1.0,
-    )
-    domain: float | None = option(
-        None,
-        "Fit unnamed activations on |y| <= R. Default: at least 1.5 times what the model reaches on the inputs.",
-        metavar="R",
-        above=0.0,
-        rare=True,
-    )
-    reached: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class FormOptions:
     """How a form becomes nodes; a form ignores what does not concern it.
 
@@ -134,7 +106,9 @@ class Options:
             stays.
         precision: the arithmetic of gates in form `local`: the model's, or float64 with fewer heads and keys.
         fit: fit heads to activations that the table does not name.
-        accuracy: how close programs must be.
+        accuracy: how close programs must be; None for the rounding of the block's type.
+        domain: largest |y| on which programs are fitted, for all blocks.
+        reached: largest measured |y| by pre-activation; used if `domain` is None.
         forms: choices about how the form becomes nodes.
     """
 
@@ -161,5 +135,19 @@ class Options:
         rare=True,
     )
     fit: bool = option(True, "Fit heads to activations that the table does not name; false leaves these.", rare=True)
-    accuracy: Accuracy = field(default_factory=Accuracy)
+    accuracy: float | None = option(
+        None,
+        "Largest error of a head program, over max(1, |f|). Default: dtype, the rounding of the block's type.",
+        metavar="EPS|dtype",
+        above=0.0,
+        below=1.0,
+    )
+    domain: float | None = option(
+        None,
+        "Fit unnamed activations on |y| <= R. Default: at least 1.5 times what the model reaches on the inputs.",
+        metavar="R",
+        above=0.0,
+        rare=True,
+    )
+    reached: Mapping[str, float] = field(default_factory=dict)
     forms: FormOptions = DEFAULT_OPTIONS
