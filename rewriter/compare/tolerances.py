@@ -26,7 +26,8 @@ class Rule:
     @classmethod
     def of(cls, atol: Tolerances | None, rtol: Tolerances | None) -> Rule:
         """From what was given. Raises UsageError: a tolerance is negative or not finite."""
-        a, r = (dict(each) if isinstance(each, Mapping) else {None: each} for each in (atol, rtol))
+        sides = (each.items() if isinstance(each, Mapping) else [(None, each)] for each in (atol, rtol))
+        a, r = map(dict[str | None, float | None], sides)
         odd = [value for value in (*a.values(), *r.values()) if value is not None and not 0.0 <= value < np.inf]
         if odd:
             raise UsageError(f"a tolerance is {odd[0]:g}; it must be finite and at least 0")

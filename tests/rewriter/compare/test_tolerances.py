@@ -43,7 +43,7 @@ def test_tolerances_add_up(atol: float, rtol: float, *, holds: bool) -> None:
 
 
 def test_a_named_tolerance_goes_before_that_of_all() -> None:
-    rule = Rule.of({None: 1.0, "x": 2.0}, {None: 0.5})
+    rule = Rule.of({None: 1.0, "x": 2.0}, 0.5)
     assert rule.tolerance("x") == (2.0, 0.5)
     assert rule.tolerance("y") == (1.0, 0.5)
     assert Rule.of({"x": 2.0}, None).tolerance("y") is None
