@@ -187,6 +187,9 @@ BOTH = {
 }
 POSITIONS = {
     "masked": {
+        "a part of 1e-9 of all other tokens' values is added": (
+            'p.behind("pattern", "Where", f"/mask @ {p.number(1e-9, dtype=float)}")'
+        ),
         "the diagonal is off by one": 'p.behind("own", "Add", f"@ {p.number(1)}")',
         "the next token is seen as well": (
             'p.before("before_bias", 1, "Sub", f"@ {p.number([1])}")'
