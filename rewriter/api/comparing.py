@@ -124,7 +124,7 @@ def _compared(
         result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
     elif outputs:
         outs = [value.name for value in a.proto.graph.output]
-        odd = next((name for name in (*rule.atol, *rule.rtol) if name is not None and name not in outs), None)
+        odd = next((name for name in rule.given if name is not None and name not in outs), None)
         if odd is not None:
             raise UsageError(f"a tolerance names '{odd}', which is not an output; the outputs are: {', '.join(outs)}")
         with run.step("plan", "finding the blocks"):
