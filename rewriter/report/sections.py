@@ -266,7 +266,9 @@ def _proved(certificate: Certificate) -> str:
         within = f"each activation within {certificate.worst:.2g} of max(1, |f|)"
     ends = sorted({each.bound.domain for each in regions if each.bound.domain is not None})
     reach = f", for |pre-activation| up to {ends[0]:g}" if ends else ""
-    return f"for every input of every size, over the reals: {within}{reach}; all else identical"
+    longest = min((each.tokens for each in regions if each.tokens), default=None)
+    size = "every size" if longest is None else f"up to {counted(longest, 'token')} (longer ones do not run)"
+    return f"for every input of {size}, over the reals: {within}{reach}; all else identical"
 
 
 def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:

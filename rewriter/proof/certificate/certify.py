@@ -90,6 +90,7 @@ class CertifiedRegion:
         bound: what was proved.
         functions: both functions of y, part by part.
         added: what the rows of other tokens may add to it, beside the bound; 0 where they are masked.
+        tokens: the longest sequence that the rewritten model takes there; None where it takes any.
     """
 
     original: str
@@ -102,6 +103,7 @@ class CertifiedRegion:
     bound: Bound
     functions: tuple[tuple[str, ...], ...]
     added: float = 0.0
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -552,6 +554,7 @@ class _Matching:
             bound=proved,
             functions=(tuple(listing(one)), tuple(listing(two))),
             added=theirs.added,
+            tokens=theirs.tokens,
         )
         return True
 

@@ -112,12 +112,14 @@ class Rows:
         expression: over the leaves.
         leaves: they stand for the operands of the node, in order.
         added: the most that the rows of other tokens add to it.
+        tokens: the longest sequence that the graph takes; None where it takes any.
         inside: the tensors that it was read from.
     """
 
     expression: Expression
     leaves: tuple[Expression, ...]
     added: float
+    tokens: int | None
     inside: tuple[Tensor, ...]
 
 

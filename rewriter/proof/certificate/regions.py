@@ -85,6 +85,7 @@ class Region:
         vectors: whether a constant of it has an axis.
         together: whether it holds only if all leaves have the same shape.
         added: the most that other rows than that of an entry add to it.
+        tokens: the longest sequence for which it is there; None where it always is.
     """
 
     expression: Expression
@@ -93,6 +94,7 @@ class Region:
     vectors: bool
     together: bool
     added: float = 0.0
+    tokens: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,17 +137,16 @@ class Reader:
         if any(each not in parts for each in found.leaves):
             return None
         leaves = {part: self._tensors[part] for part in parts if part.operator == "leaf"}
-        inside = [each for part in parts for each in self._inside.get(part, [])]
-        added = {
-            part: each.scope.rows[each.name].added
-            for part in parts
-            for each in self._inside.get(part, [])
-            if each.name in each.scope.rows
-        }
-        most = added.pop(found.expression, 0.0)
-        if any(added.values()):
+        inside = [(part, each) for part in parts for each in self._inside.get(part, [])]
+        rows = {part: each.scope.rows[each.name] for part, each in inside if each.name in each.scope.rows}
+        last = rows.pop(found.expression, None)
+        if any(each.added for each in rows.values()):
             return None  # what is made of them would have to be bounded
-        return Region(found.expression, leaves, tuple(inside), found.vectors, found.together, most)
+        most = min((each.tokens for each in (last, *rows.values()) if each and each.tokens), default=None)
+        added = last.added if last else 0.0
+        return Region(
+            found.expression, leaves, tuple(each for _, each in inside), found.vectors, found.together, added, most
+        )
 
     def names_above(self, tensor: Tensor) -> set[str]:
         """The names of the nearest tensors that elementwise operators make a tensor of, directly or not."""

@@ -204,7 +204,7 @@ def _unfold(scope: Scope, name: str, node: onnx.NodeProto, x: Tensor) -> None:
     for part in used:
         reader.define(scope, leaves[part], part)
     rows = f"{name}/rows"
-    scope.rows[rows] = Rows(expression, tuple(used), added, tuple(reader.inside))
+    scope.rows[rows] = Rows(expression, tuple(used), added, reader.tokens, tuple(reader.inside))
     made = onnx.helper.make_node("Rows", [leaves[part] for part in used], [rows])
     scope.define(made, source.elem_type)
     for place, (layer, after) in enumerate(layers):
@@ -229,6 +229,7 @@ class _Reader:
     Attributes:
         inside: the tensors that were read.
         leaks: leaves that stand for what other tokens add, with the largest number that this may be.
+        tokens: the number of positions, if the tokens have a table of these; a longer sequence does not run.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -239,6 +240,7 @@ class _Reader:
         self._depth = 0
         self.inside: list[Tensor] = []
         self.leaks: dict[Expression, float] = {}
+        self.tokens: int | None = None
 
     def define(self, scope: Scope, name: str, part: Expression) -> None:
         """Let a tensor be the layer of x that a leaf stands for."""
@@ -321,6 +323,8 @@ class _Reader:
             return None
         if axis == 1:
             return replace(stream, bias=further) if further.shape[1] >= stream.table.shape[1] else None
+        if len(further) > 1:
+            self.tokens = len(further)
         rows = max(len(stream.table), len(further))
         columns = [np.broadcast_to(each, (rows, each.shape[1])) for each in (stream.table, further)]
         return replace(stream, table=np.concatenate(columns, axis=1))

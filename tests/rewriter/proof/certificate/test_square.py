@@ -72,6 +72,8 @@ def test_right_heads_are_certified(name: str, form: str) -> None:
     assert len(found.regions) == 1
     assert (found.regions[0].added > 0) == (form == "maskless"), "a mask leaves nothing of others"
     assert found.regions[0].added <= 1e-30
+    longest = None if form == "masked" else 7 if name == "one length" else 512
+    assert found.regions[0].tokens == longest, "a longer sequence does not run"
 
 
 # -- planted errors ---------------------------------------------------------------------------------------------------
