@@ -168,7 +168,7 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
     if missing:
         notes.append(f"the plan of the second model names a block that the first does not have: {missing[0]}")
     claims: tuple[Claim, ...] = ()
-    accuracy = options.accuracy.error or 0.0
+    accuracy = options.accuracy or 0.0
     if plan.whole is None:  # blocks whose bias tokens the network carries cannot be cut out of B
         conversions = tuple(each for each in plan.conversions if each.block.name in named)
         claims = claims_of(replace(plan, conversions=conversions), accuracy)
