@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from typing import ClassVar
 
@@ -71,7 +72,6 @@ class GraphDifference:
         operators: maps every operator, also in control-flow bodies, to its counts in A and in B.
         regions: the nodes that differ; a node that holds bodies counts as one.
         same_nodes: number of B's nodes that A has too.
-        renamed: number of those whose own name or outputs' names differ.
         tensors: the weights that differ.
         same_tensors: number of A's weights that B has bit for bit.
         fields: differences in inputs, outputs and their producers, local functions, and opsets.
@@ -81,7 +81,6 @@ class GraphDifference:
     operators: Mapping[str, tuple[int, int]]
     regions: tuple[Change, ...]
     same_nodes: int
-    renamed: int
     tensors: tuple[Change, ...]
     same_tensors: int
     fields: tuple[Change, ...]
@@ -108,14 +107,11 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
         if name in right.numbers and left.numbers.get(name) != right.numbers[name]:
             one, two = (side.nodes.get(side.makers.get(name, b"")) for side in (left, right))
             stated.append(Change("source of output", name, one and _describe(one), two and _describe(two)))
-    same = [(number, node.name, *node.output) for number, node in right.all if number in left.nodes]
-    named = {(number, node.name, *node.output) for number, node in left.all}
     counts = [Counter(_operator(node) for node in iter_nodes(model.proto.graph.node)) for model in (a, b)]
     return GraphDifference(
         operators={name: (counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])},
         regions=tuple(_regions(left, right)),
-        same_nodes=len(same),
-        renamed=sum(each not in named for each in same),
+        same_nodes=sum(number in left.nodes for number, _ in right.all),
         tensors=tensors,
         same_tensors=len(left.weights) - sum(each.a is not None for each in tensors),
         fields=tuple(each for each in stated if each.what not in _REMARKS),
@@ -136,7 +132,6 @@ class _Numbered:
         numbers: tensor of the main graph to its number.
         makers: tensor of the main graph to the number of the node that makes it.
         weights: digest and tensor of initializers and Constant nodes; those of bodies behind the name of the body.
-        resumed: tensors that took over the number of A's tensor of the same name.
     """
 
     def __init__(self, model: LoadedModel, original: _Numbered | None = None) -> None:
@@ -144,7 +139,6 @@ class _Numbered:
         self._opsets = opsets(model.proto.opset_import)
         self.weights: dict[str, tuple[bytes, onnx.TensorProto]] = {}
         self.makers: dict[str, bytes] = {}
-        self.resumed: set[str] = set()
         self._taken: set[bytes] = set()
         self.all: list[tuple[bytes, onnx.NodeProto]] = []
         self.numbers = self._numbers(model.proto.graph, {}, "")
@@ -178,7 +172,6 @@ class _Numbered:
             self._taken.add(number)
             return made
         again = {name for name in made if name in known.makers and known.makers[name] not in self._taken}
-        self.resumed |= again
         return {name: known.numbers[name] if name in again else own for name, own in made.items()}
 
     def _number(self, node: onnx.NodeProto, known: Mapping[str, bytes], holder: str) -> bytes:
@@ -201,33 +194,15 @@ class _Numbered:
 
 
 def _regions(a: _Numbered, b: _Numbered) -> Iterator[Change]:
-    """Changed nodes that hang together: one reads what the other makes, or both make the tensor of one name."""
-    changed = [(side, place) for side, (one, two) in enumerate(((a, b), (b, a)))
-               for place, (number, _) in enumerate(one.all) if number not in two.nodes]  # fmt: skip
-    group = {each: [each] for each in changed}
-    made: dict[tuple[int, str], tuple[int, int]] = {}
-    sides = a, b
-
-    def join(one: tuple[int, int], two: tuple[int, int] | None) -> None:
-        if two is not None and group[one] is not group[two]:
-            less, more = sorted((group[one], group[two]), key=len)
-            more += less
-            for each in less:
-                group[each] = more
-
-    for each in changed:
-        side, place = each
-        node = sides[side].all[place][1]
-        for name in node.input:
-            if name not in b.resumed:
-                join(each, made.get((side, name)))
-        for name in filter(None, node.output):
-            made[side, name] = each
-            if name in b.resumed:
-                join(each, made.get((1 - side, name)))
-    for members in {id(each): sorted(each) for each in group.values()}.values():
-        ours, theirs = ([sides[s].all[place][1] for s, place in members if s == side] for side in (0, 1))
-        yield Change("nodes", "", _span(ours), _span(theirs), ", ".join(_what(a, b, ours, theirs)))
+    """Runs of nodes, in graph order, of which the other model has none."""
+    left, right = ([number for number, _ in side.all] for side in (a, b))
+    for _, *places in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        ours, theirs = (
+            [node for number, node in side.all[slice(*run)] if number not in other.nodes]
+            for side, other, run in ((a, b, places[:2]), (b, a, places[2:]))
+        )
+        if ours or theirs:
+            yield Change("nodes", "", _span(ours), _span(theirs), ", ".join(_what(a, b, ours, theirs)))
 
 
 def _what(a: _Numbered, b: _Numbered, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:

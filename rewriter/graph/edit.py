@@ -25,11 +25,10 @@ so new constants become Constant nodes."""
 
 @dataclass(frozen=True)
 class Replacement:
-    """A region and the nodes that replace it.
+    """The nodes that replace what makes a tensor.
 
     Attributes:
         output: the tensor that the region produces; the new nodes produce a tensor of the same name.
-        region: indices of the region's nodes in the view.
         nodes: the new nodes, in topological order.
         initializers: constants of the new nodes.
         functions: model-local functions that the new nodes call.
@@ -38,7 +37,6 @@ class Replacement:
     """
 
     output: str
-    region: tuple[int, ...]
     nodes: tuple[onnx.NodeProto, ...]
     initializers: tuple[onnx.TensorProto, ...]
     functions: tuple[onnx.FunctionProto, ...] = ()
@@ -192,8 +190,8 @@ def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto,
         if domain or not onnx.defs.has(name, version):
             continue
         schema = onnx.defs.get_schema(name, version)
-        inner = [each.op_type for each in schema.function_body.node]  # empty where there is no definition
-        if inner and operator in (name, *inner):
+        inner = [each.op_type for each in schema.function_body.node]  # empty where that depends on the node
+        if operator in (name, *inner):
             found.add(name)
             stated = {attribute.name for attribute in node.attribute}
             defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
@@ -201,7 +199,10 @@ def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto,
     if not found:
         return None
     taken = [("", name) for name in {*found, operator}]
-    copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+    try:
+        copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+    except RuntimeError:
+        return None  # a definition depends on types that are not known
     if any(key_of(node) == ("", operator) for node in iter_nodes(copy.graph.node)):
         return None
     return copy, tuple(f"{name}({version})" for name in sorted(found))
