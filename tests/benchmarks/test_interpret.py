@@ -40,7 +40,8 @@ def test_patching_is_that_of_the_file_and_attribution_that_of_the_held_network()
 
 def test_form_whole_in_pytorch_computes_what_the_decoder_does() -> None:
     torch = pytest.importorskip("torch")
-    from benchmarks.survival import LENGTH, Replica, Stream
+    from benchmarks.replica import Replica
+    from benchmarks.survival import LENGTH, Stream
 
     replica = Replica(FOLDER / "trained" / "docstrings-silu.onnx")
     start, stream = torch.randn(2, LENGTH, 48), Stream(replica, 2.0**60)
