@@ -1,11 +1,12 @@
-"""The decision about one block: which program, in which arithmetic and form, or the `Miss` that prevents it.
+"""The decision about one block: which program, in which arithmetic and form, or why there is none.
 
 Deciding changes nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,14 +14,13 @@ import onnx
 from passes.fit.unnamed import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
-from passes.match.linear import Miss
 from passes.match.projections import Projections
-from passes.options import DEFAULT_OPTIONS, Accuracy, FormOptions, Options
+from passes.options import DEFAULT_OPTIONS, FormOptions, Options
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
 from rewriter.graph.types import elem_name
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, LostError
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
@@ -28,36 +28,56 @@ SMALLEST_OPSET = 7
 """The first opset in which Mul and Add broadcast without attributes."""
 
 
-@dataclass(frozen=True)
-class Conversion:
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What the heads of one block are written from; a `passes.record.BlockRecord` carries it in the file.
+
+    Attributes:
+        program: the head program, with coefficients as the form rounds them.
+        form: name of the form, a key of `passes.forms.FORMS`.
+        inline: whether the heads are written out instead of calling a model-local function.
+        double: whether the heads' arithmetic is float64.
+        options: the user's choices about the form.
+        projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
+            only the activation and keeps the operators.
+        carried: bias tokens that the network's residual stream carries for the block, as its last rows; 0: it appends
+            its own.
+        stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
+    """
+
+    program: Program
+    form: str
+    inline: bool = False
+    double: bool = False
+    options: FormOptions = DEFAULT_OPTIONS
+    projections: Projections | None = None
+    carried: int = 0
+    stream: str = ""
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """These attributes, as keywords."""
+        return {each.name: getattr(self, each.name) for each in fields(Heads)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion(Heads):
     """A block and how it will be converted.
 
     Attributes:
         block: the block.
-        program: its head program.
-        form: name of the form, a key of `passes.forms.FORMS`.
-        inline: whether the heads are written out instead of calling a model-local function.
-        compute_type: element type of the heads' arithmetic (FLOAT or DOUBLE).
-        options: the user's choices about the form.
-        projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
-            only the activation and keeps the operators.
         by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
-        carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
-        stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
         written: the program with the coefficients that the form writes, if it adds some of them up first.
     """
 
     block: Block
-    program: Program
-    form: str
-    inline: bool
-    compute_type: int
-    options: FormOptions = DEFAULT_OPTIONS
-    projections: Projections | None = None
     by_reference: str = ""
-    carried: int = 0
-    stream: str = ""
     written: Program | None = None
+
+    @property
+    def compute_type(self) -> int:
+        """Element type of the heads' arithmetic."""
+        return _DOUBLE if self.double else _FLOAT
 
     @property
     def emitted(self) -> Program:
@@ -87,12 +107,12 @@ class Conversion:
     def widened(self) -> bool:
         """Whether the heads are computed in float64 although no end of the block is float64."""
         ends = (self.block.elem_type, self.block.gate_type, self.block.value_type)
-        return self.compute_type == _DOUBLE and _DOUBLE not in ends
+        return self.double and _DOUBLE not in ends
 
     @property
     def dtype(self) -> type[np.floating]:
         """The numpy type of the heads' arithmetic."""
-        return np.float64 if self.compute_type == _DOUBLE else np.float32
+        return np.float64 if self.double else np.float32
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -120,10 +140,8 @@ class Conversion:
         return None if neurons is None else neurons * len(self.program.attention)
 
 
-def decide(
-    view: GraphView, block: Block, options: Options, *, factored: bool, quick: bool, inline: bool
-) -> Conversion | Miss:
-    """Choose the program and the arithmetic of `block`, or say why there is none.
+def decide(view: GraphView, block: Block, options: Options, *, factored: bool, quick: bool, inline: bool) -> Conversion:
+    """Choose the program and the arithmetic of `block`.
 
     Args:
         view: the graph that contains the block.
@@ -132,6 +150,9 @@ def decide(
         factored: whether the form takes the offsets of logits out of the exponentials (docs/decisions/0003).
         quick: whether to choose the program with the fewest operations, not that with the fewest heads.
         inline: write the heads out instead of calling a model-local function.
+
+    Raises:
+        LostError: there is none.
     """
     opset, types = view.opsets.get("", 1), {block.elem_type, block.gate_type, block.value_type}
     odd = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None)
@@ -142,12 +163,14 @@ def decide(
         why = "its element type is unknown; add value_info, for example with onnx.shape_inference"
     elif odd is not None:
         why = f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in"
-    program = Miss(why, block.output) if why else _program(block, options.accuracy, quick=quick)
-    if isinstance(program, Miss):
-        return program
+    if why:
+        raise LostError(why, block.output)
+    program = _program(block, options, quick=quick)
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
-    return Conversion(block, program, options.form, inline, _DOUBLE if wide else _FLOAT, options.forms)
+    return Conversion(
+        block=block, program=program, form=options.form, inline=inline, double=wide, options=options.forms
+    )
 
 
 def _narrow_logits(program: Program, block: Block) -> bool:
@@ -160,38 +183,39 @@ def _narrow_logits(program: Program, block: Block) -> bool:
     return mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
 
 
-def _program(block: Block, accuracy: Accuracy, *, quick: bool) -> Program | Miss:
+def _program(block: Block, options: Options, *, quick: bool) -> Program:
     identified, arithmetic = block.identified, ARITHMETIC[block.coarsest]
-    if accuracy.error is not None:
-        arithmetic = replace(arithmetic, tolerance=accuracy.error)
+    if options.accuracy is not None:
+        arithmetic = replace(arithmetic, tolerance=options.accuracy)
     gated = identified.gated is not None
     if identified.activation.program is None and identified.activation.gate is None:
-        return _fitted(block, accuracy, arithmetic, gated=gated, quick=quick)
-    choose = identified.activation.quick_program_for if quick else identified.activation.program_for
-    program = choose(identified.parameters, arithmetic, gated=gated)
+        return _fitted(block, options, arithmetic, gated=gated, quick=quick)
+    program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated, quick=quick)
     if program is None:
         what = "a gate with " if gated else ""
-        return Miss(f"no head program for {what}{identified.activation.name} yet", block.output)
-    if accuracy.error is not None and program.max_error > accuracy.error:
-        return Miss(
+        raise LostError(f"no head program for {what}{identified.activation.name} yet", block.output)
+    if options.accuracy is not None and program.max_error > options.accuracy:
+        raise LostError(
             f"the closest program, {program.name}, is off by {program.max_error:.2g}; --accuracy asks for "
-            f"{accuracy.error:.2g}",
+            f"{options.accuracy:.2g}",
             block.output,
         )
     return program
 
 
-def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: bool, quick: bool) -> Program | Miss:
-    domain = accuracy.domain
-    if domain is None and block.gate in accuracy.reached:
-        domain = domain_of(accuracy.reached[block.gate])
+def _fitted(block: Block, options: Options, arithmetic: Arithmetic, *, gated: bool, quick: bool) -> Program:
+    domain = options.domain
+    if domain is None and block.gate in options.reached:
+        domain = domain_of(options.reached[block.gate])
     if domain is None:
-        return Miss(NEEDS_DOMAIN, block.output, "domain")
-    named, strict = block.identified, accuracy.error is not None
+        raise LostError(NEEDS_DOMAIN, block.output, "domain")
+    named, strict = block.identified, options.accuracy is not None
     program = fitted(
         named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick
     )
-    return Miss(program, block.output) if isinstance(program, str) else program
+    if isinstance(program, str):
+        raise LostError(program, block.output)
+    return program
 
 
 NEEDS_DOMAIN = (

@@ -23,8 +23,7 @@ from passes.match.linear import LinearOperator
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.program import grid
 from passes.record import BlockRecord, UnreadableError, read_record
-from passes.values import UNFIT, Values
-from rewriter.graph.constants import Constants, Read
+from rewriter.graph.constants import UNFIT, Constants, Read
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import SAME_NUMBERS, GraphView, all_views
 
@@ -137,18 +136,7 @@ class _Graph:
         activation = _activation(record)
         self._check_weights(record)
         block = block_of(self.view, self._flow, record, activation)
-        kind = onnx.TensorProto.DOUBLE if record.double else onnx.TensorProto.FLOAT
-        conversion = Conversion(
-            block=block,
-            program=record.program,
-            form=record.form,
-            inline=record.inline,
-            compute_type=kind,
-            options=record.options,
-            projections=record.projections,
-            carried=record.carried,
-            stream=record.stream,
-        )
+        conversion = Conversion(block=block, **record.keywords)
         try:
             with np.errstate(all="ignore"):
                 written = FORMS[record.form].emit(self.view, conversion)
@@ -173,7 +161,7 @@ class _Graph:
 
     def _same_constants(self, part: Replacement) -> Iterator[str]:
         """The outputs of Constant nodes, which old models have. Raises UntrueError where the graph's are others."""
-        values = Values(self.view, self.read, lambda _: None)
+        values = Constants(self.view, self.read, lambda _: None)
         for tensor in part.initializers:
             wanted = onnx.numpy_helper.to_array(tensor)
             try:

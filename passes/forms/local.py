@@ -35,7 +35,6 @@ from passes.forms.spelling import (
     shared_keys,
     zero_bias,
 )
-from passes.match.linear import Miss
 from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of
 from passes.programs.head import FACTORED, Head, heads_over
 from passes.programs.line import Line
@@ -46,7 +45,7 @@ from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
 
 
-def prepare_local(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+def prepare_local(view: GraphView, conversion: Conversion) -> Conversion:
     """Decide how the coefficients are written; every block can be converted, with an operator Softmax from opset 11."""
     if conversion.options.spelling == "softmax":
         return prepare_spelled(view, conversion)

@@ -9,19 +9,9 @@ would forbid (`passes.forms.sublayer`). A sequence of more than `max_tokens` tok
 `sequence_longer_than_max_tokens_N` whose operands then have different sizes; it never gives wrong numbers.
 
 `staged`: three sublayers per MLP, as in the post (linear, activation, linear; Theorems 7 and 8), on the stream of
-`maskless` with hidden columns behind it:
-
-1. linear: heads that attend only to themselves write x W1 + b1 to the hidden columns; the rank is split over
-   ceil(d_ff / d_head) heads.
-2. activation: d_ff heads read the hidden columns and write f(y) - y to them, so that the skip connection leaves f(y).
-   A gated block has 2 d_ff hidden columns, y and u; heads write f(y) u - u to those of u. This loses no digits where
-   f(y) - y is again a weighted mean of multiples of y, as for SiLU, whose heads write -y sigma(-y). For other programs,
-   such as GELU or tanh, f(y) - y + y would lose digits where |y| is larger than |f|, so they write f(y) to d_ff columns
-   of their own.
-3. linear: heads write z W2 + b2 to the model's columns, and clear the hidden columns by writing their negatives.
-
-The skip connection of the third sublayer is the model's own Add, because a normalisation stands between the residual
-stream and the block's input; the block's output is what the third sublayer's heads write.
+`maskless` with hidden columns behind it (docs/forms.md#three-sublayers). A gated block has 2 d_ff hidden columns, y and
+u; its heads write f(y) u - u to those of u. Writing f(y) - y in place loses no digits where that is again a weighted
+mean of multiples of y, as for SiLU, whose heads write -y sigma(-y).
 
 `whole`: the sublayer of `maskless` on the residual stream that the network carries (`passes.whole`): it reads the
 normalised model columns and the stream's own further columns. Queries and keys have the positions' part behind their
@@ -56,14 +46,13 @@ from passes.forms.sublayer import (
     under_mask,
     write_output,
 )
-from passes.match.linear import Miss
 from passes.match.projections import projections_of
 from passes.options import WHOLE
 from passes.programs.groups import Group, as_written, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, LostError
 
 PREFIX = "bias_token"
 """Of the names of tensors that a network has in form `whole`."""
@@ -89,12 +78,12 @@ def neuron_scores(bias_tokens: int) -> str:
     return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
 
 
-def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """The program as heads with a literal softmax write it; a Miss where the model's opset is too old for that."""
+def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
+    """The program as heads with a literal softmax write it; LostError where the model's opset is too old for that."""
     opset, form = view.opsets.get("", 1), conversion.form
     if opset < SMALLEST_OPSET:
         what = "--option spelling=softmax" if form == "local" else f"form {form}"
-        return Miss(
+        raise LostError(
             f"{what} needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a newer opset "
             "first, or use form local",
             conversion.block.output,
@@ -105,43 +94,37 @@ def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion | Mis
     return replace(conversion, program=replace(program, coefficient_error=changed), written=written)
 
 
-def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """The projections as plain matrices; a Miss where they are something else."""
+def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
+    """The projections as plain matrices; LostError where they are something else."""
     prepared = prepare_softmax(view, conversion)
-    if isinstance(prepared, Miss):
-        return prepared
-    found = projections_of(view, conversion.block)
-    if isinstance(found, Miss):
-        reason = f"form {conversion.form} replaces whole blocks, and {found.reason}; use form compact or local"
-        return Miss(reason, conversion.block.output)
-    return replace(prepared, projections=found)
+    try:
+        return replace(prepared, projections=projections_of(view, conversion.block))
+    except LostError as lost:
+        reason = f"form {conversion.form} replaces whole blocks, and {lost.miss.reason}; use form compact or local"
+        raise LostError(reason, conversion.block.output) from lost
 
 
-def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """As for form `masked`; a Miss where there are too many positions to replace the mask, or too few."""
+def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
+    """As for form `masked`; LostError where there are too many positions to replace the mask, or too few."""
     prepared, output = prepare_masked(view, conversion), conversion.block.output
-    if isinstance(prepared, Miss) or prepared.projections is None:
-        return prepared
-    shape = view.type_of(prepared.projections.query.data).shape
+    shape = view.type_of(prepared.whole_block.query.data).shape
     length = shape[-2] if shape is not None and len(shape) > 1 else None
     fixed = length if isinstance(length, int) else 0
     options = prepared.options
     limit = options.max_tokens or fixed or options.positions
     if fixed > limit:
-        return Miss(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
+        raise LostError(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
     slots = limit + max(group.bias_tokens for group in groups_of(prepared.program))
     size = slots * slots * np.dtype(prepared.dtype).itemsize
     if size > LARGEST_PATTERN:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
-        return Miss(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
+        raise LostError(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
     return replace(prepared, options=replace(options, max_tokens=limit))
 
 
-def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
     """As for form `maskless`; if the activation is written in place, the skip connection adds the linear term."""
     prepared = prepare_maskless(view, conversion)
-    if isinstance(prepared, Miss):
-        return prepared
     minus, in_place = activation(prepared)
     return replace(prepared, written=replace(as_written(minus, prepared.dtype), linear=1.0)) if in_place else prepared
 
@@ -184,11 +167,11 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     b, projections = Builder.of(view, conversion), conversion.whole_block
     elem_type, model = conversion.block.elem_type, projections.query.in_features
     layout, slots = StreamColumns(model, conversion.carried), conversion.carried + conversion.options.positions
-    data: Tensor = b.fragment.tensor(projections.query.data)
+    data: Tensor = b.tensor(projections.query.data)
     if projections.rank == 2:
-        shape = b.concat([b.integers(-1), b.fragment.tensor(ROWS), b.integers(model)], 0, "by_batch")
+        shape = b.concat([b.integers(-1), b.tensor(ROWS), b.integers(model)], 0, "by_batch")
         data = b.reshape(data, shape, "in_batches")
-    further = b.rows(b.fragment.tensor(conversion.stream), model, 2**62, 2, "further_columns")
+    further = b.rows(b.tensor(conversion.stream), model, 2**62, 2, "further_columns")
     stream = b.cast(b.concat([data, further], 2, "stream"), elem_type, "stream_wide")
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     positions = b.rows(stream, model + 1, model + 1 + slots, 2, "positions")

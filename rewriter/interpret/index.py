@@ -21,18 +21,17 @@ from typing import Any, BinaryIO
 import numpy as np
 import onnx
 
-from passes.match.linear import LinearOperator, Miss
+from passes.match.linear import LinearOperator
 from passes.match.projections import Projection, Vector, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
 from passes.programs.groups import Group
-from passes.values import UNFIT, LostError, Values
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
-from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView
+from rewriter.graph.constants import UNFIT, Constants
+from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
@@ -90,8 +89,10 @@ class AffineMap:
 
     def bias(self) -> Array:
         """b, [out]."""
-        total = np.zeros(self.projection.out_features, self._plain().dtype)
-        for vector in self.projection.biases:
+        biases = self.projection.biases
+        like = self.value_of(biases[0].name) if biases else self._plain()
+        total = np.zeros(self.projection.out_features, like.dtype)
+        for vector in biases:
             held = self.value_of(vector.name).reshape(-1)
             total = total + (held if vector.size == 1 else held[vector.start : vector.stop])
         if self.norm is not None and self.norm.bias:
@@ -344,7 +345,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     bodies = [Miss("attention in a body is not indexed", each.where) for each in plan.views[1:] if _attends(each)]
-    builder = _Builder(tracer, Values(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
+    builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
@@ -383,7 +384,7 @@ def _described(named: Named) -> dict[str, Any]:
 class _Builder:
     """Makes the tensors of sublayers, and collects what cannot be made."""
 
-    def __init__(self, tracer: Tracer, values: Values, *, fold_ln: bool, wide: bool, norms: bool) -> None:
+    def __init__(self, tracer: Tracer, values: Constants, *, fold_ln: bool, wide: bool, norms: bool) -> None:
         self._view, self._constants, self._values = tracer.view, tracer.constants, values
         self._fold, self._wide, self._listed = fold_ln, wide, norms and not fold_ln
         self._norms: dict[str, set[str]] = {}
@@ -420,9 +421,10 @@ class _Builder:
         operators = {"Q": own.query.operator, "K": own.key.operator, "V": own.value.operator, "O": own.output}
         maps: dict[str, AffineMap] = {}
         for side, operator in operators.items():
-            read = matrix_of(self._view, self._constants, operator)
-            if isinstance(read, Miss):
-                self.missed.append(Miss(f"{named.name} at {own.where}: {read.reason}", read.node))
+            try:
+                read = matrix_of(self._view, self._constants, operator)
+            except LostError as lost:
+                self.missed.append(Miss(f"{named.name} at {own.where}: {lost.miss.reason}", lost.miss.node))
                 return
             maps[side] = AffineMap(read, self.value, None if side == "O" else self.folded(operator.data))
         after = bias_after(self._view, self._constants, own.output)

@@ -23,9 +23,10 @@ from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
+from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
+from rewriter.proof.certificate.expressions import Expression
 from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
@@ -103,6 +104,23 @@ class Tensor:
         return self.scope.model.read(self.constant)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """A function of the entries of rows.
+
+    Attributes:
+        expression: over the leaves.
+        leaves: they stand for the operands of the node, in order.
+        added: the most that the rows of other tokens add to it.
+        inside: the tensors that it was read from.
+    """
+
+    expression: Expression
+    leaves: tuple[Expression, ...]
+    added: float
+    inside: tuple[Tensor, ...]
+
+
 class Model:
     """A loaded model, prepared and numbered."""
 
@@ -140,9 +158,9 @@ class Model:
             _write_out(graph, self._saturating(graph))
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
-        typed = inferred_skeleton(proto)
+        typed = inferred_graph(proto)
         self.scopes: dict[Path, Scope] = {}
-        self.main = Scope(self, proto.graph, declared_types(typed.graph), typed=typed.graph)
+        self.main = Scope(self, proto.graph, declared_types(typed), typed=typed)
         self.outputs = tuple(value.name for value in proto.graph.output)
         self.signature = [_signature(values) for values in (proto.graph.input, proto.graph.output)]
 
@@ -212,6 +230,8 @@ class Scope:
         numbers: what was numbered so far.
         fronts: what `rewriter.proof.certificate.rows.front` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
+        rows: by tensor, what `rewriter.proof.certificate.square` read as a function of rows.
+        unread: by tensor, why it was not.
     """
 
     def __init__(
@@ -227,7 +247,7 @@ class Scope:
         self.model, self.outer, self.path = model, outer, path
         model.scopes[path] = self
         self.depth: int = 0 if outer is None else outer.depth + 1
-        self.types = types
+        self.types = dict(types)
         self.outputs = tuple(value.name for value in graph.output)
         self.inputs = {value.name: place for place, value in enumerate(graph.input)}
         self.made = {name: (node, place) for node in graph.node for place, name in enumerate(node.output) if name}
@@ -239,6 +259,8 @@ class Scope:
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
         self.fronts: dict[Tensor, Any] = {}
+        self.rows: dict[str, Rows] = {}
+        self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
         for node, skeleton in zip(graph.node, typed.node, strict=True):
             for (name, body), (_, inner) in zip(subgraphs(node), subgraphs(skeleton), strict=True):
@@ -251,6 +273,18 @@ class Scope:
                     path=(*path, (holder_name(node), name)),
                 )
             self._number_node(node)
+
+    def define(self, node: onnx.NodeProto, elem_type: int) -> None:
+        """Let a node make a tensor, in place of the one that does, if there is one."""
+        name = node.output[0]
+        self.made[name] = node, 0
+        self.types[name] = TensorType(elem_type, None)
+        self._tensors.pop(name, None)
+        self._number_node(node)
+
+    def constant(self, name: str, values: np.ndarray) -> None:
+        """Add a constant."""
+        self.initializers[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)
 
     def find(self, name: str) -> Tensor:
         """Where a tensor comes from. Raises NotCertifiable for a name that nothing defines."""
@@ -373,6 +407,14 @@ def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.Func
 
 _WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 """Fused operators of onnxruntime that first add their second operand, and what they do then."""
+_WITH_ACTIVATION = {"FusedGemm": "Gemm", "FusedConv": "Conv"}
+"""Fused operators of onnxruntime that apply an activation last, and what they do before."""
+_PARAMETERS = {
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh"), ()),
+    **dict.fromkeys(("LeakyRelu", "Elu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+}
+"""The activations that their attributes name, and the attributes of these."""
 _QUANTISED = {
     "QLinearSigmoid": ("Sigmoid", 1),
     "QLinearLeakyRelu": ("LeakyRelu", 1),
@@ -410,6 +452,19 @@ def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) ->
         plain.op_type = _WITH_BIAS[name]
         plain.input[:] = total.output
         return [total, plain]
+    if fused and name == "GemmFastGelu":
+        product = onnx.helper.make_node("MatMul", node.input[:2], [f"{node.output[0]}/matmul"])
+        rest = [*product.output, *node.input[2:]]
+        return [product, *_parts(onnx.helper.make_node("FastGelu", rest, node.output, domain=domain), saturates)]
+    attributes, absent = {each.name: each for each in node.attribute}, onnx.AttributeProto()
+    activation = attributes.get("activation", absent).s.decode(errors="replace")
+    if fused and name in _WITH_ACTIVATION and activation in _PARAMETERS and len(node.input) < 4:
+        operator, names = _WITH_ACTIVATION[name], _PARAMETERS[activation]
+        linear = onnx.helper.make_node(operator, node.input, [f"{node.output[0]}/{operator.lower()}"])
+        linear.attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
+        given = dict(zip(names, attributes.get("activation_params", absent).floats, strict=False))
+        given |= {each: attributes[f"activation_{each}"].f for each in names if f"activation_{each}" in attributes}
+        return [linear, onnx.helper.make_node(activation, linear.output, node.output, **given)]
     operator, operands = _QUANTISED.get(name, ("", 0))
     count = 3 * operands
     if fused and name == "QGemm" and len(node.input) == 9 and saturates(node):

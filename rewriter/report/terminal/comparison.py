@@ -21,7 +21,6 @@ from rewriter.report.tables import (
     Table,
     columns,
     operator_table,
-    output_table,
     region_table,
     rule_table,
     tests_table,
@@ -69,7 +68,6 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
     if proof.blocks:
         console.part(tests_table(proof.blocks))
     if proof.providers:
-        console.part(output_table("Outputs: B against A", proof))
         console.part(rule_table(proof, found.tolerated))
         console.line(f"inputs: {'; '.join(proof.cases)}")
     for label, text in verdict_lines(proof):
@@ -121,13 +119,11 @@ def _show_generation(console: Console, found: Generation) -> None:
 
 def _guilty_table(faults: Sequence[Fault]) -> Table:
     """The guilty parts."""
-    heads = (*columns("text", "block", "part"), *columns("error", "error", "allowed"), Column("what differs there"))
+    heads = (*columns("text", "part", "up to"), *columns("error", "error", "allowed"), Column("what differs there"))
     rows: list[Row] = []
     for fault in faults:
-        part = fault.part or f"up to {fault.tensor}"
-        program = f", program {fault.program}" if fault.program else ""
         errors = (fault.error, fault.allowed) if isfinite(fault.error) else (None, None)
-        rows.append((Cell(fault.block, style="bad"), part + program, *errors, "; ".join(fault.causes)))
+        rows.append((Cell(fault.part, style="bad"), fault.tensor, *errors, "; ".join(fault.causes)))
     return Table("Guilty parts of B, each fed with what A computes", heads, tuple(rows))
 
 

@@ -248,6 +248,48 @@ def test_what_rounding_hides_is_refused() -> None:
     assert "Neg 'h'" in judged(_ending(normal), _ending(negative)).refusals[0].text
 
 
+FUSED = {
+    "FusedGemm with Relu": (
+        'h = com.microsoft.FusedGemm<activation = "Relu", transB = 1, alpha = 0.5>(x, W1t, b1)',
+        "g = Gemm<transB = 1, alpha = 0.5>(x, W1t, b1) h = Max(g, $0.0)"),
+    "FusedGemm with LeakyRelu": (
+        'h = com.microsoft.FusedGemm<activation = "LeakyRelu", activation_alpha = 0.25>(x, W1, b1)',
+        "g = Gemm(x, W1, b1) h = LeakyRelu<alpha = 0.25>(g)"),
+    "FusedConv with HardSigmoid": (
+        'h = com.microsoft.FusedConv<activation = "HardSigmoid", activation_params = [0.25, 0.75]>(x, K1, b1)',
+        "g = Conv(x, K1, b1) h = HardSigmoid<alpha = 0.25, beta = 0.75>(g)"),
+    "GemmFastGelu": (
+        "h = com.microsoft.GemmFastGelu(x, W1, b1)",
+        "p = MatMul(x, W1) g = Add(p, b1) h = com.microsoft.FastGelu(g)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_activations_fused_with_linear_operators(name: str) -> None:
+    """They are what they are defined as, and nothing else."""
+    fused, apart = FUSED[name]
+    options: dict[str, Any] = {
+        "inputs": "float[n, 4] x" if "Conv" not in fused else "float[n, 4, t] x",
+        "outputs": "float[n, 8] h" if "Conv" not in fused else "float[n, 8, t] h",
+        "domains": {"com.microsoft": 1},
+    }
+    original = text_model(fused, **options)
+    assert judged(original, text_model(apart, **options)).certified
+    for part, wrong in (("0.0)", "0.01)"), ("0.25", "0.26"), ("0.75", "0.74"), ("0.5", "0.6"), ("b1)", "c1)")):
+        if part in apart:
+            assert not judged(original, text_model(apart.replace(part, wrong), **options)).certified
+
+
+@pytest.mark.parametrize(
+    "other", ['activation = "Unheard"', "activation = 3", 'activation = "Elu", activation_alpha = "a"']
+)
+def test_a_fused_operator_with_odd_attributes_stays_what_it_is(other: str) -> None:
+    options: dict[str, Any] = {"inputs": "float[n, 4] x", "outputs": "float[n, 8] h", "domains": {"com.microsoft": 1}}
+    model = text_model(f"h = com.microsoft.FusedGemm<{other}>(x, W1, b1)", **options)
+    assert judged(model, model).certified
+    assert not judged(model, text_model("h = Gemm(x, W1, b1)", **options)).certified
+
+
 def test_a_fused_operator_is_its_published_definition() -> None:
     options: dict[str, Any] = {"domains": {"com.microsoft": 1}}
     fused = "h = com.microsoft.FastGelu(y, c1)"
@@ -425,17 +467,19 @@ def inlined(name: str, **options: Any) -> onnx.ModelProto:
     return onnx.inliner.inline_local_functions(rewritten(name, **options))
 
 
-@pytest.mark.parametrize("form", ["local", "compact"])
+@pytest.mark.parametrize("form", ["local", "compact", "masked", "maskless"])
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_change_of_a_number_is_refused(form: str, data: st.DataObject) -> None:
     """One entry of one initializer of a certified file, moved by 1e-3 of its size."""
     model = copied(inlined("silu-decoder.onnx", form=form))
-    # The ends of a clip at 2^60 may lie elsewhere.
+    # The ends of a clip at 2^60 may lie elsewhere; so may omega, and the score of what is allowed.
     floats = [
         each
         for each in model.graph.initializer
-        if each.data_type == 1 and np.prod(each.dims) > 0 and "est_q" not in each.name
+        if each.data_type == 1
+        and np.prod(each.dims) > 0
+        and not any(part in each.name for part in ("est_q", "est_finite_q", "_omega", "_scores_zero"))
     ]
     tensor = data.draw(st.sampled_from(floats))
     place = data.draw(st.integers(0, int(np.prod(tensor.dims)) - 1))
@@ -446,7 +490,7 @@ def test_any_change_of_a_number_is_refused(form: str, data: st.DataObject) -> No
     assert len({*found.refusals}) == len(found.refusals), "a reason is given twice"
 
 
-@pytest.mark.parametrize("form", ["local", "compact"])
+@pytest.mark.parametrize("form", ["local", "compact", "masked", "maskless"])
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
 def test_any_other_operator_is_refused(form: str, data: st.DataObject) -> None:
@@ -460,7 +504,7 @@ def test_any_other_operator_is_refused(form: str, data: st.DataObject) -> None:
     assert not judged(onnx.load(FOLDER / "silu-decoder.onnx"), model).certified
 
 
-@pytest.mark.parametrize("form", ["local", "compact"])
+@pytest.mark.parametrize("form", ["local", "compact", "masked", "maskless"])
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.data())
 def test_another_layout_is_certified_only_where_it_is_the_same(form: str, data: st.DataObject) -> None:
