@@ -23,8 +23,8 @@ from rewriter.errors import ModelError, RewriteError, ValidationError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.constants import computed, elem_type_of
 from rewriter.graph.edit import inlined
-from rewriter.graph.extract import bytes_of, reads
-from rewriter.graph.view import attributes, constant_of, key_of, label
+from rewriter.graph.extract import bytes_of
+from rewriter.graph.view import attributes, constant_of, key_of, label, reads
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.roles import is_float
