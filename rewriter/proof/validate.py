@@ -22,7 +22,8 @@ import onnx
 from rewriter.arrays import magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import cut, reads
+from rewriter.graph.extract import cut
+from rewriter.graph.view import reads
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases

@@ -26,8 +26,8 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes, written_out
-from rewriter.graph.extract import bytes_of, needed, reads
-from rewriter.graph.view import constant_of, key_of, label, opsets
+from rewriter.graph.extract import bytes_of
+from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
 from rewriter.graph.walk import all_graphs, is_external, iter_tensors
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.operators import operators
