@@ -145,6 +145,7 @@ class Options:
         gate: a member of `GATES`.
         precision: a member of `PRECISIONS`.
         fit: fit heads to activations that the table does not name.
+        lower_experts: take mixtures of experts in one operator apart.
         accuracy: how close programs must be.
         forms: choices about how the form becomes nodes.
     """
@@ -170,5 +171,11 @@ class Options:
         rare=True,
     )
     fit: bool = option(True, "Fit heads to activations that the table does not name; false leaves these.", rare=True)
+    lower_experts: bool = option(
+        False,
+        "Take com.microsoft::MoE and QMoE apart into plain operators, which apply every expert to every token, so that "
+        "their experts are blocks.",
+        see="limits.md",
+    )
     accuracy: Accuracy = field(default_factory=Accuracy)
     forms: FormOptions = DEFAULT_OPTIONS

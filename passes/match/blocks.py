@@ -26,6 +26,7 @@ from passes.match.lower import LOWERINGS
 from passes.match.names import Namer
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
+from rewriter.graph.mixtures import plain_experts
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import (
     ONNX_DOMAINS,
@@ -55,18 +56,20 @@ _NO_ACTIVATION = (
 """Parts of the names of onnxruntime's operators that are known not to be activations."""
 
 _FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"
+_EXPERTS = "its experts are inside one operator"
 _OPAQUE = {
-    **dict.fromkeys(
-        ("MoE", "QMoE", "MoEPacked"),
-        "its experts are inside one operator; export them as plain operators to have them converted",
-    ),
+    **dict.fromkeys(("MoE", "QMoE", "MoEPacked"), f"{_EXPERTS}; export them as plain operators to have them converted"),
     **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
 }
 """Operators with MLPs or activations inside, which this pass cannot take apart."""
 
 
-def _opaque(node: onnx.NodeProto) -> str:
+def _opaque(view: GraphView, node: onnx.NodeProto) -> str:
     """Why what is inside an operator is not converted; empty where no activation is known to be."""
+    apart = plain_experts(node, view.initializers, view.opsets.get("", 1))
+    if apart is not None:
+        why = f", and {apart}" if isinstance(apart, str) else "; --lower-experts takes them apart"
+        return f"{_EXPERTS}{why}"
     named = attributes(node).get("activation") not in (None, 0, b"", b"none") and key_of(node) not in LINEAR_OPERATORS
     return _FUSED if named else _OPAQUE.get(node.op_type, "")
 
@@ -564,7 +567,7 @@ class _Finder:
                 found.append(self._left(miss, first=flow.leaf(leaf).operators))
         found += [self._stray(index, sink) for index, sink in flow.reached.items() if index not in made]
         for index, node in enumerate(view.nodes):
-            if reason := _opaque(node):
+            if reason := _opaque(view, node):
                 miss = Miss(f"{label(node)}: {reason}", label(node))
                 found.append(self._left(miss, nodes=(index,)))
         # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.

@@ -50,7 +50,7 @@ _PACKED = ("MatMulNBits", "MatMulBnb4")
 _LIKE = {
     **{
         ("com.microsoft", name): "Identity"
-        for name in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "SkipLayerNormalization")
+        for name in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "MoE", "QMoE")
     },
     ("com.microsoft", "FusedMatMul"): "MatMul",
     **{("com.microsoft", name): "MatMul" for name in _PACKED},

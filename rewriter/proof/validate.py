@@ -22,6 +22,9 @@ import onnx
 from rewriter.arrays import magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
+from rewriter.graph.mixtures import EXPERTS
+from rewriter.graph.types import FLOATS
+from rewriter.graph.view import key_of
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
@@ -247,7 +250,7 @@ class _Judge:
             after = self._run(Side.of(self.rewritten), before.cases, wanted)
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
-        points = noise_points(certificate, tested, self.noise)
+        points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
         left_out = gaps(before)
         before, after = without(before, left_out), without(after, left_out)
         judged = self._judgements(before, after, points, left_out)
@@ -425,6 +428,16 @@ def noise_points(
     for point in (*found, *further):
         unique.setdefault(point.tensor, point)
     return tuple(unique.values())
+
+
+def _mixtures(side: Side) -> Iterator[Point]:
+    """The outputs of mixtures of experts, whose activations are no tensors of the model."""
+    for view in side.views.values():
+        for node in (each for each in view.nodes if key_of(each) in EXPERTS):
+            # Where the type is unknown, that of its weights or their scales is all but sure.
+            types = (view.type_of(name).elem_type for name in (node.output[0], *node.input[2:4]))
+            elem_type = next((each for each in types if each in FLOATS), 0)
+            yield Point(node.output[0], view.path, elem_type)
 
 
 _COARSE = (

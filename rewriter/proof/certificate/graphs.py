@@ -1,9 +1,9 @@
 """A model as a graph of numbered tensors: equal numbers, equal computations.
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
-by name; names of nodes and of inner tensors do not count. Local functions are inlined, fused operators with a bias and
-operators on quantised numbers are written out as they are defined, Identity and Constant nodes are transparent. Bodies
-of control flow see the scopes around them, and number their own inputs by depth and position.
+by name; names of nodes and of inner tensors do not count. Local functions are inlined; fused operators with a bias,
+operators on quantised numbers and mixtures of experts are written out as they are defined; Identity and Constant nodes
+are transparent. Bodies of control flow see the scopes around them, and number their own inputs by depth and position.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
+from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
 from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
@@ -134,6 +135,7 @@ class Model:
             self.functions = {key: _digest(*_closure(key, left)) for key in left}
         else:
             proto = deepcopy(proto)
+        proto = with_plain_experts(proto)
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only

@@ -1,8 +1,9 @@
 """The truth: a model evaluated in float64.
 
 float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast. Each operator is computed
-by the first of these that can: onnxruntime's double kernel, a definition in numpy, onnx's reference evaluator. What
-none of them knows (quantised and random operators, control flow) is refused with `NoReference`.
+by the first of these that can: onnxruntime's double kernel, a definition in numpy, onnx's reference evaluator. Mixtures
+of experts are written out in such operators. What none of them knows (quantised and random operators, control flow) is
+refused with `NoReference`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.constants import computed, elem_type_of
 from rewriter.graph.edit import inlined
 from rewriter.graph.extract import bytes_of, reads
+from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import attributes, constant_of, key_of, label
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.ort.sessions import Session, open_session
@@ -134,6 +136,7 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
         raise NoReference(f"larger than {round(LARGEST / 1e9)} GB")
     if model.functions:
         model = inlined(model)
+    model = with_plain_experts(model)
     if model.graph.sparse_initializer:
         raise NoReference("the model has sparse initializers")
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
