@@ -14,11 +14,11 @@ import onnx
 
 from passes.forms import FORMS, convert
 from passes.match.blocks import Block, Dataflow
-from passes.match.linear import MICROSOFT, Miss
+from passes.match.linear import MICROSOFT
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, Path, attributes, captured_names, key_of, label
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, captured_names, key_of, label
 from rewriter.graph.walk import iter_nodes
 
 PURE = frozenset(

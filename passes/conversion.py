@@ -13,14 +13,13 @@ import onnx
 from passes.fit.unnamed import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
-from passes.match.linear import Miss
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, Accuracy, FormOptions, Options
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
 from rewriter.graph.types import elem_name
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, Miss
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 

@@ -16,7 +16,6 @@ import onnx
 from passes.conversion import Conversion
 from passes.forms import FORMS, convert
 from passes.match.blocks import QUANTISING, Block, Left, find
-from passes.match.linear import Miss
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
 from passes.options import WHOLE, Options
@@ -27,7 +26,7 @@ from passes.whole.widen import carry_whole
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import GraphView, Path, all_views
+from rewriter.graph.view import GraphView, Miss, Path, all_views
 
 FUNCTIONS_IR_VERSION = 8
 """The IR version that introduced model-local functions; in older models the heads are written out."""

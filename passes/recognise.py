@@ -23,8 +23,7 @@ from passes.match.linear import LinearOperator
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.program import grid
 from passes.record import BlockRecord, UnreadableError, read_record
-from passes.values import UNFIT, Values
-from rewriter.graph.constants import Constants, Read
+from rewriter.graph.constants import UNFIT, Constants, Read
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import SAME_NUMBERS, GraphView, all_views
 
@@ -173,7 +172,7 @@ class _Graph:
 
     def _same_constants(self, part: Replacement) -> Iterator[str]:
         """The outputs of Constant nodes, which old models have. Raises UntrueError where the graph's are others."""
-        values = Values(self.view, self.read, lambda _: None)
+        values = Constants(self.view, self.read, lambda _: None)
         for tensor in part.initializers:
             wanted = onnx.numpy_helper.to_array(tensor)
             try:

@@ -42,9 +42,6 @@ MOST_BYTES = 2**24
 _LONGEST = 2**14
 """The longest name."""
 
-_INDICES = frozenset(("nodes", "node", "slot"))
-"""Fields of a `Projection` that say where it stands in the graph that it was planned on."""
-
 _MOST_ENTRIES = 2**26
 """Entries of a table of positions, above which no plan has them."""
 
@@ -161,7 +158,7 @@ def _record_of(conversion: Conversion) -> BlockRecord:
 
 def _as_json(value: Any) -> Any:
     if is_dataclass(value):
-        given = ((field, getattr(value, field.name)) for field in fields(value) if field.name not in _INDICES)
+        given = ((field, getattr(value, field.name)) for field in fields(value))
         return {field.name: _as_json(each) for field, each in given if each != field.default}
     if isinstance(value, tuple):
         return [_as_json(each) for each in value]
@@ -236,8 +233,7 @@ def _check(block: BlockRecord) -> None:
 def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
     """The fields of a dataclass that are read: their types, and whether they have a default."""
     hints = get_type_hints(kind)
-    given = (field for field in fields(kind) if field.name not in _INDICES)
-    return {field.name: (hints[field.name], field.default is not MISSING) for field in given}
+    return {field.name: (hints[field.name], field.default is not MISSING) for field in fields(kind)}
 
 
 def _parsed(kind: Any, value: Any, where: str) -> Any:

@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 import onnx
 
-from passes.values import LostError, Values
-from rewriter.graph.view import GraphView
+from rewriter.graph.constants import Constants
+from rewriter.graph.view import GraphView, LostError
 
 BATCH, TOKENS = 10007, 1000003
 """The made-up numbers of sequences and of tokens in each. No dimension of a model is a multiple of either."""
@@ -24,9 +24,6 @@ BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
 
 Sizes = tuple[int | None, ...]
 """A shape; None for a size that is not known."""
-
-_LARGEST = 1024
-"""Elements of the largest constant that shapes are computed from."""
 
 
 def factors(size: int) -> tuple[int, int, int]:
@@ -64,7 +61,7 @@ class Shapes:
         self.known: dict[str, Sizes] = {}
         self._symbols, self._unknown = symbols, unknown
         self._noted: dict[str, Sizes] = {}
-        self._values = Values(view, _small, self.of)
+        self._values = Constants(view, sizes=self.of)
 
     def of(self, tensor: str) -> Sizes | None:
         """The shape of a tensor, None where its rank is unknown."""
@@ -142,9 +139,3 @@ class Shapes:
         entries = [prod(size or 0 for size in sizes) for sizes in (found[0], self.of(node.input[0]) or ())]
         fits = entries[0] == entries[1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]
         return found if fits else None
-
-
-def _small(tensor: onnx.TensorProto) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
-    if tensor.data_location == onnx.TensorProto.EXTERNAL or prod(tensor.dims) > _LARGEST:
-        raise LostError("it is a weight", tensor.name)
-    return onnx.numpy_helper.to_array(tensor)

@@ -20,11 +20,10 @@ from passes.forms.square import (
     prepare_staged,
 )
 from passes.match.blocks import Block
-from passes.match.linear import Miss
 from passes.options import Options
 from passes.programs.groups import groups_of
 from rewriter.graph.edit import Replacement
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, Miss
 
 Counts = tuple[tuple[int, ...], int, int]
 """Heads of each sublayer, queries of each head, and keys against which each query is scored."""

@@ -30,13 +30,12 @@ from passes.forms.sublayer import (
     with_indicator,
     write_output,
 )
-from passes.match.linear import Miss
 from passes.match.projections import projections_of
 from passes.programs.groups import Group, as_written, groups_of
 from passes.programs.program import Program, largest_change
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, Miss
 
 _DOUBLE = onnx.TensorProto.DOUBLE
 _LARGEST_VALUE = 2.0**20

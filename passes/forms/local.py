@@ -35,7 +35,6 @@ from passes.forms.spelling import (
     shared_keys,
     zero_bias,
 )
-from passes.match.linear import Miss
 from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of
 from passes.programs.head import FACTORED, Head, heads_over
 from passes.programs.line import Line
@@ -43,7 +42,7 @@ from passes.programs.powers import Powers
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, Miss
 
 
 def prepare_local(view: GraphView, conversion: Conversion) -> Conversion | Miss:

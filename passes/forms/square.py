@@ -56,14 +56,13 @@ from passes.forms.sublayer import (
     under_mask,
     write_output,
 )
-from passes.match.linear import Miss
 from passes.match.projections import projections_of
 from passes.options import WHOLE
 from passes.programs.groups import Group, as_written, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, Miss
 
 PREFIX = "bias_token"
 """Of the names of tensors that a network has in form `whole`."""

@@ -21,7 +21,7 @@ import onnx
 
 from passes.fit.unnamed import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
-from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, Miss, linear_operator
+from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, linear_operator
 from passes.match.lower import LOWERINGS
 from passes.match.names import Namer
 from rewriter.graph import elementwise
@@ -33,6 +33,7 @@ from rewriter.graph.view import (
     PARTS,
     REARRANGED,
     GraphView,
+    Miss,
     Path,
     attributes,
     integer_of,

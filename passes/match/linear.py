@@ -7,32 +7,17 @@ does not qualify gives a `Miss` with the reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any
 
 import onnx
 
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, key_of, label
+from rewriter.graph.view import GraphView, Miss, key_of, label
 
 MICROSOFT = "com.microsoft"
 """Domain of onnxruntime's contributed operators."""
-
-
-@dataclass(frozen=True)
-class Miss:
-    """Why a match failed.
-
-    Attributes:
-        reason: words that a user can act on.
-        node: where it failed.
-        kind: what later steps tell it by; `domain`: only the range of the pre-activations is missing.
-    """
-
-    reason: str
-    node: str
-    kind: Literal["", "domain"] = ""
 
 
 @dataclass(frozen=True)
@@ -51,6 +36,7 @@ class LinearOperator:
             for a convolution.
         in_features: size of the input axis, None when unknown.
         out_features: size of the output axis, None when unknown.
+        transposed: whether a matrix is stored as [out, in].
         added: a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm.
         experts: how many matrices there are, of which each token meets one, some or all; 0 where all meet the same.
     """
@@ -60,10 +46,11 @@ class LinearOperator:
     data: str
     weight: str
     output: str
-    rowwise: bool
-    axis: int
     in_features: int | None
     out_features: int | None
+    rowwise: bool = True
+    axis: int = -1
+    transposed: bool = False
     added: str = ""
     experts: int = 0
 
@@ -99,62 +86,32 @@ def _weight(view: GraphView, constants: Constants, names: Sequence[str]) -> str:
     return held[0] if len(held) == 1 else chosen[0] if not held and len(chosen) == 1 else ""
 
 
-def _matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
-    node = view.nodes[index]
+def _product(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
+    node, flags = view.nodes[index], _integers(view.nodes[index])
     left, right = node.input[0], node.input[3 if node.op_type == "QLinearMatMul" else 1]
     if left in constants and right in constants:
         return None
     weight = _weight(view, constants, (left, right))
     if not weight:
         return Miss("neither factor is constant", label(node))
-    features = _matrix(view, constants, weight)
-    if weight == right:
-        return _operator(view, constants, index, node.op_type, left, weight, features)
-    return _operator(view, constants, index, f"{node.op_type} (W X)", right, weight, features[::-1], axis=-2)
-
-
-def _fused_matmul(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
-    node = view.nodes[index]
-    flags = _integers(node)
-    left, right = node.input[0], node.input[1]
-    if right != _weight(view, constants, (left, right)):
-        return Miss("its second factor must be constant, and its first must not", label(node))
-    if flags.get("transA") or flags.get("transBatchA") or flags.get("transBatchB"):
-        return Miss("the data factor is transposed, so the product mixes tokens", label(node))
+    # Lowering has decomposed a FusedGemm with a known activation already (`passes.match.lower`).
+    if any(attribute.name == "activation" for attribute in node.attribute):
+        return Miss("it is fused with an unknown activation", label(node))
+    last = weight == right
+    if flags.get("transA" if last else "transB") or flags.get("transBatchA") or flags.get("transBatchB"):
+        return Miss("the data factor is transposed, so input and output lie on different axes", label(node))
+    bias = node.input[2] if node.op_type in ("Gemm", "FusedGemm") and len(node.input) > 2 else ""
     return _operator(
         view,
         constants,
         index,
-        "FusedMatMul",
-        left,
-        right,
-        _matrix(view, constants, right, transposed=flags.get("transB")),
+        node.op_type if last else f"{node.op_type} (W X)",
+        left if last else right,
+        weight,
+        transposed=bool(flags.get("transB")) if last else not flags.get("transA"),
+        axis=-1 if last else -2,
+        added="" if bias in constants or (bias in view.picked and weight in view.picked) else bias,
     )
-
-
-def _gemm(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
-    node = view.nodes[index]
-    flags = _integers(node)
-    left, right = node.input[0], node.input[1]
-    if left in constants and right in constants:
-        return None
-    weight = _weight(view, constants, (left, right))
-    if not weight:
-        return Miss("neither factor is constant", label(node))
-    bias = node.input[2] if len(node.input) > 2 else ""
-    added = "" if bias in constants or (bias in view.picked and weight in view.picked) else bias
-    # Lowering has decomposed a FusedGemm with a known activation already (`passes.match.lower`).
-    if any(attribute.name == "activation" for attribute in node.attribute):
-        return Miss("it is fused with an unknown activation", label(node))
-    if weight == right and not flags.get("transA"):
-        features = _matrix(view, constants, right, transposed=flags.get("transB"))
-        return replace(_operator(view, constants, index, node.op_type, left, right, features), added=added)
-    if weight == left and not flags.get("transB"):
-        features = _matrix(view, constants, left, transposed=not flags.get("transA"))
-        return replace(
-            _operator(view, constants, index, f"{node.op_type} (W X)", right, left, features, axis=-2), added=added
-        )
-    return Miss("the data factor is transposed, so input and output lie on different axes", label(node))
 
 
 def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
@@ -172,7 +129,8 @@ def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator
     known = len(shape) == read.rank
     features = (shape[read.contracted], shape[read.made]) if known else (None, None)
     data = next(name for name in node.input if name != weight)
-    return _operator(view, constants, index, "Einsum", data, weight, features, axis=read.axis)
+    turned = read.made < read.contracted
+    return _operator(view, constants, index, "Einsum", data, weight, features, transposed=turned, axis=read.axis)
 
 
 @dataclass(frozen=True)
@@ -255,10 +213,10 @@ def _quantised(weight: int) -> Recognise:
         if data in constants:
             return None
         sizes = _integers(node)
-        features: Features = _matrix(view, constants, name, transposed=sizes.get("transB"))
-        if "N" in sizes and "K" in sizes:  # packed weights, whose dims are not those of the matrix
-            features = (sizes["K"], sizes["N"])
-        return _operator(view, constants, index, node.op_type, data, name, features)
+        # The dims of packed weights are not those of the matrix.
+        features = (sizes["K"], sizes["N"]) if "N" in sizes and "K" in sizes else None
+        turned = bool(sizes.get("transB"))
+        return _operator(view, constants, index, node.op_type, data, name, features, transposed=turned)
 
     return recognise
 
@@ -266,7 +224,7 @@ def _quantised(weight: int) -> Recognise:
 Features = tuple[int | None, int | None]
 
 
-def _matrix(view: GraphView, constants: Constants, weight: str, *, transposed: int | bool | None = False) -> Features:
+def _matrix(view: GraphView, constants: Constants, weight: str, *, transposed: bool) -> Features:
     """Input and output features of a weight matrix, None where its shape is unknown."""
     shape = constants.shape(weight) or view.type_of(weight).shape or ()
     rows, columns = (size if isinstance(size, int) else None for size in (*shape[-2:], None, None)[:2])
@@ -284,39 +242,41 @@ def _operator(
     kind: str,
     data: str,
     weight: str,
-    features: Features,
+    features: Features | None = None,
     *,
-    rowwise: bool = True,
-    axis: int = -1,
+    transposed: bool = False,
+    **further: Any,
 ) -> LinearOperator:
-    known = features[0] and features[1] and "Conv" not in kind  # a kernel has more numbers than a matrix anyway
+    """The operator, with the features that its weight's shape says unless others are given."""
+    rows, columns = features or _matrix(view, constants, weight, transposed=transposed)
+    known = rows and columns and "Conv" not in kind  # a kernel has more numbers than a matrix anyway
     whole = constants.shape(view.picked.get(weight, weight)) if known else None
-    experts = prod(whole) // ((features[0] or 1) * (features[1] or 1)) if whole else 0
+    experts = prod(whole) // ((rows or 1) * (columns or 1)) if whole else 0
     return LinearOperator(
         node=index,
         kind=kind,
         data=data,
         weight=weight,
         output=view.nodes[index].output[0],
-        rowwise=rowwise,
-        axis=axis,
-        in_features=features[0],
-        out_features=features[1],
+        in_features=rows,
+        out_features=columns,
+        transposed=transposed,
         experts=experts if experts > 1 else 0,
+        **further,
     )
 
 
 LINEAR_OPERATORS: dict[tuple[str, str], Recognise] = {
-    ("", "MatMul"): _matmul,
-    ("", "Gemm"): _gemm,
+    ("", "MatMul"): _product,
+    ("", "Gemm"): _product,
     ("", "Conv"): _conv,
     ("", "Einsum"): _einsum,
     ("", "MatMulInteger"): _quantised(1),
-    ("", "QLinearMatMul"): _matmul,
+    ("", "QLinearMatMul"): _product,
     ("", "QLinearConv"): _conv,
-    (MICROSOFT, "FusedMatMul"): _fused_matmul,
-    (MICROSOFT, "TransposeMatMul"): _fused_matmul,
-    (MICROSOFT, "FusedGemm"): _gemm,
+    (MICROSOFT, "FusedMatMul"): _product,
+    (MICROSOFT, "TransposeMatMul"): _product,
+    (MICROSOFT, "FusedGemm"): _product,
     (MICROSOFT, "FusedConv"): _conv,
     (MICROSOFT, "MatMulNBits"): _quantised(1),
     (MICROSOFT, "MatMulBnb4"): _quantised(1),

@@ -13,10 +13,10 @@ from math import prod
 import onnx
 
 from passes.match.blocks import Block
-from passes.match.linear import LinearOperator, Miss, einsum_map
+from passes.match.linear import LinearOperator
 from passes.sizes import TOKENS, Shapes
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, attributes, integer_of, integers_of, label
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, Miss, attributes, integer_of, integers_of, label
 
 _PARTS = ("Split", "Slice")
 """Operators that take some of the channels."""
@@ -31,16 +31,12 @@ class Vector:
         size: the number of its elements.
         start: the first channel.
         stop: the end of the channels; None for all.
-        node: index of the node that reads it; -1 where the constant does not come from a graph.
-        slot: which input of that node it is.
     """
 
     name: str
     size: int
     start: int = 0
     stop: int | None = None
-    node: int = -1
-    slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,6 @@ class Projection:
         biases: constants added to the output.
         start: the first column.
         stop: the end of the columns; None for all.
-        nodes: the linear operator and the nodes after it that belong to the projection, as indices.
     """
 
     data: str
@@ -67,7 +62,6 @@ class Projection:
     biases: tuple[Vector, ...] = ()
     start: int = 0
     stop: int | None = None
-    nodes: tuple[int, ...] = ()
 
     def part(self, start: int, stop: int) -> Projection:
         """The projection restricted to some of its output channels."""
@@ -157,7 +151,7 @@ class _Reader:
 
     def leaf(self, block: Block, leaf: str) -> Projection | Miss:
         """The projection that produces a leaf: its operator, then the bias, layout and split nodes after it."""
-        chain: list[tuple[int, str]] = []
+        chain: list[tuple[onnx.NodeProto, str]] = []
         tensor = leaf
         made = {operator.output: operator for operator in block.first}
         while tensor not in made:
@@ -165,13 +159,12 @@ class _Reader:
             data = [] if node is None else self._data_of(node)
             if node is None or len(data) != 1:
                 return Miss("a projection is not a single linear operator", leaf)
-            chain.append((self._view.producer[tensor], tensor))
+            chain.append((node, tensor))
             tensor = data[0]
         projection = self.matrix(made[tensor])
-        for index, output in reversed(chain):
-            if isinstance(projection, Miss):
-                return projection
-            projection = self._step(projection, index, output)
+        for node, output in reversed(chain):
+            if isinstance(projection, Projection):
+                projection = self._step(projection, node, output)
         return projection
 
     def _data_of(self, node: onnx.NodeProto) -> list[str]:
@@ -179,12 +172,10 @@ class _Reader:
         names = node.input[:1] if node.op_type in (*SAME_ENTRIES, *_PARTS) else node.input
         return [name for name in names if name and name not in self._constants]
 
-    def _step(self, projection: Projection, index: int, output: str) -> Projection | Miss:
-        node = self._view.nodes[index]
-        projection = replace(projection, nodes=(*projection.nodes, index))
+    def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection | Miss:
         if node.op_type in ("Add", "Sum"):
-            slots = [slot for slot, name in enumerate(node.input) if name in self._constants]
-            vectors = [self._vector(index, slot, projection.out_features) for slot in slots]
+            names = [name for name in node.input if name in self._constants]
+            vectors = [self._vector(name, projection.out_features) for name in names]
             found = tuple(vector for vector in vectors if vector is not None)
             if len(found) == len(vectors):
                 return replace(projection, biases=(*projection.biases, *found))
@@ -203,12 +194,11 @@ class _Reader:
         last = shape[-1] if shape else None
         return last if isinstance(last, int) else None
 
-    def _vector(self, node: int, slot: int, channels: int) -> Vector | None:
-        name = self._view.nodes[node].input[slot]
+    def _vector(self, name: str, channels: int) -> Vector | None:
         shape = self._constants.shape(name)
         if shape is None or prod(shape) not in (1, channels) or any(size != 1 for size in shape[:-1]):
             return None
-        return Vector(name, prod(shape), node=node, slot=slot)
+        return Vector(name, prod(shape))
 
     def _split(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
         axis = integer_of(node, "axis", 0)
@@ -252,7 +242,7 @@ class _Reader:
         """A linear operator as a plain matrix."""
         node = self._view.nodes[operator.node]
         where = label(node)
-        if operator.kind not in ("MatMul", "Gemm", "Einsum") or node.op_type != operator.kind or operator.axis != -1:
+        if operator.kind not in ("MatMul", "Gemm", "Einsum") or operator.axis != -1:
             return Miss(f"its {operator.kind} does not hold a plain matrix", where)
         if operator.added:
             return Miss(f"{where} adds data to its product", where)
@@ -268,23 +258,12 @@ class _Reader:
             return Miss("its weight is quantised" if quantised else f"its weight is computed by {label(maker)}", where)
         biases: tuple[Vector, ...] = ()
         if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:
-            vector = self._vector(operator.node, 2, operator.out_features)
+            vector = self._vector(node.input[2], operator.out_features)
             if vector is None:
                 return Miss(f"{where} has a bias that is not one value per channel", where)
             biases = (vector,)
-        transposed = bool(stated.get("transB"))
-        if operator.kind == "Einsum":
-            read = einsum_map(stated["equation"].decode(), list(node.input).index(operator.weight))
-            transposed = read is not None and read.made < read.contracted
-        return Projection(
-            operator.data,
-            operator.weight,
-            transposed,
-            operator.in_features,
-            operator.out_features,
-            biases,
-            nodes=(operator.node,),
-        )
+        sizes = operator.in_features, operator.out_features
+        return Projection(operator.data, operator.weight, operator.transposed, *sizes, biases)
 
     def with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
         """The second operator with the bias of a following Add, if that Add is the only consumer of its output."""
@@ -292,7 +271,7 @@ class _Reader:
         node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
         if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
             return result, output
-        step = self._step(output, readers[0], node.output[0])
+        step = self._step(output, node, node.output[0])
         if isinstance(step, Miss) or len(step.biases) == len(output.biases):
             return result, output
         return node.output[0], step

@@ -98,10 +98,6 @@ class Program:
         multiple = sum((part for part, _ in means), np.float64(self.linear))
         return np.asarray(multiple), np.asarray(sum((part for _, part in means), np.float64(self.constant)))
 
-    def weights(self, number: int, y: Array) -> Array:
-        """The softmax weights of head `number` at y [...]: [..., 1 + m], its own key first, in float64."""
-        return np.moveaxis(self.heads[number].weights(y), 0, -1)
-
     @property
     def crossings(self) -> Array:
         """The pre-activations at which two keys of a head have equal weights; 1-D."""

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from passes.sizes import BATCH, TOKENS, Shapes, factors
-from passes.values import LostError
 from rewriter.graph.constants import Constants, computed
 from rewriter.graph.extract import ancestors, reads
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, LostError
 
 _TRANSPARENT = ("Cast", "Identity", "Dropout")
 _LENGTHS = (1, 2, 3, 7)

@@ -24,15 +24,13 @@ from passes.conversion import Conversion
 from passes.forms.square import PREFIX
 from passes.forms.sublayer import LARGEST_PATTERN, default_omega
 from passes.match.blocks import Block
-from passes.match.linear import Miss
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.groups import groups_of
 from passes.sizes import BATCH, BROADCAST, TOKENS, Shapes, Sizes, token_axes
-from passes.values import LostError
 from passes.whole.masks import MaskReader
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import ancestors, cut
-from rewriter.graph.view import SAME_NUMBERS, GraphView, attributes, captured_names
+from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attributes, captured_names
 
 SMALLEST_OPSET = 13
 """From this opset on, Pad accepts booleans, Softmax normalises one axis and Squeeze takes its axes as an input."""

@@ -99,7 +99,6 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
         entrywise=conversion.form == "local" or _compact_rows(conversion),
         longest=conversion.longest,
         accuracy=accuracy or 0.0,
-        weights=conversion.emitted.weights,
     )
 
 

@@ -49,10 +49,9 @@ class Rule:
         found, given = compared(name, original, variants, rewritten), self.tolerance(name)
         if given is None or not original or not is_float(original[0][name].dtype) or not np.isfinite(found.error):
             return found
-        pairs = [(a[name], b[name]) for a, b in zip(original, rewritten, strict=True)]
-        excess, error = (max(_excess(a, b, *each) for a, b in pairs) for each in (given, (0.0, 0.0)))
-        reason = f"error {error:.3g} exceeds atol {given[0]:g}, rtol {given[1]:g} by {excess:.3g}"
-        return Judgement(name, error, 0.0, given[0], reason if excess > 0.0 else "")
+        excess = max(_excess(a[name], b[name], *given) for a, b in zip(original, rewritten, strict=True))
+        reason = f"error {found.max_abs:.3g} exceeds atol {given[0]:g}, rtol {given[1]:g} by {excess:.3g}"
+        return Judgement(name, found.max_abs, 0.0, given[0], reason if excess > 0.0 else "", found.max_abs)
 
 
 def _excess(a: Array, b: Array, atol: float, rtol: float) -> float:

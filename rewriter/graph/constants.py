@@ -1,6 +1,7 @@
-"""The values of the small constants of a graph (`GraphView.constants`).
+"""The values of the constants of a graph, computed by onnx's reference implementation when they are asked for.
 
-They are computed on demand and only for small inline tensors: weights are never read.
+They are numbers of activations, weights that nodes transpose or dequantise, and what is computed from shapes. Unless a
+caller says how tensors are read, only small ones that stand in the model are: weights are never touched.
 """
 
 from __future__ import annotations
@@ -15,31 +16,46 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.graph import elementwise
-from rewriter.graph.view import GraphView, constant_of, integer_of
+from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, attributes, constant_of, integer_of, label
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
 """Gives the values of a tensor, inline or external, in its own element type."""
 
-_SMALL = 1024
-"""Maximum number of elements of a constant whose values are read."""
+Sizes = Callable[[str], Sequence[int | None] | None]
+"""The shape of a tensor; None for a size, or for the whole, that is not known."""
 
-_RESHAPING = {"Reshape", "Unsqueeze", "Squeeze", "Flatten", "Expand"}
-_TYPES: dict[int, type[np.generic]] = {
-    onnx.TensorProto.FLOAT: np.float32,
-    onnx.TensorProto.DOUBLE: np.float64,
-    onnx.TensorProto.FLOAT16: np.float16,
-    onnx.TensorProto.INT32: np.int32,
-    onnx.TensorProto.INT64: np.int64,
+_SMALL, _LARGEST = 1024, 2**31
+"""Elements of the largest value that is kept, or read unless a caller says how; and of the largest that is computed."""
+
+_DEPTH = 64
+"""Longest chain of nodes that is followed."""
+
+_OPERATORS = SAME_NUMBERS | {
+    *(name for domain, name in elementwise.OPERATORS if not domain),
+    *("Transpose", "Slice", "Gather", "Concat", "DequantizeLinear"),
 }
+"""Operators of ONNX whose output is not larger than their operands."""
+
+UNFIT = (ValueError, IndexError, KeyError, TypeError, StopIteration, OverflowError, MemoryError)
+"""What numpy and attribute look-ups raise for a graph that no runtime would run."""
+
+
+def small(tensor: onnx.TensorProto) -> AnyArray:
+    """The values of a small tensor that stands in the model. Raises LostError for any other."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or prod(tensor.dims) > _SMALL:
+        raise LostError("it is a weight", tensor.name)
+    return numpy_helper.to_array(tensor)
 
 
 class Constants:
-    """Constness and small constant values of one view. Values are cached; the graph must not change meanwhile."""
+    """Computes constants of one view, which must not change meanwhile; only small ones are kept."""
 
-    def __init__(self, view: GraphView) -> None:
+    def __init__(self, view: GraphView, read: Read = small, sizes: Sizes = lambda _: None) -> None:
         self._view = view
-        self._values: dict[tuple[str, bool], NDArray[np.generic] | None] = {}
+        self._read = read
+        self._sizes = sizes
+        self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
 
     def __contains__(self, tensor: str) -> bool:
         return tensor in self._view.constants
@@ -50,85 +66,119 @@ class Constants:
         A number that nodes compute from others, such as Sqrt(2) in float16, is not rounded to its type: the float64
         evaluation of the model, which is the truth of every proof, does not round it either.
         """
-        value = self._known(tensor, wide=True)
+        value = self.value(tensor, wide=True)
         return float(np.asarray(value, dtype=np.float64).reshape(())) if value is not None and value.size == 1 else None
 
     def shape(self, tensor: str) -> tuple[int, ...] | None:
-        """Dimensions of a constant, from its initializer, its value, or type inference."""
+        """Dimensions of a constant, from its initializer, from type inference, or from its value."""
         if tensor in self._view.initializers:
             return tuple(self._view.initializers[tensor].dims)
-        value = self.value(tensor)
-        if value is not None:
-            return value.shape
         inferred = self._view.type_of(tensor).shape
-        if inferred is None or not all(isinstance(dim, int) for dim in inferred):
-            return None
-        return tuple(dim for dim in inferred if isinstance(dim, int))
+        known = tuple(dim for dim in inferred or () if isinstance(dim, int))
+        if inferred is not None and len(known) == len(inferred):
+            return known
+        value = self.value(tensor)
+        return None if value is None else value.shape
 
-    def value(self, tensor: str) -> NDArray[np.generic] | None:
-        """The value of a small constant in its own type, or None when it is large, external or not foldable."""
-        return self._known(tensor, wide=False)
-
-    def _known(self, tensor: str, *, wide: bool) -> NDArray[np.generic] | None:
-        # The caller may replace the default of an overridable input at run time.
-        if tensor not in self._view.constants or tensor in self._view.overridable:
-            return None
-        key = tensor, wide
-        if key not in self._values:
-            self._values[key] = None  # guards against cycles in hostile graphs
-            self._values[key] = self._compute(tensor, wide)
-        return self._values[key]
-
-    def _compute(self, tensor: str, wide: bool) -> NDArray[np.generic] | None:
-        initializer = self._view.initializers.get(tensor)
-        if initializer is not None:
-            return _small_array(initializer)
-        node = self._view.made_by(tensor)
-        if node is None or not self._view.is_onnx(node):
-            return None
-        constant = constant_of(node)
-        if constant is not None:
-            return _small_array(constant)
-        if node.op_type in _RESHAPING:
-            return self._reshaped(node, tensor, wide)
-        if node.op_type == "CastLike":
-            return self._cast_like(node, wide)
-        return self._folded(node, wide)
-
-    # The target shape comes from type inference, which already reads the shape operand or axes.
-    def _reshaped(self, node: onnx.NodeProto, tensor: str, wide: bool) -> NDArray[np.generic] | None:
-        value = self._known(node.input[0], wide=wide)
-        shape = self._view.type_of(tensor).shape
-        if value is None or shape is None or not all(isinstance(dim, int) for dim in shape):
-            return None
-        target = tuple(dim for dim in shape if isinstance(dim, int))
-        if prod(target) > _SMALL:
-            return None
-        return np.broadcast_to(value, target) if node.op_type == "Expand" else value.reshape(target)
-
-    def _cast_like(self, node: onnx.NodeProto, wide: bool) -> NDArray[np.generic] | None:
-        """A number of a function by onnxscript, `CastLike(constant, data)`; the data's type must be known."""
-        value = self._known(node.input[0], wide=wide)
-        target = _TYPES.get(self._view.type_of(node.input[1]).elem_type)
-        return None if value is None or target is None else _typed(value, np.dtype(target), wide)
-
-    def _folded(self, node: onnx.NodeProto, wide: bool) -> NDArray[np.generic] | None:
-        if elementwise.lookup(node) is None:
-            return None
-        args = [self._known(name, wide=wide) for name in node.input]
-        known = [arg for arg in args if arg is not None]
-        if len(known) != len(args):
-            return None
-        if known[0].dtype.kind in "iu" and node.op_type in ("Identity", "Neg"):
-            return known[0] if node.op_type == "Identity" else np.negative(known[0])
-        target = _result_type(node, known)
-        if target is None:
+    def value(self, tensor: str, *, wide: bool = False) -> AnyArray | None:
+        """The numbers of a small constant in its own type, or None where it has none or they are not known."""
+        if tensor not in self:
             return None
         try:
-            result = elementwise.evaluate(node, [np.asarray(arg, dtype=np.float64) for arg in known])
-        except ValueError:  # shapes that do not go together: nothing that runs
+            value = self.of(tensor, wide=wide)
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then they are not known
             return None
-        return _typed(result, target, wide)
+        return value if value.size <= _SMALL and value.dtype.kind not in "OUS" else None
+
+    def numbers(self, tensor: str) -> list[int]:
+        """The elements of a constant as integers.
+
+        Raises:
+            LostError: as `of`, or an element depends on an unknown size.
+        """
+        value = np.asarray(self.of(tensor)).reshape(-1)
+        if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float64)).all():
+            raise LostError("it depends on a size that is not known", tensor)
+        return [int(number) for number in value]
+
+    def of(self, tensor: str, depth: int = 0, *, wide: bool = False) -> AnyArray:
+        """The value of a constant; floating-point results of nodes are float64 if `wide`.
+
+        Raises:
+            LostError: it depends on the inputs, on an unknown size, or on an operator that is not in `_OPERATORS`.
+            Exception: of any kind, for nodes that nothing would run.
+        """
+        known = self._kept.get((tensor, wide))
+        if known is None:
+            try:
+                known = self._computed(tensor, depth, wide=wide)
+            except LostError as lost:
+                known = lost
+            if isinstance(known, LostError) or known.size <= _SMALL:
+                self._kept[tensor, wide] = known
+        if isinstance(known, LostError):
+            raise known
+        return known
+
+    def _computed(self, tensor: str, depth: int, *, wide: bool) -> AnyArray:
+        if tensor in self._view.overridable:
+            raise LostError("a caller may override it", tensor)
+        if tensor in self._view.initializers:
+            return self._read(self._view.initializers[tensor])
+        node = self._view.made_by(tensor)
+        if node is None or depth > _DEPTH:
+            raise LostError("it is not constant", tensor)
+        if not self._view.is_onnx(node):
+            raise LostError("it is computed by an unknown operator", label(node))
+        constant = constant_of(node)
+        if constant is not None:
+            return self._read(constant)
+        if node.op_type == "Shape":
+            return self._shape(node)
+        if node.op_type not in (*_OPERATORS, "ConstantOfShape", "Expand"):
+            raise LostError("it is not constant", label(node))
+        names = node.input[:1] if node.op_type == "CastLike" else node.input  # of the other, only the type counts
+        operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
+        first = next(iter(operands.values()), np.empty(0))
+        if node.op_type in ("ConstantOfShape", "Expand"):
+            return self._spread(node, [*operands.values()])
+        if node.op_type in ("Cast", "CastLike"):
+            return self._cast(node, first, wide=wide)
+        if wide:
+            operands = {name: _widened(value) for name, value in operands.items()}
+        return np.asarray(computed([node], operands, node.output[:1], {"": self._view.opsets.get("", 1)})[0])
+
+    def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
+        given = attributes(node)
+        value = numpy_helper.to_array(given["value"]).reshape(()) if "value" in given else np.zeros((), np.float32)
+        value = operands[0] if node.op_type == "Expand" else value
+        shape = np.broadcast_shapes(value.shape, tuple(int(size) for size in operands[-1].reshape(-1)))
+        if prod(shape) > _LARGEST:
+            raise LostError("it is larger than any weight", label(node))
+        return np.broadcast_to(value, shape)
+
+    def _cast(self, node: onnx.NodeProto, value: AnyArray, *, wide: bool) -> AnyArray:
+        kind = integer_of(node, "to", 0) if node.op_type == "Cast" else self._view.type_of(node.input[1]).elem_type
+        target = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
+        if np.isnan(value).any():
+            return value  # a size that is not known, which no integer stands for
+        made = value.astype(target)
+        return value.astype(np.float64) if wide and _widened(made) is not made else made
+
+    def _shape(self, node: onnx.NodeProto) -> AnyArray:
+        sizes = self._sizes(node.input[0])
+        if sizes is None:
+            raise LostError("the shape of its input is not known", label(node))
+        given = attributes(node)
+        # Unknown sizes are NaN, which whatever is computed from them then is too.
+        known = np.array([np.nan if size is None else size for size in sizes], dtype=np.float64)
+        known = known[given.get("start", 0) : given.get("end", len(known))]
+        return known if np.isnan(known).any() else known.astype(np.int64)
+
+
+def _widened(value: AnyArray) -> AnyArray:
+    """Floating-point numbers in float64; any others as they are. bfloat16 is no kind of numpy's own."""
+    return value.astype(np.float64) if value.dtype.kind == "f" or value.dtype.name == "bfloat16" else value
 
 
 def elem_type_of(values: AnyArray) -> int:
@@ -165,26 +215,3 @@ def computed(
     with np.errstate(all="ignore"):
         model = helper.make_model(graph, opset_imports=imports)
         return list(ReferenceEvaluator(model).run(None, dict(values)))
-
-
-def _typed(value: NDArray[np.generic], target: np.dtype[np.generic], wide: bool) -> NDArray[np.generic]:
-    """A computed value in its type; in float64, if `wide`, where the type is a floating-point one."""
-    return value.astype(np.float64 if wide and target.kind == "f" else target)
-
-
-def _result_type(node: onnx.NodeProto, args: list[NDArray[np.generic]]) -> np.dtype[np.generic] | None:
-    """The element type of the operator's result; None where folding in float64 would change the value."""
-    if node.op_type == "Cast":
-        target = integer_of(node, "to", 0)
-        numpy_type = _TYPES.get(target)
-        return None if numpy_type is None else np.dtype(numpy_type)
-    # Integer division truncates, and int64 exceeds the 53 bits of float64: float64 cannot stand in for integers.
-    return None if args[0].dtype.kind in "iub" else args[0].dtype
-
-
-def _small_array(tensor: onnx.TensorProto) -> NDArray[np.generic] | None:
-    if prod(tensor.dims) > _SMALL or tensor.data_location == onnx.TensorProto.EXTERNAL:
-        return None
-    if tensor.data_type == onnx.TensorProto.STRING:
-        return None
-    return numpy_helper.to_array(tensor)

@@ -6,12 +6,15 @@ external data need not be loaded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
 import onnx
+
+from rewriter.graph.walk import iter_nodes
 
 FLOATS = frozenset(
     (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
@@ -47,27 +50,40 @@ TensorType.UNKNOWN = TensorType(0, None)
 _PACKED = ("MatMulNBits", "MatMulBnb4")
 """Products with a packed matrix [K, N], whose type is that of its scales."""
 
-_LIKE = {
+_OPERANDS, _OUTPUTS = 24, 4
+"""More operands than operators of the table below have, and the outputs that they have at most."""
+_SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _OPERANDS - 1)
+"""An output of the type and shape of the first operand; one of its type, in a shape that no operand tells."""
+
+_LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
+    ("", "SimplifiedLayerNormalization"): {0: _SAME},
+    **{("com.microsoft", name): {0: _SAME} for name in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "MoE", "QMoE")},
+    **{("com.microsoft", f"Skip{name}LayerNormalization"): {0: _SAME, 3: _SAME} for name in ("", "Simplified")},
+    ("com.microsoft", "EmbedLayerNormalization"): {0: ("Gather", 2, 0), 1: _TYPE, 2: ("Gather", 2, 0)},
     **{
-        ("com.microsoft", name): "Identity"
-        for name in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "SkipLayerNormalization", "MoE", "QMoE")
-    },
-    ("com.microsoft", "FusedMatMul"): "MatMul",
-    **{("com.microsoft", name): "MatMul" for name in _PACKED},
-    **{
-        ("com.microsoft.nchwc", name): "Reshape"
-        for name in ("Conv", "ReorderInput", "ReorderOutput", "MaxPool", "AveragePool", "GlobalAveragePool", "Upsample")
-    },
-    **{
-        ("com.microsoft", name): "Reshape"
+        ("com.microsoft", name): {0: _TYPE}
         for name in (
             *("Attention", "MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding", "BiasAdd"),
-            *("FusedConv", "NhwcFusedConv", "FusedGemm", "GemmFastGelu", "SkipSimplifiedLayerNormalization", "QGemm"),
+            *("FusedConv", "NhwcFusedConv", "FusedGemm", "GemmFastGelu"),
         )
     },
+    **{
+        ("com.microsoft.nchwc", name): {0: _TYPE}
+        for name in ("Conv", "ReorderInput", "ReorderOutput", "MaxPool", "AveragePool", "GlobalAveragePool", "Upsample")
+    },
 }
-"""Operators of onnxruntime's domains to those of the same type and shape, so that inference does not stop there; to
-Reshape those whose first output is of the type of the first operand, in another shape."""
+"""Operators of onnxruntime's domains, so that inference does not stop there: output to an operator of the same type and
+shape, and its operands among those of the fused one."""
+
+
+def _function(key: tuple[str, str]) -> onnx.FunctionProto:
+    """A fused operator as a local function, for inference alone."""
+    operands, outputs = [f"x{place}" for place in range(_OPERANDS)], [f"y{place}" for place in range(_OUTPUTS)]
+    nodes = [
+        onnx.helper.make_node(operator, [operands[each] for each in places], [outputs[at]])
+        for at, (operator, *places) in _LIKE[key].items()
+    ]
+    return onnx.helper.make_function(*key, operands, outputs, nodes, [onnx.helper.make_opsetid("", 17)])
 
 
 def elem_name(elem_type: int) -> str:
@@ -82,50 +98,48 @@ def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
     Inference stops at operators that onnx does not know (custom domains); what it cannot determine is left out.
     Where inference fails altogether, the types that the model declares remain.
     """
-    return declared_types(inferred_skeleton(model).graph)
+    return declared_types(inferred_graph(model))
 
 
-def inferred_skeleton(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The skeleton of `model` with inferred types in the value_info of every graph; its nodes are those of `model`."""
+def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
+    """The main graph of `model` with inferred types in the value_info of every graph.
+
+    It has no large weights. Its nodes are in the same order and have the same bodies; fused operators may be others.
+    """
     skeleton = skeleton_of(model)
-    fused = {index: node for index, node in enumerate(model.graph.node) if (node.domain, node.op_type) in _LIKE}
-    for index, node in fused.items():
-        skeleton.graph.node[index].CopyFrom(_known(node, skeleton.graph))
-    found = skeleton
+    for node in skeleton.graph.node:
+        node.CopyFrom(_known(node, skeleton.graph))
+    for node in iter_nodes(skeleton.graph.node):
+        if (node.domain, node.op_type) in _LIKE:  # onnx wants a name for each output of a function, if an empty one
+            node.output.extend([""] * (_OUTPUTS - len(node.output)))
+    missing = {domain for domain, _ in _LIKE} - {each.domain for each in skeleton.opset_import} - {""}
+    skeleton.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in missing)  # onnxruntime needs none
+    own = {(each.domain, each.name) for each in model.functions}
+    skeleton.functions.extend(_function(key) for key in _LIKE.keys() - own)
+    found = skeleton.graph
     # The C++ inference raises bare exceptions on odd models; then declared types remain.
     with suppress(Exception):
-        found = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
-    for index, node in fused.items():
-        found.graph.node[index].CopyFrom(node)
-    for position in reversed(range(len(model.graph.initializer), len(found.graph.initializer))):
-        del found.graph.initializer[position]
+        found = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True).graph
+    del found.initializer[len(model.graph.initializer) :]
     return found
 
 
 def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
-    """An operator that onnx knows, with the type and shape of a fused one; the node itself where there is none."""
+    """An operator that onnx knows, with the type and shape of a fused one that attributes decide; else the node."""
+    if node.domain != "com.microsoft" or not node.input or len(node.output) != 1:
+        return node
+    if node.op_type == "FusedMatMul" and not any(each.i for each in node.attribute if "trans" in each.name):
+        return onnx.helper.make_node("MatMul", node.input, node.output)
+    if node.op_type == "QGemm":  # the result is of the type of its zero point, or floats, as scales are
+        return onnx.helper.make_node("Reshape", [node.input[8 if len(node.input) == 9 else 1], ""], node.output)
     sizes = {attribute.name: attribute.i for attribute in node.attribute}
     scales = next((each for each in graph.initializer if len(node.input) > 2 and each.name == node.input[2]), None)
-    if node.op_type in _PACKED and {"K", "N"} <= sizes.keys() and scales is not None:
-        unpacked = onnx.TensorProto(name=f"{node.output[0]}/unpacked", data_type=scales.data_type)
-        unpacked.dims.extend((sizes["K"], sizes["N"]))
-        graph.initializer.append(_stub(unpacked, bare=True))
-        return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output, node.name)
-    operator = _LIKE[node.domain, node.op_type]
-    if operator == "Reshape":
-        like = node.input[0]
-        if (
-            node.op_type == "QGemm" and len(node.input) > 6
-        ):  # the result is of the type of its zero point, or floats, as scales are
-            like = node.input[8 if len(node.input) == 9 else 1]
-        return onnx.helper.make_node("Reshape", [like, f"{node.output[0]}/unknown"], node.output[:1], node.name)
-    if node.op_type in _PACKED:
+    if node.op_type not in _PACKED or not {"K", "N"} <= sizes.keys() or scales is None:
         return node
-    plain = operator == "Identity" or not any(attribute.i for attribute in node.attribute if "trans" in attribute.name)
-    if not plain or len(node.output) != 1 or not node.input:
-        return node
-    inputs = node.input[:1] if operator == "Identity" else node.input
-    return onnx.helper.make_node(operator, inputs, node.output, node.name)
+    unpacked = onnx.TensorProto(name=f"{node.output[0]}/unpacked", data_type=scales.data_type)
+    unpacked.dims.extend((sizes["K"], sizes["N"]))
+    graph.initializer.append(_stub(unpacked, bare=True))
+    return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output)
 
 
 def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:

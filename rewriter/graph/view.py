@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import onnx
 
-from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_skeleton
+from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_graph
 from rewriter.graph.walk import subgraphs
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -32,6 +32,38 @@ Path = tuple[tuple[str, str], ...]
 
 Names survive what replacements do to the order and number of nodes, indices do not.
 """
+
+
+@dataclass(frozen=True)
+class Miss:
+    """Why something was not found in a graph.
+
+    Attributes:
+        reason: words that a user can act on.
+        node: where it failed.
+        kind: what later steps tell it by; `domain`: only the range of the pre-activations is missing.
+    """
+
+    reason: str
+    node: str
+    kind: Literal["", "domain"] = ""
+
+
+class LostError(Exception):
+    """A tensor cannot be followed or computed.
+
+    Attributes:
+        miss: why, and at which node.
+    """
+
+    def __init__(self, reason: str, node: str) -> None:
+        super().__init__(reason)
+        self.miss = Miss(reason, node)
+
+    @classmethod
+    def at(cls, node: onnx.NodeProto, reason: str) -> LostError:
+        """The error at a node, which its message names."""
+        return cls(f"{label(node)}: {reason}", label(node))
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,13 +263,13 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
 
     An inner view includes the initializers and the types of the graphs around it.
     """
-    inferred = inferred_skeleton(model)
-    main = view_graph(model.graph, opsets(model.opset_import), types=declared_types(inferred.graph))
+    inferred = inferred_graph(model)
+    main = view_graph(model.graph, opsets(model.opset_import), types=declared_types(inferred))
     views = [main]
-    pending = [(main, inferred.graph)]
+    pending = [(main, inferred)]
     while pending:
         outer, typed = pending.pop(0)
-        # The skeleton has the same nodes in the same order, so that its bodies can be paired by position.
+        # Both have the same nodes in the same order, so that its bodies can be paired by position.
         for node, typed_node in zip(outer.nodes, typed.node, strict=True):
             for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
                 inner = view_graph(

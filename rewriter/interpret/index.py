@@ -21,18 +21,17 @@ from typing import Any, BinaryIO
 import numpy as np
 import onnx
 
-from passes.match.linear import LinearOperator, Miss
+from passes.match.linear import LinearOperator
 from passes.match.projections import Projection, Vector, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
 from passes.programs.groups import Group
-from passes.values import UNFIT, LostError, Values
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
-from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView
+from rewriter.graph.constants import UNFIT, Constants
+from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
@@ -344,7 +343,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     bodies = [Miss("attention in a body is not indexed", each.where) for each in plan.views[1:] if _attends(each)]
-    builder = _Builder(tracer, Values(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
+    builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
@@ -383,7 +382,7 @@ def _described(named: Named) -> dict[str, Any]:
 class _Builder:
     """Makes the tensors of sublayers, and collects what cannot be made."""
 
-    def __init__(self, tracer: Tracer, values: Values, *, fold_ln: bool, wide: bool, norms: bool) -> None:
+    def __init__(self, tracer: Tracer, values: Constants, *, fold_ln: bool, wide: bool, norms: bool) -> None:
         self._view, self._constants, self._values = tracer.view, tracer.constants, values
         self._fold, self._wide, self._listed = fold_ln, wide, norms and not fold_ln
         self._norms: dict[str, set[str]] = {}

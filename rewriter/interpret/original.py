@@ -13,9 +13,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import MICROSOFT, LinearOperator, Miss
-from passes.values import UNFIT, LostError
-from rewriter.graph.view import REARRANGED, attributes, key_of, label
+from passes.match.linear import MICROSOFT, LinearOperator
+from rewriter.graph.constants import UNFIT
+from rewriter.graph.view import REARRANGED, LostError, Miss, attributes, key_of, label
 from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from passes.match.linear import MICROSOFT, Miss, made_linearly
+from passes.match.linear import MICROSOFT, made_linearly
 from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, GraphView, integer_of, key_of, label
+from rewriter.graph.view import REARRANGED, GraphView, Miss, integer_of, key_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 

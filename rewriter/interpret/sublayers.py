@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from passes.forms import choose
 from passes.match.blocks import Block, Dataflow
-from passes.match.linear import Miss
 from passes.match.names import Namer
 from passes.match.projections import Projection, Projections, projections_of
 from passes.options import Options
@@ -25,7 +24,7 @@ from passes.programs.program import Program
 from passes.recognise import Made, block_of
 from rewriter.arrays import Array
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, Miss
 from rewriter.interpret.original import Attention
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}

@@ -19,10 +19,9 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, made_linearly
-from passes.values import UNFIT, LostError, Values
-from rewriter.graph.constants import Constants, Read, computed
+from rewriter.graph.constants import UNFIT, Constants, Read, computed
 from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, attributes, key_of, label
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, key_of, label
 
 # -- made-up sizes --------------------------------------------------------------------------------------------------
 
@@ -56,7 +55,7 @@ def concrete_shapes(model: onnx.ModelProto, view: GraphView, read: Read) -> Mapp
         with suppress(Exception):  # the C++ inference raises bare exceptions on odd models; then nothing more is known
             typed = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
             found = shapes_in_numbers(typed.graph)
-        values, known = Values(view, read, found.get), len(skeleton.graph.value_info)
+        values, known = Constants(view, read, found.get), len(skeleton.graph.value_info)
         for node in (each for each in ranges if each.output[0] not in found):
             with suppress(LostError, *UNFIT):  # inference does not compute these from shapes
                 start, limit, step = (values.numbers(name)[0] for name in node.input)
@@ -140,8 +139,8 @@ class Tracer:
         self.constants = Constants(view)
         self._shapes: dict[str, Shape | None] = dict(shapes)
         # The bounds of slices are those of the made-up sizes; the factors of scores must not depend on them.
-        self._values = Values(view, read, self._size)
-        self._exact = Values(view, read, lambda tensor: _exact(view, tensor))
+        self._values = Constants(view, read, self._size)
+        self._exact = Constants(view, read, lambda tensor: _exact(view, tensor))
 
     def shape(self, tensor: str) -> Shape:
         """The shape of a tensor at made-up sizes.

@@ -6,11 +6,8 @@ its activation. The proof knows nothing else about the pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, cut, extract
@@ -44,8 +41,6 @@ class Claim:
         longest: maximum sequence length of the block; None if unlimited.
         accuracy: maximum error that the user asked for, relative to max(1, |f|); 0 if none was given.
         exposed: tensors of the heads that are further outputs of the rewritten model, behind the original's.
-        weights: from the number of a head and pre-activations [...] to its planned softmax weights, its own key first:
-            [..., 1 + m], in float64; needed where something is exposed.
     """
 
     name: str
@@ -67,7 +62,6 @@ class Claim:
     longest: int | None = None
     accuracy: float = 0.0
     exposed: tuple[str, ...] = ()
-    weights: Callable[[int, NDArray[Any]], NDArray[Any]] | None = None
 
     @property
     def gate(self) -> str:

@@ -10,7 +10,7 @@ digits. Phase and kind are inputs of the model, so that one session serves all d
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +19,7 @@ from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
 from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.view import Path, graph_at, integer_of
+from rewriter.graph.view import Path, all_views, graph_at, integer_of
 
 _STEPS = 2.0**10
 """Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which moves the
@@ -50,7 +50,7 @@ class Point:
     Attributes:
         tensor: its name.
         path: the graph that makes it.
-        elem_type: its element type.
+        elem_type: the element type that it is computed in; it may be cast to another one.
         error: certified bound, over max(1, |x|).
         argument: the tensor y, or g of a gate; empty if unknown.
         value: the tensor u of a gate; empty for an activation.
@@ -72,10 +72,19 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
     while any(name.startswith(prefix) for name in taken):
         prefix = f"_{prefix}"
     kinds, units = set(), _STEPS if any(map(_rounds_to_bytes, copy.graph.node)) else 1.0
+    views = {view.path: view for view in all_views(copy)}
     # Bodies before what holds them: a path is followed by names of nodes, which noise does not change.
     for point in sorted(points, key=lambda each: -len(each.path)):
-        graph = _graph(copy, point.path)
-        if graph is not None and point.elem_type in _WIDE and _inject(graph, point, prefix, units):
+        view = views.get(point.path)
+        if view is None or point.tensor not in view.producer or point.elem_type not in _WIDE:
+            continue
+        outer = (views[point.path[:depth]] for depth in range(len(point.path) + 1))
+        there = {name for each in outer for name in (*each.producer, *each.inputs, *each.initializers)}
+        # A certificate writes fused operators out, so that a model may lack what it names.
+        if not point.value or point.value in there:
+            argument = point.argument if point.argument in there else ""
+            made = view.type_of(point.tensor).elem_type or point.elem_type
+            _inject(graph_at(copy, point.path), replace(point, argument=argument), made, prefix, units)
             kinds.add(_WIDE[point.elem_type])
     for kind in sorted(kinds):
         for name in ("phase", "steady"):
@@ -99,26 +108,16 @@ def feeds(model: onnx.ModelProto, prefix: str, draw: Mapping[str, float]) -> dic
     return found
 
 
-def _graph(model: onnx.ModelProto, path: Path) -> onnx.GraphProto | None:
-    try:
-        return graph_at(model, path)
-    except (StopIteration, KeyError):
-        return None  # a part of the model, without that body
-
-
-def _inject(graph: onnx.GraphProto, point: Point, prefix: str, units: float) -> bool:
+def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units: float) -> None:
     """Let the producer write to another name, and the noise to the old one, so that nothing has to be renamed."""
-    for place, node in enumerate(graph.node):
-        if point.tensor in node.output:
-            output = list(node.output).index(point.tensor)
-            node.output[output] = f"{prefix}{point.tensor}/raw"
-            nodes = [*graph.node[: place + 1], *_noise(point, prefix, units), *graph.node[place + 1 :]]
-            set_nodes(graph, nodes)
-            return True
-    return False
+    place, node = next((place, node) for place, node in enumerate(graph.node) if point.tensor in node.output)
+    output = list(node.output).index(point.tensor)
+    node.output[output] = f"{prefix}{point.tensor}/raw"
+    nodes = [*graph.node[: place + 1], *_noise(point, made, prefix, units), *graph.node[place + 1 :]]
+    set_nodes(graph, nodes)
 
 
-def _noise(point: Point, prefix: str, units: float) -> Iterator[onnx.NodeProto]:
+def _noise(point: Point, made: int, prefix: str, units: float) -> Iterator[onnx.NodeProto]:
     own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]
     phase, steady = (f"{prefix}{name}_{wide}" for name in ("phase", "steady"))
     numbers = {
@@ -157,4 +156,4 @@ def _noise(point: Point, prefix: str, units: float) -> Iterator[onnx.NodeProto]:
     yield node("Add", ["rounding", "certified"], "most")
     yield node("Mul", ["most", "sign"], "noise")
     yield node("Add", ["x", "noise"], "noisy")
-    yield helper.make_node("Cast", [f"{own}noisy"], [point.tensor], to=point.elem_type)
+    yield helper.make_node("Cast", [f"{own}noisy"], [point.tensor], to=made)

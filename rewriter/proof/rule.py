@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, magnitude
 from rewriter.proof.inputs.roles import is_float
 
 FACTOR = 16.0
@@ -49,6 +49,8 @@ class Judgement:
         rounding: what rounding amounts to in the original there, in the same unit.
         allowed: the largest error that the rule allows there.
         reason: why the rule does not hold; empty where it does.
+        max_abs: largest |B - A| over all cases, in the output's units, where both are finite; infinite where shapes,
+            types, strings or the places of NaN and infinities differ.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Judgement:
     rounding: float
     allowed: float
     reason: str = ""
+    max_abs: float = math.inf
 
     @property
     def holds(self) -> bool:
@@ -85,7 +88,7 @@ def compared(name: str, original: Results, variants: Sequence[Results], rewritte
         if a.dtype != b.dtype:
             return Judgement(name, np.inf, 0.0, 0.0, f"has type {b.dtype} instead of {a.dtype}")
     if not ours or not is_float(ours[0].dtype):
-        return _whole(name, ours, others, theirs)
+        return replace(_whole(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
     places = _misplaced(ours, others, theirs)
     if places:
         return Judgement(name, np.inf, 0.0, 0.0, places)
@@ -102,6 +105,7 @@ def compared(name: str, original: Results, variants: Sequence[Results], rewritte
         for a, b, size, own in zip(ours, theirs, sizes, moved, strict=True)
     ]
     worst = max(found, key=lambda each: -1.0 if each.proves_nothing else each.error / each.allowed)
+    worst = replace(worst, max_abs=largest_gap(ours, theirs))
     if worst.proves_nothing or worst.error <= worst.allowed:
         return worst
     return replace(
@@ -116,6 +120,33 @@ def _sizes(values: Sequence[Array]) -> list[float]:
     norms = [_norm(each) for each in values]
     top = max((norm / math.sqrt(each.size) for norm, each in zip(norms, values, strict=True) if each.size), default=0.0)
     return [max(norm, SMALL * top * math.sqrt(each.size)) for norm, each in zip(norms, values, strict=True)]
+
+
+def uncompared(values: Sequence[Array]) -> str:
+    """Why nothing of an output can be compared in any case; empty if something can.
+
+    An output may be empty in some cases, such as a cache before the first token, but not in all.
+    """
+    if not sum(each.size for each in values):
+        return "has no elements in any case"
+    return "" if any(_finite(each).any() for each in values) else "is NaN or infinite throughout, in every case"
+
+
+def _finite(values: Array) -> Array:
+    strings = values.dtype.kind in "OUS"
+    return np.ones(values.shape, np.bool_) if strings else np.isfinite(values.astype(np.float64))
+
+
+def largest_gap(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
+    """The largest |b - a| over all cases, where both are finite; infinite where shapes or strings differ."""
+    found = [0.0]
+    for a, b in zip(ours, theirs, strict=True):
+        if a.shape != b.shape or a.dtype.kind in "OUS":
+            found.append(0.0 if np.array_equal(a, b) else math.inf)
+        else:
+            with np.errstate(all="ignore"):
+                found.append(magnitude(b.astype(np.float64) - a.astype(np.float64)))
+    return max(found)
 
 
 def _norm(values: Array) -> float:

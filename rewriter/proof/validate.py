@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import nan
 
 import ml_dtypes
@@ -22,20 +22,18 @@ import onnx
 from rewriter.arrays import magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
+from rewriter.graph.extract import cut, reads
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.types import FLOATS
 from rewriter.graph.view import key_of
-from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
-from rewriter.proof.rule import Judgement, Results, compared
+from rewriter.proof.rule import Judgement, Results, compared, largest_gap, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
-from rewriter.proof.statistics import OutputStats, compare, uncompared
 from rewriter.proof.tested import BlockTest, needs, tested_block
 from rewriter.proof.unwritten import Gaps, gaps, told, without
 
@@ -43,9 +41,6 @@ __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 
 Rule = Callable[[str, Results, Sequence[Results], Results], Judgement]
 """[output, the original's results, its variants, the rewritten results] Whether they agree."""
-
-CPU = Way("cpu", optimise=True)
-"""The control that other providers are compared with."""
 
 CEILINGS: Mapping[int, float] = {
     onnx.TensorProto.FLOAT: 1e-5,
@@ -66,21 +61,17 @@ class ProviderRun:
     """A run on one execution provider.
 
     Attributes:
-        outputs: maps an output to statistics of rewritten against original, both optimised, over all cases.
         compared: the rule, output by output; the worse of both optimisation levels.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
         cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
-        control: on a provider other than the CPU: the *original* there against the original on the CPU.
         failures: what did not hold.
     """
 
-    outputs: Mapping[str, OutputStats]
     compared: Mapping[str, Judgement]
     error_ratio: float | None
     cpu_nodes: tuple[str, ...]
     cpu_nodes_of_original: int | None = 0
-    control: Mapping[str, OutputStats] = field(default_factory=dict)
     failures: tuple[str, ...] = ()
 
 
@@ -220,10 +211,8 @@ class _Judge:
         """The verdict; `known` are the failures so far."""
         providers, claims = self.settings.providers, self.claims
         old, named = Side.of(self.original), Side.of(self.named)
-        # The certificate is about the original's outputs; what else a block shows is tested.
-        tested = tuple(claim for claim in claims if claim.exposed or claim.name in certificate.left)
+        tested = tuple(claim for claim in claims if claim.name in certificate.left)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
-        further = (CPU,) if any(parse_provider(name).name != "cpu" for name in providers) else ()
         longest = 0 if self.alone is None else max((claim.longest or 0 for claim in claims), default=0)
         taps = {claim.name: needs(named, claim) for claim in tested if not claim.path}
         watched = dict(_domains(claims, certificate))
@@ -231,7 +220,7 @@ class _Judge:
         cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
         inside = Wanted(
-            tuple(dict.fromkeys((*ways, *further, *again))),
+            (*ways, *again),
             tuple(dict.fromkeys(name for names in taps.values() for name in names)),
             tuple(watched),
             wide=self.original.size <= CHEAP,
@@ -271,6 +260,7 @@ class _Judge:
             *known,
             *(failure for block in blocks for failure in block.failures),
             *_beyond(watched, before),
+            *_foreign(claims, Side.of(self.rewritten)),
             *(failure for each in runs.values() for failure in each.failures),
         ]
         empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
@@ -328,6 +318,23 @@ class _Judge:
             for output in own[0]:
                 judged[way, output] = self.rule(output, own, variants, after.ways[way].results)
         return judged
+
+
+def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
+    """Exposed tensors that the heads do not compute with."""
+    for claim in claims:
+        view = rewritten.views[claim.path] if claim.exposed else rewritten.main
+        inside = [view.nodes[index] for index in cut(view, claim.reads, claim.makes).nodes] if claim.exposed else []
+        softmaxes = [node for node in inside if node.op_type == "Softmax"]
+        found = {
+            "scores": {node.input[0] for node in softmaxes},
+            "pattern": {node.output[0] for node in softmaxes},
+        }
+        used = {name for node in inside for name in reads(node)}
+        for name in claim.exposed:
+            kind = name.rpartition("/")[2].partition("_")[0]
+            if name not in used & found.get(kind, used):
+                yield f"{claim.name}: the exposed '{name}' is not what its heads compute with"
 
 
 def _by_definition(before: ModelRuns, after: ModelRuns) -> Iterator[str]:
@@ -407,7 +414,7 @@ def largest_magnitudes(
     taps = tuple(name for name in dict.fromkeys(tensors) if name in side.main.producer)
     if not taps:
         return {}
-    wanted = Wanted((CPU,), watched=taps, may_refuse=True, what="the original")
+    wanted = Wanted((Way("cpu", optimise=True),), watched=taps, may_refuse=True, what="the original")
     cases, by_blocks = cases_of(model, settings, 0), settings.by_blocks(model.size)
     return dict(run_accepted(side, cases, wanted, settings, progress, by_blocks=by_blocks).reached)
 
@@ -433,11 +440,8 @@ def noise_points(
 def _mixtures(side: Side) -> Iterator[Point]:
     """The outputs of mixtures of experts, whose activations are no tensors of the model."""
     for view in side.views.values():
-        for node in (each for each in view.nodes if key_of(each) in EXPERTS):
-            # Where the type is unknown, that of its weights or their scales is all but sure.
-            types = (view.type_of(name).elem_type for name in (node.output[0], *node.input[2:4]))
-            elem_type = next((each for each in types if each in FLOATS), 0)
-            yield Point(node.output[0], view.path, elem_type)
+        for output in (node.output[0] for node in view.nodes if key_of(node) in EXPERTS):
+            yield Point(output, view.path, view.type_of(output).elem_type)
 
 
 _COARSE = (
@@ -472,19 +476,15 @@ def _provider(
             failures.append(f"output {output} {each.reason} on {way}")
         if output not in found or each.error > found[output].error:
             found[output] = each
-    outputs = _statistics(old.results, new.results)
-    for output, stats in outputs.items():
-        nothing = uncompared(stats)
-        failures += [] if nothing is None else [f"nothing could be compared: output {output} {nothing}"]
+    nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
+    failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
     told = old.cpu_nodes is not None and new.cpu_nodes is not None
     fallen, there = new.cpu_nodes or (), old.cpu_nodes or ()
     return ProviderRun(
-        outputs=outputs,
         compared=found,
         error_ratio=_error_ratio(before, after, name),
         cpu_nodes=tuple(node for node in fallen if told and node not in there),
         cpu_nodes_of_original=len(there) if told else None,
-        control={} if parse_provider(name).name == "cpu" else _statistics(before.ways[CPU].results, old.results),
         failures=tuple(dict.fromkeys(failures)),
     )
 
@@ -497,13 +497,9 @@ def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None
         for way in (Way(name, optimise) for optimise in (False, True)):
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
             least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
-            old, new = (max(compare(output, exact, values).max_abs, least) for values in (own, theirs))
+            old, new = (max(largest_gap(exact, values), least) for values in (own, theirs))
             ratios += [new / old] if 0.0 < old < np.inf else []
     return max(ratios, default=None)
-
-
-def _statistics(old: Results, new: Results) -> dict[str, OutputStats]:
-    return {name: compare(name, *([case[name] for case in side] for side in (old, new))) for name in old[0]}
 
 
 def _refused(original: LoadedModel, error: ValidationError) -> str:

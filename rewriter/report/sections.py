@@ -12,7 +12,7 @@ from math import isnan
 from typing import Any
 
 from rewriter.proof.certificate.certify import Certificate
-from rewriter.proof.statistics import OutputStats
+from rewriter.proof.rule import Judgement
 from rewriter.proof.validate import ProviderRun, Validation
 from rewriter.report.report import BlockRow, Report
 from rewriter.report.tables import (
@@ -25,7 +25,6 @@ from rewriter.report.tables import (
     folded,
     operator_table,
     operators,
-    output_table,
     region_table,
     rule_table,
     tests_table,
@@ -80,7 +79,7 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
         once = "once for each program, not in this file"
         yield "measured", "Measured", f"on every finite {types}, {once}: within {heads:.1e} of max(1, |f|){nodes}."
     if proof.providers:
-        outputs = [each.max_abs for run in proof.providers.values() for each in run.outputs.values()]
+        outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
         where = f"{counted(len(proof.cases), 'input')}, on {', '.join(proof.providers)}"
         ratio = "".join(f"; their error is {text}" for text in _accuracy(proof))
         far = f": the outputs differ by at most {written(max(outputs), 'error')}{ratio}" if outputs else ""
@@ -136,7 +135,6 @@ def _failures(failures: Sequence[str]) -> Iterator[Part]:
 
 
 def _run(proof: Validation) -> Iterator[Part]:
-    yield output_table("Rewritten against original, output by output", proof)
     yield rule_table(proof)
     yield provider_table(proof)
     yield "Inputs of the proof:"
@@ -146,17 +144,16 @@ def _run(proof: Validation) -> Iterator[Part]:
 
 
 def provider_table(proof: Validation) -> Table:
-    """One line per execution provider; the control is how far the original is there from itself on the CPU."""
+    """One line per execution provider."""
     heads = (
-        *(Column("provider"), Column("result"), Column("error over original's", "ratio"), Column("control", "error")),
+        *(Column("provider"), Column("result"), Column("error over original's", "ratio")),
         Column("nodes of the original on the CPU", "count"),
     )
 
     def row(name: str, run: ProviderRun) -> Row:
         failed = len(run.failures)
         result = Cell(f"{failed} failed", style="bad") if failed else Cell("held", style="good")
-        control = max((each.max_abs for each in run.control.values()), default=None)
-        return (name, result, run.error_ratio, control, run.cpu_nodes_of_original or None)
+        return (name, result, run.error_ratio, run.cpu_nodes_of_original or None)
 
     return Table("Execution providers", heads, tuple(row(*each) for each in proof.providers.items())).filled()
 
@@ -241,7 +238,7 @@ def verdict_lines(proof: Validation) -> Iterator[tuple[str, str]]:
     if proof.blocks:
         yield "tested", _tested(proof)
     yield from _labelled(
-        "outputs", _outputs([each for run in proof.providers.values() for each in run.outputs.values()])
+        "outputs", _outputs([each for run in proof.providers.values() for each in run.compared.values()])
     )
     for text in _accuracy(proof):
         yield "accuracy", f"{text} on {counted(len(proof.cases), 'input')}"
@@ -293,15 +290,13 @@ def _left(rows: Sequence[BlockRow]) -> Iterator[str]:
         yield f"{folded(names)}: {reason}"
 
 
-def _outputs(found: Sequence[OutputStats]) -> Iterator[str]:
+def _outputs(found: Sequence[Judgement]) -> Iterator[str]:
     """One line for the outputs of one kind; the largest difference over them and over providers."""
-    alike: dict[str, list[OutputStats]] = {}
+    alike: dict[str, list[Judgement]] = {}
     for each in found:
         alike.setdefault(re.sub(r"\d+", "#", each.name), []).append(each)
     for group in alike.values():
         names = list(dict.fromkeys(each.name for each in group))
         count = f"{counted(len(names), 'output')} " if len(names) > 1 else ""
         worst = max(group, key=lambda each: each.max_abs)
-        ranked = [each.top1 for each in group if each.top1 is not None]
-        top = f", top-1 {written(min(ranked), 'agreement')}" if ranked else ""
-        yield f"{count}{folded(names)}: off by at most {written(worst.max_abs, 'error')}{top}"
+        yield f"{count}{folded(names)}: off by at most {written(worst.max_abs, 'error')}"

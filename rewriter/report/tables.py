@@ -10,7 +10,6 @@ from typing import Literal
 
 from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.rule import Judgement
-from rewriter.proof.statistics import OutputStats
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow
@@ -18,12 +17,12 @@ from rewriter.text import counted
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range would lose
 _FEW = 3
-_FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f", "agreement": ".2f"}
+_FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f"}
 _LARGE_RATIO = 1e4
 
-Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio", "share", "agreement"]
+Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio", "share"]
 """How values are written. A name is one from a model; operators are those around an activation; a share of 1 is written
-in per cent, an agreement with two more digits."""
+in per cent."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def written(value: str | float | None, kind: Kind) -> str:
     """A value; a dash where there is none."""
     if value is None or isinstance(value, str):
         return "-" if value is None else value
-    if kind in ("share", "agreement"):
+    if kind == "share":
         return f"{100 * value:{_FORMATS[kind]}} %"
     if kind == "error" and value == 0.0:
         return "0"
@@ -195,25 +194,11 @@ def operators(row: BlockRow) -> str:
     return " -> ".join(part for part in both if part)
 
 
-def output_table(title: str, proof: Validation) -> Table:
-    """One model against another, output by output; providers are named if there are several."""
-    heads = (
-        *(Column("output", "name"), Column("provider"), Column("max abs", "error")),
-        *(Column("top-1", "agreement"), Column("passes at atol = rtol", "error")),
-    )
-
-    def row(provider: str, stats: OutputStats) -> Row:
-        top1 = stats.top1 if any(word in stats.name.lower() for word in ("logit", "score", "prob")) else None
-        return (stats.name, _several(provider, proof), stats.max_abs, top1, stats.min_tolerance)
-
-    runs = proof.providers.items()
-    return Table(title, heads, tuple(row(name, each) for name, run in runs for each in run.outputs.values())).filled()
-
-
 def rule_table(proof: Validation, tolerated: Collection[str] = ()) -> Table:
-    """The rule, output by output."""
+    """The rule, output by output; providers are named if there are several."""
     heads = (
-        *(Column("output", "name"), Column("provider"), *columns("error", "error", "rounding", "allowed")),
+        *(Column("output", "name"), Column("provider")),
+        *columns("error", "max abs", "error", "rounding", "allowed"),
         *columns("text", "rule", "verdict"),
     )
 
@@ -223,15 +208,12 @@ def rule_table(proof: Validation, tolerated: Collection[str] = ()) -> Table:
             verdict = Cell("proves nothing")
         rule = "the tolerance given" if each.name in tolerated else "16 x rounding"
         errors = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
-        return (each.name, _several(provider, proof), *errors, rule, verdict)
+        several = provider if len(proof.providers) > 1 else None
+        return (each.name, several, each.max_abs, *errors, rule, verdict)
 
     title = "Errors as shares of the output's norm; with a tolerance, in its units"
     rows = tuple(row(name, each) for name, run in proof.providers.items() for each in run.compared.values())
     return Table(title, heads, rows).filled()
-
-
-def _several(provider: str, proof: Validation) -> str | None:
-    return provider if len(proof.providers) > 1 else None
 
 
 def operator_table(before: Mapping[str, int], after: Mapping[str, int]) -> Table:

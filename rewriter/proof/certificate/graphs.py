@@ -24,7 +24,7 @@ from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.types import TensorType, declared_types, inferred_skeleton
+from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
 from rewriter.text import one_line, quoted
@@ -142,9 +142,9 @@ class Model:
             _write_out(graph, self._saturating(graph))
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
-        typed = inferred_skeleton(proto)
+        typed = inferred_graph(proto)
         self.scopes: dict[Path, Scope] = {}
-        self.main = Scope(self, proto.graph, declared_types(typed.graph), typed=typed.graph)
+        self.main = Scope(self, proto.graph, declared_types(typed), typed=typed)
         self.outputs = tuple(value.name for value in proto.graph.output)
         self.signature = [_signature(values) for values in (proto.graph.input, proto.graph.output)]
 

@@ -21,7 +21,6 @@ from rewriter.report.tables import (
     Table,
     columns,
     operator_table,
-    output_table,
     region_table,
     rule_table,
     tests_table,
@@ -69,7 +68,6 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
     if proof.blocks:
         console.part(tests_table(proof.blocks))
     if proof.providers:
-        console.part(output_table("Outputs: B against A", proof))
         console.part(rule_table(proof, found.tolerated))
         console.line(f"inputs: {'; '.join(proof.cases)}")
     for label, text in verdict_lines(proof):

@@ -49,12 +49,12 @@ def test_what_a_program_says_of_itself() -> None:
 
 
 def test_weights_of_a_head() -> None:
-    """The own key first, along the last axis."""
+    """The own key first."""
     y = Y.reshape(5, 1)
     own = np.exp(y)
-    np.testing.assert_allclose(BOTH.weights(0, y), np.stack([own, np.ones_like(y)], -1) / (own + 1.0)[..., None])
-    parts = np.stack([np.exp(-2.0 * y), np.full_like(y, np.e), np.exp(y)], -1)
-    np.testing.assert_allclose(BOTH.weights(1, y), parts / parts.sum(-1, keepdims=True))
+    np.testing.assert_allclose(BOTH.heads[0].weights(y), np.stack([own, np.ones_like(y)]) / (own + 1.0))
+    parts = np.stack([np.exp(-2.0 * y), np.full_like(y, np.e), np.exp(y)])
+    np.testing.assert_allclose(BOTH.heads[1].weights(y), parts / parts.sum(0))
 
 
 def test_where_two_keys_weigh_the_same() -> None:

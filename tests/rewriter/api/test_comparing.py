@@ -203,8 +203,6 @@ def test_the_control_differs_by_nothing(pair: Pair) -> None:
     found = diff(pair[0], pair[0], taps=True)
     assert found.same
     assert found.error_ratio == 1.0
-    stats = found.validation.providers["cpu"].outputs["logits"]
-    assert (stats.max_abs, stats.min_tolerance, stats.top1) == (0, 0, 1)
     assert {each.found.error for each in found.taps} == {0.0}
     assert found.graph.same
 
@@ -255,15 +253,14 @@ def test_tolerances_replace_the_rule(pair: Pair, tmp_path: Path) -> None:
     bad = planted(pair[1], tmp_path, shifted("h.1.mlp.c_fc.weight", 1e-2))
     strict = validate(pair[0], bad)
     assert not output_of(strict, "logits").holds
-    stats = strict.validation.providers["cpu"].outputs["logits"]
-    needed = stats.max_abs
+    needed = output_of(strict, "logits").max_abs
     for options, passed in (
         ({"atol": {"logits": 2 * needed}}, True),
         ({"atol": 2 * needed}, True),
         ({"atol": needed / 2}, False),
         ({"atol": {"logits": needed / 2}, "rtol": {"logits": 0.0}}, False),
-        ({"atol": stats.min_tolerance * 1.001, "rtol": stats.min_tolerance * 1.001}, True),
-        ({"atol": stats.min_tolerance * 0.9, "rtol": stats.min_tolerance * 0.9}, False),
+        ({"atol": needed, "rtol": 1e-3}, True),
+        ({"atol": needed / 2, "rtol": 1e-9}, False),
     ):
         found = validate(pair[0], bad, **options)
         assert found.tolerated == ("logits",)

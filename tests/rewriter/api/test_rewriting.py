@@ -131,7 +131,7 @@ def test_dims_and_seed_reach_the_proof() -> None:
     report = rewrite(mlp(SILU), dims={"tokens": 5})
     assert report.validation.cases == ("batch 3, sequence 5", "batch 1, sequence 5")
     stats = [
-        proof.outputs["out"].max_abs
+        proof.compared["out"].max_abs
         for seed in (0, 1)
         if (validation := rewrite(mlp(ERF_GELU), seed=seed).validation) is not None
         for proof in validation.providers.values()

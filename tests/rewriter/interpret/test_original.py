@@ -10,9 +10,8 @@ import onnx
 import onnx.parser
 import pytest
 
-from passes.match.linear import Miss
 from rewriter.files.load import load_model, read_tensor
-from rewriter.graph.view import all_views
+from rewriter.graph.view import Miss, all_views
 from rewriter.interpret.original import Attention, find_attention
 from rewriter.interpret.trace import Tracer, concrete_shapes
 

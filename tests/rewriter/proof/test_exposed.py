@@ -54,7 +54,7 @@ def test_the_pattern_of_silu_is_sigma_and_what_is_left(form: str) -> None:
 
 @pytest.mark.parametrize("text", [SILU, ERF_GELU, "h = Relu(y)"], ids=["silu", "gelu", "relu"])
 @pytest.mark.parametrize(("form", "first"), [("compact", "Add"), ("masked", "Add"), ("compact", "Sub")])
-def test_every_tensor_is_proved(form: str, text: str, first: str) -> None:
+def test_every_tensor_passes(form: str, text: str, first: str) -> None:
     """Also of a block whose own linear operators stay, since one subtracts its bias."""
     report = exposing(mlp(text, first=f"m = MatMul(x, W1) y = {first}(m, b1)"), form, "q,scores,pattern,z")
     assert report.validation is not None
@@ -122,19 +122,18 @@ def shown_instead(tensor: str, operator: str, *operands: Any, **attributes: Any)
 
 
 SCALE = np.float32(1.001)
-WRONG: tuple[tuple[str, str, Any, str], ...] = (
-    ("compact", "pattern", shown_instead(PATTERN, "Gather", np.roll(np.arange(8), 1), axis=2), "differs from the weig"),
-    ("compact", "pattern", shown_instead(PATTERN, "Gather", np.asarray([1, 0]), axis=3), "differs from the weights"),
-    ("compact", "pattern", shown_instead(PATTERN, "Mul", SCALE), "differs from the weights"),
-    ("compact", "q", shown_instead("mlp/heads/q", "Mul", SCALE), "are not the pre-activations"),
-    ("compact", "scores", shown_instead("mlp/heads/scores", "Mul", SCALE), "differs from the weights"),
-    ("masked", "pattern", shown_instead(PATTERN, "Transpose", perm=[0, 1, 3, 2]), "exposed"),
-    ("masked", "pattern", shown_instead(PATTERN, "Gather", np.roll(np.arange(8), 1), axis=1), "differs from the weigh"),
+WRONG: tuple[tuple[str, str, Any], ...] = (
+    ("compact", "pattern", shown_instead(PATTERN, "Gather", np.roll(np.arange(8), 1), axis=2)),
+    ("compact", "pattern", shown_instead(PATTERN, "Mul", SCALE)),
+    ("compact", "q", shown_instead("mlp/heads/q", "Mul", SCALE)),
+    ("compact", "scores", shown_instead("mlp/heads/scores", "Mul", SCALE)),
+    ("masked", "pattern", shown_instead(PATTERN, "Transpose", perm=[0, 1, 3, 2])),
+    ("masked", "z", shown_instead("mlp/heads/z_side_by_side", "Mul", SCALE)),
 )
 
 
-@pytest.mark.parametrize(("form", "what", "change", "failure"), WRONG)
-def test_wrong_outputs_fail(form: str, what: str, change: Any, failure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("form", "what", "change"), WRONG)
+def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def planted(unit: Unit) -> onnx.ModelProto:
         model = made(unit)
         change(model)
@@ -144,7 +143,7 @@ def test_wrong_outputs_fail(form: str, what: str, change: Any, failure: str, mon
     report = exposing(mlp(SILU), form, what)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.validation is not None
-    assert any(failure in text for text in report.validation.failures), report.validation.failures
+    assert any("is not what its heads compute with" in text for text in report.validation.failures)
 
 
 def test_an_output_that_nobody_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,17 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from rewriter import ExitStatus, rewrite
-from rewriter.files.load import load_model
+from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
-from rewriter.proof.rule import FACTOR, Judgement, compared
+from rewriter.proof.rule import FACTOR, Judgement, compared, uncompared
 from rewriter.proof.run import run_model
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import validate
-from tests.textmodels import SILU, mlp
+from tests.textmodels import SILU, mlp, tensor, values
 
 RNG = np.random.default_rng(0)
 A = RNG.normal(0.0, 1.0, (3, 5)).astype(np.float32)
@@ -45,6 +46,36 @@ def test_a_single_wrong_entry_shows() -> None:
     wrong = A.copy()
     wrong[2, 4] += np.float32(1e-3)
     assert "is off by" in judged(wrong).reason
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "largest"),
+    [
+        (A, A + np.float32(0.5), 0.5),
+        (np.where(A > 0, np.inf, A), np.where(A > 0, np.inf, A - 0.25), 0.25),
+        (np.array([1, 2, 9]), np.array([1, 5, 9]), 3.0),
+        (np.array([True, False]), np.array([True, True]), 1.0),
+        (np.array(["a", "b"], object), np.array(["a", "c"], object), np.inf),
+        (A, A[:2], np.inf),
+        (A, np.where(A > 0, np.nan, A), np.inf),
+    ],
+)
+def test_the_largest_difference(a: Any, b: Any, largest: float) -> None:
+    assert judged(b, a=a).max_abs == pytest.approx(largest, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ([A[:0]], "has no elements in any case"),
+        ([A[:0], A], ""),
+        ([A * np.nan, A * np.inf], "is NaN or infinite throughout, in every case"),
+        ([np.array(["a"], object)], ""),
+        ([np.array([False])], ""),
+    ],
+)
+def test_what_cannot_be_compared(values: Any, why: str) -> None:
+    assert uncompared(values) == why
 
 
 def test_what_rounding_moves_as_far_as_it_is_large_proves_nothing() -> None:
@@ -107,8 +138,68 @@ def test_noise_is_of_the_size_that_is_asked_for() -> None:
     assert steady > 1e-2
 
 
-def test_unknown_tensors_get_no_noise() -> None:
-    assert nudged(mlp(SILU), [Point("absent", (), 1)])[1] == ""
+def miscompile(monkeypatch: pytest.MonkeyPatch, made: LoadedModel, factor: float) -> None:
+    """Let whatever runs `made` give results that are wrong by a factor."""
+    right = run_model
+
+    def miscompiled(side: Any, *arguments: Any, **options: Any) -> Any:
+        runs = right(side, *arguments, **options)
+        if side.model.proto is not made.proto:
+            return runs
+        ways = {
+            way: replace(
+                ran,
+                results=[{name: value * np.float32(factor) for name, value in case.items()} for case in ran.results],
+            )
+            for way, ran in runs.ways.items()
+        }
+        return replace(runs, ways=ways)
+
+    monkeypatch.setattr("rewriter.proof.validate.run_model", miscompiled)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point("absent", (), 1),
+        Point("h", (("absent", "body"),), 1),
+        Point("h", (), onnx.TensorProto.INT32),
+        Point("h", (), 1, value="absent"),
+    ],
+)
+def test_unknown_tensors_get_no_noise(point: Point) -> None:
+    assert nudged(mlp(SILU), [point])[1] == ""
+
+
+def in_half() -> onnx.ModelProto:
+    """An activation that is computed in float16, and then cast."""
+    weight = tensor("W2", values("W2"))
+    last = f"{SILU.replace('h =', 'p =')} h = Cast<to = 1>(p)"
+    model = mlp(last, second="out = MatMul(h, W2)", elem="float16", constants={"W2": weight})
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "least"),
+    [(in_half(), 1e-4), (mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)"), EPS)],
+)
+def test_noise_reaches_activations_that_are_cast_or_fused(
+    monkeypatch: pytest.MonkeyPatch, model: onnx.ModelProto, least: float
+) -> None:
+    """What is computed in float16 may differ by that much, if it is cast; a fused operator has no tensor y."""
+    original = load_model(model)
+    report = rewrite(original.proto)
+    assert report.rewritten is not None
+    made = load_model(report.rewritten)
+    settings = checked(Settings(providers=("cpu",)))
+    found = validate(original, made, (), settings)
+    assert found.passed, found.failures
+    (seen,) = found.providers["cpu"].compared.values()
+    assert seen.allowed > FACTOR * least
+    assert not seen.proves_nothing
+    miscompile(monkeypatch, made, 1.0 + 2.0 * seen.allowed)
+    assert not validate(original, made, (), settings).passed
 
 
 def test_what_a_runtime_makes_of_a_file_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,19 +211,7 @@ def test_what_a_runtime_makes_of_a_file_is_seen(monkeypatch: pytest.MonkeyPatch)
     made = load_model(report.rewritten)
     settings = checked(Settings(providers=("cpu",)))
     assert validate(load_model(model), made, (), settings).passed
-    right = run_model
-
-    def miscompiled(side: Any, *arguments: Any, **options: Any) -> Any:
-        runs = right(side, *arguments, **options)
-        if side.model.proto is not made.proto:
-            return runs
-        ways = {
-            way: replace(ran, results=[{name: value * 1.01 for name, value in case.items()} for case in ran.results])
-            for way, ran in runs.ways.items()
-        }
-        return replace(runs, ways=ways)
-
-    monkeypatch.setattr("rewriter.proof.validate.run_model", miscompiled)
+    miscompile(monkeypatch, made, 1.01)
     found = validate(load_model(model), made, (), settings)
     assert found.certified
     assert not found.passed

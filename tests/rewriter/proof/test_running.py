@@ -189,7 +189,7 @@ def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch
     assert [block.name for block in blocks.blocks] == [block.name for block in whole.blocks]
     assert whole.providers["cpu"].error_ratio is not None
     assert blocks.providers["cpu"].error_ratio is None  # nothing is evaluated in float64
-    assert blocks.providers["cpu"].outputs["logits"].max_abs < 1e-4
+    assert blocks.providers["cpu"].compared["logits"].max_abs < 1e-4
 
 
 def spoil_key(model: onnx.ModelProto) -> None:

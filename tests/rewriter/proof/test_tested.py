@@ -10,9 +10,8 @@ from onnx import TensorProto, helper
 
 from rewriter.files.load import LoadedModel
 from rewriter.proof.claims import Claim
-from rewriter.proof.exposed import wanted
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.tested import longest, sizes_of, spread
+from rewriter.proof.tested import longest, sizes_of, spread, wanted
 
 
 def _claim(**given: Any) -> Claim:

@@ -82,10 +82,10 @@ def test_a_screen_of_80_columns(model: Path) -> None:
 def test_alike_outputs_and_blocks_share_a_line() -> None:
     report = rewrite(mlp(SILU))
     proof = report.validation.providers["cpu"]
-    (stats,) = proof.outputs.values()
+    (stats,) = proof.compared.values()
     names = [f"present.{i}.{kind}" for i in range(12) for kind in ("key", "value")]
     outputs = {name: replace(stats, name=name, max_abs=1e-7 * place) for place, name in enumerate(names)}
-    proof = replace(proof, outputs=outputs)
+    proof = replace(proof, compared=outputs)
     validation = replace(report.validation, providers={"cpu": proof, "cuda": proof})
     rows = tuple(replace(report.blocks[0], name=f"h.{i}.mlp") for i in range(12))
     rows += (replace(rows[0], name="other", heads=16),)

@@ -23,7 +23,6 @@ from rewriter.report.terminal.console import drawn
         (1024, "count", "1,024"),
         (-3, "change", "-3"),
         (0.5, "share", "50.0 %"),
-        (0.99996, "agreement", "100.00 %"),
     ],
 )
 def test_numbers(value: float | None, kind: Kind, text: str) -> None:

@@ -15,7 +15,7 @@ from rewriter.api.rewriting import made
 from rewriter.pipeline import Unit
 from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion, Refusal
-from rewriter.proof.statistics import OutputStats
+from rewriter.proof.rule import Judgement
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import ProviderRun, Validation
 from rewriter.report.report import BlockRow, Shape
@@ -110,7 +110,7 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
     regions = tuple(_region(row.name) for row in rows[blocks // 2 : blocks])
     certificate = Certificate(False, regions, (Refusal("t", "t", named(0, "node"), "stands elsewhere"),), 0.1)
     outputs = {named(number, "output"): _stats(named(number, "output")) for number in range(60 if not names else 8)}
-    provider = ProviderRun(outputs, {}, 1.3, tuple(names))
+    provider = ProviderRun(outputs, 1.3, tuple(names))
     cases = (*(names or ("batch 1",)),)
     return Report(
         model=names[0] if names else "model.onnx",
@@ -139,8 +139,8 @@ def extreme() -> Report:
         replace(base, name="tiny", error=1e-300, allowed=1e300),
     )
     far = float("inf")
-    stats = replace(_stats("out"), max_abs=far, min_tolerance=far)
-    provider = ProviderRun({"out": stats, "integers": stats}, {}, None, ())
+    stats = replace(_stats("out"), max_abs=far, error=far)
+    provider = ProviderRun({"out": stats, "integers": stats}, None, ())
     failures = tuple(f"failure {number}" for number in range(1000))
     return replace(
         report,
@@ -150,15 +150,8 @@ def extreme() -> Report:
     )
 
 
-def _stats(name: str) -> OutputStats:
-    return OutputStats(
-        name=name,
-        elements=1000,
-        max_abs=1e-6,
-        top1=1.0,
-        min_tolerance=1e-6,
-        finite=1000,
-    )
+def _stats(name: str) -> Judgement:
+    return Judgement(name, 1e-7, 1e-7, 1.6e-6, max_abs=1e-6)
 
 
 def _region(name: str) -> CertifiedRegion:
