@@ -1,1 +1,1 @@
-"""The float64 reference: its engines, its operators, and the audit of both."""
+"""The float64 reference: a model widened for onnx's evaluator, and the operators that it lacks."""

@@ -1,20 +1,21 @@
 """Operators in numpy, in the precision of their operands.
 
-The table contains the operators that onnxruntime does not compute in double, because it has no kernel or decomposes
-them into others with constants rounded to float32. Each is written from its specification: ONNX's, and onnxruntime's of
-contributed operators. onnx's own reference of Attention rounds the scale to float32 and honours a float32
-`softmax_precision`, neither of which belongs in the truth.
+The table contains the operators that onnx's reference evaluator lacks, decomposes into others with constants rounded
+to float32, or computes otherwise than their version says. Each is written from its specification: ONNX's, and
+onnxruntime's of contributed operators.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rewriter.arrays import Array
+from rewriter.graph.view import attributes as attributes_of
 
 Attributes = Mapping[str, Any]
 Key = tuple[str, str]
@@ -115,10 +116,10 @@ def _skip_layer_norm(
     beta: Array | None = None,
     bias: Array | None = None,
 ) -> tuple[Array | None, ...]:
-    """SkipLayerNormalization: the result, and the sum that was normalised."""
+    """SkipLayerNormalization: as LayerNormalization, and the sum that was normalised."""
     total = x + skip if bias is None else x + skip + bias
     wanted = {"epsilon": _number(attributes, "epsilon", 1e-12)}
-    return _layer_norm(wanted, total, gamma, beta)[0], None, None, total
+    return *_layer_norm(wanted, total, gamma, beta), total
 
 
 def _skip_rms_norm(
@@ -127,75 +128,44 @@ def _skip_rms_norm(
     """SkipSimplifiedLayerNormalization: the result, and the sum that was normalised."""
     total = x + skip if bias is None else x + skip + bias
     wanted = {"epsilon": _number(attributes, "epsilon", 1e-12)}
-    return _rms_norm(wanted, total, gamma), None, None, total
+    return _rms_norm(wanted, total, gamma), total, total, total  # onnxruntime never makes the two in the middle
 
 
-# -- attention -----------------------------------------------------------------------------------------------------
+# -- what onnx's evaluator computes otherwise --------------------------------------------------------------------------
 
 
-def _attention(
-    attributes: Attributes,
-    query: Array,
-    key: Array,
-    value: Array,
-    mask: Array | None = None,
-    past_key: Array | None = None,
-    past_value: Array | None = None,
-    nonpad: Array | None = None,
-) -> tuple[Array, ...]:
-    """Attention of ai.onnx: Y, present key and present value.
-
-    Shapes: [batch, heads, tokens, head size], or [batch, tokens, heads * head size] with the numbers of heads
-    as attributes. Key and value may have fewer heads than the query (grouped-query attention).
-    """
-    windows = [attributes.get(name, -1) for name in ("left_window_size", "right_window_size")]
-    if nonpad is not None or any(size >= 0 for size in windows):
-        raise NotImplementedError("Attention with nonpad_kv_seqlen or a window")
-    flat = query.ndim == 3
-    if flat:
-        query = _heads(query, attributes["q_num_heads"])
-        key, value = (_heads(each, attributes["kv_num_heads"]) for each in (key, value))
-    offset = 0
-    if past_key is not None and past_value is not None:
-        offset = past_key.shape[2]
-        key, value = np.concatenate((past_key, key), 2), np.concatenate((past_value, value), 2)
-    groups = query.shape[1] // key.shape[1]
-    scale = float(attributes.get("scale") or 1 / np.sqrt(query.shape[-1]))
-    logits = scale * query @ np.swapaxes(np.repeat(key, groups, 1), -1, -2)
-    if softcap := float(attributes.get("softcap") or 0):
-        logits = np.tanh(logits / softcap) * softcap
-    logits = logits + _bias(logits, mask, causal=bool(attributes.get("is_causal")), offset=offset)
-    # A row in which every key is masked gets weights of 0.
-    highest = logits.max(-1, keepdims=True, initial=-np.inf)
-    shares = np.exp(logits - np.where(np.isneginf(highest), 0, highest))
-    total = shares.sum(-1, keepdims=True)
-    result = shares / np.where(total == 0, 1, total) @ np.repeat(value, groups, 1)
-    if flat:
-        result = np.swapaxes(result, 1, 2).reshape(result.shape[0], result.shape[2], -1)
-    return result, key, value
+def _flattened(function: Operator, attributes: Attributes, x: Array) -> Array:
+    """Softmax and its logarithm before opset 13: over all axes from `axis` on."""
+    axis = int(attributes.get("axis", 1)) % x.ndim
+    return np.asarray(function(x.reshape(*x.shape[:axis], -1))).reshape(x.shape)
 
 
-def _heads(x: Array, count: int) -> Array:
-    return np.swapaxes(x.reshape(*x.shape[:2], int(count), -1), 1, 2)
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
 
 
-def _bias(logits: Array, mask: Array | None, *, causal: bool, offset: int) -> Array:
-    queries, keys = logits.shape[-2:]
-    bias: Array = np.zeros((queries, keys))
-    if causal:
-        allowed = np.arange(keys) <= np.arange(queries)[:, None] + offset
-        bias = np.where(allowed, 0.0, -np.inf)
-    if mask is None:
-        return bias
-    if mask.dtype == np.bool_:
-        mask = np.where(mask, 0.0, -np.inf)
-    short = keys - mask.shape[-1]
-    if short > 0:
-        mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, short)], constant_values=-np.inf)
-    return np.asarray(bias + mask)
+def _softmax(x: Array) -> Array:
+    return np.asarray(np.exp(_log_softmax(x)))
 
 
-NUMPY_OPERATORS: Mapping[Key, Operator] = {
+def _batch_norm(attributes: Attributes, x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
+    """BatchNormalization of inference: before opset 14 onnx takes the statistics of the batch instead."""
+    if attributes.get("training_mode"):
+        raise NotImplementedError("BatchNormalization in training")
+    shape = (*scale.shape, *(1,) * (x.ndim - 1 - scale.ndim))
+    scale, bias, mean, variance = (each.reshape(shape) for each in (scale, bias, mean, variance))
+    return (x - mean) / np.sqrt(variance + _number(attributes, "epsilon", 1e-5)) * scale + bias
+
+
+def _gather_elements(attributes: Attributes, x: Array, index: Array) -> Array:
+    """GatherElements; onnx's fails on more than 64 rows."""
+    axis = int(attributes.get("axis", 0))
+    return np.take_along_axis(x, np.where(index < 0, index + x.shape[axis], index), axis)
+
+
+OPERATORS: Mapping[Key, Operator] = {
+    ("", "GatherElements"): _gather_elements,
     ("", "Erf"): _erf,
     ("", "Gelu"): _gelu,
     ("", "HardSwish"): _hard_swish,
@@ -203,7 +173,7 @@ NUMPY_OPERATORS: Mapping[Key, Operator] = {
     ("", "LayerNormalization"): _layer_norm,
     ("", "RMSNormalization"): _rms_norm,
     ("", "SimplifiedLayerNormalization"): _rms_norm,
-    ("", "Attention"): _attention,
+    ("", "BatchNormalization"): _batch_norm,
     (_MICROSOFT, "Gelu"): _gelu,
     (_MICROSOFT, "FastGelu"): _fast_gelu,
     (_MICROSOFT, "BiasGelu"): _bias_gelu,
@@ -213,3 +183,24 @@ NUMPY_OPERATORS: Mapping[Key, Operator] = {
     (_MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
 }
 """Maps domain and operator to a function of attributes and operands that returns the output, or a tuple of all."""
+
+_UNTIL_12: Mapping[Key, Operator] = {
+    ("", "Softmax"): partial(_flattened, _softmax),
+    ("", "LogSoftmax"): partial(_flattened, _log_softmax),
+}
+
+
+def operators(opset: int) -> list[type]:
+    """The operators, in some opset of the default domain, as classes for onnx's reference evaluator."""
+    known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {})}
+    return [_as_class(*key, form) for key, form in known.items()]
+
+
+def _as_class(domain: str, name: str, form: Operator) -> type:
+    from onnx.reference.op_run import OpRun
+
+    def run(self: Any, *operands: Array | None, **_: Any) -> tuple[Array | None, ...]:
+        made = form(attributes_of(self.onnx_node), *operands)
+        return made if isinstance(made, tuple) else (made,)
+
+    return type(name, (OpRun,), {"op_domain": domain, "_run": run})

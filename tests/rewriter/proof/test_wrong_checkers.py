@@ -21,8 +21,8 @@ PLANTED = {
     ),
     "a reference that takes float32": (
         "rewriter/proof/reference/float64.py",
-        "and found.dtype != np.float64:",
-        "and found.dtype == np.float16:",
+        "and value.dtype != np.float64:",
+        "and value.dtype == np.float16:",
         "proof/reference",
     ),
     "weights that are not read": (

@@ -161,7 +161,7 @@ Conv<pads = [1, 1]>(sound, w1, b6)
 Conv<group = 4, pads = [1, 1], kernel_shape = [3]>(sound, deep)
 Conv(room, w3, b6)
 MaxPool<kernel_shape = [3, 2]{|, strides = [2, 2], pads = [1, 0, 1, 1]|, auto_pad = "SAME_UPPER", strides = [2,
-    2]|, auto_pad = "SAME_LOWER", strides = [2, 2]|, auto_pad = "VALID"}>(img) since 8
+    2]|, auto_pad = "VALID"}>(img) since 8
 MaxPool<kernel_shape = [3], strides = [2]>(sound) since 8
 MaxPool<kernel_shape = [2, 3, 2]>(room) since 8
 MaxPool<kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1{|, pads = [1, 1, 1, 1]}>(img) since 10
@@ -228,7 +228,7 @@ Transpose{|<perm = [1, 2, 0]>}(x)
 Shape<start = 1, end = -1>(x) since 15
 ConstantOfShape(shape)
 Dropout(x)
-Dropout(x) since 10 gives 2
+Dropout(x) since 12 gives 2
 Dropout<ratio = 0.9>(x) until 11
 Dropout(x, hi) since 12
 Cast<to = {1|6|7|9}>(big)
