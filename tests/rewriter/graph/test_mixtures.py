@@ -52,7 +52,7 @@ def mixture(
     sizes = (EXPERTS, rows, WIDTH), (EXPERTS, WIDTH, NEURONS)
     w1, w2, b1, b2 = (rng.normal(size=each) / each[-1] ** 0.5 for each in (*sizes, sizes[0][:2], sizes[1][:2]))
     held: dict[str, Any] = {"w1": w1, "b1": b1, "w2": w2, "b2": b2, "R": rng.normal(size=(WIDTH, EXPERTS))}
-    order = ("w1", "b1", "w2", "b2")
+    order: tuple[str, ...] = ("w1", "b1", "w2", "b2")
     if bits:
         (held["w1"], held["s1"], held["z1"]), w1 = quantised(rng, sizes[0], bits, block, zeros)
         (held["w2"], held["s2"], held["z2"]), w2 = quantised(rng, sizes[1], bits, block, zeros)
@@ -119,18 +119,15 @@ def test_experts_are_blocks_and_proved_and_compute_what_numpy_does(chosen: dict[
         assert np.linalg.norm(open_session(each).run({"x": x})["out"] - wanted) < 1e-6 * np.linalg.norm(wanted)
 
 
-def made(model: onnx.ModelProto, tensor: str) -> onnx.NodeProto:
-    return next(node for node in model.graph.node if tensor in node.output)
-
-
 def change(model: onnx.ModelProto, name: str, new: Callable[[Array], Array]) -> None:
     (tensor,) = (each for each in model.graph.initializer if each.name == name)
     tensor.CopyFrom(onnx.numpy_helper.from_array(new(onnx.numpy_helper.to_array(tensor)), name))
 
 
 def another_k(model: onnx.ModelProto) -> None:
-    (top,) = (node for node in model.graph.node if node.op_type == "TopK")
-    made(model, top.input[1]).attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array([3])))
+    (count,) = (top.input[1] for top in model.graph.node if top.op_type == "TopK")
+    (node,) = (node for node in model.graph.node if count in node.output)
+    node.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array([3])))
 
 
 def swapped(model: onnx.ModelProto) -> None:
