@@ -149,7 +149,6 @@ def _model(portrait: Portrait) -> onnx.ModelProto:
     made = onnx.helper.make_tensor_value_info("f", FLOAT, ["n"])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["y"], ["f"])], "program", [given], [made])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-    compute = DOUBLE if portrait.double else FLOAT
     block = Block(
         name="program",
         where="",
@@ -165,7 +164,8 @@ def _model(portrait: Portrait) -> onnx.ModelProto:
         value_type=FLOAT,
     )
     program = portrait.program.rounded(np.float64 if portrait.double else np.float32)
-    replacement = emit_local(view_model(model), Conversion(block, program, "local", True, compute))
+    conversion = Conversion(block=block, program=program, form="local", inline=True, double=portrait.double)
+    replacement = emit_local(view_model(model), conversion)
     del model.graph.node[:]
     model.graph.node.extend(replacement.nodes)
     model.graph.initializer.extend(replacement.initializers)

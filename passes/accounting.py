@@ -80,7 +80,7 @@ class BlockAccount:
         name: the block.
         d_model: width of its input, None where unknown.
         d_ff: its number of neurons.
-        parameters: number of elements of its weights.
+        parameters: number of elements of its weights, those of all experts.
         share: its share of the multiply-adds of the model's linear operators for one token.
         heads: heads of the chosen form; None for a block that is left.
         forms: the cost in each form that can be used; empty where a size is unknown or the block is left.
@@ -156,7 +156,7 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
                 name=block.name,
                 d_model=d_model,
                 d_ff=d_ff,
-                parameters=sum(_work(view, weight) for weight in dict.fromkeys(weights)),
+                parameters=sum(_work(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights)),
                 share=work / total if total else 0.0,
                 heads=count,
                 forms=forms,

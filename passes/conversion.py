@@ -5,7 +5,8 @@ Deciding changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,36 +28,56 @@ SMALLEST_OPSET = 7
 """The first opset in which Mul and Add broadcast without attributes."""
 
 
-@dataclass(frozen=True)
-class Conversion:
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What the heads of one block are written from; a `passes.record.BlockRecord` carries it in the file.
+
+    Attributes:
+        program: the head program, with coefficients as the form rounds them.
+        form: name of the form, a key of `passes.forms.FORMS`.
+        inline: whether the heads are written out instead of calling a model-local function.
+        double: whether the heads' arithmetic is float64.
+        options: the user's choices about the form.
+        projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
+            only the activation and keeps the operators.
+        carried: bias tokens that the network's residual stream carries for the block, as its last rows; 0: it appends
+            its own.
+        stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
+    """
+
+    program: Program
+    form: str
+    inline: bool = False
+    double: bool = False
+    options: FormOptions = DEFAULT_OPTIONS
+    projections: Projections | None = None
+    carried: int = 0
+    stream: str = ""
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """These attributes, as keywords."""
+        return {each.name: getattr(self, each.name) for each in fields(Heads)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversion(Heads):
     """A block and how it will be converted.
 
     Attributes:
         block: the block.
-        program: its head program.
-        form: name of the form, a key of `passes.forms.FORMS`.
-        inline: whether the heads are written out instead of calling a model-local function.
-        compute_type: element type of the heads' arithmetic (FLOAT or DOUBLE).
-        options: the user's choices about the form.
-        projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
-            only the activation and keeps the operators.
         by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
-        carried: bias tokens that the network's residual stream carries for the block; 0: it appends its own.
-        stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
         written: the program with the coefficients that the form writes, if it adds some of them up first.
     """
 
     block: Block
-    program: Program
-    form: str
-    inline: bool
-    compute_type: int
-    options: FormOptions = DEFAULT_OPTIONS
-    projections: Projections | None = None
     by_reference: str = ""
-    carried: int = 0
-    stream: str = ""
     written: Program | None = None
+
+    @property
+    def compute_type(self) -> int:
+        """Element type of the heads' arithmetic."""
+        return _DOUBLE if self.double else _FLOAT
 
     @property
     def emitted(self) -> Program:
@@ -86,12 +107,12 @@ class Conversion:
     def widened(self) -> bool:
         """Whether the heads are computed in float64 although no end of the block is float64."""
         ends = (self.block.elem_type, self.block.gate_type, self.block.value_type)
-        return self.compute_type == _DOUBLE and _DOUBLE not in ends
+        return self.double and _DOUBLE not in ends
 
     @property
     def dtype(self) -> type[np.floating]:
         """The numpy type of the heads' arithmetic."""
-        return np.float64 if self.compute_type == _DOUBLE else np.float32
+        return np.float64 if self.double else np.float32
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -146,7 +167,9 @@ def decide(
         return program
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
-    return Conversion(block, program, options.form, inline, _DOUBLE if wide else _FLOAT, options.forms)
+    return Conversion(
+        block=block, program=program, form=options.form, inline=inline, double=wide, options=options.forms
+    )
 
 
 def _narrow_logits(program: Program, block: Block) -> bool:

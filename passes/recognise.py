@@ -136,18 +136,7 @@ class _Graph:
         activation = _activation(record)
         self._check_weights(record)
         block = block_of(self.view, self._flow, record, activation)
-        kind = onnx.TensorProto.DOUBLE if record.double else onnx.TensorProto.FLOAT
-        conversion = Conversion(
-            block=block,
-            program=record.program,
-            form=record.form,
-            inline=record.inline,
-            compute_type=kind,
-            options=record.options,
-            projections=record.projections,
-            carried=record.carried,
-            stream=record.stream,
-        )
+        conversion = Conversion(block=block, **record.keywords)
         try:
             with np.errstate(all="ignore"):
                 written = FORMS[record.form].emit(self.view, conversion)

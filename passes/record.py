@@ -23,10 +23,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import onnx
 
-from passes.conversion import Conversion
-from passes.match.projections import Projections
-from passes.options import DEFAULT_OPTIONS, FORM_NAMES, WHOLE, FormOptions, Options
-from passes.programs.program import Program
+from passes.conversion import Conversion, Heads
+from passes.options import FORM_NAMES, WHOLE, Options
 from rewriter.graph.view import Path
 from rewriter.options import values_of
 
@@ -50,8 +48,8 @@ class UnreadableError(ValueError):
     """A plan is not as described above; the message says where."""
 
 
-@dataclass(frozen=True)
-class BlockRecord:
+@dataclass(frozen=True, kw_only=True)
+class BlockRecord(Heads):
     """What a plan says of one block: what its heads compute, and what they were written from.
 
     Attributes:
@@ -59,38 +57,22 @@ class BlockRecord:
         path: the way from the main graph to the graph that contains it.
         activation: name in the table of activations, or `f` for a function that it does not name.
         parameters: its parameters.
-        program: the head program, with coefficients as the form rounds them.
         bound: the claimed error over max(1, |f|): program, rounded coefficients, and naming.
-        form: the form.
         y: the pre-activation; like value and output no tensor of a file whose block has `projections`.
         output: the tensor with the activation's values.
         types: element types of output, y and value.
-        double: whether the heads' arithmetic is float64.
         value: the factor of the activation, empty where there is none or its product stayed in the graph.
-        inline: whether the heads are written out instead of calling a model-local function.
-        options: the choices about the form.
-        projections: the linear operators, if they were replaced too.
-        carried: bias tokens that the network's stream carries for the block, as its last rows.
-        stream: that stream, with columns for an indicator and positions behind those of the model.
     """
 
     name: str
     path: Path
     activation: str
     parameters: tuple[float, ...]
-    program: Program
     bound: float
-    form: str
     y: str
     output: str
     types: tuple[int, int, int]
-    double: bool = False
     value: str = ""
-    inline: bool = False
-    options: FormOptions = DEFAULT_OPTIONS
-    projections: Projections | None = None
-    carried: int = 0
-    stream: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,19 +122,12 @@ def _record_of(conversion: Conversion) -> BlockRecord:
         path=block.path,
         activation=named.activation.name,
         parameters=tuple(map(float, named.parameters)),
-        program=conversion.program,
         bound=float(conversion.max_error),
-        form=conversion.form,
         y=block.gate,
         output=block.output,
         types=(block.elem_type, block.gate_type, block.value_type),
-        double=conversion.compute_type == onnx.TensorProto.DOUBLE,
         value="" if block.value == block.gate else block.value,
-        inline=conversion.inline,
-        options=conversion.options,
-        projections=conversion.projections,
-        carried=conversion.carried,
-        stream=conversion.stream,
+        **conversion.keywords,
     )
 
 

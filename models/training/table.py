@@ -11,8 +11,8 @@ from models.architectures.decoders import GPT2
 from models.architectures.shapes import gpt2_sizes
 from models.entry import Entry
 
-TOKENIZER = "docstrings-tokenizer.json"
-"""The tokenizer of the decoders of text, beside their files."""
+TOKENIZERS = MappingProxyType({"docstrings": "docstrings-tokenizer.json", "questions": "questions-tokenizer.json"})
+"""The tokenizers of the decoders of text, beside their files, by their data."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Trained:
 
     file: str
     entry: Entry
-    data: Literal["docstrings", "repeats"]
+    data: Literal["docstrings", "repeats", "questions"]
     steps: int
     batch: int
     length: int
@@ -46,6 +46,7 @@ def _entry(name: str, activation: str, sizes: Mapping[str, Any]) -> Entry:
 
 _TEXT = {"tiny": {**gpt2_sizes(48, 2, 4, 384, 64), "n_inner": 160}}
 _REPEATS = {"tiny": {**gpt2_sizes(64, 2, 4, 64, 64), "n_inner": 128}}
+_QUESTIONS = {"tiny": {**gpt2_sizes(128, 4, 4, 177, 32), "n_inner": 256}}
 
 TRAINED: Mapping[str, Trained] = MappingProxyType(
     {
@@ -56,6 +57,9 @@ TRAINED: Mapping[str, Trained] = MappingProxyType(
             "docstrings-gelu.onnx", _entry("docstrings-gelu", "gelu", _TEXT), "docstrings", 3000, 32, 64, 4e-3
         ),
         "induction": Trained("induction.onnx", _entry("induction", "silu", _REPEATS), "repeats", 4000, 64, 48, 2e-3),
+        "questions": Trained(
+            "questions.onnx", _entry("questions", "gelu", _QUESTIONS), "questions", 1500, 64, 24, 1e-3
+        ),
     }
 )
 """Name to decoder."""

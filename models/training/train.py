@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from models.build import Positional, untrained
 from models.entry import Exporter
 from models.export import Exported, export_module
 from models.training.data import docstrings, repeated_batches, text_batches, trained_tokenizer
-from models.training.table import TOKENIZER, Trained
+from models.training.questions import questions_batches, questions_tokenizer
+from models.training.table import TOKENIZERS, Trained
 
 EXPORTER: Exporter = "dynamo"
 _KEPT = "pkg.torch.onnx.name_scopes"
@@ -47,7 +49,7 @@ def train_and_export(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = untrained(trained.entry, "tiny")
-    batches, tokenizer = _batches(trained, generator)
+    batches, tokenizer = _batches(trained, generator, seed)
     train(model, batches, trained, steps or trained.steps, told)
     module = Positional(model, trained.entry)
     module.eval()
@@ -56,7 +58,7 @@ def train_and_export(
     done = export_module(module, trained.entry, path, exporter=EXPORTER)
     slim(path)
     if tokenizer is not None:
-        tokenizer.save(str(folder / TOKENIZER))
+        tokenizer.save(str(folder / TOKENIZERS[trained.data]))
     return replace(done, size_bytes=path.stat().st_size)
 
 
@@ -101,11 +103,15 @@ def _rate(step: int, steps: int) -> float:
     return 0.1 + 0.45 * (1.0 + math.cos(math.pi * step / steps))
 
 
-def _batches(trained: Trained, generator: torch.Generator) -> tuple[Batches, Any]:
+def _batches(trained: Trained, generator: torch.Generator, seed: int) -> tuple[Batches, Any]:
     vocabulary = trained.entry.config("tiny")[trained.entry.vocabulary]
     if trained.data == "repeats":
         periods = (4, trained.length // 2)
         return repeated_batches(vocabulary, trained.batch, trained.length, periods, generator), None
+    if trained.data == "questions":
+        tokenizer = questions_tokenizer()
+        drawn = questions_batches(tokenizer, trained.batch, trained.length, np.random.default_rng(seed))
+        return ((torch.from_numpy(ids), torch.from_numpy(known)) for ids, known in drawn), tokenizer
     texts = list(docstrings())
     tokenizer = trained_tokenizer(texts, vocabulary)
     tokens = torch.tensor(tokenizer.encode("\n\n".join(texts)).ids)

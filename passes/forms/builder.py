@@ -39,40 +39,35 @@ LARGEST_SINGLE = 2.0**60
 """Queries are clipped to this in float32: beyond it, every weight is 0 or 1."""
 
 
-class Builder:
-    """Builds nodes in a fragment, in the arithmetic of a type.
+class Builder(Fragment):
+    """A fragment whose numbers have the type of some arithmetic.
 
     Args:
-        fragment: takes the nodes.
+        prefix: of the names of its tensors and nodes.
         opset: version of the default domain.
         compute_type: element type of the arithmetic.
         wanted: the members of `EXPOSED` that become outputs of the model.
 
     Attributes:
-        fragment: the nodes so far.
         compute_type: element type of the arithmetic.
         exposed: the tensors that become outputs of the model.
     """
 
-    def __init__(self, fragment: Fragment, *, opset: int, compute_type: int, wanted: Sequence[str] = ()) -> None:
-        self.fragment = fragment
+    def __init__(self, prefix: str, *, opset: int, compute_type: int, wanted: Sequence[str] = ()) -> None:
+        super().__init__(prefix)
         self.compute_type = compute_type
         self.exposed: list[onnx.ValueInfoProto] = []
         self._opset = opset
         self._wanted = wanted
-        self._integers: dict[tuple[int, ...], Constant] = {}
+        self._integers: dict[str, Constant] = {}
         self._numbers: dict[tuple[str, int], Constant] = {}
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> Builder:
         """The builder of the nodes `<name>/heads/...` of one block."""
-        name = conversion.block.name
-        return cls(
-            Fragment(f"{name}/heads"),
-            opset=view.opsets.get("", 1),
-            compute_type=conversion.compute_type,
-            wanted=conversion.options.exposed(name),
-        )
+        name, opset = conversion.block.name, view.opsets.get("", 1)
+        wanted = conversion.options.exposed(name)
+        return cls(f"{name}/heads", opset=opset, compute_type=conversion.compute_type, wanted=wanted)
 
     def typed(self, compute_type: int) -> Builder:
         """This builder, whose numbers have another type; both add to the same fragment."""
@@ -82,12 +77,13 @@ class Builder:
 
     def within(self, name: str) -> Builder:
         """A builder of nodes `<name>/...` in the same fragment."""
-        inner = self.fragment.within(name) if name else self.fragment
-        return Builder(inner, opset=self._opset, compute_type=self.compute_type)
+        inner = copy(self)
+        inner.prefix = self.qualified(name) if name else self.prefix
+        return inner
 
     def apart(self, name: str) -> Builder:
         """A builder of nodes `<name>/...` in a fragment of their own."""
-        return Builder(Fragment(self.fragment.qualified(name)), opset=self._opset, compute_type=self.compute_type)
+        return Builder(self.qualified(name), opset=self._opset, compute_type=self.compute_type)
 
     @property
     def dtype(self) -> type[np.floating]:
@@ -104,40 +100,28 @@ class Builder:
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
         """A constant in the type of the arithmetic; asked for again by its name, it is the same."""
-        key = name, self.compute_type
+        key = self.qualified(name), self.compute_type
         if key not in self._numbers:
-            self._numbers[key] = self.fragment.constant(name, np.asarray(values, dtype=self.dtype))
+            self._numbers[key] = self.constant(name, np.asarray(values, dtype=self.dtype))
         return self._numbers[key]
 
     def integers(self, *values: int) -> Constant:
         """A constant 1-D tensor of integers; equal values share one tensor."""
-        if values not in self._integers:
-            name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
-            self._integers[values] = self.fragment.constant(name, np.asarray(values, dtype=np.int64))
-        return self._integers[values]
+        name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
+        if self.qualified(name) not in self._integers:
+            self._integers[self.qualified(name)] = self.constant(name, np.asarray(values, dtype=np.int64))
+        return self._integers[self.qualified(name)]
 
     # -- nodes ---------------------------------------------------------------------------------------------
 
-    def node(
-        self,
-        operator: str,
-        inputs: Sequence[Tensor],
-        name: str,
-        *,
-        domain: str | None = None,
-        **attributes: Any,
-    ) -> Variable:
-        """A node of any operator."""
-        return self.fragment.node(operator, inputs, name, output=None, domain=domain, **attributes)
-
     def called(self, tensor: Variable, name: str) -> Variable:
         """The tensor that a node makes, under another name."""
-        tensor.name = self.fragment.qualified(name)
+        tensor.name = self.qualified(name)
         return tensor
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
         """An existing tensor, cast to the arithmetic's type if it has another."""
-        return self.cast(self.fragment.tensor(tensor), elem_type, name)
+        return self.cast(self.tensor(tensor), elem_type, name)
 
     def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
         """A tensor of the type `elem_type`, cast to the arithmetic's type if that is another."""
@@ -148,9 +132,9 @@ class Builder:
     def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
         """Write `tensor` to an existing name, cast to the type `elem_type` of that name."""
         if elem_type == self.compute_type:
-            self.fragment.node("Identity", [tensor], "result", output=output)
+            self.node("Identity", [tensor], "result", output=output)
         else:
-            self.fragment.node("Cast", [tensor], "result", output=output, to=int(elem_type))
+            self.node("Cast", [tensor], "result", output=output, to=int(elem_type))
 
     def reshape(self, tensor: Tensor, shape: Tensor | Sequence[int], name: str) -> Variable:
         """Reshape to a computed shape, or to numbers (0 keeps an axis, -1 is inferred)."""
@@ -188,8 +172,8 @@ class Builder:
         """The last axis of a tensor of four axes in two parts."""
         given: dict[str, Any] = {"split": list(sizes)} if self._opset < _AXES_ARE_INPUTS else {}
         inputs = [tensor] if given else [tensor, self.integers(*sizes)]
-        first = self.fragment.node("Split", inputs, names[0], further=names[1:], axis=3, **given)
-        return first, self.fragment.tensor(self.fragment.qualified(names[1]))
+        first = self.node("Split", inputs, names[0], further=names[1:], axis=3, **given)
+        return first, self.tensor(self.qualified(names[1]))
 
     def sizes(self, tensor: Tensor, start: int, stop: int, name: str) -> Variable:
         """Some of the sizes of a tensor, counted from its first axis, as a 1-D tensor."""
@@ -198,7 +182,7 @@ class Builder:
 
     def entry(self, inputs: Mapping[str, Tensor], name: str, j: int) -> Variable:
         """Entry j of a constant input."""
-        index = self.fragment.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
+        index = self.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
         return self.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
 
     def clipped(self, tensor: Tensor, ends: tuple[float, float], name: str) -> Variable:
@@ -275,7 +259,7 @@ def replacement(
         f"{DOMAIN}.program": conversion.program.name,
         f"{DOMAIN}.max_error": f"{conversion.max_error:.3g}",
     }
-    every = b.fragment.nodes(metadata)
+    every = b.nodes(metadata)
     # The values of heads with constant values are built but never read.
     nodes = tuple(every[place] for place in needed(every, [output]))
     read = {name for node in nodes for name in node.input}
@@ -283,7 +267,7 @@ def replacement(
         output=output,
         region=conversion.block.region.nodes,
         nodes=nodes,
-        initializers=tuple(tensor for tensor in b.fragment.initializers() if tensor.name in read),
+        initializers=tuple(tensor for tensor in b.initializers() if tensor.name in read),
         functions=tuple(functions),
         exposed=tuple(b.exposed),
         further=() if conversion.projections is None else _shapes(b, conversion.projections, metadata),
@@ -295,8 +279,8 @@ def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> t
     made = []
     for number, name in enumerate(projections.shapes):
         part = b.apart(f"shape_{number}")
-        shape = part.node("Shape", [part.fragment.tensor(projections.query.data)], "input_shape")
+        shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
         sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(projections.query.out_features)]
         part.concat(sizes, 0, "shape").name = name
-        made.append(Replacement(name, (), tuple(part.fragment.nodes(metadata)), tuple(part.fragment.initializers())))
+        made.append(Replacement(name, (), tuple(part.nodes(metadata)), tuple(part.initializers())))
     return tuple(made)

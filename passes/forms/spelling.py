@@ -30,7 +30,7 @@ import onnx
 from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder
 from passes.programs.line import HIGHEST, LOWEST
 from passes.programs.powers import REACH
-from rewriter.graph.surgeon import Fragment, Tensor, Variable
+from rewriter.graph.surgeon import Tensor, Variable
 
 _HIGHEST_LOGIT = 80.0
 """The largest logit relative to a steep head's own: 2^60 / e^80, what is left of the largest self value, is 2e-17."""
@@ -105,9 +105,9 @@ class Spelling:
 def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
     kind = onnx.TensorProto.DOUBLE if spelling.double else onnx.TensorProto.FLOAT
-    body = Builder(Fragment(""), opset=opset, compute_type=kind)
-    spelling.emit(body, {name: body.fragment.tensor(name) for name in spelling.inputs})
-    return body.fragment.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
+    body = Builder("", opset=opset, compute_type=kind)
+    spelling.emit(body, {name: body.tensor(name) for name in spelling.inputs})
+    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
 
 
 def _named(name: str, **given: bool) -> str:

@@ -183,11 +183,11 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     b, projections = Builder.of(view, conversion), conversion.whole_block
     elem_type, model = conversion.block.elem_type, projections.query.in_features
     layout, slots = StreamColumns(model, conversion.carried), conversion.carried + conversion.options.positions
-    data: Tensor = b.fragment.tensor(projections.query.data)
+    data: Tensor = b.tensor(projections.query.data)
     if projections.rank == 2:
-        shape = b.concat([b.integers(-1), b.fragment.tensor(ROWS), b.integers(model)], 0, "by_batch")
+        shape = b.concat([b.integers(-1), b.tensor(ROWS), b.integers(model)], 0, "by_batch")
         data = b.reshape(data, shape, "in_batches")
-    further = b.rows(b.fragment.tensor(conversion.stream), model, 2**62, 2, "further_columns")
+    further = b.rows(b.tensor(conversion.stream), model, 2**62, 2, "further_columns")
     stream = b.cast(b.concat([data, further], 2, "stream"), elem_type, "stream_wide")
     read = b.rows(stream, 0, layout.width, 2, "stream_columns")
     positions = b.rows(stream, model + 1, model + 1 + slots, 2, "positions")

@@ -238,7 +238,7 @@ class Positions:
         self._omega = default_omega(groups, b.compute_type)
         self.tokens = max_tokens
         self.slots = self._bias_tokens + max_tokens
-        self._all = b.fragment.constant("slots", np.arange(self.slots, dtype=np.int64))
+        self._all = b.constant("slots", np.arange(self.slots, dtype=np.int64))
         self._same = b.node("Equal", [b.reshape(self._all, (-1, 1), "slots_column"), self._all], "same_slot")
 
     def of_tokens(self, count: Tensor) -> Variable:
@@ -282,9 +282,7 @@ def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:
         def node(operator: str, inputs: list[Tensor], name: str) -> Variable:
             return b.node(operator, inputs, f"{name}{suffix}")
 
-        first, one = (
-            b.fragment.constant(f"{name}{suffix}", np.asarray(i)) for name, i in (("first_row", 0), ("step", 1))
-        )
+        first, one = (b.constant(f"{name}{suffix}", np.asarray(i)) for name, i in (("first_row", 0), ("step", 1)))
         rows = node("Gather", [node("Shape", [stream], "stream_shape"), one], "row_count")
         positions = node("Range", [first, rows, one], "positions")
         before_bias = node("Less", [positions, count], "before_bias")

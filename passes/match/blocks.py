@@ -561,7 +561,8 @@ class _Finder:
                 region = flow.region(output, fact.leaves)
                 # Heads of an earlier run look like an activation between linear operators.
                 if not made.intersection(region.nodes):
-                    found.append(self._candidate(region, sinks))
+                    candidate = self._candidate(region, sinks)
+                    found += [] if isinstance(candidate, Left) and self._of_norm(candidate, output) else [candidate]
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
         for leaf, miss in flow.near_misses.items():
             if not made.intersection(view.consumers.get(leaf, ())):
@@ -586,6 +587,11 @@ class _Finder:
                 needed[block.value] = block.neurons
         blocks = tuple(each for each in found if isinstance(each, Block))
         return Findings(blocks, tuple(each for each in found if isinstance(each, Left)))
+
+    def _of_norm(self, left: Left, output: str) -> bool:
+        """Whether it is the square of which a spelled-out normalisation takes the mean, and no activation."""
+        readers = {node.op_type for node in self._view.readers(output)}
+        return left.activation.startswith("square") and readers <= {"ReduceMean", "ReduceSum"} and bool(readers)
 
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
         output, leaves = region.output, region.leaves

@@ -189,15 +189,6 @@ class Identifier:
         return best or Unknown("two projections are joined, but not as activation(gate) * value")
 
 
-@dataclass(frozen=True)
-class _Attempt:
-    """One table entry with solved parameters, and its distance from the function."""
-
-    error: float
-    activation: Activation
-    parameters: Parameters
-
-
 def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
     """Find the table entry that agrees with `f` on the whole grid within `tolerance` (relative to max(1, |f|)).
 
@@ -211,8 +202,7 @@ def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
     if agreeing:
         # Equally close: within a factor of 4, or both within float64's own rounding.
         floor = 4 * min(attempt.error for attempt in agreeing) + 2.0**-46
-        best = next(attempt for attempt in agreeing if attempt.error <= floor)
-        return Identified(best.activation, best.parameters, best.error)
+        return next(attempt for attempt in agreeing if attempt.error <= floor)
     # Only for a better reason: an affine region would be nearest to some entry by accident.
     if _distance(lambda y, p: p[0] + p[1] * y, _line(f), points, values) <= tolerance:
         return Unknown("the function between the operators is affine, so there is no activation")
@@ -222,7 +212,7 @@ def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
 
 def _attempt(
     activation: Activation, f: Callable[[Array], Array], points: Array, values: Array, tolerance: float
-) -> _Attempt | None:
+) -> Identified | None:
     """Solve for the entry's parameters, and prefer round or float32 numbers where they agree as well."""
     with np.errstate(all="ignore"):
         solved = activation.solve(f)
@@ -236,7 +226,7 @@ def _attempt(
         tried = [p for p in (plain, stored, solved) if np.any(activation.function(points, p))]
     if not tried:
         return None
-    found = [_Attempt(_distance(activation.function, p, points, values), activation, p) for p in tried]
+    found = [Identified(activation, p, _distance(activation.function, p, points, values)) for p in tried]
     # The exporter's 1.702 rather than a solved 1.7020000000000002, in programs and in reports.
     for bound in (IDENTICAL, tolerance):
         agreeing = next((attempt for attempt in found if attempt.error <= bound), None)
@@ -272,7 +262,7 @@ def _line(f: Callable[[Array], Array]) -> Parameters:
     return float(zero), float(one - zero)
 
 
-def _explain(nearest: _Attempt | None, points: Array, values: Array) -> str:
+def _explain(nearest: Identified | None, points: Array, values: Array) -> str:
     if nearest is None or not np.isfinite(nearest.error):
         shown = ", ".join(f"f({y:g}) = {v:.6g}" for y, v in zip(points, values, strict=True) if y in (-1.0, 1.0, 3.0))
         return f"no known activation has these values: {shown}"

@@ -125,33 +125,19 @@ def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator
     read = einsum_map(equation, weight=list(node.input).index(weight))
     if read is None:
         return Miss(f"'{equation}' is not the product of a matrix with one axis of the data", label(node))
+    axis, contracted, made, rank = read
     shape = constants.shape(weight) or ()
-    known = len(shape) == read.rank
-    features = (shape[read.contracted], shape[read.made]) if known else (None, None)
+    features = (shape[contracted], shape[made]) if len(shape) == rank else (None, None)
     data = next(name for name in node.input if name != weight)
-    turned = read.made < read.contracted
-    return _operator(view, constants, index, "Einsum", data, weight, features, transposed=turned, axis=read.axis)
+    return _operator(view, constants, index, "Einsum", data, weight, features, transposed=made < contracted, axis=axis)
 
 
-@dataclass(frozen=True)
-class EinsumMap:
-    """A matrix applied to one axis by an Einsum.
+def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
+    """Read `bsd,df->bsf`, `ecd,edf->ecf` and the like, `weight` being the position of the matrices; None for others.
 
-    Attributes:
-        axis: the axis of data and output, counted from the end.
-        contracted: the axis of the weight that is summed over.
-        made: the axis of the weight that takes its place.
-        rank: the number of axes of the weight; further ones are those of experts.
+    The axis of data and output that is mapped, from the end; the axes of the weight that are summed over and made; and
+    the number of its axes, of which further ones are those of experts.
     """
-
-    axis: int
-    contracted: int
-    made: int
-    rank: int
-
-
-def einsum_map(equation: str, weight: int) -> EinsumMap | None:
-    """Read `bsd,df->bsf`, `ecd,edf->ecf` and the like, `weight` being the position of the matrices; None for others."""
     left, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = left.split(",")
     if not arrow or len(operands) != 2:
@@ -172,7 +158,7 @@ def einsum_map(equation: str, weight: int) -> EinsumMap | None:
         return None  # the dots stand for an unknown number of axes, so the axis cannot be counted from the end
     if len(matrix) == 2 and data.replace(contracted[0], made[0]) != output:
         return None
-    return EinsumMap(axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix))
+    return axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix)
 
 
 def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:

@@ -152,31 +152,26 @@ def _relu_squared(y: Array) -> Array:
 # -- programs that are derived from others ------------------------------------------------------------------------
 
 
+def _gelu_of(p: Parameters, arithmetic: Arithmetic) -> tuple[str, float, dict[str, float]]:
+    """GELU's name in the table of programs, the tolerance there, and how its program is scaled.
+
+    The approximation by tanh has only the factor as a parameter.
+    """
+    name, (inner, factor) = ("gelu", p) if len(p) == 2 else ("gelu_tanh", (1.0, *p))
+    return name, arithmetic.tolerance * abs(inner / factor), {"inner": inner, "outer": factor / inner}
+
+
 def _gelu_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    tolerance = arithmetic.tolerance * abs(p[0] / p[1])
-    return _cheapest_gelu("gelu", tolerance).scaled(inner=p[0], outer=p[1] / p[0])
-
-
-def _gelu_tanh_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return _cheapest_gelu("gelu_tanh", arithmetic.tolerance / abs(p[0])).scaled(outer=p[0])
-
-
-def _cheapest_gelu(activation: str, tolerance: float) -> Program:
     """A scaled SiLU where that is close enough, which only --accuracy asks for; else the one with the fewest keys."""
-    coarse = closed_forms.scaled_silu(activation)
-    return coarse if coarse.max_error <= tolerance else cheapest(activation, tolerance)
+    name, tolerance, scale = _gelu_of(p, arithmetic)
+    coarse = closed_forms.scaled_silu(name)
+    return (coarse if coarse.max_error <= tolerance else cheapest(name, tolerance)).scaled(**scale)
 
 
 def _quick_gelu(p: Parameters, arithmetic: Arithmetic) -> Program:
-    coarse = _gelu_program(p, arithmetic)
-    program = in_powers("gelu", arithmetic.tolerance * abs(p[0] / p[1]))
-    return coarse if program is None or coarse.bias_tokens == 1 else program.scaled(inner=p[0], outer=p[1] / p[0])
-
-
-def _quick_gelu_tanh(p: Parameters, arithmetic: Arithmetic) -> Program:
-    coarse = _gelu_tanh_program(p, arithmetic)
-    program = in_powers("gelu_tanh", arithmetic.tolerance / abs(p[0]))
-    return coarse if program is None or coarse.bias_tokens == 1 else program.scaled(outer=p[0])
+    name, tolerance, scale = _gelu_of(p, arithmetic)
+    coarse, program = _gelu_program(p, arithmetic), in_powers(name, tolerance)
+    return coarse if program is None or coarse.bias_tokens == 1 else program.scaled(**scale)
 
 
 _GATE = 1.1
@@ -184,12 +179,8 @@ _GATE = 1.1
 
 
 def _gelu_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
-    program = cheapest_gate("gelu", _GATE * arithmetic.tolerance * abs(p[0] / p[1]))
-    return gate(program.scaled(inner=p[0], outer=p[1] / p[0]), arithmetic)
-
-
-def _gelu_tanh_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return gate(cheapest_gate("gelu_tanh", _GATE * arithmetic.tolerance / abs(p[0])).scaled(outer=p[0]), arithmetic)
+    name, tolerance, scale = _gelu_of(p, arithmetic)
+    return gate(cheapest_gate(name, _GATE * tolerance).scaled(**scale), arithmetic)
 
 
 def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -293,9 +284,10 @@ ACTIVATIONS: tuple[Activation, ...] = (
         _FACTOR,
         _times(_GELU_TANH),
         solve.factor(_GELU_TANH),
-        _gelu_tanh_program,
-        gate=_gelu_tanh_gate,
-        quick=_quick_gelu_tanh,
+        _gelu_program,
+        (1.0,),
+        _gelu_gate,
+        _quick_gelu,
     ),
     Activation("mish", _FACTOR, _mish, solve.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
     Activation("sigmoid", _LOGISTIC, _logistic, _FROM_ZERO, closed_forms.logistic, (1.0, 1.0, 0.0)),

@@ -27,10 +27,13 @@ class Fragment:
     """New nodes that refer to tensors of a model by name.
 
     A new tensor is called `<prefix>/<name>`, and so is its producer.
+
+    Attributes:
+        prefix: of the names of new tensors and nodes.
     """
 
     def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
+        self.prefix = prefix
         self._tensors: dict[str, gs.Variable] = {}
         self._nodes: list[gs.Node] = []
         self._constants: list[gs.Constant] = []
@@ -63,15 +66,9 @@ class Fragment:
         self._nodes.append(gs.Node(operator, self.qualified(name), dict(attributes), list(inputs), made, domain=domain))
         return result
 
-    def within(self, name: str) -> Fragment:
-        """The same fragment with a longer prefix, `<prefix>/<name>`: what is added to it is added here."""
-        inner = Fragment(self.qualified(name))
-        inner._tensors, inner._nodes, inner._constants = self._tensors, self._nodes, self._constants
-        return inner
-
     def qualified(self, name: str) -> str:
         """`name` under the fragment's prefix."""
-        return f"{self._prefix}/{name}" if self._prefix else name
+        return f"{self.prefix}/{name}" if self.prefix else name
 
     def nodes(self, metadata: Mapping[str, str]) -> list[onnx.NodeProto]:
         """The nodes in the order in which they were added, each with `metadata`."""
@@ -80,13 +77,6 @@ class Fragment:
             for key, value in metadata.items():
                 proto.metadata_props.add(key=key, value=value)
         return protos
-
-    def outline(self) -> list[tuple[str, list[str], list[str]]]:
-        """The nodes in order: operator, names of inputs, names of outputs."""
-        return [
-            (node.op, [tensor.name for tensor in node.inputs], [tensor.name for tensor in node.outputs])
-            for node in self._nodes
-        ]
 
     def initializers(self) -> list[onnx.TensorProto]:
         """The constants as initializers."""

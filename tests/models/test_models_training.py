@@ -11,11 +11,12 @@ import onnx
 import onnxruntime
 import pytest
 
-from models.training.table import TOKENIZER, TRAINED, Trained
+from models.training.questions import QUESTIONS
+from models.training.table import TOKENIZERS, TRAINED, Trained
 from rewriter import heads
 from tests.committed import FOLDER
 
-MOST = 400_000
+MOST = 2_300_000
 EACH = pytest.mark.parametrize("trained", TRAINED.values(), ids=TRAINED)
 
 
@@ -34,7 +35,7 @@ def losses(trained: Trained, ids: Any) -> Any:
 
 def test_only_the_listed_files_are_there_and_small() -> None:
     files = {path.name: path.stat().st_size for path in (FOLDER / "trained").iterdir()}
-    assert set(files) == {TOKENIZER, *(trained.file for trained in TRAINED.values())}
+    assert set(files) == {*TOKENIZERS.values(), *(trained.file for trained in TRAINED.values())}
     assert max(files.values()) <= MOST
 
 
@@ -45,7 +46,7 @@ def test_a_file_is_what_the_table_says(trained: Trained) -> None:
     index = heads(path)
     facts = index.to_json()["sublayers"]
     config = trained.entry.config("tiny")
-    assert [each["kind"] for each in facts.values()] == ["attention", "neurons"] * 2
+    assert [each["kind"] for each in facts.values()] == ["attention", "neurons"] * config["n_layer"]
     assert {each["activation"] for each in facts.values() if each["kind"] == "neurons"} == {trained.entry.activation}
     assert {each["neurons"] for each in facts.values() if each["kind"] == "neurons"} == {config["n_inner"]}
     assert index["blocks.1.attn.W_Q"].shape[:2] == (config["n_head"], config["n_embd"])
@@ -60,11 +61,22 @@ def test_the_decoder_of_repeats_has_learned_them() -> None:
 
 def test_the_decoders_of_text_have_learned_it() -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "trained" / TOKENIZER))
+    tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "trained" / TOKENIZERS["docstrings"]))
     ids = np.array([tokenizer.encode("Return the number of items in the list, or zero if it is empty.").ids])
     shuffled = np.random.default_rng(0).permutation(ids[0])[None]
     for name in ("docstrings-silu", "docstrings-gelu"):
         assert losses(TRAINED[name], ids).mean() < 3.0 < losses(TRAINED[name], shuffled).mean() - 1.0
+
+
+def test_the_decoder_of_questions_answers_them() -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_file(str(FOLDER / "trained" / TOKENIZERS["questions"]))
+    rng = np.random.default_rng(5)
+    for name, ask in QUESTIONS.items():
+        for prompt in (ask(rng) for _ in range(50)):
+            found = logits(TRAINED["questions"], np.array([tokenizer.encode(prompt.text).ids]))[0, -1]
+            right, wrong = (tokenizer.encode(each).ids[0] for each in (prompt.right, prompt.wrong))
+            assert found[right] > found[wrong] if name == "greater-than" else found.argmax() == right, prompt
 
 
 @pytest.mark.exports

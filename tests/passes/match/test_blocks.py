@@ -581,3 +581,16 @@ def test_operator_that_nobody_knows_is_no_silence() -> None:
     model = mlp("s = custom.Sigmoid(y) h = Mul(y, s)", domains={"custom": 1})
     reasons = [left.miss.reason for left in findings(model).left]
     assert any("custom::Sigmoid" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(("text", "left"), [
+    ("s = Mul(y, y) m = ReduceMean(s)", False),
+    ("s = Pow(y, two) m = ReduceMean(s)", False),
+    ("s = Relu(y) m = ReduceMean(s)", True),
+    ("s = Mul(y, y) m = Softmax(s)", True),
+])  # fmt: skip
+def test_the_square_of_a_normalisation_is_no_activation(text: str, left: bool) -> None:
+    nodes = f"y = MatMul(x, W1) {text} r = Sqrt(m) n = Div(y, r) out = MatMul(n, W2)"
+    model = text_model(nodes, constants={"two": np.array(2.0)})
+    found = findings(model)
+    assert (bool(found.left), found.blocks) == (left, ())

@@ -8,6 +8,9 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.accounting import account
+from passes.options import Options
+from passes.plan import make_plan
 from rewriter import ExitStatus, certify, rewrite
 from tests.conftest import slow
 from tests.textmodels import SECOND, SILU, findings, mlp, only_block, text_model
@@ -113,6 +116,12 @@ def test_forms_of_whole_blocks_take_no_experts(form: str) -> None:
     held = "its MatMul (W X) does not hold a plain matrix"
     assert row.reason == f"form {form} replaces whole blocks, and {held}; use form compact or local"
     assert (row.first, row.second) == ("MatMul (W X) 4x8 of 3 experts", "MatMul (W X) 8x4 of 3 experts")
+
+
+def test_the_parameters_of_all_experts_are_counted() -> None:
+    model = mlp(SILU, first=LEFT, second=BACK, constants={**STACKS, **NUMBERS}, **ROUTED)
+    (block,) = account(make_plan(model, Options())).blocks
+    assert block.parameters == STACKS["E1t"].size + STACKS["E2t"].size
 
 
 def test_a_loop_over_experts() -> None:

@@ -15,20 +15,16 @@ def test_nodes_in_order() -> None:
     x = fragment.tensor("x")
     assert fragment.tensor("x") is x, "one tensor for each name"
     h = fragment.node("Neg", [x], "h")
-    inner = fragment.within("in")
-    k = inner.constant("k", np.array([1, 2], np.float32))
-    inner.node("Scale", [h, k], "y", output="out", domain="custom", factor=2.5, axes=[1, 2])
-    assert fragment.outline() == [
-        ("Neg", ["x"], ["p/h"]),
-        ("Scale", ["p/h", "p/in/k"], ["out"]),
-    ]
+    k = fragment.constant("k", np.array([1, 2], np.float32))
+    fragment.node("Scale", [h, k], "y", output="out", domain="custom", factor=2.5, axes=[1, 2])
     first, second = fragment.nodes({"made": "by", "of": "it"})
     assert (first.name, list(first.input), list(first.output), first.domain) == ("p/h", ["x"], ["p/h"], "")
-    assert (second.op_type, second.name, second.domain) == ("Scale", "p/in/y", "custom")
+    assert (second.op_type, second.name, second.domain) == ("Scale", "p/y", "custom")
+    assert (list(second.input), list(second.output)) == (["p/h", "p/k"], ["out"])
     assert attributes(second) == {"factor": 2.5, "axes": [1, 2]}
     for node in (first, second):
         assert [(entry.key, entry.value) for entry in node.metadata_props] == [("made", "by"), ("of", "it")]
-    assert [tensor.name for tensor in fragment.initializers()] == ["p/in/k"]
+    assert [tensor.name for tensor in fragment.initializers()] == ["p/k"]
 
 
 @pytest.mark.parametrize(

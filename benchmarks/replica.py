@@ -1,0 +1,183 @@
+"""A decoder behind its embeddings in PyTorch, made of the weights that `heads` reads from an ONNX file.
+
+For measurements that need gradients, or other weights. It knows decoders like GPT-2: causal heads without rotations,
+neurons without gates, normalisation before the sublayers or nowhere. Shapes: B prompts, T tokens, D = d_model; a
+sublayer's C channels are what its output projection reads, head by head or neuron by neuron.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rewriter.errors import UsageError
+from rewriter.interpret.index import AffineMap, heads
+from rewriter.interpret.original import Attention
+from rewriter.interpret.stream import Norm, chain_to, known_output, norm_of
+from rewriter.interpret.sublayers import Named
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "gelu": functional.gelu,
+        "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+        "silu": functional.silu,
+        "relu": functional.relu,
+    }
+)
+RULES = ("norms", "gates", "patterns")
+"""What can be held, so that no gradient flows through it."""
+_EPSILON = 1e-5
+
+Change = Callable[[str, Tensor], Tensor]
+"""What takes the place of a sublayer's channels [B, T, C]."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """A normalisation.
+
+    Attributes:
+        scale: [D].
+        bias: [D].
+    """
+
+    scale: Tensor
+    bias: Tensor
+
+    def __call__(self, stream: Tensor, *, held: bool) -> Tensor:
+        """[B, T, D], with its denominator held or not."""
+        centred = stream - stream.mean(-1, keepdim=True)
+        deviation = (centred.pow(2).mean(-1, keepdim=True) + _EPSILON).sqrt()
+        return centred / (deviation.detach() if held else deviation) * self.scale + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class Sublayer:
+    """Original heads, or neurons.
+
+    Attributes:
+        name: its name in the index.
+        norm: the normalisation before it.
+        weights: name to tensor, as in the index; of neurons W_in, b_in, W_O and b_O.
+        function: the activation; None for attention.
+        width: channels of a head; 1 for a neuron.
+        scale: of scores.
+    """
+
+    name: str
+    norm: LayerNorm | None
+    weights: Mapping[str, Tensor]
+    function: Callable[[Tensor], Tensor] | None
+    width: int
+    scale: float
+
+    def read(self, stream: Tensor, held: Collection[str]) -> Tensor:
+        """What it reads of a stream, [B, T, D]."""
+        return stream if self.norm is None else self.norm(stream, held="norms" in held)
+
+    def channels(self, stream: Tensor, held: Collection[str] = ()) -> Tensor:
+        """What it gives to its output projection, [B, T, C]."""
+        data, w = self.read(stream, held), self.weights
+        if self.function is not None:
+            y = data @ w["W_in"] + w["b_in"]
+            if "gates" not in held:
+                return self.function(y)
+            with torch.no_grad():
+                gate = torch.where(y == 0, 0.5, self.function(y) / y)
+            return y * gate
+        q, k, v = (
+            torch.einsum("btd,hdk->bhtk", data, w[f"W_{side}"]) + w[f"b_{side}"][:, None] for side in ("Q", "K", "V")
+        )
+        later = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).triu(1)
+        pattern = (q @ k.mT * self.scale).masked_fill(later, -torch.inf).softmax(-1)
+        mixed = (pattern.detach() if "patterns" in held else pattern) @ v
+        return mixed.transpose(1, 2).flatten(2)
+
+    def written(self, channels: Tensor) -> Tensor:
+        """What that adds to the stream, [B, T, D]."""
+        return channels @ self.weights["W_O"] + self.weights["b_O"]
+
+
+class Replica:
+    """The network.
+
+    Attributes:
+        sublayers: in order; those of one stage read the same stream.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read the weights.
+
+        Raises:
+            UsageError: the decoder has something that is not known here.
+        """
+        index = heads(path)
+        chain = chain_to(index.view, index.sublayers, known_output(index.view, None))
+        self._index = index
+        self._stages = [
+            tuple(self._sublayer(named, stage.before) for named in stage.sublayers) for stage in chain.stages
+        ]
+        self.sublayers = [each for stage in self._stages for each in stage]
+        if chain.unembedding is None or chain.token is not None or any(stage.norm for stage in chain.stages):
+            raise UsageError(f"{path.name} is no decoder whose logits are a linear map of its normalised stream")
+        affine = AffineMap(chain.unembedding, index.value_of)
+        self.unembedding = _tensor(affine.weight() * chain.factor)
+        self._bias = _tensor(affine.bias())
+        self._end = self._norm(chain.norm, len(self.unembedding))
+
+    def _norm(self, norm: Norm | None, width: int) -> LayerNorm | None:
+        return None if norm is None else LayerNorm(*map(_tensor, self._index.scale_and_bias(norm, width)))
+
+    def _sublayer(self, named: Named, before: str) -> Sublayer:
+        own, index, name = named.sublayer, self._index, named.name
+        if isinstance(own, Attention):
+            if own.cross or own.query.rotary:
+                raise UsageError(f"{name} has rotations or another sequence's keys: no head of a decoder like GPT-2")
+            weights = {side: _tensor(index[f"{name}.{side}"]) for side in _SIDES}
+            weights["W_O"] = weights["W_O"].flatten(0, 1)
+            norm = norm_of(index.view, name, own.value.operator.data, before)
+            made = self._norm(norm, weights["W_O"].shape[1])
+            return Sublayer(name, made, weights, None, weights["W_V"].shape[2], own.scale)
+        if own.gated or own.activation not in ACTIVATIONS:
+            raise UsageError(f"{name} has {own.activation} neurons; known are {', '.join(ACTIVATIONS)}, without gates")
+        read, write = AffineMap(own.query, index.value_of), AffineMap(own.output, index.value_of)
+        weights = {"W_in": read.weight(), "b_in": read.bias(), "W_O": write.weight(), "b_O": write.bias()}
+        norm = norm_of(index.view, name, own.data, before)
+        made = self._norm(norm, own.output.out_features)
+        tensors = {each: _tensor(array) for each, array in weights.items()}
+        return Sublayer(name, made, tensors, ACTIVATIONS[own.activation], 1, 1.0)
+
+    def run(
+        self, stream: Tensor, held: Collection[str] = (), change: Change | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(the stream after the last sublayer, normalised, [B, T, D]; sublayer to channels [B, T, C])."""
+        found = {}
+        for stage in self._stages:
+            for each in stage:
+                made = each.channels(stream, held)
+                found[each.name] = made if change is None else change(each.name, made)
+            stream = stream + sum(each.written(found[each.name]) for each in stage)
+        return self.normalised(stream, held), found
+
+    def normalised(self, stream: Tensor, held: Collection[str] = ()) -> Tensor:
+        """What the unembedding reads of the stream after the last sublayer."""
+        return stream if self._end is None else self._end(stream, held="norms" in held)
+
+    def logits(self, end: Tensor) -> Tensor:
+        """[..., vocabulary] of a normalised stream [..., D]."""
+        return end @ self.unembedding + self._bias
+
+
+_SIDES = ("W_Q", "W_K", "W_V", "W_O", "b_Q", "b_K", "b_V", "b_O")
+
+
+def _tensor(array: Any) -> Tensor:
+    return torch.tensor(array, dtype=torch.float32)
