@@ -56,21 +56,18 @@ _SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _OPERANDS - 1)
 """An output of the type and shape of the first operand; one of its type, in a shape that no operand tells."""
 
 _LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
-    ("", "SimplifiedLayerNormalization"): {0: _SAME},
-    **{("com.microsoft", name): {0: _SAME} for name in ("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "MoE", "QMoE")},
-    **{("com.microsoft", f"Skip{name}LayerNormalization"): {0: _SAME, 3: _SAME} for name in ("", "Simplified")},
-    ("com.microsoft", "EmbedLayerNormalization"): {0: ("Gather", 2, 0), 1: _TYPE, 2: ("Gather", 2, 0)},
-    **{
-        ("com.microsoft", name): {0: _TYPE}
-        for name in (
-            *("Attention", "MultiHeadAttention", "GroupQueryAttention", "RotaryEmbedding", "BiasAdd"),
-            *("FusedConv", "NhwcFusedConv", "FusedGemm", "GemmFastGelu"),
-        )
-    },
-    **{
-        ("com.microsoft.nchwc", name): {0: _TYPE}
-        for name in ("Conv", "ReorderInput", "ReorderOutput", "MaxPool", "AveragePool", "GlobalAveragePool", "Upsample")
-    },
+    (domain, name): rules
+    for domain, rules, names in (
+        ("", {0: _SAME}, "SimplifiedLayerNormalization"),
+        ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu MoE QMoE"),
+        ("com.microsoft", {0: _SAME, 3: _SAME}, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
+        ("com.microsoft", {0: ("Gather", 2, 0), 1: _TYPE, 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
+        ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention RotaryEmbedding BiasAdd"),
+        ("com.microsoft", {0: _TYPE}, "FusedConv NhwcFusedConv FusedGemm GemmFastGelu"),
+        ("com.microsoft.nchwc", {0: _TYPE}, "Conv ReorderInput ReorderOutput Upsample"),
+        ("com.microsoft.nchwc", {0: _TYPE}, "MaxPool AveragePool GlobalAveragePool"),
+    )
+    for name in names.split()
 }
 """Operators of onnxruntime's domains, so that inference does not stop there: output to an operator of the same type and
 shape, and its operands among those of the fused one."""

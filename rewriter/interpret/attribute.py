@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -111,10 +111,10 @@ def attribute(
             name = f"{next(iter(linear.links[place - 1].steps))}.after.ln.b"
             paths[name] = np.asarray(link.between.constant(link.before))
     paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
-    effects = {name: step.written(link.after) for link in linear.links for name, step in link.steps.items()}
-    row = linear.end.back(linear.read)[[linear.position]]
-    for name, vectors, rows in sources(linear.links, {"embed": linear.start}, len(linear.links), linear.position, row):
-        direct[name] = (vectors @ rows[0]) if name in effects else np.asarray(vectors[0] @ rows[0])
+    effects = {name: step.effects(link.after) for link in linear.links for name, step in link.steps.items()}
+    token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
+    for name, source, rows in sources(linear.links, {"embed": linear.start}, len(linear.links), token, row):
+        direct[name] = source.along(token, rows)[:, 0] if isinstance(source, Step) else np.asarray(source @ rows[0])
     tokens = () if reader.tokens is None else reader.tokens.spelled[0]
     entries = reader.spelled((logit,) if minus is None else (logit, minus))
     return Attribution(linear.value, direct, paths, effects, reader.index, tokens, entries)
@@ -124,124 +124,124 @@ def attribute(
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionStep:
-    """An attention sublayer with a frozen pattern.
+class Step:
+    """A sublayer that is affine in what it reads. Members are heads, or neurons, for which K is 1.
+
+    Weights are read when they are needed: in float64 those of all layers may not fit into memory.
 
     Attributes:
         norm: the normalisation before its values; None if they are of another sequence.
-        pattern: [heads, T, sources].
-        value: [sources, heads, d_head], with b_V.
-        z: [T, heads, d_head].
-        tensors: W_V, b_V, W_O and b_O.
+        written: [T, members, K], what members compute before the output projection.
+        bias: b_O, [D].
+        weight: reads W_O, [members * K, D].
     """
 
     norm: FrozenNorm | None
-    pattern: Array
-    value: Array
-    z: Array
-    tensors: Mapping[str, Array]
+    written: Array
+    bias: Array
+    weight: Callable[[], Array]
 
-    def written(self, gradient: Array) -> Array:
-        """[T, heads]: what each head's output contributes, along `gradient` [T, D]."""
-        return np.asarray(np.einsum("td,hkd,thk->th", gradient, self.tensors["W_O"], self.z, optimize=True))
+    def at_written(self, gradient: Array) -> Array:
+        """[T, members, K] of a gradient [T, D] at the stream with what is written."""
+        return np.asarray((gradient @ self.weight().T).reshape(self.written.shape))
 
-    def vectors(self, token: int) -> Array:
-        """[heads, D]: what each head writes at a token."""
-        return np.asarray(np.einsum("hk,hkd->hd", self.z[token], self.tensors["W_O"]))
+    def effects(self, gradient: Array) -> Array:
+        """[T, members]: what each member's output contributes, along `gradient` [T, D]."""
+        return np.asarray((self.at_written(gradient) * self.written).sum(axis=-1))
+
+    def along(self, token: int, rows: Array) -> Array:
+        """[members, R]: what each member writes at a token, along rows [R, D]."""
+        own = self.written[token]
+        return np.asarray(np.einsum("mk,mkd->md", own, self.weight().reshape(*own.shape, -1)) @ rows.T)
 
     def constants(self, gradient: Array) -> dict[str, Array]:
-        """What constants contribute; values of another sequence count as constants, [sources]."""
-        found = {"b_O": np.asarray((gradient * self.tensors["b_O"]).sum())}
-        at_values = self._at_values(gradient)
-        if self.norm is None:
-            return {**found, "other_sequence": np.asarray((at_values * self.value).sum(axis=(1, 2)))}
-        found["b_V"] = np.asarray((at_values * self.tensors["b_V"]).sum(axis=(0, 2)))
-        found["ln.b"] = np.asarray(self.norm.constant(self._at_norm(at_values)))
-        return found
+        """What constants contribute along `gradient` [T, D]."""
+        return {"b_O": np.asarray((gradient * self.bias).sum()), **self._constants(self.at_written(gradient))}
 
     def back(self, gradient: Array) -> Array:
         """[T, D] at the stream before it, by way of this sublayer."""
         if self.norm is None:
             return np.zeros_like(gradient)
-        return self.norm.back(self._at_norm(self._at_values(gradient)))
+        return self.norm.back(self._at_norm(self.at_written(gradient)))
 
-    def _at_values(self, gradient: Array) -> Array:
-        """[sources, heads, d_head]."""
-        at_z = np.einsum("td,hkd->thk", gradient, self.tensors["W_O"])
-        return np.asarray(np.einsum("hts,thk->shk", self.pattern, at_z))
+    def _constants(self, at: Array) -> dict[str, Array]:
+        raise NotImplementedError
 
-    def _at_norm(self, at_values: Array) -> Array:
-        return np.asarray(np.einsum("shk,hdk->sd", at_values, self.tensors["W_V"]))
+    def _at_norm(self, at: Array) -> Array:
+        """[T, D] at the normalised stream of the same [T, members, K] at what is written."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class NeuronStep:
+class AttentionStep(Step):
+    """An attention sublayer with a frozen pattern.
+
+    Attributes:
+        pattern: [heads, T, sources].
+        value: [sources, heads, d_head], with b_V.
+        value_bias: b_V, [heads, d_head].
+        value_weight: reads W_V, [heads, D, d_head].
+    """
+
+    pattern: Array
+    value: Array
+    value_bias: Array
+    value_weight: Callable[[], Array]
+
+    def _constants(self, at: Array) -> dict[str, Array]:
+        """Those of values; values of another sequence count as constants, [sources]."""
+        at_values = self._at_values(at)
+        if self.norm is None:
+            return {"other_sequence": np.asarray((at_values * self.value).sum(axis=(1, 2)))}
+        return {
+            "b_V": np.asarray((at_values * self.value_bias).sum(axis=(0, 2))),
+            "ln.b": np.asarray(self.norm.constant(self._at_norm(at))),
+        }
+
+    def _at_values(self, at: Array) -> Array:
+        """[sources, heads, d_head]."""
+        return np.asarray((self.pattern.swapaxes(1, 2) @ at.swapaxes(0, 1)).swapaxes(0, 1))
+
+    def _at_norm(self, at: Array) -> Array:
+        values = self._at_values(at)
+        weight = self.value_weight().swapaxes(1, 2)
+        return np.asarray(values.reshape(len(values), -1) @ weight.reshape(-1, weight.shape[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class NeuronStep(Step):
     """Neurons with held gates.
 
     Attributes:
-        norm: the normalisation before them.
-        reads: of the pre-activation, and of the value of a gate: its factor [T, neurons], W [D, neurons], b [neurons].
+        reads: of the pre-activation, and of the value of a gate: its factor [T, neurons], and the map that makes it.
         constant: f(0); 0 where there is a gate.
-        activations: [T, neurons].
-        tensors: W_O [neurons, D] and b_O.
     """
 
     norm: FrozenNorm
-    reads: tuple[tuple[Array, Array, Array], ...]
+    reads: tuple[tuple[Array, AffineMap], ...]
     constant: float
-    activations: Array
-    tensors: Mapping[str, Array]
 
     @classmethod
     def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> NeuronStep:
         """Neurons with the gates that they have at pre-activations and, of a gate, values [T, neurons]."""
         query, value, output = (AffineMap(each, index.value_of) for each in (own.query, own.value, own.output))
-        tensors, (zero, rate) = {"W_O": output.weight(), "b_O": output.bias()}, held(own.function, pre)
-        made, read = zero + rate * pre, (query.weight(), query.bias())
+        zero, rate = held(own.function, pre)
+        made = zero + rate * pre
         if linear is None:
-            return cls(norm, ((rate, *read),), zero, made, tensors)
-        shares = (rate * linear / 2.0, *read), ((zero + made) / 2.0, value.weight(), value.bias())
-        return cls(norm, shares, 0.0, made * linear, tensors)
+            return cls(norm, made[..., None], output.bias(), output.weight, ((rate, query),), zero)
+        shares = (rate * linear / 2.0, query), ((zero + made) / 2.0, value)
+        return cls(norm, (made * linear)[..., None], output.bias(), output.weight, shares, 0.0)
 
-    def written(self, gradient: Array) -> Array:
-        """[T, neurons]: what each neuron's output contributes, along `gradient` [T, D]."""
-        return self._at_activations(gradient) * self.activations
-
-    def vectors(self, token: int) -> Array:
-        """[neurons, D]: what each neuron writes at a token."""
-        return np.asarray(self.activations[token][:, None] * self.tensors["W_O"])
-
-    def constants(self, gradient: Array) -> dict[str, Array]:
-        """What constants contribute: b_O, and per neuron f(0) and the biases of what it reads."""
-        found, rows = {"b_O": np.asarray((gradient * self.tensors["b_O"]).sum())}, self._at_norm(gradient)
-        at = self._at_activations(gradient)
+    def _constants(self, at: Array) -> dict[str, Array]:
+        """Per neuron f(0) and the biases of what it reads."""
+        found, own = dict[str, Array](), at[..., 0]
         if self.constant:
-            found["bias_tokens"] = at.sum(axis=0) * self.constant
-        return {
-            **found,
-            "b_in": np.asarray(sum((at * rate * bias).sum(axis=0) for rate, _, bias in self.reads)),
-            "ln.b": np.asarray(self.norm.constant(rows)),
-        }
+            found["bias_tokens"] = own.sum(axis=0) * self.constant
+        found["b_in"] = np.asarray(sum((own * rate).sum(axis=0) * affine.bias() for rate, affine in self.reads))
+        return {**found, "ln.b": np.asarray(self.norm.constant(self._at_norm(at)))}
 
-    def back(self, gradient: Array) -> Array:
-        """[T, D] at the stream before it, by way of these neurons."""
-        return self.norm.back(self._at_norm(gradient))
-
-    def read(self, token: int) -> Array:
-        """[neurons, D], what they read of their data at the token per activation."""
-        return np.asarray(sum(rate[token][:, None] * weight.T for rate, weight, _ in self.reads))
-
-    def added(self, token: int) -> dict[str, Array]:
-        """What constants add to the activations, [neurons] each."""
-        biases = np.asarray(sum(rate[token] * bias for rate, _, bias in self.reads))
-        return {"b_in": biases, "bias_tokens": np.full(len(biases), self.constant)}
-
-    def _at_activations(self, gradient: Array) -> Array:
-        return np.asarray(gradient @ self.tensors["W_O"].T)
-
-    def _at_norm(self, gradient: Array) -> Array:
-        at = self._at_activations(gradient)
-        return np.asarray(sum((at * rate) @ weight.T for rate, weight, _ in self.reads))
+    def _at_norm(self, at: Array) -> Array:
+        return np.asarray(sum((at[..., 0] * rate) @ affine.weight().T for rate, affine in self.reads))
 
 
 def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
@@ -249,9 +249,6 @@ def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
     zero, below, above = (float(each) for each in function(np.array([0.0, -_STEP, _STEP])))
     near = (y == 0.0) | ((np.abs(y) < _NEAR) & (zero != 0.0))
     return zero, np.where(near, (above - below) / (2 * _STEP), (function(y) - zero) / np.where(near, 1.0, y))
-
-
-Step = AttentionStep | NeuronStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +260,7 @@ class FrozenStage:
         between: the normalisation that makes what they read of the stage before, where there is one.
     """
 
-    steps: Mapping[str, Step]
+    steps: Mapping[str, AttentionStep | NeuronStep]
     between: FrozenNorm | None
 
 
@@ -282,7 +279,7 @@ class Link(FrozenStage):
 
 def sources(
     stages: Sequence[FrozenStage], start: Mapping[str, Array], before: int, token: int, rows: Array
-) -> Iterator[tuple[str, Array, Array]]:
+) -> Iterator[tuple[str, Step | Array, Array]]:
     """What the stream at a token is the sum of, as the stage number `before` reads it.
 
     Args:
@@ -290,21 +287,21 @@ def sources(
         start: what the stream begins with, [T, D] each.
         before: how many stages have written; the next one's `between` applies if it is there.
         token: the token.
-        rows: [K, D], along which the stream is read.
+        rows: [R, D], along which the stream is read.
 
     Yields:
-        (sublayer, constant or part of the start, what it writes [members, D], the rows along which that is read).
+        (sublayer, constant or part of the start, the sublayer or the vector [D], the rows along which that is read).
     """
     for place in range(before, 0, -1):
         between, earlier = stages[place].between if place < len(stages) else None, stages[place - 1]
         if between is not None:
-            yield f"{next(iter(earlier.steps))}.after.ln.b", between.bias[None], rows
+            yield f"{next(iter(earlier.steps))}.after.ln.b", between.bias, rows
             rows = between.back_at(token, rows)
         for name, step in earlier.steps.items():
-            yield name, step.vectors(token), rows
-            yield f"{name}.b_O", step.tensors["b_O"][None], rows
+            yield name, step, rows
+            yield f"{name}.b_O", step.bias, rows
     for name, array in start.items():
-        yield name, array[token][None], rows
+        yield name, array[token], rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -481,7 +478,7 @@ class FrozenRun:
         gradient[token] = direction
         return gradient, found
 
-    def _step(self, stage: Stage, named: Named) -> Step:
+    def _step(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
         own, frozen = named.sublayer, self.freeze(self._norm(stage, named), stage.before, named.name)
         hooks = {part: f"{named.name}.hook_{part}" for part in _PARTS[type(own)]}
         hooked = {part: self.hooked(hook) for part, hook in hooks.items() if hook in self.hooks}
@@ -490,9 +487,18 @@ class FrozenRun:
             if own.output.data not in self.values:
                 return step
             # To the last digit what the file computes, whose constants are rounded.
-            return replace(step, activations=self.stream(own.output.data))
-        tensors = {part: self.index[f"{named.name}.{part}"] for part in ("W_V", "b_V", "W_O", "b_O")}
-        return AttentionStep(None if own.cross else frozen, hooked["pattern"], hooked["v"], hooked["z"], tensors)
+            return replace(step, written=self.stream(own.output.data)[..., None])
+
+        def weight(part: str) -> Array:
+            return self.index[f"{named.name}.{part}"]
+
+        def rows() -> Array:
+            return weight("W_O").reshape(own.channels.size, -1)
+
+        norm, (pattern, value) = None if own.cross else frozen, (hooked[part] for part in ("pattern", "v"))
+        return AttentionStep(
+            norm, hooked["z"], weight("b_O"), rows, pattern, value, weight("b_V"), partial(weight, "W_V")
+        )
 
     def freeze(self, norm: Norm | None, before: str, where: str) -> FrozenNorm:
         """The normalisation, or none, through which a sublayer or output `where` reads the stream `before`."""

@@ -328,57 +328,70 @@ def token_ids(index: HeadIndex, feeds: Mapping[str, Array], sequence: int, lengt
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The heads or neurons of a sublayer, each at every token.
+    """The heads or neurons of a sublayer, each at every token. K is d_head, or 1 for neurons.
 
     Attributes:
-        step: the heads.
-        effects: [T, members], what each contributes to the logit along all paths.
-        at: [T, members], the place of the node that each belongs to, in the list of all nodes.
-        weights: [T, members], what each counts in its node: 1, or the logit's gradient.
-        gradient: [T, D], the logit's at the stream with what they write, along all paths.
+        step: the sublayer.
+        places: [T, members], the node that each belongs to; nodes of a sublayer follow on each other by token.
+        weights: [T, members, K], what each number that is written counts in its node's activation.
     """
 
-    step: Step
-    effects: Array
-    at: Array
+    step: AttentionStep | NeuronStep
+    places: Places
     weights: Array
-    gradient: Array
+
+    @cached_property
+    def nodes(self) -> Places:
+        """[N], the places of all nodes of the sublayer."""
+        return np.arange(self.places.min(), self.places.max() + 1)
+
+    def at(self, token: int) -> slice:
+        """The nodes of a token among those of the sublayer."""
+        own = self.places[token] - self.nodes[0]
+        return slice(own.min(), own.max() + 1)
+
+    def by_node(self, values: Array) -> Array:
+        """[N, members * K]: numbers [T, members, K] of each node's members, and zeros."""
+        found = np.zeros((len(self.nodes), *values.shape[1:]))
+        found[self.places - self.nodes[0], np.arange(values.shape[1])] = values
+        return found.reshape(len(found), -1)
+
+    @cached_property
+    def vectors(self) -> Array:
+        """[N, D]: what each node writes at its token."""
+        return np.asarray(self.by_node(self.step.written) @ self.step.weight())
 
 
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
     """Sublayer to its heads or neurons; of all of them the `most` with the largest effects get nodes of their own."""
-    found: dict[str, Members] = {}
-    for link in linear.links:
-        for name, step in link.steps.items():
-            effects = step.written(link.after)
-            neurons = isinstance(step, NeuronStep)
-            weights = link.after @ step.tensors["W_O"].T if neurons else np.ones(effects.shape)
-            found[name] = Members(step, effects, np.zeros(effects.shape, np.int64), weights, link.after)
-    sizes = np.concatenate([np.abs(each.effects).reshape(-1) for each in found.values()])
+    gradients = {
+        name: (step, step.at_written(link.after)) for link in linear.links for name, step in link.steps.items()
+    }
+    sizes = np.concatenate([np.abs((at * step.written).sum(axis=-1)).reshape(-1) for step, at in gradients.values()])
     chosen = np.zeros(sizes.size, bool)
     chosen[np.argsort(-sizes, kind="stable")[:most]] = True
-    for name, each in found.items():
-        _add(nodes, name, each, chosen[: each.effects.size].reshape(each.effects.shape))
-        chosen = chosen[each.effects.size :]
+    found: dict[str, Members] = {}
+    for name, (step, at) in gradients.items():
+        count = at[..., 0].size
+        found[name] = _members(nodes, name, step, at, chosen[:count].reshape(at.shape[:2]))
+        chosen = chosen[count:]
     return found
 
 
-def _add(nodes: list[GraphNode], name: str, members: Members, chosen: Array) -> None:
-    """Nodes of a sublayer: `at` and `weights` of the members are filled in."""
-    neurons = members.step if isinstance(members.step, NeuronStep) else None
-    activations = members.effects if neurons is None else neurons.activations
+def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Mask) -> Members:
+    """Add the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at what members write."""
+    places, effects = np.zeros(chosen.shape, np.int64), (at * step.written).sum(axis=-1)
     for token, row in enumerate(chosen):
         if not row.all():
-            effect = float(members.effects[token, ~row].sum())
-            members.at[token] = len(nodes)
-            nodes.append(GraphNode("rest", f"{name}.rest", 0, token, effect, 1.0))
-        for place in np.flatnonzero(row):
-            gradient = 1.0 if neurons is None else float(members.weights[token, place])
-            kind = "head" if neurons is None else "neuron"
-            members.at[token, place] = len(nodes)
-            nodes.append(GraphNode(kind, name, int(place), token, float(activations[token, place]), gradient))
-        if neurons is not None:
-            members.weights[token, row] = 1.0
+            places[token] = len(nodes)
+            nodes.append(GraphNode("rest", f"{name}.rest", 0, token, float(effects[token, ~row].sum()), 1.0))
+        for number in np.flatnonzero(row).tolist():
+            places[token, number] = len(nodes)
+            kind, activation, gradient = "head", effects[token, number], 1.0
+            if isinstance(step, NeuronStep):
+                kind, activation, gradient = "neuron", step.written[token, number, 0], at[token, number, 0]
+            nodes.append(GraphNode(kind, name, number, token, float(activation), float(gradient)))
+    return Members(step, places, np.where(chosen[..., None], 1.0, at) if isinstance(step, NeuronStep) else at)
 
 
 # -- edges ---------------------------------------------------------------------------------------------------------
@@ -395,7 +408,7 @@ class _Edges:
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._linear, self._members, self._nodes = linear, members, nodes
         self._known: dict[tuple[str, int], int] = {}
-        # Targets [K], sources [S] and weights [K, S], to be added up.
+        # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
         self._blocks: list[tuple[Places, Places, Array]] = []
 
     def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
@@ -403,16 +416,19 @@ class _Edges:
         targets, rows, constants = read
         for name, added in constants.items():
             self._constant(targets, f"{prefix}{name}", token, added)
-        if not rows.any():
+        reading = rows.any(axis=1)  # heads do not read tokens that a mask hides
+        targets, rows = targets[reading], rows[reading]
+        if not len(targets):
             return
-        for name, vectors, along in sources(self._linear.links, {"embed": self._linear.start}, stage, token, rows):
-            if name in self._members:
-                places, back = np.unique(self._members[name].at[token], return_inverse=True)
-                self._blocks.append((targets, places, along @ _gathered(vectors, back, len(places)).T))
+        for name, source, along in sources(self._linear.links, {"embed": self._linear.start}, stage, token, rows):
+            if isinstance(source, Step):
+                members = self._members[name]
+                own = members.at(token)
+                self._blocks.append((targets, members.nodes[own], along @ members.vectors[own].T))
             elif name == "embed":
-                self._blocks.append((targets, np.array([token]), along @ vectors.T))
+                self._blocks.append((targets, np.array([token]), (along @ source)[:, None]))
             else:
-                self._constant(targets, name, token, along @ vectors[0])
+                self._constant(targets, name, token, along @ source)
 
     def _constant(self, targets: Places, name: str, token: int, added: Array) -> None:
         if added.any():
@@ -428,7 +444,7 @@ class _Edges:
             raise UsageError(f"the graph would have {size:,} nodes, more than {_MOST:,}: take fewer of them, or tokens")
         found = np.zeros((size, size))
         for targets, origins, weights in self._blocks:
-            np.add.at(found, (targets[:, None], origins[None, :]), weights)
+            found[targets[:, None], origins] += weights
         return found
 
 
@@ -453,41 +469,44 @@ def _adjacency(linear: Linear, members: Mapping[str, Members], nodes: list[Graph
 
 def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
     """What neurons read, token by token: each at its own."""
-    for token in range(len(members.at)):
-        places, back = np.unique(members.at[token], return_inverse=True)
-        weights, norm = members.weights[token], neurons.norm
-        rows = _gathered(weights[:, None] * neurons.read(token), back, len(places))
-        parts = {name: _gathered(weights * added, back, len(places)) for name, added in neurons.added(token).items()}
-        parts["ln.b"] = rows @ norm.bias
-        yield places, norm.back_at(token, rows), parts
+    shares = [(members.by_node(members.weights * rate[..., None]), affine) for rate, affine in neurons.reads]
+    rows = np.asarray(sum(share @ affine.weight().T for share, affine in shares))
+    added = {
+        "b_in": np.asarray(sum(share @ affine.bias() for share, affine in shares)),
+        "bias_tokens": members.by_node(members.weights).sum(axis=1) * neurons.constant,
+        "ln.b": rows @ neurons.norm.bias,
+    }
+    for token in range(len(members.places)):
+        own = members.at(token)
+        parts = {name: part[own] for name, part in added.items()}
+        yield members.nodes[own], neurons.norm.back_at(token, rows[own]), parts
 
 
 def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
     """What original heads of all tokens read at one token after the other."""
-    places, back = np.unique(members.at.reshape(-1), return_inverse=True)
-    # [T, heads, d_head]: what the logit reads of each head's z.
-    at_z = np.einsum("td,hkd->thk", members.gradient, step.tensors["W_O"])
+    order = np.argsort(members.places, axis=None, kind="stable")
+    starts = np.searchsorted(members.places.reshape(-1)[order], members.nodes)
+
+    def by_node(rows: Array) -> Array:
+        """[N, ...]: rows [T * heads, ...], in order, added up."""
+        return np.asarray(np.add.reduceat(rows, starts, axis=0))
+
     if step.norm is None:
-        values = np.einsum("thk,hts,shk->th", at_z, step.pattern, step.value)
-        for token in range(len(members.at)):
-            own, among = np.unique(members.at[token], return_inverse=True)
-            empty = np.zeros((len(own), step.tensors["W_O"].shape[-1]))
-            yield own, empty, {"other_sequence": _gathered(values[token], among, len(own))}
+        values = by_node(np.einsum("thk,hts,shk->th", members.weights, step.pattern, step.value).reshape(-1)[order])
+        for token in range(len(members.places)):
+            own = members.at(token)
+            empty = np.zeros((len(values[own]), step.bias.size))
+            yield members.nodes[own], empty, {"other_sequence": values[own]}
         return
+    # Heads of all tokens [T * heads, ...] at the normalised stream, before their patterns: the same for all sources.
+    at = members.weights.swapaxes(0, 1) @ step.value_weight().swapaxes(1, 2)
+    at = at.swapaxes(0, 1).reshape(order.size, -1)[order]
+    biased = (members.weights * step.value_bias).sum(axis=-1).reshape(-1)[order]
     for token in range(step.pattern.shape[-1]):
-        at_values = step.pattern[:, :, token].T[..., None] * at_z
-        rows = np.einsum("thk,hdk->thd", at_values, step.tensors["W_V"], optimize=True)
-        rows = _gathered(rows.reshape(-1, rows.shape[-1]), back, len(places))
-        biased = np.einsum("thk,hk->th", at_values, step.tensors["b_V"])
-        parts = {"b_V": _gathered(biased.reshape(-1), back, len(places)), "ln.b": rows @ step.norm.bias}
-        yield places, step.norm.back_at(token, rows), parts
-
-
-def _gathered(rows: Array, places: Array, size: int) -> Array:
-    """[size, ...]: the rows of each place added up."""
-    found = np.zeros((size, *rows.shape[1:]))
-    np.add.at(found, places.reshape(-1), rows)
-    return found
+        pattern = step.pattern[:, :, token].T.reshape(-1)[order]
+        rows = by_node(pattern[:, None] * at)
+        parts = {"b_V": by_node(pattern * biased), "ln.b": rows @ step.norm.bias}
+        yield members.nodes, step.norm.back_at(token, rows), parts
 
 
 # -- influence, pruning and scores, as circuit-tracer defines them -------------------------------------------------

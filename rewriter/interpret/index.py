@@ -89,8 +89,10 @@ class AffineMap:
 
     def bias(self) -> Array:
         """b, [out]."""
-        total = np.zeros(self.projection.out_features, self._plain().dtype)
-        for vector in self.projection.biases:
+        biases = self.projection.biases
+        like = self.value_of(biases[0].name) if biases else self._plain()
+        total = np.zeros(self.projection.out_features, like.dtype)
+        for vector in biases:
             held = self.value_of(vector.name).reshape(-1)
             total = total + (held if vector.size == 1 else held[vector.start : vector.stop])
         if self.norm is not None and self.norm.bias:

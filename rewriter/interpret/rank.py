@@ -189,13 +189,23 @@ class Best:
             columns: [C], which columns of the whole matrix.
         """
         k = self.scores.shape[1]
-        larger = (scores > self.scores[rows, -1:]).any(axis=1)
-        rows, scores = rows[larger], scores[larger]
-        chosen = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
-        if scores.shape[1] > k:
+        larger = scores > self.scores[rows, -1:]
+        counts = larger.sum(axis=1)
+        rows, scores, larger, counts = (each[counts > 0] for each in (rows, scores, larger, counts))
+        if counts.max(initial=0) <= max(k, scores.shape[1] // 4):
+            # A few entries of each row, after the first blocks: they are moved to the left.
+            row, column = np.nonzero(larger)
+            place = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+            chosen = np.zeros((len(rows), counts.max(initial=0)), np.int64)
+            chosen[row, place] = column
+            left = np.arange(chosen.shape[1]) < counts[:, None]
+        else:
             chosen = np.argpartition(scores, -k, axis=1)[:, -k:]
-        wide = np.concatenate([self.scores[rows], np.take_along_axis(scores, chosen, axis=1)], axis=1)
-        places = np.concatenate([self.places[rows], columns[chosen]], axis=1)
+            left = np.ones(chosen.shape, np.bool_)
+        wide = np.concatenate(
+            [self.scores[rows], np.where(left, np.take_along_axis(scores, chosen, axis=1), 0.0)], axis=1
+        )
+        places = np.concatenate([self.places[rows], np.where(left, columns[chosen], -1)], axis=1)
         best = np.argsort(-wide, axis=1, kind="stable")[:, :k]
         self.scores[rows] = np.take_along_axis(wide, best, axis=1)
         self.places[rows] = np.take_along_axis(places, best, axis=1)

@@ -40,6 +40,9 @@ from rewriter.proof.run import open_tapped
 
 Values = Mapping[str, Array]
 
+_TOGETHER = 16
+"""Tensors that are evaluated in float64 at a time."""
+
 _MERGED = 2
 """Rank of [batch * tokens, channels]."""
 
@@ -167,13 +170,17 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     Raises:
         ValidationError: an operator has no float64 form.
     """
-    view, inside = side_of(index).main, [name for name in names if name not in case.feeds]
+    view, found = side_of(index).main, dict(case.feeds)
+    wanted = sorted((name for name in names if name not in found), key=lambda name: view.producer.get(name, -1))
     try:
-        part = extract(index.proto, view, upstream(view, frozenset(), inside), lambda tensor: tensor)
-        found = open_reference(part, index.source.base_dir).run(case.feeds)
+        for start in range(0, len(wanted), _TOGETHER):
+            # Parts of the model, one after the other: all weights in float64 may not fit into memory.
+            part = upstream(view, frozenset(found), wanted[start : start + _TOGETHER])
+            proto = extract(index.proto, view, part, lambda tensor: tensor)
+            found |= open_reference(proto, index.source.base_dir).run(found)
     except NoReference as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
-    return {name: np.asarray(case.feeds.get(name, found.get(name))) for name in names}
+    return {name: np.asarray(found[name]) for name in names}
 
 
 def side_of(index: HeadIndex) -> Side:

@@ -20,7 +20,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, outputs_of, require_pattern, sources
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, Step, outputs_of, require_pattern, sources
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
@@ -187,12 +187,12 @@ class _Reader:
         if self._token_part:
             embedded = run.stream(self._token_part)
             start = {"embed": embedded, "pos_embed": start["embed"] - embedded}
-        neurons = {each for stage in stages for each, step in stage.steps.items() if isinstance(step, NeuronStep)}
-        for source, vectors, rows in sources(stages, start, self._place, token, frozen.back_at(token, weight.T)):
-            part = vectors @ rows.T
-            # A pair of neurons is one of too many: for a score the neurons of a sublayer are one source.
-            merged = source in neurons and isinstance(self._named.sublayer, Attention)
-            found[source] = part.sum(axis=0, keepdims=True) if merged else part
+        for source, written, rows in sources(stages, start, self._place, token, frozen.back_at(token, weight.T)):
+            vectors = written
+            if isinstance(written, NeuronStep) and isinstance(self._named.sublayer, Attention):
+                # A pair of neurons is one of too many: for a score the neurons of a sublayer are one source.
+                vectors = written.written[token].reshape(-1) @ written.weight()
+            found[source] = vectors.along(token, rows) if isinstance(vectors, Step) else (vectors @ rows.T)[None]
         return {source: part for source, part in found.items() if part.any()}
 
     def _made(self, tokens: tuple[int, int | None], left: Parts, right: Parts, product: float, total: float) -> Why:

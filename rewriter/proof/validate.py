@@ -34,6 +34,7 @@ from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared, largest_gap, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
+from rewriter.proof.stability import moved, stability
 from rewriter.proof.tested import BlockTest, needs, tested_block
 from rewriter.proof.unwritten import Gaps, gaps, told, without
 
@@ -265,7 +266,7 @@ class _Judge:
         ]
         empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
         rest = "the certificate" if certificate.certified else "the tests of the blocks"
-        notes = [*_by_definition(before, after), *told(before, left_out)]
+        notes = [*_by_definition(before, after), *told(before, left_out), *self._stability(before, after)]
         nothing = (
             f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
             f"verdict rests on {rest}"
@@ -282,6 +283,14 @@ class _Judge:
             segments=(before.segments, after.segments),
             notes=(*notes, nothing) if empty else tuple(notes),
         )
+
+    def _stability(self, before: ModelRuns, after: ModelRuns) -> Iterator[str]:
+        """What is to be expected of the tokens that a model chooses, where rounding alone may change them."""
+        other, way = moved(self.original), Way(self.settings.providers[0], optimise=False)
+        if other is not None and way in before.ways:
+            again = self._run(Side.of(other), before.cases, Wanted((way,), what="the original with other weights"))
+            told = stability(*(runs.ways[way].results for runs in (before, again, after)))
+            yield from (told,) if told else ()
 
     def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
         return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)

@@ -375,6 +375,14 @@ def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.Func
 
 _WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
 """Fused operators of onnxruntime that first add their second operand, and what they do then."""
+_WITH_ACTIVATION = {"FusedGemm": "Gemm", "FusedConv": "Conv"}
+"""Fused operators of onnxruntime that apply an activation last, and what they do before."""
+_PARAMETERS = {
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh"), ()),
+    **dict.fromkeys(("LeakyRelu", "Elu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+}
+"""The activations that their attributes name, and the attributes of these."""
 _QUANTISED = {
     "QLinearSigmoid": ("Sigmoid", 1),
     "QLinearLeakyRelu": ("LeakyRelu", 1),
@@ -412,6 +420,19 @@ def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) ->
         plain.op_type = _WITH_BIAS[name]
         plain.input[:] = total.output
         return [total, plain]
+    if fused and name == "GemmFastGelu":
+        product = onnx.helper.make_node("MatMul", node.input[:2], [f"{node.output[0]}/matmul"])
+        rest = [*product.output, *node.input[2:]]
+        return [product, *_parts(onnx.helper.make_node("FastGelu", rest, node.output, domain=domain), saturates)]
+    attributes, absent = {each.name: each for each in node.attribute}, onnx.AttributeProto()
+    activation = attributes.get("activation", absent).s.decode(errors="replace")
+    if fused and name in _WITH_ACTIVATION and activation in _PARAMETERS and len(node.input) < 4:
+        operator, names = _WITH_ACTIVATION[name], _PARAMETERS[activation]
+        linear = onnx.helper.make_node(operator, node.input, [f"{node.output[0]}/{operator.lower()}"])
+        linear.attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
+        given = dict(zip(names, attributes.get("activation_params", absent).floats, strict=False))
+        given |= {each: attributes[f"activation_{each}"].f for each in names if f"activation_{each}" in attributes}
+        return [linear, onnx.helper.make_node(activation, linear.output, node.output, **given)]
     operator, operands = _QUANTISED.get(name, ("", 0))
     count = 3 * operands
     if fused and name == "QGemm" and len(node.input) == 9 and saturates(node):

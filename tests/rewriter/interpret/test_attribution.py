@@ -171,6 +171,7 @@ def test_a_product_is_shared_by_what_gate_and_value_read() -> None:
     rng = np.random.default_rng(0)
     g, u, width = rng.normal(size=(3, own.neurons)), rng.normal(size=(3, own.neurons)), own.output.out_features
     step = NeuronStep.of(own, unchanged(rng.normal(size=(3, width))), found.index, g, u)
-    np.testing.assert_allclose(step.activations, own.function(g) * u, rtol=1e-12)
-    for (rate, _, _), read in zip(step.reads, (g, u), strict=True):
-        np.testing.assert_allclose(rate * read, step.activations / 2, rtol=1e-12, atol=1e-15)
+    activations = step.written[..., 0]
+    np.testing.assert_allclose(activations, own.function(g) * u, rtol=1e-12)
+    for (rate, _), read in zip(step.reads, (g, u), strict=True):
+        np.testing.assert_allclose(rate * read, activations / 2, rtol=1e-12, atol=1e-15)

@@ -248,6 +248,48 @@ def test_what_rounding_hides_is_refused() -> None:
     assert "Neg 'h'" in judged(_ending(normal), _ending(negative)).refusals[0].text
 
 
+FUSED = {
+    "FusedGemm with Relu": (
+        'h = com.microsoft.FusedGemm<activation = "Relu", transB = 1, alpha = 0.5>(x, W1t, b1)',
+        "g = Gemm<transB = 1, alpha = 0.5>(x, W1t, b1) h = Max(g, $0.0)"),
+    "FusedGemm with LeakyRelu": (
+        'h = com.microsoft.FusedGemm<activation = "LeakyRelu", activation_alpha = 0.25>(x, W1, b1)',
+        "g = Gemm(x, W1, b1) h = LeakyRelu<alpha = 0.25>(g)"),
+    "FusedConv with HardSigmoid": (
+        'h = com.microsoft.FusedConv<activation = "HardSigmoid", activation_params = [0.25, 0.75]>(x, K1, b1)',
+        "g = Conv(x, K1, b1) h = HardSigmoid<alpha = 0.25, beta = 0.75>(g)"),
+    "GemmFastGelu": (
+        "h = com.microsoft.GemmFastGelu(x, W1, b1)",
+        "p = MatMul(x, W1) g = Add(p, b1) h = com.microsoft.FastGelu(g)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_activations_fused_with_linear_operators(name: str) -> None:
+    """They are what they are defined as, and nothing else."""
+    fused, apart = FUSED[name]
+    options: dict[str, Any] = {
+        "inputs": "float[n, 4] x" if "Conv" not in fused else "float[n, 4, t] x",
+        "outputs": "float[n, 8] h" if "Conv" not in fused else "float[n, 8, t] h",
+        "domains": {"com.microsoft": 1},
+    }
+    original = text_model(fused, **options)
+    assert judged(original, text_model(apart, **options)).certified
+    for part, wrong in (("0.0)", "0.01)"), ("0.25", "0.26"), ("0.75", "0.74"), ("0.5", "0.6"), ("b1)", "c1)")):
+        if part in apart:
+            assert not judged(original, text_model(apart.replace(part, wrong), **options)).certified
+
+
+@pytest.mark.parametrize(
+    "other", ['activation = "Unheard"', "activation = 3", 'activation = "Elu", activation_alpha = "a"']
+)
+def test_a_fused_operator_with_odd_attributes_stays_what_it_is(other: str) -> None:
+    options: dict[str, Any] = {"inputs": "float[n, 4] x", "outputs": "float[n, 8] h", "domains": {"com.microsoft": 1}}
+    model = text_model(f"h = com.microsoft.FusedGemm<{other}>(x, W1, b1)", **options)
+    assert judged(model, model).certified
+    assert not judged(model, text_model("h = Gemm(x, W1, b1)", **options)).certified
+
+
 def test_a_fused_operator_is_its_published_definition() -> None:
     options: dict[str, Any] = {"domains": {"com.microsoft": 1}}
     fused = "h = com.microsoft.FastGelu(y, c1)"
