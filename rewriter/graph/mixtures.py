@@ -154,7 +154,7 @@ class _Mixture:
         """For fc1 and fc2 the number of matrices, rows, columns, and blocks of a row; empty where they do not fit."""
         tensors = {key: self.weights.get(name) for key, name in self.given.items()}
         dims = {key: list(tensor.dims) for key, tensor in tensors.items() if tensor is not None}
-        if [len(dims.get(key, ())) for key in ("fc1", "fc2")] != [3, 3]:
+        if [len(dims.get(key, ())) for key in ("fc1", "fc2")] != [3, 3] or not {"x", "router"} <= self.given.keys():
             return {}
         experts, hidden, packed = dims["fc2"]
         each, block = 8 // self.bits, max(integer_of(self.node, "block_size", 0), 0)
@@ -165,7 +165,7 @@ class _Mixture:
             ("fc2", hidden, inner),
         ):
             blocks = columns // block if block else 1
-            if blocks * (block or columns) != columns:
+            if blocks * (block or columns) != columns or columns % each:
                 return {}
             made[key] = experts, rows, columns, blocks
             wanted[key] = [experts, rows, columns // each]

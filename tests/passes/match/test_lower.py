@@ -10,7 +10,6 @@ from onnx import helper
 
 from passes.match.lower import LOWERINGS, lower
 
-
 Part = tuple[str, str, str, list[str], list[str], dict[str, Any]]
 
 
