@@ -25,6 +25,9 @@ from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.text import counted, first_of
 
+_CERTIFIED = ("compact", "masked", "maskless")
+"""The forms of attention whose blocks the certificate reads."""
+
 
 def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
     """The report as it stands after planning; `name` is the model's path as the caller gave it."""
@@ -96,16 +99,16 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
         domain=conversion.program.domain,
         heads=conversion.heads_tensor,
         shapes=() if conversion.projections is None else conversion.projections.shapes,
-        entrywise=conversion.form == "local" or _compact_rows(conversion),
+        entrywise=conversion.form == "local" or _same_rows(conversion),
         longest=conversion.longest,
         accuracy=accuracy or 0.0,
     )
 
 
-def _compact_rows(conversion: Conversion) -> bool:
-    """Whether a block of form `compact` has the rows of the original: channels last, no axes split or merged."""
+def _same_rows(conversion: Conversion) -> bool:
+    """Whether a block that is attention has the rows of the original: channels last, no axes split or merged."""
     block, projections = conversion.block, conversion.projections
-    if conversion.form != "compact" or any(operator.axis != -1 for operator in (*block.first, *block.second)):
+    if conversion.form not in _CERTIFIED or any(each.axis != -1 for each in (*block.first, *block.second)):
         return False
     return projections is None or projections.query.data == block.first[0].data
 

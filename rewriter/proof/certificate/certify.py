@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
-from flint import fmpq
 
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut, reads
@@ -27,16 +26,9 @@ from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, de
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
 from rewriter.proof.certificate.rows import Layer, before_casts, front, in_order, read_layer, width
+from rewriter.proof.certificate.square import TOPS, unfold
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
-
-TOPS: Mapping[int, fmpq] = {
-    onnx.TensorProto.FLOAT: fmpq(2) ** 128,
-    onnx.TensorProto.FLOAT16: fmpq(65504),
-    onnx.TensorProto.BFLOAT16: fmpq(2) ** 128,
-    onnx.TensorProto.DOUBLE: fmpq(2) ** 1024,
-}
-"""No finite number of the type is larger."""
 
 UNCLAIMED = 1e-7
 """The limit of a region about which nothing is claimed, in every type: it holds the program over the reals to what the
@@ -97,6 +89,7 @@ class CertifiedRegion:
         nodes: nodes of the region in the rewritten model.
         bound: what was proved.
         functions: both functions of y, part by part.
+        added: what the rows of other tokens may add to it, beside the bound; 0 where they are masked.
     """
 
     original: str
@@ -108,6 +101,7 @@ class CertifiedRegion:
     nodes: int
     bound: Bound
     functions: tuple[tuple[str, ...], ...]
+    added: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -188,6 +182,7 @@ def certify(
     try:
         a = Model(original)
         b = Model(rewritten, a)
+        unfold(b)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
     except NotCertifiable as error:
         refusals = (Refusal("", "", "", str(error)),)
@@ -267,7 +262,7 @@ class _Matching:
         self._claims = claims
         self._replaced = blocks
         self._ends: dict[tuple[Tensor, Tensor], Claim] = {}
-        self._names = {name for block in blocks for name in block.makes}
+        self._names = {name for block in blocks for name in (*block.makes, block.output)}
         self._limit = limit
         self._known: dict[tuple[Tensor, Tensor, bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
@@ -348,7 +343,7 @@ class _Matching:
         return of_leaves(activation, self._readers[0]) or (activation is a and not of_leaves(b, self._readers[1]))
 
     def _telling(self, refusal: Refusal) -> bool:
-        """Whether two tensors are surely meant to be the same: they kept their names, or are ends of blocks."""
+        """Whether two tensors are surely meant to be the same: of one name, or ends or activations of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
 
     def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> Reading:
@@ -379,6 +374,9 @@ class _Matching:
 
     def _computed(self, a: Tensor, b: Tensor) -> Reading:
         """Whether both are the same function, operator or layer of the same tensors."""
+        unread = in_order(b)
+        if unread.name in unread.scope.unread:
+            self._refused(a, b, 0, unread.scope.unread[unread.name])
         regions = self._pairs(a, b)
         first = next(regions, None)
         if first is not None and (yield self._equal_functions(a, b, *first)):
@@ -446,7 +444,8 @@ class _Matching:
         tensor = known = axes.tensor
         if not tensor.scope.model.original:
             # What the rewritten model says about its own ranks is not believed.
-            known = original.find(tensor.name) if tensor.name in original.made else tensor
+            there = tensor.name in original.made or tensor.name in original.inputs
+            known = original.find(tensor.name) if there else tensor
             if known is tensor or not (yield self._same_tensors(known, tensor)):
                 return None
         return front(tensor) if known.type.rank == (axes.stop or 0) + 1 else None
@@ -552,6 +551,7 @@ class _Matching:
             nodes=len(theirs.inside),
             bound=proved,
             functions=(tuple(listing(one)), tuple(listing(two))),
+            added=theirs.added,
         )
         return True
 

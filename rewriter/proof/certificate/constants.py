@@ -29,6 +29,7 @@ def widens(source: int, node: onnx.NodeProto) -> bool:
     return 0 < WIDTHS.get(source, 0) <= WIDTHS.get(integer_of(node, "to", 0), 0)
 
 
+_CHOSEN = {"Equal", "Less", "Or", "Where"}
 _LAID_OUT = {"Cast", "Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 _ROUNDED = {"Add", "Mul"}
 """Computed in the type of their operands, as a runtime rounds them."""
@@ -39,7 +40,7 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
     if tensor.constant is not None:
         return tensor.scope.model.read(tensor.constant)
     node, versions = tensor.node, tensor.scope.model.opsets
-    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _ROUNDED:
+    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _CHOSEN | _ROUNDED:
         return None
     values: dict[str, np.ndarray] = {}
     for name in node.input:
@@ -48,7 +49,11 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
             return None
         values[name] = value
     first = values[node.input[0]]
-    if node.op_type == "Cast" and not widens(onnx.helper.np_dtype_to_tensor_dtype(first.dtype), node):
+    if (
+        node.op_type == "Cast"
+        and first.dtype != np.bool_
+        and not widens(onnx.helper.np_dtype_to_tensor_dtype(first.dtype), node)
+    ):
         return None
     if node.op_type in _ROUNDED and any(value.dtype not in (np.float32, np.float64) for value in values.values()):
         return None

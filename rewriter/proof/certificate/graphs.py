@@ -27,6 +27,7 @@ from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
+from rewriter.proof.certificate.expressions import Expression
 from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
@@ -102,6 +103,23 @@ class Tensor:
         if self.constant is None or np.prod(self.constant.dims, dtype=float) > _MOST_VALUES:
             return None
         return self.scope.model.read(self.constant)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A function of the entries of rows.
+
+    Attributes:
+        expression: over the leaves.
+        leaves: they stand for the operands of the node, in order.
+        added: the most that the rows of other tokens add to it.
+        inside: the tensors that it was read from.
+    """
+
+    expression: Expression
+    leaves: tuple[Expression, ...]
+    added: float
+    inside: tuple[Tensor, ...]
 
 
 class Model:
@@ -214,6 +232,8 @@ class Scope:
         numbers: what was numbered so far.
         fronts: what `rewriter.proof.certificate.rows.front` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
+        rows: by tensor, what `rewriter.proof.certificate.square` read as a function of rows.
+        unread: by tensor, why it was not.
     """
 
     def __init__(
@@ -229,7 +249,7 @@ class Scope:
         self.model, self.outer, self.path = model, outer, path
         model.scopes[path] = self
         self.depth: int = 0 if outer is None else outer.depth + 1
-        self.types = types
+        self.types = dict(types)
         self.outputs = tuple(value.name for value in graph.output)
         self.inputs = {value.name: place for place, value in enumerate(graph.input)}
         self.made = {name: (node, place) for node in graph.node for place, name in enumerate(node.output) if name}
@@ -241,6 +261,8 @@ class Scope:
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
         self.fronts: dict[Tensor, Any] = {}
+        self.rows: dict[str, Rows] = {}
+        self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
         for node, skeleton in zip(graph.node, typed.node, strict=True):
             for (name, body), (_, inner) in zip(subgraphs(node), subgraphs(skeleton), strict=True):
@@ -253,6 +275,18 @@ class Scope:
                     path=(*path, (holder_name(node), name)),
                 )
             self._number_node(node)
+
+    def define(self, node: onnx.NodeProto, elem_type: int) -> None:
+        """Let a node make a tensor, in place of the one that does, if there is one."""
+        name = node.output[0]
+        self.made[name] = node, 0
+        self.types[name] = TensorType(elem_type, None)
+        self._tensors.pop(name, None)
+        self._number_node(node)
+
+    def constant(self, name: str, values: np.ndarray) -> None:
+        """Add a constant."""
+        self.initializers[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(values), name)
 
     def find(self, name: str) -> Tensor:
         """Where a tensor comes from. Raises NotCertifiable for a name that nothing defines."""

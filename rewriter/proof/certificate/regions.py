@@ -32,6 +32,7 @@ from rewriter.proof.certificate.expressions import (
     rational,
     scalar_operator,
     sub,
+    substitute,
     where,
 )
 from rewriter.proof.certificate.graphs import Scope, Tensor
@@ -83,6 +84,7 @@ class Region:
         inside: the tensors of the region that are no leaves, its own included.
         vectors: whether a constant of it has an axis.
         together: whether it holds only if all leaves have the same shape.
+        added: the most that other rows than that of an entry add to it.
     """
 
     expression: Expression
@@ -90,6 +92,7 @@ class Region:
     inside: tuple[Tensor, ...]
     vectors: bool
     together: bool
+    added: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +136,16 @@ class Reader:
             return None
         leaves = {part: self._tensors[part] for part in parts if part.operator == "leaf"}
         inside = [each for part in parts for each in self._inside.get(part, [])]
-        return Region(found.expression, leaves, tuple(inside), found.vectors, found.together)
+        added = {
+            part: each.scope.rows[each.name].added
+            for part in parts
+            for each in self._inside.get(part, [])
+            if each.name in each.scope.rows
+        }
+        most = added.pop(found.expression, 0.0)
+        if any(added.values()):
+            return None  # what is made of them would have to be bounded
+        return Region(found.expression, leaves, tuple(inside), found.vectors, found.together, most)
 
     def names_above(self, tensor: Tensor) -> set[str]:
         """The names of the nearest tensors that elementwise operators make a tensor of, directly or not."""
@@ -206,6 +218,8 @@ class Reader:
             return None
         if key == ("", "Reshape"):
             return self._keys(scope, node)
+        if node.output[0] in scope.rows:
+            return self._rows(scope, node)
         if key == ("", "Where"):
             return (yield self._where(scope, node))
         if key == ("", "Clip"):
@@ -228,6 +242,14 @@ class Reader:
         self._inside.setdefault(keys.expression, []).extend(keys.inside)
         leaves = frozenset(part for part in ordered(keys.expression) if part.operator == "leaf")
         return _Read(keys.expression, leaves, together=keys.together)
+
+    def _rows(self, scope: Scope, node: onnx.NodeProto) -> _Read:
+        """What heads over a square pattern compute of rows."""
+        rows = scope.rows[node.output[0]]
+        leaves = [self.leaf(scope.find(name)) for name in node.input]
+        found = substitute(rows.expression, dict(zip(rows.leaves, leaves, strict=True)))
+        self._inside.setdefault(found, []).extend(rows.inside)
+        return _Read(found, frozenset(leaves), together=len(leaves) > 1)
 
     def _cast(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         """The same number; of a condition, 1 where it holds and 0 where it does not."""

@@ -223,7 +223,7 @@ def width(tensor: Tensor, depth: int = 0) -> int | None:
         weight = folded(scope.find(node.input[1]))
         known = weight is not None and weight.ndim == 2
         return int(weight.shape[0 if attributes(node).get("transB") else 1]) if known and weight is not None else None
-    if not _entrywise(node):
+    if not _entrywise(node) and tensor.name not in scope.rows:
         return None
     found = set()
     for each in (scope.find(name) for name in node.input if name):
@@ -269,7 +269,7 @@ def _front(tensor: Tensor, depth: int) -> Axes:
         weight = folded(scope.find(node.input[1]))
         known = weight is not None and weight.ndim == 2 and not integer_of(node, "transA", False)
         return front(scope.find(node.input[0]), depth + 1) if known else own
-    if not _entrywise(node):
+    if not _entrywise(node) and tensor.name not in scope.rows:
         return own
     values = [(each, folded(each)) for each in (scope.find(name) for name in node.input if name)]
     found = {front(each, depth + 1) for each, value in values if value is None or value.ndim > 1}

@@ -1,9 +1,9 @@
 """The claims of the standard programs: `python -m tests.rewriter.proof.certificate.standard` writes `bounds.json`.
 
 Each activation of README's table is converted in each element type of `ELEMENTS`, and the committed models as they
-are; in form `compact` the activations in float32 and the committed models. What their certificates then ask of
-`rewriter.proof.certificate.bounds`, with the limits that their plans claim, is what the table answers that comes with
-the package.
+are; in the forms of `ATTENTION` the activations in float32 and the committed models. What their certificates then ask
+of `rewriter.proof.certificate.bounds`, with the limits that their plans claim, is what the table answers that comes
+with the package.
 Run it after a program, a claim or the search has changed. The slow tests prove every entry anew.
 """
 
@@ -55,6 +55,8 @@ ACTIVATIONS = {
 GATES = ("silu", "sigmoid", "tanh", "relu", "gelu", "gelu by tanh")
 ELEMENTS = ("float", "float16", "bfloat16")
 """Not double: its bounds are proved for each process anew, in up to 20 s."""
+ATTENTION = ("compact", "masked")
+"""The forms in which blocks are attention; `maskless` asks what `masked` does."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ def models() -> Iterator[tuple[Callable[[], onnx.ModelProto], str]]:
     texts = [*ACTIVATIONS.values(), f"{gate} h = Mul(y, u)"]
     texts += [f"{gate} {ACTIVATIONS[name].replace('h =', 'f =')} h = Mul(f, u)" for name in GATES]
     for file in FILES:
-        yield from ((partial(onnx.load, file), form) for form in ("local", "compact"))
+        yield from ((partial(onnx.load, file), form) for form in ("local", *ATTENTION))
     for text in texts:
         yield from ((partial(mlp, text, elem=elem), "local") for elem in ELEMENTS)
-        yield partial(mlp, text), "compact"
+        yield from ((partial(mlp, text), form) for form in ATTENTION)
 
 
 def claims(model: onnx.ModelProto, form: str = "local") -> list[Claim]:

@@ -1,0 +1,306 @@
+"""Heads over square patterns: right ones are certified, and planted errors are refused, whatever inputs would show."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import rewriter
+from rewriter import rewrite
+from rewriter.proof.certificate.certify import Certificate
+from tests import changes
+from tests.changes import add_weight, insert, maker
+from tests.committed import FILES
+from tests.textmodels import ERF_GELU, SILU, mlp
+
+FORMS = ("masked", "maskless")
+GATED = f"u = MatMul(x, V1) {SILU.replace('h =', 'f =')} h = Mul(f, u)"
+TYPES = ("float", "float16", "bfloat16", "double")
+
+
+def judged(a: onnx.ModelProto, b: onnx.ModelProto) -> Certificate:
+    return rewriter.certify(a, b).certificate
+
+
+def converted(model: onnx.ModelProto, form: str, **options: Any) -> onnx.ModelProto:
+    found = rewrite(model, form=form, validate=False, **options).rewritten
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_committed_models_are_certified(path: Path, form: str) -> None:
+    report = rewrite(str(path), form=form)
+    assert report.proof is not None
+    assert report.proof.certified, report.proof.failures
+    assert not report.proof.blocks, "nothing is left to tests"
+    assert report.proof.certificate is not None
+    assert report.proof.certificate.worst <= 1e-7
+
+
+THREE, TWO = "float[batch, tokens, 4]", "float[tokens, 4]"
+RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"SiLU in {elem}": (SILU, {"elem": elem}) for elem in TYPES},
+    **{f"GELU in opset {opset}": (ERF_GELU, {"opset": opset}) for opset in (13, 17, 21)},
+    "a gate": (GATED, {}),
+    "ReLU": ("h = Relu(y)", {}),
+    "tanh": ("h = Tanh(y)", {}),
+    "leaky ReLU": ("h = LeakyRelu(y)", {}),
+    "without biases": (SILU, {"first": "y = MatMul(x, W1)", "second": "out = MatMul(h, W2)"}),
+    "no axis of sequences": (SILU, {"inputs": f"{TWO} x", "outputs": f"{TWO} out"}),
+    "four axes": (SILU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
+    "one length": (SILU, {"inputs": "float[2, 7, 4] x", "outputs": "float[2, 7, 4] out"}),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_heads_are_certified(name: str, form: str) -> None:
+    text, options = RIGHT[name]
+    given = {key: value.replace("float[", f"{options.get('elem', 'float')}[") if key in ("inputs", "outputs") else value
+             for key, value in {"inputs": f"{THREE} x", "outputs": f"{THREE} out", **options}.items()}  # fmt: skip
+    model = mlp(text, **given)
+    found = judged(model, converted(model, form))
+    assert found.certified, [each.text for each in found.refusals]
+    assert len(found.regions) == 1
+    assert (found.regions[0].added > 0) == (form == "maskless"), "a mask leaves nothing of others"
+    assert found.regions[0].added <= 1e-30
+
+
+# -- planted errors ---------------------------------------------------------------------------------------------------
+
+
+class Planted:
+    """A file in which something is changed, by the last part of a tensor's name."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+
+    def name(self, ending: str) -> str:
+        made = (str(name) for node in self.model.graph.node for name in node.output)
+        return next(name for name in made if name.endswith(f"/{ending}"))
+
+    def node(self, ending: str) -> onnx.NodeProto:
+        return maker(self.model, self.name(ending))
+
+    def weight(self, ending: str, statement: str) -> None:
+        changes.change_values(changes.weight(self.model, f"*/{ending}"), statement)
+
+    def operand(self, ending: str, place: int, values: Any) -> None:
+        """Another constant in the place of an operand."""
+        node = self.node(ending)
+        add_weight(self.model, f"other_{ending}_{place}", values)
+        node.input[place] = f"other_{ending}_{place}"
+
+    def reads(self, ending: str, place: int, other: str) -> None:
+        self.node(ending).input[place] = self.name(other)
+
+    def behind(self, ending: str, operator: str, inputs: str, **attributes: Any) -> None:
+        """What is made of a tensor, `@`, and constants or other tensors takes its place."""
+        name, node = self.name(ending), self.node(ending)
+        node.output[list(node.output).index(name)] = raw = f"{name}_raw"
+        names = [raw if each == "@" else self.name(each[1:]) if each[0] == "/" else each for each in inputs.split()]
+        insert(self.model, raw, operator, " ".join(names), name, **attributes)
+
+    def before(self, ending: str, place: int, operator: str, inputs: str, **attributes: Any) -> None:
+        """A node makes something else of an operand, `@`, for one reader only."""
+        node = self.node(ending)
+        operand, changed = node.input[place], f"changed_{len(self.model.graph.node)}"
+        names = [operand if each == "@" else self.name(each[1:]) if each[0] == "/" else each for each in inputs.split()]
+        made = onnx.helper.make_node(operator, names, [changed], changed, **attributes)
+        self.model.graph.node.insert(list(self.model.graph.node).index(node), made)
+        node.input[place] = changed
+
+    def number(self, *values: Any, dtype: Any = np.int64) -> str:
+        """The name of a constant, a vector, or of one number without axes."""
+        name = f"number_{len(self.model.graph.initializer)}"
+        add_weight(self.model, name, np.asarray(values[0] if len(values) == 1 else values, dtype))
+        return name
+
+
+ROLLED = "f = p.number([0]); o = p.number([1]); e = p.number([2**40]); "
+BOTH = {
+    "other tokens: the values are those of the next token": ROLLED
+    + (
+        'p.before("v_all", 0, "Slice", f"@ {o} {e} {o}"); p.before("v_all", 0, "Concat", f"@ /stream", axis=1); '
+        'p.before("v_all", 0, "Slice", f"@ {f} /row_count1 {o}")'
+    ),
+    "sequences: the values are those of the first": ROLLED + 'p.before("v_all", 0, "Slice", f"@ {f} {o} {f}")',
+    "sequences: the keys are those of the sequences in reverse": ROLLED
+    + ('m = p.number([-1]); n = p.number([-2**40]); p.before("v_all", 0, "Slice", f"@ {m} {n} {f} {m}")'),
+    "sequences: a mean over them is added": ('p.behind("v_all", "ReduceMean", "@", axes=[0], keepdims=1)'),
+    "the slice begins behind the first token": 'p.operand("tokens_only", 1, [1])',
+    "the slice is one of sequences": 'p.operand("tokens_only", 3, [0])',
+    "the slice ends at as many tokens as there are sequences": 'p.reads("tokens_only", 2, "batch")',
+    "the slice ends at 19 tokens": 'p.operand("tokens_only", 2, [19])',
+    "indicators are twos": 'p.weight("token_indicator", "v *= 2")',
+    "indicators are off by a part of 1e-9": 'p.weight("token_indicator", "v *= 1 + 1e-9")',
+    "indicators for as many tokens as there are sequences": 'p.reads("indicators_shape", 1, "batch")',
+    "two bias tokens are one": 'p.weight("bias_token", "v[0, 1] = v[0, 0]")',
+    "a bias token is a token as well": 'p.weight("bias_token", "v[0, 0, 4] = 1")',
+    "a bias token reads x": 'p.weight("bias_token", "v[0, 0, 0] = 1")',
+    "bias tokens of the second sequence": 'p.operand("bias_tokens", 1, [2, 1, 1])',
+    "bias tokens in front": 'changes.turn(p.node("stream"))',
+    "a key off by 1e-6": 'p.weight("W_K", "v *= 1 + 1e-6")',
+    "the key of one bias token": 'p.weight("W_K", "v[0, -1, 0] *= 1 + 1e-5")',
+    "an offset of one bias token": 'p.weight("W_K", "v[0, -1, 1] += 1e-5")',
+    "the sign of a key": 'p.weight("W_K", "v[0, -1, 0] *= -1")',
+    "tokens have a key": 'p.weight("W_K", "v[0, 4, 0] = 0.01")',
+    "keys read x": 'p.weight("W_K", "v[0, 0, 0] = 1e-3")',
+    "a value of a bias token": 'p.weight("W_V_constants", "v[0, -1] *= 1 + 1e-5")',
+    "a value of tokens": 'p.weight("W_V_constants", "v[0, 4] += 1e-4")',
+    "one head has another value": (
+        'p.behind("W_V", "Mul", f"@ {p.number(np.where(np.arange(8) == 3, 1.001, 1)[:, None, None], dtype=float)}")'
+    ),
+    "one head's bias token has another value": (
+        'w = np.ones((8, 13, 1)); w[3, -1] = 1.001; p.behind("W_V", "Mul", f"@ {p.number(w, dtype=float)}")'
+    ),
+    "heads are those of other columns": ('p.behind("q_flat", "Gather", f"@ {p.number(np.arange(16)[::-1])}", axis=1)'),
+    "queries beyond 5 are clipped": 'p.weight("highest_finite_q", "v[...] = 5")',
+    "queries through float16": (
+        'p.behind("finite_q", "Cast", "@", to=11); p.before("finite_q", 0, "Cast", "@", to=10); '
+        'p.before("finite_q", 0, "Cast", "@", to=11)'
+    ),
+    "scores are halved": 'p.before("pattern", 0, "Mul", f"@ {p.number(0.5, dtype=float)}")',
+    "scores are negated": 'p.before("pattern", 0, "Neg", "@")',
+    "softmax over queries": 'changes.attribute(p.node("pattern"), axis=2)',
+    "softmax over heads": 'changes.attribute(p.node("pattern"), axis=1)',
+    "the pattern is transposed": 'p.behind("pattern", "Transpose", "@", perm=[0, 1, 3, 2])',
+    "1 % of what every token attends to is the mean of all": (
+        'p.behind("pattern", "Add", f"@ {p.number(1e-9, dtype=float)}")'
+    ),
+    "z is larger where there are 41 tokens": (
+        'p.before("z_by_token", 0, "Where", f"/is_41 {p.number(1.001, dtype=float)} @")'
+    ),
+    "heads and tokens change places": (
+        'p.behind("z_by_token", "Transpose", "@", perm=[0, 2, 1, 3]); p.behind("z", "Identity", "@")'
+    ),
+    "W_O's rows are reversed": 'p.behind("W_O_flat", "Gather", f"@ {p.number(np.arange(8)[::-1])}", axis=0)',
+    "W_O is off by 1e-7": 'p.behind("W_O_flat", "Mul", f"@ {p.number(1 + 1e-7, dtype=float)}")',
+    "no bias behind the heads": 'changes.becomes(p.node("attn_out_biased"), "Identity")',
+}
+POSITIONS = {
+    "masked": {
+        "the diagonal is off by one": 'p.behind("own", "Add", f"@ {p.number(1)}")',
+        "the next token is seen as well": (
+            'p.before("before_bias", 1, "Sub", f"@ {p.number([1])}")'
+        ),
+        "no diagonal": 'p.node("mask").input[0] = p.name("is_bias")',
+        "all are seen": 'p.before("scores", 0, "Or", f"@ {p.number(True, dtype=bool)}")',
+        "none is seen but bias tokens": 'p.before("scores", 0, "And", "@ /is_bias")',
+        "the last bias token is hidden": 'p.operand("end_bias", 1, [7])',
+        "bias tokens are seen beyond 40 rows only": (
+            'p.before("scores", 0, "Where", f"/many @ /diagonal")'
+        ),
+        "positions begin at 1": 'p.operand("positions", 0, 1)',
+        "positions are even": 'p.operand("positions", 2, 2)',
+        "positions of another tensor": 'p.reads("stream_shape", 0, "tokens")',
+        "positions are those of sequences": 'p.operand("row_count", 1, 0)',
+        "forbidden scores are 0": 'p.weight("forbidden", "v[...] = 0")',
+        "forbidden scores are -10": 'p.weight("forbidden", "v[...] = -10")',
+        "forbidden scores are infinite": 'p.weight("forbidden", "v[...] = np.inf")',
+        "the mask is negated": 'p.before("scores", 0, "Not", "@")',
+        "what is masked is the query": 'p.before("scores", 0, "Transpose", "@", perm=[1, 0])',
+    },
+    "maskless": {
+        "omega is 100": 'p.weight("position_scores_minus_omega", "v[...] = -100")',
+        "omega is 0": 'p.weight("position_scores_minus_omega", "v[...] = 0")',
+        "omega is negative": 'p.weight("position_scores_minus_omega", "v *= -1")',
+        "one pair of tokens sees each other": (
+            "w = np.full((24, 24), -1024.0); w[12, 20] = 0; p.operand('position_scores_W_QK', 2, w)"
+        ),
+        "one token has another score": (
+            "w = np.zeros((24, 24)); w[20, 20] = -1; p.operand('position_scores_W_QK', 1, w)"
+        ),
+        "one token sees a bias token less": (
+            "w = np.zeros((24, 24)); w[20, 3] = -1; p.operand('position_scores_W_QK', 1, w)"
+        ),
+        "bias tokens have another score": (
+            "w = np.zeros((24, 24)); w[8:, 3] = -1; p.operand('position_scores_W_QK', 1, w)"
+        ),
+        "all pairs are allowed": (
+            'p.operand("position_scores_W_QK", 0, True)'
+        ),
+        "two positions are one": 'p.weight("slots", "v[20] = v[21]")',
+        "tokens have the positions of bias tokens": (
+            'p.operand("one_hot_positions", 1, [7]); p.operand("one_hot_positions", 2, [23])'
+        ),
+        "columns of positions are off by one": (
+            'p.operand("positions", 1, [4]); p.operand("positions", 2, [28])'
+        ),
+        "positions of the second sequence": (
+            'p.operand("position_scores_rows", 1, [1]); p.operand("position_scores_rows", 2, [2])'
+        ),
+        "positions of the last sequences": 'p.operand("position_scores_rows", 2, [2])',
+        "positions are not turned": 'changes.attribute(p.node("position_scores_keys"), perm=[0, 1, 2])',
+        "positions as their own scores": 'p.reads("position_scores_pairs", 0, "position_scores_rows")',
+        "scores of positions are halved": 'p.behind("position_scores", "Mul", f"@ {p.number(0.1, dtype=float)}")',
+        "no scores of positions": 'changes.becomes(p.node("scores"), "Identity")',
+        "positions count from the end": (
+            'p.behind("one_hot_positions", "Gather", f"@ {p.number(np.arange(16) // 2)}", axis=0)'
+        ),
+    },
+}  # fmt: skip
+
+
+HARMLESS = {
+    "allowed scores are 1, which softmax does not see": (
+        "maskless", 'p.weight("position_scores_zero", "v[...] = 1"); p.weight("position_scores_minus_omega", "v += 1")',
+    ),
+    "bias tokens that are not there are allowed": ("masked", 'p.operand("end_bias", 1, [9])'),
+}  # fmt: skip
+
+
+@cache
+def right(form: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    model = mlp(ERF_GELU)
+    return model, converted(model, form, **({"max_tokens": 16} if form == "maskless" else {}))
+
+
+def with_sizes(p: Planted) -> None:
+    """Conditions on sizes, for errors that need them."""
+    tokens = p.name("token_count")
+    insert(p.model, tokens, "Equal", f"{tokens} {p.number([41])}", "sizes/is_41")
+    insert(p.model, tokens, "Less", f"{p.number([40])} {tokens}", "sizes/many")
+    insert(p.model, tokens, "Add", f"{tokens} {p.number([9])}", "sizes/row_count1")
+
+
+CASES = [(form, name) for form in FORMS for name in {**BOTH, **POSITIONS[form]}]
+
+
+@pytest.mark.parametrize(("form", "name"), CASES, ids=[f"{form}: {name}" for form, name in CASES])
+def test_planted_errors_are_refused(form: str, name: str) -> None:
+    original, model = right(form)
+    p = Planted(changes.copied(model))
+    with_sizes(p)
+    assert judged(original, p.model).certified, "what is added for the errors changes nothing"
+    before = p.model.SerializeToString()
+    changes.run({**BOTH, **POSITIONS[form]}[name], p=p, changes=changes)
+    assert p.model.SerializeToString() != before
+    found = judged(original, p.model)
+    assert not found.certified
+    assert found.refusals
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_the_same_function_is_certified(name: str) -> None:
+    form, statement = HARMLESS[name]
+    original, model = right(form)
+    p = Planted(changes.copied(model))
+    changes.run(statement, p=p)
+    assert judged(original, p.model).certified
+
+
+def test_names_that_the_reader_would_give_are_not_taken() -> None:
+    """A tensor of the file that has such a name must not be mistaken for what was read."""
+    original, model = right("masked")
+    p = Planted(changes.copied(model))
+    sliced = p.name("tokens_only")
+    insert(p.model, p.name("z_side_by_side"), "Neg", p.name("z_side_by_side"), f"{sliced}/rows")
+    assert not judged(original, p.model).certified
