@@ -287,10 +287,9 @@ class _Judge:
     def _stability(self, before: ModelRuns, after: ModelRuns) -> Iterator[str]:
         """What is to be expected of the tokens that a model chooses, where rounding alone may change them."""
         other, way = moved(self.original), Way(self.settings.providers[0], optimise=False)
-        if other is not None and way in before.ways:
+        if other is not None:
             again = self._run(Side.of(other), before.cases, Wanted((way,), what="the original with other weights"))
-            told = stability(*(runs.ways[way].results for runs in (before, again, after)))
-            yield from (told,) if told else ()
+            yield from stability(*(runs.ways[way].results for runs in (before, again, after)))
 
     def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
         return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)
