@@ -102,7 +102,7 @@ def portraits() -> dict[str, Portrait]:
 def portrait(entry: Activation) -> Portrait | None:
     """One entry, with its errors measured; None where the table has no program for it."""
     parameters = example(entry)
-    program = entry.quick_program_for(parameters, ARITHMETIC[FLOAT])
+    program = entry.program_for(parameters, ARITHMETIC[FLOAT], quick=True)
     fewest = entry.program_for(parameters, ARITHMETIC[FLOAT])
     if program is None or fewest is None:
         return None

@@ -69,7 +69,7 @@ def gates() -> str:
 
 def gate_program(entry: Activation) -> Program | None:
     """The program of h(g) u in form `local` of float32 models, None where none is known."""
-    return entry.quick_program_for(example(entry), ARITHMETIC[FLOAT], gated=True)
+    return entry.program_for(example(entry), ARITHMETIC[FLOAT], gated=True, quick=True)
 
 
 def costs(program: Program, fewest: Program) -> str:

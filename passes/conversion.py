@@ -1,4 +1,4 @@
-"""The decision about one block: which program, in which arithmetic and form, or the `Miss` that prevents it.
+"""The decision about one block: which program, in which arithmetic and form, or why there is none.
 
 Deciding changes nothing.
 """
@@ -20,7 +20,7 @@ from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
 from rewriter.graph.types import elem_name
-from rewriter.graph.view import GraphView, Miss
+from rewriter.graph.view import GraphView, LostError
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
@@ -140,10 +140,8 @@ class Conversion(Heads):
         return None if neurons is None else neurons * len(self.program.attention)
 
 
-def decide(
-    view: GraphView, block: Block, options: Options, *, factored: bool, quick: bool, inline: bool
-) -> Conversion | Miss:
-    """Choose the program and the arithmetic of `block`, or say why there is none.
+def decide(view: GraphView, block: Block, options: Options, *, factored: bool, quick: bool, inline: bool) -> Conversion:
+    """Choose the program and the arithmetic of `block`.
 
     Args:
         view: the graph that contains the block.
@@ -152,6 +150,9 @@ def decide(
         factored: whether the form takes the offsets of logits out of the exponentials (docs/decisions/0003).
         quick: whether to choose the program with the fewest operations, not that with the fewest heads.
         inline: write the heads out instead of calling a model-local function.
+
+    Raises:
+        LostError: there is none.
     """
     opset, types = view.opsets.get("", 1), {block.elem_type, block.gate_type, block.value_type}
     odd = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None)
@@ -162,9 +163,9 @@ def decide(
         why = "its element type is unknown; add value_info, for example with onnx.shape_inference"
     elif odd is not None:
         why = f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in"
-    program = Miss(why, block.output) if why else _program(block, options.accuracy, quick=quick)
-    if isinstance(program, Miss):
-        return program
+    if why:
+        raise LostError(why, block.output)
+    program = _program(block, options.accuracy, quick=quick)
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
     return Conversion(
@@ -182,20 +183,19 @@ def _narrow_logits(program: Program, block: Block) -> bool:
     return mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
 
 
-def _program(block: Block, accuracy: Accuracy, *, quick: bool) -> Program | Miss:
+def _program(block: Block, accuracy: Accuracy, *, quick: bool) -> Program:
     identified, arithmetic = block.identified, ARITHMETIC[block.coarsest]
     if accuracy.error is not None:
         arithmetic = replace(arithmetic, tolerance=accuracy.error)
     gated = identified.gated is not None
     if identified.activation.program is None and identified.activation.gate is None:
         return _fitted(block, accuracy, arithmetic, gated=gated, quick=quick)
-    choose = identified.activation.quick_program_for if quick else identified.activation.program_for
-    program = choose(identified.parameters, arithmetic, gated=gated)
+    program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated, quick=quick)
     if program is None:
         what = "a gate with " if gated else ""
-        return Miss(f"no head program for {what}{identified.activation.name} yet", block.output)
+        raise LostError(f"no head program for {what}{identified.activation.name} yet", block.output)
     if accuracy.error is not None and program.max_error > accuracy.error:
-        return Miss(
+        raise LostError(
             f"the closest program, {program.name}, is off by {program.max_error:.2g}; --accuracy asks for "
             f"{accuracy.error:.2g}",
             block.output,
@@ -203,17 +203,19 @@ def _program(block: Block, accuracy: Accuracy, *, quick: bool) -> Program | Miss
     return program
 
 
-def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: bool, quick: bool) -> Program | Miss:
+def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: bool, quick: bool) -> Program:
     domain = accuracy.domain
     if domain is None and block.gate in accuracy.reached:
         domain = domain_of(accuracy.reached[block.gate])
     if domain is None:
-        return Miss(NEEDS_DOMAIN, block.output, "domain")
+        raise LostError(NEEDS_DOMAIN, block.output, "domain")
     named, strict = block.identified, accuracy.error is not None
     program = fitted(
         named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick
     )
-    return Miss(program, block.output) if isinstance(program, str) else program
+    if isinstance(program, str):
+        raise LostError(program, block.output)
+    return program
 
 
 NEEDS_DOMAIN = (

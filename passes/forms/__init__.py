@@ -23,7 +23,7 @@ from passes.match.blocks import Block
 from passes.options import Options
 from passes.programs.groups import groups_of
 from rewriter.graph.edit import Replacement
-from rewriter.graph.view import GraphView, Miss
+from rewriter.graph.view import GraphView, LostError, Miss
 
 Counts = tuple[tuple[int, ...], int, int]
 """Heads of each sublayer, queries of each head, and keys against which each query is scored."""
@@ -38,7 +38,7 @@ class Form:
         help: what is in the graph.
         options: the names of the options that change something in this form and not in all.
         cost: heads, queries and keys of a prepared conversion that reads a number of columns, for some tokens.
-        prepare: completes a conversion during planning, or says why the form cannot take the block.
+        prepare: completes a conversion during planning; raises LostError where the form cannot take the block.
         emit: makes the nodes for a conversion.
         quick: whether it takes programs with the fewest operations, and takes the offsets of logits out of the
             exponentials (docs/decisions/0003). Other forms take programs with the fewest heads and keys, which cost
@@ -49,7 +49,7 @@ class Form:
     help: str
     options: tuple[str, ...]
     cost: Callable[[Conversion, int, int], Counts]
-    prepare: Callable[[GraphView, Conversion], Conversion | Miss]
+    prepare: Callable[[GraphView, Conversion], Conversion]
     emit: Callable[[GraphView, Conversion], Replacement]
     quick: bool = False
 
@@ -97,8 +97,8 @@ FORMS: dict[str, Form] = {
 """Form name to form."""
 
 
-def choose(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion | Miss:
-    """The conversion of a block with the program that suits the form, before `Form.prepare`."""
+def choose(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion:
+    """The conversion of a block with the program that suits the form, before `Form.prepare`. Raises LostError."""
     form = FORMS[options.form]
     factored = form.quick and options.forms.spelling != "softmax"
     quick = factored and options.precision == "model"
@@ -107,5 +107,7 @@ def choose(view: GraphView, block: Block, options: Options, *, inline: bool = Fa
 
 def convert(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion | Miss:
     """The decision about a block: its conversion in the form that the options name, or why there is none."""
-    chosen = choose(view, block, options, inline=inline)
-    return chosen if isinstance(chosen, Miss) else FORMS[options.form].prepare(view, chosen)
+    try:
+        return FORMS[options.form].prepare(view, choose(view, block, options, inline=inline))
+    except LostError as lost:
+        return lost.miss

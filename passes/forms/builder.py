@@ -265,7 +265,6 @@ def replacement(
     read = {name for node in nodes for name in node.input}
     return Replacement(
         output=output,
-        region=conversion.block.region.nodes,
         nodes=nodes,
         initializers=tuple(tensor for tensor in b.initializers() if tensor.name in read),
         functions=tuple(functions),
@@ -282,5 +281,5 @@ def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> t
         shape = part.node("Shape", [part.tensor(projections.query.data)], "input_shape")
         sizes = [part.rows(shape, 0, -1, 0, "leading"), part.integers(projections.query.out_features)]
         part.concat(sizes, 0, "shape").name = name
-        made.append(Replacement(name, (), tuple(part.nodes(metadata)), tuple(part.initializers())))
+        made.append(Replacement(name, tuple(part.nodes(metadata)), tuple(part.initializers())))
     return tuple(made)

@@ -35,28 +35,26 @@ from passes.programs.groups import Group, as_written, groups_of
 from passes.programs.program import Program, largest_change
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
-from rewriter.graph.view import GraphView, Miss
+from rewriter.graph.view import GraphView, LostError
 
 _DOUBLE = onnx.TensorProto.DOUBLE
 _LARGEST_VALUE = 2.0**20
 """float32 rounds its logarithm by up to 4.8e-7."""
 
 
-def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices; where they are something else, the linear operators stay as they are."""
     prepared = prepare_spelled(view, conversion)
-    if isinstance(prepared, Miss):
-        return prepared
-    found = projections_of(view, conversion.block)
-    if isinstance(found, Miss):
-        return replace(prepared, by_reference=found.reason)
-    return replace(prepared, projections=found)
+    try:
+        return replace(prepared, projections=projections_of(view, conversion.block))
+    except LostError as lost:
+        return replace(prepared, by_reference=lost.miss.reason)
 
 
-def prepare_spelled(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+def prepare_spelled(view: GraphView, conversion: Conversion) -> Conversion:
     """The program as written, where the linear operators stay; values that the graph stores in float32 are rounded."""
     prepared = prepare_softmax(view, conversion)
-    if isinstance(prepared, Miss) or not _wide(prepared):
+    if not _wide(prepared):
         return prepared
     program = _narrowed(prepared.program)
     written = as_written(program, np.float64)

@@ -42,10 +42,10 @@ from passes.programs.powers import Powers
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
-from rewriter.graph.view import GraphView, Miss
+from rewriter.graph.view import GraphView
 
 
-def prepare_local(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+def prepare_local(view: GraphView, conversion: Conversion) -> Conversion:
     """Decide how the coefficients are written; every block can be converted, with an operator Softmax from opset 11."""
     if conversion.options.spelling == "softmax":
         return prepare_spelled(view, conversion)

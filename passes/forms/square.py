@@ -62,7 +62,7 @@ from passes.programs.groups import Group, as_written, groups_of, spread_error, s
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
-from rewriter.graph.view import GraphView, Miss
+from rewriter.graph.view import GraphView, LostError
 
 PREFIX = "bias_token"
 """Of the names of tensors that a network has in form `whole`."""
@@ -88,12 +88,12 @@ def neuron_scores(bias_tokens: int) -> str:
     return f"{PREFIX}/W_QK_neurons_{bias_tokens}"
 
 
-def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """The program as heads with a literal softmax write it; a Miss where the model's opset is too old for that."""
+def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
+    """The program as heads with a literal softmax write it; LostError where the model's opset is too old for that."""
     opset, form = view.opsets.get("", 1), conversion.form
     if opset < SMALLEST_OPSET:
         what = "--option spelling=softmax" if form == "local" else f"form {form}"
-        return Miss(
+        raise LostError(
             f"{what} needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a newer opset "
             "first, or use form local",
             conversion.block.output,
@@ -104,43 +104,37 @@ def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion | Mis
     return replace(conversion, program=replace(program, coefficient_error=changed), written=written)
 
 
-def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """The projections as plain matrices; a Miss where they are something else."""
+def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
+    """The projections as plain matrices; LostError where they are something else."""
     prepared = prepare_softmax(view, conversion)
-    if isinstance(prepared, Miss):
-        return prepared
-    found = projections_of(view, conversion.block)
-    if isinstance(found, Miss):
-        reason = f"form {conversion.form} replaces whole blocks, and {found.reason}; use form compact or local"
-        return Miss(reason, conversion.block.output)
-    return replace(prepared, projections=found)
+    try:
+        return replace(prepared, projections=projections_of(view, conversion.block))
+    except LostError as lost:
+        reason = f"form {conversion.form} replaces whole blocks, and {lost.miss.reason}; use form compact or local"
+        raise LostError(reason, conversion.block.output) from lost
 
 
-def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion | Miss:
-    """As for form `masked`; a Miss where there are too many positions to replace the mask, or too few."""
+def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
+    """As for form `masked`; LostError where there are too many positions to replace the mask, or too few."""
     prepared, output = prepare_masked(view, conversion), conversion.block.output
-    if isinstance(prepared, Miss) or prepared.projections is None:
-        return prepared
-    shape = view.type_of(prepared.projections.query.data).shape
+    shape = view.type_of(prepared.whole_block.query.data).shape
     length = shape[-2] if shape is not None and len(shape) > 1 else None
     fixed = length if isinstance(length, int) else 0
     options = prepared.options
     limit = options.max_tokens or fixed or options.positions
     if fixed > limit:
-        return Miss(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
+        raise LostError(f"its sequences have {fixed} tokens; raise --max-tokens from {limit} to {fixed}", output)
     slots = limit + max(group.bias_tokens for group in groups_of(prepared.program))
     size = slots * slots * np.dtype(prepared.dtype).itemsize
     if size > LARGEST_PATTERN:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
-        return Miss(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
+        raise LostError(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
     return replace(prepared, options=replace(options, max_tokens=limit))
 
 
-def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion | Miss:
+def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
     """As for form `maskless`; if the activation is written in place, the skip connection adds the linear term."""
     prepared = prepare_maskless(view, conversion)
-    if isinstance(prepared, Miss):
-        return prepared
     minus, in_place = activation(prepared)
     return replace(prepared, written=replace(as_written(minus, prepared.dtype), linear=1.0)) if in_place else prepared
 

@@ -256,7 +256,7 @@ class Dataflow:
             self._block(node, found)
         elif found is not None:
             self._linear(node, found)
-        elif elementwise.lookup(node) is not None:
+        elif elementwise.is_elementwise(node):
             self._elementwise(index, node)
         elif onnx_own and node.op_type in PARTS | REARRANGED | QUANTISING:
             self._shape_only(index, node)

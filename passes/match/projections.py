@@ -7,6 +7,7 @@ of these names, so weights are neither read nor stored twice. For blocks whose w
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -16,7 +17,16 @@ from passes.match.blocks import Block
 from passes.match.linear import LinearOperator
 from passes.sizes import TOKENS, Shapes
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, Miss, attributes, integer_of, integers_of, label
+from rewriter.graph.view import (
+    REARRANGED,
+    SAME_ENTRIES,
+    GraphView,
+    LostError,
+    attributes,
+    integer_of,
+    integers_of,
+    label,
+)
 
 _PARTS = ("Split", "Slice")
 """Operators that take some of the channels."""
@@ -101,13 +111,13 @@ class Projections:
         return self.value != self.query
 
 
-def projections_of(view: GraphView, block: Block) -> Projections | Miss:
-    """The linear operators of `block` as plain matrices, or a Miss where they are something else."""
+def projections_of(view: GraphView, block: Block) -> Projections:
+    """The linear operators of `block` as plain matrices. Raises LostError where they are something else."""
     return _Reader(view).read(block)
 
 
-def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator) -> Projection | Miss:
-    """A single linear operator as a plain matrix, with the bias that it adds itself."""
+def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator) -> Projection:
+    """A linear operator as a plain matrix, with the bias that it adds itself. Raises LostError where it is none."""
     return _Reader(view, constants).matrix(operator)
 
 
@@ -117,39 +127,34 @@ class _Reader:
         self._constants = constants or Constants(view)
         self._sizes = Shapes(view, {}, unknown=TOKENS)
 
-    def read(self, block: Block) -> Projections | Miss:
+    def read(self, block: Block) -> Projections:
         # W_O of the sublayer is one matrix, and the activation itself no longer exists for other consumers.
         if len(block.second) != 1:
             reason = "several linear operators read" if block.second else "no linear operator reads"
-            return Miss(f"{reason} the activation's output", block.output)
+            raise LostError(f"{reason} the activation's output", block.output)
         query = self.leaf(block, block.gate)
         value = query if block.value == block.gate else self.leaf(block, block.value)
         output = self.matrix(block.second[0])
-        miss = next((part for part in (query, value, output) if isinstance(part, Miss)), None) or self._way_out(block)
-        if isinstance(query, Projection) and isinstance(value, Projection) and isinstance(output, Projection):
-            return miss or self._joined(block, query, value, output)
-        return miss or Miss("its projections cannot be read", block.output)
-
-    def _joined(self, block: Block, query: Projection, value: Projection, output: Projection) -> Projections | Miss:
+        self._check_way_out(block)
         if value.data != query.data:
-            return Miss("the gate and the value are projections of different tensors", block.value)
+            raise LostError("the gate and the value are projections of different tensors", block.value)
         if query.out_features != value.out_features or output.in_features != query.out_features:
-            return Miss("the weights' shapes do not fit each other", block.output)
+            raise LostError("the weights' shapes do not fit each other", block.output)
         names = (query.data, query.weight, value.weight, output.weight, output.data)
         types = {self._view.type_of(name).elem_type for name in names if self._view.type_of(name).elem_type}
         types |= {block.elem_type, block.gate_type, block.value_type}
         if len(types) != 1:
-            return Miss("its tensors have different element types", block.output)
+            raise LostError("its tensors have different element types", block.output)
         result, output = self.with_bias(block.second[0].output, output)
         # Square patterns are per sequence, so the stream is the tensor before any Reshape that merges batch and tokens.
         data = self._unflattened(query.data)
         query, value = replace(query, data=data), replace(value, data=data)
         rank, result_rank = self._rank(query.data), self._rank(output.data)
         if rank is None or result_rank is None or rank < 2 or result_rank not in (2, rank):
-            return Miss("the number of axes of its input or output is not known, or changes", block.output)
+            raise LostError("the number of axes of its input or output is not known, or changes", block.output)
         return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
 
-    def leaf(self, block: Block, leaf: str) -> Projection | Miss:
+    def leaf(self, block: Block, leaf: str) -> Projection:
         """The projection that produces a leaf: its operator, then the bias, layout and split nodes after it."""
         chain: list[tuple[onnx.NodeProto, str]] = []
         tensor = leaf
@@ -158,13 +163,12 @@ class _Reader:
             node = self._view.made_by(tensor)
             data = [] if node is None else self._data_of(node)
             if node is None or len(data) != 1:
-                return Miss("a projection is not a single linear operator", leaf)
+                raise LostError("a projection is not a single linear operator", leaf)
             chain.append((node, tensor))
             tensor = data[0]
         projection = self.matrix(made[tensor])
         for node, output in reversed(chain):
-            if isinstance(projection, Projection):
-                projection = self._step(projection, node, output)
+            projection = self._step(projection, node, output)
         return projection
 
     def _data_of(self, node: onnx.NodeProto) -> list[str]:
@@ -172,7 +176,7 @@ class _Reader:
         names = node.input[:1] if node.op_type in (*SAME_ENTRIES, *_PARTS) else node.input
         return [name for name in names if name and name not in self._constants]
 
-    def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection | Miss:
+    def _step(self, projection: Projection, node: onnx.NodeProto, output: str) -> Projection:
         if node.op_type in ("Add", "Sum"):
             names = [name for name in node.input if name in self._constants]
             vectors = [self._vector(name, projection.out_features) for name in names]
@@ -187,7 +191,7 @@ class _Reader:
             bounds = self._slice(node, projection.out_features) if node.op_type == "Slice" else bounds
             if bounds is not None:
                 return projection.part(*bounds)
-        return Miss(f"{label(node)} stands between a linear operator and the activation", label(node))
+        raise LostError(f"{label(node)} stands between a linear operator and the activation", label(node))
 
     def _width(self, tensor: str) -> int | None:
         shape = self._view.type_of(tensor).shape
@@ -238,29 +242,29 @@ class _Reader:
         numbers = self._sizes.numbers(name)
         return numbers[0] if numbers is not None and len(numbers) == 1 and abs(numbers[0]) < TOKENS else None
 
-    def matrix(self, operator: LinearOperator) -> Projection | Miss:
+    def matrix(self, operator: LinearOperator) -> Projection:
         """A linear operator as a plain matrix."""
         node = self._view.nodes[operator.node]
         where = label(node)
         if operator.kind not in ("MatMul", "Gemm", "Einsum") or operator.axis != -1:
-            return Miss(f"its {operator.kind} does not hold a plain matrix", where)
+            raise LostError(f"its {operator.kind} does not hold a plain matrix", where)
         if operator.added:
-            return Miss(f"{where} adds data to its product", where)
+            raise LostError(f"{where} adds data to its product", where)
         shape = self._constants.shape(operator.weight)
         if shape is None or len(shape) != 2 or operator.in_features is None or operator.out_features is None:
-            return Miss("the shape of its weight is not known", where)
+            raise LostError("the shape of its weight is not known", where)
         stated = attributes(node)
         if stated.get("alpha", 1.0) != 1.0 or stated.get("beta", 1.0) != 1.0:
-            return Miss(f"{where} scales its operands", where)
+            raise LostError(f"{where} scales its operands", where)
         maker = self._computed_by(operator.weight)
         if maker is not None:
             quantised = maker.op_type == "DequantizeLinear"
-            return Miss("its weight is quantised" if quantised else f"its weight is computed by {label(maker)}", where)
+            raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
         biases: tuple[Vector, ...] = ()
         if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:
             vector = self._vector(node.input[2], operator.out_features)
             if vector is None:
-                return Miss(f"{where} has a bias that is not one value per channel", where)
+                raise LostError(f"{where} has a bias that is not one value per channel", where)
             biases = (vector,)
         sizes = operator.in_features, operator.out_features
         return Projection(operator.data, operator.weight, operator.transposed, *sizes, biases)
@@ -271,10 +275,10 @@ class _Reader:
         node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
         if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
             return result, output
-        step = self._step(output, node, node.output[0])
-        if isinstance(step, Miss) or len(step.biases) == len(output.biases):
-            return result, output
-        return node.output[0], step
+        with suppress(LostError):
+            step = self._step(output, node, node.output[0])
+            return (node.output[0], step) if len(step.biases) > len(output.biases) else (result, output)
+        return result, output
 
     def _rank(self, tensor: str) -> int | None:
         return self._view.type_of(tensor).rank
@@ -314,20 +318,20 @@ class _Reader:
         deeper = (self._rank(node.input[0]) or 0) > 2
         return node.input[0] if deeper and len(widths) == 1 and None not in widths else data
 
-    def _way_out(self, block: Block) -> Miss | None:
-        """Why the second operator is not the activation's only consumer, through layout nodes; None where it is."""
+    def _check_way_out(self, block: Block) -> None:
+        """Raise LostError where the second operator is not the activation's only consumer, through layout nodes."""
         tensor = block.second[0].data
         while True:
             own = tensor == block.output and self._same_rank(block, tensor)
             shapes = self._shape_nodes(tensor) if own else set()
             readers = set(self._view.consumers.get(tensor, ())) - shapes
             if len(readers) != 1 or tensor in self._view.outputs:
-                return Miss("something else reads the activation's output", tensor)
+                raise LostError("something else reads the activation's output", tensor)
             if tensor == block.output:
-                return None
+                return
             node = self._view.made_by(tensor)
             if node is None or node.op_type not in SAME_ENTRIES:
-                return Miss("another operator stands between the activation and the second operator", tensor)
+                raise LostError("another operator stands between the activation and the second operator", tensor)
             tensor = node.input[0]
 
 

@@ -60,27 +60,23 @@ class Activation:
         stated = ", ".join(f"{name}={value:.6g}" for name, value in zip(self.parameters, parameters, strict=True))
         return self.name if rounded == self.usual else f"{self.name}({stated})"
 
-    def program_for(self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False) -> Program | None:
-        """The program of h(y), or of h(g) u, whose self values read u; None where none is known."""
+    def program_for(
+        self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False, quick: bool = False
+    ) -> Program | None:
+        """The program of h(y), or of h(g) u, whose self values read u; None where none is known.
+
+        It has the fewest heads, or if `quick` the fewest operations in the arithmetic of the model.
+        """
+        make = (quick and self.quick) or self.program
+        program = None if make is None else make(parameters, arithmetic)
+        if program is not None and quick and gated and needs_line(program):
+            return with_line(program, arithmetic)
         if gated and self.gate is not None:
             return self.gate(parameters, arithmetic)
-        program = None if self.program is None else self.program(parameters, arithmetic)
         if program is None or not gated:
             return program
+        program = self.program(parameters, arithmetic) if quick and self.program is not None else program
         return gate(program, arithmetic) if len(program.heads) == 1 else None
-
-    def quick_program_for(
-        self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False
-    ) -> Program | None:
-        """The same with the fewest operations, in the arithmetic of the model, but not with the fewest heads.
-
-        `program_for` is the program where nothing better is known.
-        """
-        make = self.quick or self.program
-        program = None if make is None else make(parameters, arithmetic)
-        if gated and program is not None and needs_line(program):
-            return with_line(program, arithmetic)
-        return self.program_for(parameters, arithmetic, gated=gated) if gated or program is None else program
 
 
 # -- the functions ---------------------------------------------------------------------------------------------

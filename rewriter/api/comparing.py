@@ -8,12 +8,10 @@ claim.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Unpack
-
-import numpy as np
 
 from passes.forms.square import COUNT, ROWS
 from passes.options import Options
@@ -31,13 +29,11 @@ from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.options import build
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import Point
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress, Validation, cases_of, noise_points
 from rewriter.proof.validate import validate as prove
 from rewriter.report.comparison import Comparison
-from rewriter.text import quoted
 
 _LOOSE = 2.0**-10
 """A pair that is not certified must hold part by part if the rule allows an output to be off by more than this share
@@ -149,8 +145,6 @@ class Known(NamedTuple):
     """Where A's blocks are."""
     claims: tuple[Claim, ...]
     """What this tool claims about the blocks that B's plan names."""
-    programs: Mapping[str, str]
-    """Block to head program, as B's plan has them."""
     notes: tuple[str, ...]
 
 
@@ -188,7 +182,7 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
     made = {name for node in model.proto.graph.node for name in node.output}
     places = (place_of(block) for block in blocks)
     within = tuple(each for each in places if {*each.block_outputs, *each.inputs, each.output} <= made)
-    return Known(model, within, claims, {name: each.program.name for name, each in named.items()}, tuple(notes))
+    return Known(model, within, claims, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -210,7 +204,6 @@ class _Pair:
                 self.a, self.b, known.claims, self.settings, self.run.progress,
                 lowered=known.model, rule=self.rule, noise=self._points(),
             )  # fmt: skip
-        self._blame_inputs(proof)
         failures = list(proof.failures)
         if not known.claims and all(self.rule.tolerance(name) is not None for name in names):
             # A tolerance excuses what is refuted, unless this tool claims it.
@@ -224,7 +217,6 @@ class _Pair:
             result,
             proof=proof,
             tolerated=tuple(name for name in names if self.rule.tolerance(name)),
-            blocks=dict(known.programs),
             notes=(*known.notes, *proof.notes),
         )
         if steps is not None and proof.providers:
@@ -237,7 +229,7 @@ class _Pair:
         return replace(result, failures=tuple(failures))
 
     def located(self, result: Comparison, *, taps: bool, bisect: bool) -> Comparison:
-        """Add taps and faults; with graph optimisation if the difference does not show without it.
+        """Add taps and faults.
 
         Where amplified rounding hides errors in the outputs, every part must hold by itself.
         """
@@ -247,43 +239,27 @@ class _Pair:
             return result
         bench = self._bench(proof)
         marks = boundaries(bench.a.main, bench.b.main, self.known.blocks)
-        if loose and not result.failures and any(each.kind != "output" for each in marks):
-            with self.run.step("parts", "testing every part alone"):
-                isolated = isolate(bench, marks)
-            failures = tuple(f"{each.label} by itself {each.found.reason}" for each in isolated if each.exceeds)
+        if taps:
+            with self.run.step("taps", "comparing every block's output"):
+                result = replace(result, taps=tap(bench, marks))
+        failed = bool(result.failures)
+        if not (bisect if failed else loose and any(each.kind != "output" for each in marks)):
+            return result
+        with self.run.step("parts", "testing every part alone"):
+            isolated = isolate(bench, marks)
+        guilty = [each for each in isolated if each.exceeds]
+        if not failed:
+            failures = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
             note = (
                 f"rounding is amplified, so that output {loose[0]} says little; {len(isolated) - len(failures)} of "
                 f"{len(isolated)} parts hold by themselves"
             )
-            result = replace(result, isolated=isolated, failures=failures, notes=(*result.notes, note))
-        levels = (False, True) if result.failures else (False,)
-        for optimise in levels if taps else ():
-            with self.run.step("taps", "comparing every block's output"):
-                result = replace(result, taps=tap(replace(bench, optimise=optimise), marks))
-            if result.first_exceeding is not None:
-                break
-        if not bisect or not result.failures:
-            return result
-        finer = boundaries(bench.a.main, bench.b.main, self.known.blocks, self.known.programs)
-        for optimise in levels:
-            with self.run.step("bisect", "testing every part alone"):
-                isolated = isolate(replace(bench, optimise=optimise), finer)
-                guilty = [each for each in isolated if each.exceeds][:_MOST_FAULTS]
-                faults = tuple(_refuted(explained(bench, finer, each), proof) for each in guilty)
-            result = replace(result, isolated=isolated, faults=faults)
-            if faults:
-                return result
-        text = "every part alone is within its share: the difference is the sum of small errors"
-        return replace(result, notes=(*result.notes, text))
-
-    def _blame_inputs(self, proof: Validation) -> None:
-        """Raise a usage error if the given inputs kept outputs from being compared, and nothing else failed."""
-        given = self.settings.inputs
-        if given is None or any("nothing could be compared" not in each for each in proof.failures or ("",)):
-            return
-        flaw = _flaw(self._cases(proof))
-        if flaw is not None:
-            raise UsageError(f"{proof.failures[0]}; in {given.name}, {flaw}")
+            result = replace(result, failures=failures, notes=(*result.notes, note))
+        elif not guilty:
+            text = "every part alone is within its share: the difference is the sum of small errors"
+            result = replace(result, notes=(*result.notes, text))
+        faults = (_refuted(explained(bench, marks, each), proof) for each in guilty[: _MOST_FAULTS if bisect else 0])
+        return replace(result, isolated=isolated, faults=tuple(faults))
 
     def _cases(self, proof: Validation) -> tuple[Case, ...]:
         """The inputs that were run."""
@@ -321,15 +297,3 @@ def _refuted(fault: Fault, proof: Validation) -> Fault:
     refusals = () if proof.certificate is None else proof.certificate.refusals
     found = tuple(each.text for each in refusals if each.refuted and each.original == fault.tensor)
     return replace(fault, causes=(*found, *fault.causes))
-
-
-def _flaw(cases: Sequence[Case]) -> str | None:
-    """A defect of the inputs that may keep outputs from being compared."""
-    for case in cases:
-        where = f" in case {case.name}" if len(cases) > 1 else ""
-        for name, array in case.feeds.items():
-            if not array.size:
-                return f"input {quoted(name)} has shape {list(array.shape)}{where}, which holds no elements"
-            if is_float(array.dtype) and not np.isfinite(array.astype(np.float64)).all():
-                return f"input {quoted(name)} holds NaN or infinities{where}"
-    return None

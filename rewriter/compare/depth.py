@@ -1,11 +1,10 @@
 """Where two models differ: how their difference grows through depth, and which part of B is wrong by itself.
 
-Both are compared at boundaries, tensors that both models have: ends and inputs of blocks, the residual stream, the
-outputs; to find a fault, also the pre-activations of blocks and the outputs of their activations. `tap` runs the models
-as a whole. `isolate` runs every part of B between boundaries on the values that A computes, so that errors do not
-propagate and a part is guilty only of its own. All are judged by `rewriter.proof.rule`; what rounding amounts to is
-measured on A (`rewriter.proof.tested.rounded`). Weights stay where they are, and boundaries are run in groups whose
-values fit into bounded memory.
+Both are compared at boundaries, tensors that both models have: inputs, pre-activations, activations and ends of blocks,
+the residual stream, the outputs. `tap` runs the models as a whole. `isolate` runs every part of B between boundaries on
+the values that A computes, so that errors do not propagate and a part is guilty only of its own. All are judged by
+`rewriter.proof.rule`; what rounding amounts to is measured on A (`rewriter.proof.tested.rounded`). Weights stay where
+they are, and boundaries are run in groups whose values fit into bounded memory.
 """
 
 from __future__ import annotations
@@ -56,13 +55,11 @@ Kind = Literal["block", "stream", "output"]
 
 
 class Boundary(NamedTuple):
-    """One tensor that both models have; of a block, with the part that ends there and the head program of that."""
+    """One tensor that both models have."""
 
     tensor: str
     label: str
     kind: Kind
-    part: str | None = None
-    program: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Measured:
     """B against A at one boundary.
 
     Attributes:
-        label: its name in reports: `h.3.mlp`, `input of h.3.mlp`, or the tensor's name.
+        label: its name in reports: `h.3.mlp`, `h.3.mlp, activation`, `input of h.3.mlp`, or the tensor's name.
         tensor: the tensor.
         kind: `block` (the end of a block), `stream` or `output`.
         magnitude: largest finite |value| of A.
@@ -97,19 +94,14 @@ class Fault:
     """A part of B that is wrong by itself.
 
     Attributes:
-        block: the part between two boundaries: a block's name, or the tensor it ends in.
-        part: the faulty part of a block: `the heads`, `the activation`, `the first linear operator` or `the second
-            linear operator`; None outside of blocks.
-        program: the head program, if the heads are at fault.
+        part: the part that ends at a boundary, by the label of that.
         tensor: the tensor that the part computes.
         error: the part's error on A's values, as a share of the norm.
         allowed: the largest error that would have been allowed.
         causes: the differences between the files in this part.
     """
 
-    block: str
-    part: str | None
-    program: str | None
+    part: str
     tensor: str
     error: float
     allowed: float
@@ -118,7 +110,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Bench:
-    """The two models, and how to run them.
+    """The two models, and how to run them: A without graph optimisation, B with it.
 
     Attributes:
         a: the original.
@@ -126,7 +118,6 @@ class Bench:
         cases: inputs that A accepts.
         provider: execution provider.
         points: where A gets noise, with the bounds that are certified there.
-        optimise: whether B is run with graph optimisation; A's values always come from a run without.
         group_bytes: maximum size in bytes of the values of one model in memory.
         carried: where B's residual stream has rows that A's has not, behind those of the tokens: the tensors of B that
             hold the number of tokens and of all rows of a sequence.
@@ -138,7 +129,6 @@ class Bench:
     cases: Sequence[Case]
     provider: str
     points: Sequence[Point] = ()
-    optimise: bool = False
     group_bytes: int = GROUP_BYTES
     carried: tuple[str, ...] = ()
     progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
@@ -147,14 +137,11 @@ class Bench:
 # -- boundaries ------------------------------------------------------------------------------------------------------
 
 
-def boundaries(
-    a: GraphView, b: GraphView, blocks: Sequence[Claim], programs: Mapping[str, str] | None = None
-) -> tuple[Boundary, ...]:
-    """The boundaries of two models in A's order: ends and inputs of blocks, sums that several read, graph outputs.
+def boundaries(a: GraphView, b: GraphView, blocks: Sequence[Claim]) -> tuple[Boundary, ...]:
+    """The boundaries of two models in A's order: those of blocks, sums that several read, graph outputs.
 
     What quantisers of both models read is one too: nothing is quantised between one and the next, so the result of a
-    part does not depend on the side of a quantisation step on which a value happens to fall. With `programs`, which
-    maps blocks to head programs in B, also pre-activations and outputs of activations.
+    part does not depend on the side of a quantisation step on which a value happens to fall.
     """
     # Only what nodes of both models compute: a graph input is not, and B may have replaced a tensor.
     constants = Constants(a)
@@ -163,24 +150,19 @@ def boundaries(
     found: dict[str, Boundary] = {}
     inside: set[str] = set()
     for block in blocks:
-        program = None if programs is None else programs.get(block.name)
-        heads = "the activation" if program is None else "the heads"
         for output in block.block_outputs:
             label = f"{block.name} ({output})" if len(block.block_outputs) > 1 else block.name
-            last = (None, None) if programs is None else ("the second linear operator", None)
             name = _with_bias(a, output)
-            found[name] = Boundary(name, label, "block", *(last if block.output in shared else (heads, program)))
-        if programs is not None:
-            found.setdefault(block.output, Boundary(block.output, block.name, "stream", heads, program))
-            for name in block.inputs:
-                found.setdefault(name, Boundary(name, block.name, "stream", "the first linear operator"))
+            found[name] = Boundary(name, label, "block")
+        for name in (block.output, *block.inputs):
+            label = f"{block.name}, {'activation' if name == block.output else 'first linear operator'}"
+            found.setdefault(name, Boundary(name, label, "stream"))
         ends = [name for name in block.block_outputs if name in a.producer]
         part = upstream(a, frozenset(block.block_inputs), ends)
         inside |= {name for index in part.nodes for name in a.nodes[index].output}.difference(ends)
     reads = ({name for node in view.nodes if node.op_type in _QUANTISERS for name in node.input} for view in (a, b))
     quantised = next(reads) & next(reads)
     labels = {name: f"input of {block.name}" for block in reversed(blocks) for name in block.block_inputs}
-    labels |= {block.output: f"{block.name}, activation" for block in blocks if block.output in quantised}
     summed = (name for node in a.nodes if node.op_type in _SUMS for name in node.output if name not in inside)
     stream = (name for name in summed if len(a.consumers.get(name, ())) > 1)
     for name in (*labels, *quantised, *stream):
@@ -220,7 +202,7 @@ def tap(bench: Bench, marks: Sequence[Boundary]) -> tuple[Measured, ...]:
     for names in groups(bench.a.main, list(by_name), bench.cases, bench.group_bytes // max(len(bench.cases), 1)):
         # One session at a time: two may not fit into memory.
         old = _ran(bench, bench.a, names, optimise=False)
-        new = _ran(bench, bench.b, (*names, *bench.carried), optimise=bench.optimise)
+        new = _ran(bench, bench.b, (*names, *bench.carried), optimise=True)
         if bench.carried:
             new = [_tokens(ours, theirs, bench.carried) for ours, theirs in zip(old, new, strict=True)]
         tapped = replace(bench.a.model, proto=with_outputs(bench.a.model.proto, bench.a.main, names), path=None)
@@ -313,7 +295,6 @@ def _cuts(bench: Bench, marks: Sequence[Boundary], tensor: str) -> tuple[Cut, Cu
 
 def explained(bench: Bench, marks: Sequence[Boundary], found: Measured) -> Fault:
     """A guilty part, with the differences between the files in it: first what changed, then what one side lacks."""
-    mark = next(mark for mark in marks if mark.tensor == found.tensor)
     cuts = _cuts(bench, marks, found.tensor)
     changes = difference(*(side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True)))
     told = [*changes.tensors, *(each for each in changes.fields if each.what == "function"), *changes.regions]
@@ -321,7 +302,7 @@ def explained(bench: Bench, marks: Sequence[Boundary], found: Measured) -> Fault
     error, allowed = found.found.error, found.found.allowed
     if not math.isfinite(error):
         causes = [found.obstacle or f"{found.tensor} {found.found.reason}", *causes]
-    return Fault(found.label, mark.part, mark.program, found.tensor, error, allowed, tuple(causes[:_MOST_CAUSES]))
+    return Fault(found.label, found.tensor, error, allowed, tuple(causes[:_MOST_CAUSES]))
 
 
 def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[Case]) -> Measured:
@@ -330,7 +311,7 @@ def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[C
     old = [{name: case.feeds[name]} for case in seen]
     # A part that does not run on A's values, because shapes or types inside it differ, is guilty as well.
     try:
-        session = open_session(b.proto, bench.provider, optimise=bench.optimise, base_dir=b.base_dir)
+        session = open_session(b.proto, bench.provider, base_dir=b.base_dir)
         new = [session.run(case.feeds, [name]) for case in _fed(b, seen)]
     except ValidationError as error:
         found = Judgement(name, math.inf, 0.0, 0.0, "does not run")

@@ -144,8 +144,8 @@ class Constants:
             return self._spread(node, [*operands.values()])
         if node.op_type in ("Cast", "CastLike"):
             return self._cast(node, first, wide=wide)
-        if wide:
-            operands = {name: _widened(value) for name, value in operands.items()}
+        if wide and elementwise.is_elementwise(node) and all(value.dtype.kind == "f" for value in operands.values()):
+            return elementwise.evaluate(node, [operands[name] for name in node.input if name])
         return np.asarray(computed([node], operands, node.output[:1], {"": self._view.opsets.get("", 1)})[0])
 
     def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:

@@ -25,11 +25,10 @@ so new constants become Constant nodes."""
 
 @dataclass(frozen=True)
 class Replacement:
-    """A region and the nodes that replace it.
+    """The nodes that replace what makes a tensor.
 
     Attributes:
         output: the tensor that the region produces; the new nodes produce a tensor of the same name.
-        region: indices of the region's nodes in the view.
         nodes: the new nodes, in topological order.
         initializers: constants of the new nodes.
         functions: model-local functions that the new nodes call.
@@ -38,7 +37,6 @@ class Replacement:
     """
 
     output: str
-    region: tuple[int, ...]
     nodes: tuple[onnx.NodeProto, ...]
     initializers: tuple[onnx.TensorProto, ...]
     functions: tuple[onnx.FunctionProto, ...] = ()

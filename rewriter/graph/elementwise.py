@@ -1,40 +1,26 @@
-"""Elementwise operators as numpy functions in float64.
+"""Elementwise operators, evaluated in float64: to fold small constants, and to compare an activation region on a grid.
 
-The table `OPERATORS` defines what counts as elementwise: an operator that is not in it is not. It serves to fold small
-constants and to evaluate an activation region on a grid.
+`OPERATORS` defines what counts as elementwise: an operator that is not in it is not. Most are evaluated by onnx's
+reference implementation; the others, which it does not have or has in float32 only, are numpy functions here.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from rewriter.graph.view import key_of
+from rewriter.graph.view import attributes, key_of
 
 Array = NDArray[np.float64]
-Attributes = Mapping[str, float]
-Evaluate = Callable[[Sequence[Array], Attributes], Array]
+Evaluate = Callable[[Sequence[Array], Mapping[str, Any]], Array]
 
 MICROSOFT = "com.microsoft"
-
-
-@dataclass(frozen=True)
-class Elementwise:
-    """One elementwise operator.
-
-    Attributes:
-        evaluate: maps operands (float64; trailing optional ones may be missing) and attributes to the result.
-        defaults: attribute defaults of the ONNX specification.
-    """
-
-    evaluate: Evaluate
-    defaults: tuple[tuple[str, float], ...] = ()
-
 
 _erf_scalar = np.frompyfunc(math.erf, 1, 1)
 
@@ -73,148 +59,62 @@ def gelu_tanh(x: Array) -> Array:
     return x * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3))
 
 
-def _unary(function: Callable[[Array], Array]) -> Elementwise:
-    return _with_attributes(lambda x, _: function(x))
-
-
-def _with_attributes(function: Callable[[Array, Attributes], Array], **defaults: float) -> Elementwise:
-    """An operator of its first operand."""
-    return Elementwise(lambda args, attributes: function(args[0], attributes), tuple(defaults.items()))
-
-
-def _fold(function: Callable[[Array, Array], Array]) -> Elementwise:
-    def evaluate(args: Sequence[Array], _: Attributes) -> Array:
-        result = args[0]
-        for arg in args[1:]:
-            result = function(result, arg)
-        return result
-
-    return Elementwise(evaluate)
-
-
-def _clip(args: Sequence[Array], attributes: Attributes) -> Array:
-    low = args[1] if len(args) > 1 else attributes["min"]
-    high = args[2] if len(args) > 2 else attributes["max"]
+def _clip(args: Sequence[Array], given: Mapping[str, Any]) -> Array:
+    low = args[1] if len(args) > 1 else given.get("min", -math.inf)
+    high = args[2] if len(args) > 2 else given.get("max", math.inf)
     return np.minimum(np.maximum(args[0], low), high)
 
 
-def _elu(x: Array, attributes: Attributes) -> Array:
-    return np.where(x > 0, x, attributes["alpha"] * np.expm1(np.minimum(x, 0.0)))
+def _gelu(args: Sequence[Array], given: Mapping[str, Any]) -> Array:
+    return gelu_tanh(args[0]) if given.get("approximate") == b"tanh" else gelu_erf(args[0])
 
 
-def _celu(x: Array, attributes: Attributes) -> Array:
-    alpha = attributes["alpha"]
-    return np.maximum(x, 0.0) + np.minimum(alpha * np.expm1(np.minimum(x, 0.0) / alpha), 0.0)
-
-
-def _selu(x: Array, attributes: Attributes) -> Array:
-    return attributes["gamma"] * _elu(x, attributes)
-
-
-def _hard_sigmoid(x: Array, attributes: Attributes) -> Array:
-    return np.clip(attributes["alpha"] * x + attributes["beta"], 0.0, 1.0)
-
-
-def _leaky(x: Array, attributes: Attributes) -> Array:
-    return np.where(x >= 0, x, attributes["alpha"] * x)
-
-
-def _swish(x: Array, attributes: Attributes) -> Array:
-    return x * sigmoid(attributes["alpha"] * x)
-
-
-def _thresholded(x: Array, attributes: Attributes) -> Array:
-    return np.where(x > attributes["alpha"], x, 0.0)
-
-
-def _shrink(x: Array, attributes: Attributes) -> Array:
-    bias, threshold = attributes["bias"], attributes["lambd"]
-    return np.where(x < -threshold, x + bias, np.where(x > threshold, x - bias, 0.0))
-
-
-def _gelu(x: Array, attributes: Attributes) -> Array:
-    return gelu_tanh(x) if attributes["approximate"] else gelu_erf(x)
+def _swish(alpha: float) -> Evaluate:
+    return lambda args, given: args[0] * sigmoid(given.get("alpha", alpha) * args[0])
 
 
 def _with_bias(function: Callable[[Array], Array]) -> Evaluate:
     return lambda args, _: function(args[0] + args[1] if len(args) > 1 else args[0])
 
 
-def _truth(function: Callable[[Array, Array], NDArray[np.bool_]]) -> Elementwise:
-    return Elementwise(lambda args, _: function(args[0], args[1]).astype(np.float64))
-
-
-_IDENTITY = _unary(lambda x: x)
-
-_ONNX: dict[str, Elementwise] = {
+_OWN: dict[tuple[str, str], Evaluate] = {
     # Casts are exact here: what a region computes is identified in float64, and its rounding is measured by the proof.
-    "Identity": _IDENTITY,
-    "Cast": _IDENTITY,
-    "CastLike": _IDENTITY,
-    "Dropout": _IDENTITY,
-    "Neg": _unary(np.negative),
-    "Add": _fold(np.add),
-    "Sum": _fold(np.add),
-    "Sub": _fold(np.subtract),
-    "Mul": _fold(np.multiply),
-    "Div": _fold(np.divide),
-    "Pow": _fold(np.power),
-    "Max": _fold(np.maximum),
-    "Min": _fold(np.minimum),
-    "Abs": _unary(np.abs),
-    "Sqrt": _unary(np.sqrt),
-    "Reciprocal": _unary(np.reciprocal),
-    "Exp": _unary(np.exp),
-    "Log": _unary(np.log),
-    "Sin": _unary(np.sin),
-    "Cos": _unary(np.cos),
-    "Sinh": _unary(np.sinh),
-    "Cosh": _unary(np.cosh),
-    "Atan": _unary(np.arctan),
-    "Sign": _unary(np.sign),
-    "Floor": _unary(np.floor),
-    "Ceil": _unary(np.ceil),
-    "Round": _unary(np.rint),
-    "Erf": _unary(erf),
-    "Tanh": _unary(np.tanh),
-    "Sigmoid": _unary(sigmoid),
-    "Relu": _unary(lambda x: np.maximum(x, 0.0)),
-    "Softplus": _unary(softplus),
-    "Softsign": _unary(lambda x: x / (1.0 + np.abs(x))),
-    "Mish": _unary(lambda x: x * np.tanh(softplus(x))),
-    "HardSwish": _unary(lambda x: x * np.clip(x / 6.0 + 0.5, 0.0, 1.0)),
-    "Swish": _with_attributes(_swish, alpha=1.0),
-    "Gelu": _with_attributes(_gelu, approximate=0.0),
-    "Clip": Elementwise(_clip, defaults=(("min", -math.inf), ("max", math.inf))),
-    "Elu": _with_attributes(_elu, alpha=1.0),
-    "Celu": _with_attributes(_celu, alpha=1.0),
-    "Selu": _with_attributes(_selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
-    "HardSigmoid": _with_attributes(_hard_sigmoid, alpha=0.2, beta=0.5),
-    "LeakyRelu": _with_attributes(_leaky, alpha=0.01),
-    "PRelu": Elementwise(lambda args, _: np.where(args[0] >= 0, args[0], args[1] * args[0])),
-    "ThresholdedRelu": _with_attributes(_thresholded, alpha=1.0),
-    "Shrink": _with_attributes(_shrink, bias=0.0, lambd=0.5),
-    "Where": Elementwise(lambda args, _: np.where(args[0] != 0, args[1], args[2])),
-    "Greater": _truth(np.greater),
-    "GreaterOrEqual": _truth(np.greater_equal),
-    "Less": _truth(np.less),
-    "LessOrEqual": _truth(np.less_equal),
-    "Equal": _truth(np.equal),
-    "And": _truth(np.logical_and),
-    "Or": _truth(np.logical_or),
-    "Not": _unary(lambda x: (x == 0).astype(np.float64)),
+    **dict.fromkeys((("", "Cast"), ("", "CastLike"), ("", "Dropout")), lambda args, _: args[0]),
+    ("", "Clip"): _clip,
+    ("", "Erf"): lambda args, _: erf(args[0]),
+    ("", "Gelu"): _gelu,
+    ("", "HardSwish"): lambda args, _: args[0] * np.clip(args[0] / 6.0 + 0.5, 0.0, 1.0),
+    ("", "Swish"): _swish(1.0),
+    (MICROSOFT, "Gelu"): lambda args, _: gelu_erf(args[0]),
+    (MICROSOFT, "FastGelu"): _with_bias(gelu_tanh),
+    (MICROSOFT, "BiasGelu"): _with_bias(gelu_erf),
+    (MICROSOFT, "QuickGelu"): _swish(1.7020000219345093),
 }
 
-_MICROSOFT: dict[str, Elementwise] = {
-    "Gelu": _unary(gelu_erf),
-    "FastGelu": Elementwise(_with_bias(gelu_tanh)),
-    "BiasGelu": Elementwise(_with_bias(gelu_erf)),
-    "QuickGelu": _with_attributes(_swish, alpha=1.7020000219345093),
-}
-
-OPERATORS: dict[tuple[str, str], Elementwise] = {
-    **{("", name): operator for name, operator in _ONNX.items()},
-    **{(MICROSOFT, name): operator for name, operator in _MICROSOFT.items()},
+OPERATORS = frozenset(_OWN) | {
+    ("", name)
+    for name in (
+        *(
+            "Identity",
+            "Neg",
+            "Add",
+            "Sum",
+            "Sub",
+            "Mul",
+            "Div",
+            "Pow",
+            "Max",
+            "Min",
+            "Abs",
+            "Sqrt",
+            "Reciprocal",
+            "Exp",
+        ),
+        *("Log", "Sin", "Cos", "Sinh", "Cosh", "Atan", "Sign", "Floor", "Ceil", "Round", "Tanh", "Sigmoid", "Relu"),
+        *("Softplus", "Softsign", "Mish", "Elu", "Celu", "Selu", "HardSigmoid", "LeakyRelu", "PRelu"),
+        *("ThresholdedRelu", "Shrink", "Where", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "And"),
+        *("Or", "Not"),
+    )
 }
 
 
@@ -228,24 +128,36 @@ NONLINEAR = frozenset(
 """Operators that are activations, or that activations are spelled with and hardly anything else is."""
 
 
-def lookup(node: onnx.NodeProto) -> Elementwise | None:
-    """The elementwise operator that `node` applies, or None."""
-    return OPERATORS.get(key_of(node))
+def is_elementwise(node: onnx.NodeProto) -> bool:
+    """Whether `node` applies an elementwise operator."""
+    return key_of(node) in OPERATORS
 
 
 def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
-    """Apply an elementwise node to float64 inputs, in float64.
+    """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1.
 
     Raises:
         KeyError: the node is not elementwise.
     """
-    operator = OPERATORS[key_of(node)]
-    # ONNX stores float attributes in float32, so a default of 0.01 is the float32 nearest to it.
-    attributes = {name: float(np.float32(value)) for name, value in operator.defaults}
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.FLOAT:
-            attributes[attribute.name] = attribute.f
-        elif attribute.name == "approximate":
-            attributes["approximate"] = float(attribute.s == b"tanh")
+    if not is_elementwise(node):
+        raise KeyError(node.op_type)
+    own = _OWN.get(key_of(node))
     with np.errstate(all="ignore"):
-        return np.asarray(operator.evaluate(args, attributes), dtype=np.float64)
+        if own is not None:
+            return np.asarray(own(args, attributes(node)), dtype=np.float64)
+        named = {f"x{place}": np.asarray(arg, dtype=np.float64) for place, arg in enumerate(args)}
+        plain = onnx.helper.make_node(node.op_type, list(named), ["y"])
+        plain.attribute.extend(node.attribute)
+        return np.asarray(_evaluator(plain.SerializeToString())(None, named)[0], dtype=np.float64)
+
+
+@cache
+def _evaluator(node: bytes) -> Any:
+    """Runs a node on float64 inputs, given by name."""
+    from onnx.reference import ReferenceEvaluator  # slow to import
+
+    made, helper = onnx.NodeProto.FromString(node), onnx.helper
+    given = [helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, None) for name in made.input]
+    graph = helper.make_graph([made], "node", given, [onnx.ValueInfoProto(name="y")])
+    imports = [helper.make_opsetid("", onnx.defs.onnx_opset_version())]
+    return ReferenceEvaluator(helper.make_model(graph, opset_imports=imports)).run

@@ -56,9 +56,9 @@ class LostError(Exception):
         miss: why, and at which node.
     """
 
-    def __init__(self, reason: str, node: str) -> None:
+    def __init__(self, reason: str, node: str, kind: Literal["", "domain"] = "") -> None:
         super().__init__(reason)
-        self.miss = Miss(reason, node)
+        self.miss = Miss(reason, node, kind)
 
     @classmethod
     def at(cls, node: onnx.NodeProto, reason: str) -> LostError:

@@ -421,9 +421,10 @@ class _Builder:
         operators = {"Q": own.query.operator, "K": own.key.operator, "V": own.value.operator, "O": own.output}
         maps: dict[str, AffineMap] = {}
         for side, operator in operators.items():
-            read = matrix_of(self._view, self._constants, operator)
-            if isinstance(read, Miss):
-                self.missed.append(Miss(f"{named.name} at {own.where}: {read.reason}", read.node))
+            try:
+                read = matrix_of(self._view, self._constants, operator)
+            except LostError as lost:
+                self.missed.append(Miss(f"{named.name} at {own.where}: {lost.miss.reason}", lost.miss.node))
                 return
             maps[side] = AffineMap(read, self.value, None if side == "O" else self.folded(operator.data))
         after = bias_after(self._view, self._constants, own.output)

@@ -13,7 +13,7 @@ from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, GraphView, Miss, integer_of, key_of, label
+from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, key_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
@@ -282,10 +282,10 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
         bias, tensor = held[0], view.before(next(name for name in node.input if name not in held))
     operator = made_linearly(view, constants, tensor)
     if operator is not None and operator.axis == -1:
-        read = matrix_of(view, constants, operator)
-        if isinstance(read, Miss):
-            raise UsageError(f"output {output} cannot be attributed: {read.reason}")
-        unembedding = read
+        try:
+            unembedding = matrix_of(view, constants, operator)
+        except LostError as lost:
+            raise UsageError(f"output {output} cannot be attributed: {lost.miss.reason}") from lost
         tensor, factor = _factor(view, constants, operator.data)
         tensor, token = _token(view, constants, tensor)
     norm = norm_before(view, constants, tensor)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 from passes.forms import choose
 from passes.match.blocks import Block, Dataflow
@@ -24,7 +25,7 @@ from passes.programs.program import Program
 from passes.recognise import Made, block_of
 from rewriter.arrays import Array
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, Miss
+from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention
 
 PROGRAMS = {"fewest": "masked", "fast": "local"}
@@ -99,26 +100,32 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
     view = plan.views[0]
     left = [each for each in plan.left if each.miss.reason != "it is attention heads already"]
     missed = [Miss(f"block {each.name}: {each.miss.reason}", each.miss.node) for each in left]
-    made: list[NeuronHeads | Miss] = []
+    found: list[NeuronHeads] = []
     for block in (conversion.block for conversion in plan.conversions):
         if block.path:
-            made.append(Miss(f"block {block.name}: it is in the body {block.where}", block.output))
-        else:
-            made.append(_heads(view, block, projections_of(view, block), program))
-    made += _rewritten(view, [each for each in plan.recognised.blocks if not each.record.path], program)
-    found = [each for each in made if isinstance(each, NeuronHeads)]
-    missed += [each for each in made if isinstance(each, Miss)]
+            missed.append(Miss(f"block {block.name}: it is in the body {block.where}", block.output))
+            continue
+        try:
+            found.append(_heads(view, block, projections_of(view, block), program))
+        except LostError as lost:
+            missed.append(Miss(f"block {block.name}: {lost.miss.reason}", lost.miss.node))
+    known = [each for each in plan.recognised.blocks if not each.record.path]
+    flows = [Dataflow(view, Constants(view))] if known else []
+    for made, flow in product(known, flows):
+        try:
+            # The file's own heads are as far from the activation as its plan says.
+            heads = _of_made(view, flow, made, program)
+            found.append(replace(heads, bound=max(heads.bound, made.record.bound)))
+        except LostError as lost:
+            reason = f"block {made.record.name} is attention heads already, and {lost.miss.reason}; index the original"
+            missed.append(Miss(reason, lost.miss.node))
     return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
 
 
 def _heads(
-    view: GraphView, block: Block, projections: Projections | Miss, program: str, *, whole: bool = False
-) -> NeuronHeads | Miss:
-    if isinstance(projections, Miss):
-        return Miss(f"block {block.name}: {projections.reason}", projections.node)
+    view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool = False
+) -> NeuronHeads:
     chosen = choose(view, block, Options(form=PROGRAMS[program]), inline=True)
-    if isinstance(chosen, Miss):
-        return Miss(f"block {block.name}: {chosen.reason}", chosen.node)
     return NeuronHeads(
         name=block.name,
         node=view.producer[projections.result if whole else block.output],
@@ -137,27 +144,10 @@ def _heads(
     )
 
 
-# -- blocks that are heads already -------------------------------------------------------------------------------
-
-
-def _rewritten(view: GraphView, blocks: Sequence[Made], program: str) -> Iterator[NeuronHeads | Miss]:
-    if not blocks:
-        return
-    flow = Dataflow(view, Constants(view))
-    for made in blocks:
-        found = _of_made(view, flow, made, program)
-        if isinstance(found, Miss):
-            reason = f"block {made.record.name} is attention heads already, and {found.reason}; index the original"
-            yield Miss(reason, found.node)
-        else:
-            # The file's own heads are as far from the activation as its plan says.
-            yield replace(found, bound=max(found.bound, made.record.bound))
-
-
-def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> NeuronHeads | Miss:
+def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> NeuronHeads:
     record, whole = made.record, made.record.projections
     if made.activation is None or made.activation.program is None:
-        return Miss(f"its activation '{record.activation}' is not in the table", record.name)
+        raise LostError(f"its activation '{record.activation}' is not in the table", record.name)
     block = block_of(view, flow, record, made.activation)
     if whole is None:
         return _heads(view, block, projections_of(view, block), program)

@@ -226,7 +226,7 @@ def _in_float64(
 ) -> list[Judgement]:
     """The rule on float64 evaluations, where what is claimed counts as noise; nothing if there are none."""
     error = claim.max_error + (_UNSTABLE if claim.unstable else _STEADY)
-    noisy, prefix = nudged(before.proto, [replace(point, error=error)])
+    noisy, prefix = nudged(before.proto, [replace(point, error=error, elem_type=onnx.TensorProto.DOUBLE)])
     try:
         reference, moved = (open_reference(proto, before.base_dir) for proto in (before.proto, noisy))
         heads = open_reference(after.proto, after.base_dir)

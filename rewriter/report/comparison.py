@@ -36,7 +36,6 @@ class Comparison(Result):
         files: the differences between the files; None if they were not asked for.
         proof: the certificate, the runs and the tests of blocks; None if nothing was run.
         tolerated: outputs that were judged by a given tolerance; their errors are in the output's units.
-        blocks: head program of each block that the plan in B's metadata names, by the block's name.
         taps: B against A at each boundary, in order of depth; empty if not asked for.
         isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
@@ -52,7 +51,6 @@ class Comparison(Result):
     files: GraphDifference | None = field(default=None, metadata={"json": "graph"})
     proof: Validation | None = field(default=None, metadata={"json": "validation"})
     tolerated: tuple[str, ...] = ()
-    blocks: Mapping[str, str] = field(default_factory=dict)
     taps: tuple[Measured, ...] = ()
     isolated: tuple[Measured, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -132,11 +130,8 @@ class Comparison(Result):
     @property
     def _blame(self) -> str:
         if self.faults:
-            first = self.faults[0]
-            part = f", {first.part}" if first.part else ""
-            program = f" (program {first.program})" if first.program else ""
             more = f" and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
-            return f"; guilty: {first.block}{part}{program}{more}"
+            return f"; guilty: {self.faults[0].part}{more}"
         if self.first_exceeding is not None:
             return f"; first to exceed its allowance: {self.first_exceeding.label}"
         return "" if self.isolated else "; --bisect names the guilty block"

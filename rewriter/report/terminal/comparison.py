@@ -119,13 +119,11 @@ def _show_generation(console: Console, found: Generation) -> None:
 
 def _guilty_table(faults: Sequence[Fault]) -> Table:
     """The guilty parts."""
-    heads = (*columns("text", "block", "part"), *columns("error", "error", "allowed"), Column("what differs there"))
+    heads = (*columns("text", "part", "up to"), *columns("error", "error", "allowed"), Column("what differs there"))
     rows: list[Row] = []
     for fault in faults:
-        part = fault.part or f"up to {fault.tensor}"
-        program = f", program {fault.program}" if fault.program else ""
         errors = (fault.error, fault.allowed) if isfinite(fault.error) else (None, None)
-        rows.append((Cell(fault.block, style="bad"), part + program, *errors, "; ".join(fault.causes)))
+        rows.append((Cell(fault.part, style="bad"), fault.tensor, *errors, "; ".join(fault.causes)))
     return Table("Guilty parts of B, each fed with what A computes", heads, tuple(rows))
 
 

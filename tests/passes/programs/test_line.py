@@ -62,7 +62,7 @@ ENTRIES = {entry.name: entry for entry in ACTIVATIONS}
 
 
 def quick(name: str, elem_type: int = 1) -> Program:
-    program = ENTRIES[name].quick_program_for(PARAMETERS[name], ARITHMETIC[elem_type], gated=True)
+    program = ENTRIES[name].program_for(PARAMETERS[name], ARITHMETIC[elem_type], gated=True, quick=True)
     assert program is not None
     return program
 
@@ -91,7 +91,7 @@ def test_what_gates_are_granted_for_rounding(name: str) -> None:
 @pytest.mark.parametrize("name", ["square", "relu_squared", "hard_swish"])
 def test_gates_of_y_with_itself_are_within_their_certificates(name: str, elem_type: int) -> None:
     """Their errors are over max(1, |f|), like those of any activation, though gates' are over max(1, |h|) |u|."""
-    program = ENTRIES[name].quick_program_for(PARAMETERS[name], ARITHMETIC[elem_type])
+    program = ENTRIES[name].program_for(PARAMETERS[name], ARITHMETIC[elem_type], quick=True)
     assert program is not None
     y = np.concatenate([np.linspace(-4.0, 4.0, 20001), np.linspace(-500.0, 500.0, 2001)])
     f = ENTRIES[name].function(y, PARAMETERS[name])
@@ -120,7 +120,7 @@ def test_gate_of_silu_has_two_heads() -> None:
     ("parameters", "step"), [((1.0, 1.0), 0.25), ((-1.0, 1.0), -0.25), ((1.702, 1.0), 0.25), ((-0.3, 2.0), -0.25)]
 )
 def test_the_line_is_constant_first_where_the_gate_is_zero(parameters: tuple[float, float], step: float) -> None:
-    program = ENTRIES["silu"].quick_program_for(parameters, FLOAT, gated=True)
+    program = ENTRIES["silu"].program_for(parameters, FLOAT, gated=True, quick=True)
     assert program is not None
     assert program.line is not None
     assert program.line.step == step
@@ -128,7 +128,7 @@ def test_the_line_is_constant_first_where_the_gate_is_zero(parameters: tuple[flo
 
 
 def test_a_gate_that_is_zero_nowhere_reaches_far_on_both_sides() -> None:
-    program = LINEAR.quick_program_for((1.0,), FLOAT, gated=True)
+    program = LINEAR.program_for((1.0,), FLOAT, gated=True, quick=True)
     assert program is not None
     g = np.linspace(-500.0, 500.0, 20001)
     error = np.abs(program.evaluate(g, np.ones_like(g)) - g) / np.maximum(1.0, np.abs(g))
@@ -153,7 +153,7 @@ def test_a_line_that_reaches_less_far_costs_error() -> None:
 @pytest.mark.parametrize("factor", [1.0, 0.01, 1e-3])
 @pytest.mark.parametrize("name", ["square", "relu_squared"])
 def test_squares_of_small_numbers_are_judged_by_their_squares(name: str, factor: float) -> None:
-    program = ENTRIES[name].quick_program_for((factor,), FLOAT)
+    program = ENTRIES[name].program_for((factor,), FLOAT, quick=True)
     assert program is not None
     y = np.linspace(-508.0, 508.0, 100_001)
     f = ENTRIES[name].function(y, (factor,))

@@ -82,32 +82,16 @@ def filled(*shape: int, value: float = 1.0) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"x": filled(0, 3, 4)}, f"output out {EMPTY}; in given.npz, input 'x' has shape .0, 3, 4., which holds no"),
-        ({"x": filled(2, 0, 4)}, f"output out {EMPTY}; in given.npz, input 'x' has shape .2, 0, 4., which holds no"),
-        ({"x": filled(2, 3, 4, value=np.nan)}, f"output out {NOT_FINITE}; in given.npz, input 'x' holds NaN or inf"),
-        ({"x": filled(2, 3, 4, value=-np.inf)}, f"output out {NOT_FINITE}; in given.npz, input 'x' holds NaN or inf"),
-        ({"a/x": filled(0, 3, 4), "b/x": filled(2, 0, 4)}, "input 'x' has shape .0, 3, 4. in case a, which holds no"),
-    ],
+    ("x", "reason"), [(filled(0, 3, 4), EMPTY), (filled(2, 3, 4, value=np.nan), NOT_FINITE)], ids=["empty", "NaN"]
 )
-def test_given_inputs_that_are_to_blame_are_a_usage_error(
-    tmp_path: Path, arrays: dict[str, NDArray[np.float32]], message: str
-) -> None:
-    path = given(tmp_path / "given.npz", **arrays)
-    with pytest.raises(UsageError, match=f"nothing could be compared: .*{message}"):
-        validate(SAME, SAME, inputs=path)
+def test_given_inputs_of_which_nothing_can_be_compared(tmp_path: Path, x: NDArray[np.float32], reason: str) -> None:
+    found = validate(SAME, SAME, inputs=given(tmp_path / "given.npz", x=x))
+    assert found.failures == (f"nothing could be compared: output out {reason}",)
 
 
 def test_given_inputs_of_which_one_case_holds_values(tmp_path: Path) -> None:
     path = given(tmp_path / "given.npz", **{"a/x": filled(0, 3, 4), "b/x": filled(2, 3, 4)})
     assert validate(SAME, SAME, inputs=path).same
-
-
-def test_given_inputs_are_not_to_blame_for_the_model(tmp_path: Path) -> None:
-    model, reason = INCOMPARABLE["NaN"]
-    found = validate(model, model, inputs=given(tmp_path / "given.npz", x=filled(2, 3, 4)))
-    assert found.failures == (f"nothing could be compared: output out {reason}",)
 
 
 def test_given_inputs_do_not_hide_a_difference(tmp_path: Path) -> None:
@@ -119,8 +103,7 @@ def test_given_inputs_do_not_hide_a_difference(tmp_path: Path) -> None:
     )
     path = given(tmp_path / "given.npz", x=filled(0, 3, 4), y=filled(1, 3, 4))
     assert any(each.startswith("output second is off by ") for each in validate(a, b, inputs=path).failures)
-    with pytest.raises(UsageError, match="output out has no elements"):
-        validate(a, a, inputs=path)
+    assert validate(a, a, inputs=path).failures == (f"nothing could be compared: output out {EMPTY}",)
 
 
 def test_no_case_that_the_original_accepts(tmp_path: Path) -> None:
@@ -147,5 +130,5 @@ def test_the_command_line_says_so(
     assert run([command, "two.onnx", "two.onnx"]) == 1
     assert "not every output could be compared" in capsys.readouterr().out
     given(Path("given.npz"), x=filled(0, 3, 4))
-    assert run([command, "same.onnx", "same.onnx", "--inputs", "given.npz"]) == 2
-    assert "rewrite: nothing could be compared: output out" in capsys.readouterr().err
+    assert run([command, "same.onnx", "same.onnx", "--inputs", "given.npz"]) == 1
+    assert "same.onnx: nothing could be compared" in capsys.readouterr().out

@@ -33,7 +33,7 @@ def replaced(model: onnx.ModelProto, output: str, operator: str, *inputs: str) -
 
 def by(view: GraphView, output: str, *nodes: onnx.NodeProto, **further: Any) -> Replacement:
     """New nodes in the place of the one that makes a tensor."""
-    return Replacement(output, (view.producer[output],), nodes, **{"initializers": (), **further})
+    return Replacement(output, nodes, **{"initializers": (), **further})
 
 
 def made(model: onnx.ModelProto) -> list[str]:
@@ -102,7 +102,7 @@ def test_what_the_new_nodes_read_stays() -> None:
         "<then_branch = t () => (float[2] p) { p = Exp(l) }, else_branch = e () => (float[2] q) { q = Exp(l) }> }"
     ).graph.node[0]
     holder.input[0] = "w"
-    splice(model, view, [Replacement("b", (2, 3), (holder,), ())])
+    splice(model, view, [Replacement("b", (holder,), ())])
     assert made(model) == ["l", "b", "out"]
     assert [tensor.name for tensor in model.graph.initializer] == ["w"]
 
@@ -144,7 +144,7 @@ def test_a_body_is_spliced_in_place() -> None:
     inner = next(view for view in all_views(model) if view.where.endswith("then_branch"))
     exposed = onnx.helper.make_tensor_value_info("p2", onnx.TensorProto.FLOAT, [2])
     new = onnx.helper.make_node("Neg", ["x"], ["p"])
-    splice(model, inner, [Replacement("p", (1,), (new,), (), exposed=(exposed,))])
+    splice(model, inner, [Replacement("p", (new,), (), exposed=(exposed,))])
     graph = graph_at(model, inner.path)
     assert graph.name == "t"
     assert [(node.op_type, list(node.output)) for node in graph.node] == [("Neg", ["p"])]
