@@ -22,10 +22,10 @@ import onnx
 from passes.fit.unnamed import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, linear_operator
-from passes.match.lower import LOWERINGS
 from passes.match.names import Namer
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
+from rewriter.graph.fused import FUSED
 from rewriter.graph.mixtures import plain_experts
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import (
@@ -305,9 +305,7 @@ class Dataflow:
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
         for name in node.input:
             if foreign and self.leaf(name).operators:
-                unknown = (
-                    f"{label(node)} is {'part of no block' if key_of(node) in LOWERINGS else 'an unknown operator'}"
-                )
+                unknown = f"{label(node)} is {'part of no block' if key_of(node) in FUSED else 'an unknown operator'}"
                 self.near_misses.setdefault(name, Miss(unknown, label(node)))
             activation = self._activation_behind(name)
             if activation:

@@ -8,7 +8,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from passes.match.lower import LOWERINGS, lower
+from passes.match.lower import lower
+from rewriter.graph.fused import FUSED
 
 Part = tuple[str, str, str, list[str], list[str], dict[str, Any]]
 
@@ -16,7 +17,7 @@ Part = tuple[str, str, str, list[str], list[str], dict[str, Any]]
 def parts(operator: str, inputs: list[str], name: str = "n", **attributes: Any) -> list[Part] | None:
     """Domain, operator, name, inputs, outputs and attributes of the parts of a fused operator."""
     domain = "" if operator == "SwiGLU" else "com.microsoft"
-    made = LOWERINGS[domain, operator](helper.make_node(operator, inputs, ["y"], name, domain=domain, **attributes))
+    made = FUSED[domain, operator](helper.make_node(operator, inputs, ["y"], name, domain=domain, **attributes))
     return None if made is None else [part(node) for node in made]
 
 
