@@ -15,7 +15,7 @@ from passes.fit.unnamed import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
-from passes.options import DEFAULT_OPTIONS, Accuracy, FormOptions, Options
+from passes.options import DEFAULT_OPTIONS, FormOptions, Options
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
@@ -165,7 +165,7 @@ def decide(view: GraphView, block: Block, options: Options, *, factored: bool, q
         why = f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in"
     if why:
         raise LostError(why, block.output)
-    program = _program(block, options.accuracy, quick=quick)
+    program = _program(block, options, quick=quick)
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     program = program.rounded(np.float64 if wide else np.float32, factored=factored)
     return Conversion(
@@ -183,33 +183,33 @@ def _narrow_logits(program: Program, block: Block) -> bool:
     return mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance
 
 
-def _program(block: Block, accuracy: Accuracy, *, quick: bool) -> Program:
+def _program(block: Block, options: Options, *, quick: bool) -> Program:
     identified, arithmetic = block.identified, ARITHMETIC[block.coarsest]
-    if accuracy.error is not None:
-        arithmetic = replace(arithmetic, tolerance=accuracy.error)
+    if options.accuracy is not None:
+        arithmetic = replace(arithmetic, tolerance=options.accuracy)
     gated = identified.gated is not None
     if identified.activation.program is None and identified.activation.gate is None:
-        return _fitted(block, accuracy, arithmetic, gated=gated, quick=quick)
+        return _fitted(block, options, arithmetic, gated=gated, quick=quick)
     program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated, quick=quick)
     if program is None:
         what = "a gate with " if gated else ""
         raise LostError(f"no head program for {what}{identified.activation.name} yet", block.output)
-    if accuracy.error is not None and program.max_error > accuracy.error:
+    if options.accuracy is not None and program.max_error > options.accuracy:
         raise LostError(
             f"the closest program, {program.name}, is off by {program.max_error:.2g}; --accuracy asks for "
-            f"{accuracy.error:.2g}",
+            f"{options.accuracy:.2g}",
             block.output,
         )
     return program
 
 
-def _fitted(block: Block, accuracy: Accuracy, arithmetic: Arithmetic, *, gated: bool, quick: bool) -> Program:
-    domain = accuracy.domain
-    if domain is None and block.gate in accuracy.reached:
-        domain = domain_of(accuracy.reached[block.gate])
+def _fitted(block: Block, options: Options, arithmetic: Arithmetic, *, gated: bool, quick: bool) -> Program:
+    domain = options.domain
+    if domain is None and block.gate in options.reached:
+        domain = domain_of(options.reached[block.gate])
     if domain is None:
         raise LostError(NEEDS_DOMAIN, block.output, "domain")
-    named, strict = block.identified, accuracy.error is not None
+    named, strict = block.identified, options.accuracy is not None
     program = fitted(
         named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick
     )

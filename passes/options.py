@@ -21,49 +21,8 @@ FORM_NAMES = ("local", "compact", "masked", "maskless", "staged", WHOLE)
 """The keys of `passes.forms.FORMS`, repeated here because the forms import this module, and `WHOLE`; a test compares
 both."""
 
-SCOPES = ("mlp", "all")
-"""What counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output (Theorem 8)."""
-
-GATES = ("heads", "product")
-"""How a gate h(g) u is converted: to heads with value u, or to heads for h(g) alone, whose product with u stays."""
-
-PRECISIONS = ("model", "double")
-"""The arithmetic of gates in form `local`: that of the model, or float64 with fewer heads and keys."""
-
-SPELLINGS = ("fused", "softmax")
-"""How form `local` writes softmax: fused with what follows, or as an operator Softmax over stacked scores."""
-
-
 EXPOSED = ("q", "scores", "pattern", "z")
 """Tensors of a sublayer that can be outputs of the model."""
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How close programs must be, and how far fitted ones must reach.
-
-    Attributes:
-        error: largest error over max(1, |f|); None for the rounding of the block's type.
-        domain: largest |y| on which programs are fitted, for all blocks.
-        reached: largest measured |y| by pre-activation; used if `domain` is None.
-    """
-
-    error: float | None = option(
-        None,
-        "Largest error of a head program, over max(1, |f|). Default: dtype, the rounding of the block's type.",
-        name="accuracy",
-        metavar="EPS|dtype",
-        above=0.0,
-        below=1.0,
-    )
-    domain: float | None = option(
-        None,
-        "Fit unnamed activations on |y| <= R. Default: at least 1.5 times what the model reaches on the inputs.",
-        metavar="R",
-        above=0.0,
-        rare=True,
-    )
-    reached: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,7 +34,7 @@ class FormOptions:
             fits.
         expose: members of `EXPOSED` that become outputs of the model, separated by commas; after a colon, a glob of
             blocks.
-        spelling: a member of `SPELLINGS`, for form `local`.
+        spelling: how form `local` writes softmax: fused with what follows, or as an operator over stacked scores.
         head_dimension: d_head of the linear sublayers of form `staged`, whose heads split the rank of a weight; None
             until a plan has looked at the model's own attention.
     """
@@ -90,7 +49,7 @@ class FormOptions:
     spelling: str = option(
         "fused",
         "Form local: evaluate softmax fused with what follows, or write an operator Softmax over stacked scores.",
-        choices=SPELLINGS,
+        choices=("fused", "softmax"),
         see="forms.md#softmax-in-form-local",
         rare=True,
     )
@@ -138,21 +97,27 @@ class Options:
 
     Attributes:
         form: a key of `passes.forms.FORMS`.
-        scope: a member of `SCOPES`.
+        scope: what counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output
+            (Theorem 8).
         inline: write the heads out instead of calling a model-local function.
         only: globs; only blocks whose names match one are converted. Empty: all.
         skip: globs; blocks whose names match one are left.
-        gate: a member of `GATES`.
-        precision: a member of `PRECISIONS`.
+        gate: how a gate h(g) u is converted: to heads with value u, or to heads for h(g) alone, whose product with u
+            stays.
+        precision: the arithmetic of gates in form `local`: the model's, or float64 with fewer heads and keys.
         fit: fit heads to activations that the table does not name.
         lower_experts: take mixtures of experts in one operator apart.
-        accuracy: how close programs must be.
+        accuracy: how close programs must be; None for the rounding of the block's type.
+        domain: largest |y| on which programs are fitted, for all blocks.
+        reached: largest measured |y| by pre-activation; used if `domain` is None.
         forms: choices about how the form becomes nodes.
     """
 
     form: str = option("local", "How heads become nodes.", choices=FORM_NAMES, see="forms.md")
     scope: str = option(
-        "mlp", "Convert MLP blocks, or every elementwise activation of a linear operator's output.", choices=SCOPES
+        "mlp",
+        "Convert MLP blocks, or every elementwise activation of a linear operator's output.",
+        choices=("mlp", "all"),
     )
     inline: bool = option(False, "Write the heads out instead of calling a model-local function.", rare=True)
     only: tuple[str, ...] = option((), "Convert only blocks whose names match (repeatable).", metavar="GLOB")
@@ -160,13 +125,13 @@ class Options:
     gate: str = option(
         "heads",
         "Gated blocks h(g) u: heads with value u, or heads for h(g) alone, whose product with u stays in the graph.",
-        choices=GATES,
+        choices=("heads", "product"),
         see="decisions/0009-gates-in-the-models-precision.md",
     )
     precision: str = option(
         "model",
         "Compute heads in the model's precision, or gates in float64 with fewer keys (as forms other than local do).",
-        choices=PRECISIONS,
+        choices=("model", "double"),
         see="decisions/0009-gates-in-the-models-precision.md",
         rare=True,
     )
@@ -177,5 +142,19 @@ class Options:
         "their experts are blocks.",
         see="limits.md",
     )
-    accuracy: Accuracy = field(default_factory=Accuracy)
+    accuracy: float | None = option(
+        None,
+        "Largest error of a head program, over max(1, |f|). Default: dtype, the rounding of the block's type.",
+        metavar="EPS|dtype",
+        above=0.0,
+        below=1.0,
+    )
+    domain: float | None = option(
+        None,
+        "Fit unnamed activations on |y| <= R. Default: at least 1.5 times what the model reaches on the inputs.",
+        metavar="R",
+        above=0.0,
+        rare=True,
+    )
+    reached: Mapping[str, float] = field(default_factory=dict)
     forms: FormOptions = DEFAULT_OPTIONS

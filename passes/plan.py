@@ -15,7 +15,7 @@ import onnx
 
 from passes.conversion import Conversion
 from passes.forms import FORMS, convert
-from passes.match.blocks import QUANTISING, Block, Left, find
+from passes.match.blocks import QUANTISING, Block, Finder, Left
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
 from passes.options import WHOLE, Options
@@ -169,16 +169,15 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     conversions: list[Conversion] = []
     left: list[Left] = []
     for view in views:
-        made = recognised.nodes(view)
-        found = find(view, namer, scope=options.scope, gate=options.gate, fit=options.fit, made=made)
+        blocks, rejected = Finder(view, namer, options).run(recognised.nodes(view))
         left += [_already(view, each) for each in recognised.blocks if each.record.path == view.path]
-        for block in found.blocks:
+        for block in blocks:
             decision = _unwanted(block, options) or convert(view, block, options, inline=inline)
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
                 left.append(Left.of(block, decision))
-        left += found.left
+        left += rejected
     if conversions and plain is not None and not options.inline:
         notes.append(f"{plain}: the heads are written out")
     notes += _kept_operators(conversions)

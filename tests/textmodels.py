@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.blocks import Block, Findings, Left, find
+from passes.match.blocks import Block, Finder, Left
 from passes.match.names import Namer
+from passes.options import Options
 from rewriter.graph.view import view_model
 
 Array = NDArray[Any]
@@ -111,9 +112,14 @@ def mlp(activation: str, *, first: str = FIRST, second: str = SECOND, **options:
     return text_model(f"{first} {activation} {second}", **options)
 
 
+class Findings(NamedTuple):
+    blocks: tuple[Block, ...]
+    left: tuple[Left, ...]
+
+
 def findings(model: onnx.ModelProto) -> Findings:
     """What the matcher finds in the main graph of a model."""
-    return find(view_model(model), Namer())
+    return Findings(*Finder(view_model(model), Namer(), Options(fit=False)).run())
 
 
 def only_block(model: onnx.ModelProto) -> Block:

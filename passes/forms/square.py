@@ -9,19 +9,9 @@ would forbid (`passes.forms.sublayer`). A sequence of more than `max_tokens` tok
 `sequence_longer_than_max_tokens_N` whose operands then have different sizes; it never gives wrong numbers.
 
 `staged`: three sublayers per MLP, as in the post (linear, activation, linear; Theorems 7 and 8), on the stream of
-`maskless` with hidden columns behind it:
-
-1. linear: heads that attend only to themselves write x W1 + b1 to the hidden columns; the rank is split over
-   ceil(d_ff / d_head) heads.
-2. activation: d_ff heads read the hidden columns and write f(y) - y to them, so that the skip connection leaves f(y).
-   A gated block has 2 d_ff hidden columns, y and u; heads write f(y) u - u to those of u. This loses no digits where
-   f(y) - y is again a weighted mean of multiples of y, as for SiLU, whose heads write -y sigma(-y). For other programs,
-   such as GELU or tanh, f(y) - y + y would lose digits where |y| is larger than |f|, so they write f(y) to d_ff columns
-   of their own.
-3. linear: heads write z W2 + b2 to the model's columns, and clear the hidden columns by writing their negatives.
-
-The skip connection of the third sublayer is the model's own Add, because a normalisation stands between the residual
-stream and the block's input; the block's output is what the third sublayer's heads write.
+`maskless` with hidden columns behind it (docs/forms.md#three-sublayers). A gated block has 2 d_ff hidden columns, y and
+u; its heads write f(y) u - u to those of u. Writing f(y) - y in place loses no digits where that is again a weighted
+mean of multiples of y, as for SiLU, whose heads write -y sigma(-y).
 
 `whole`: the sublayer of `maskless` on the residual stream that the network carries (`passes.whole`): it reads the
 normalised model columns and the stream's own further columns. Queries and keys have the positions' part behind their

@@ -6,17 +6,12 @@ constants of self keys and values ride on it; then bias token j has a column of 
 nodes with constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads the model.
 Projections that are the same for all heads (keys, constant values) have one head.
 
-**Positions** are one-hot columns behind these, with which W_QK replaces a mask (Theorem 9). Bias token j has slot j,
-and tokens have those behind: the weights are static while the number of tokens is not. W_QK is -omega on forbidden
-pairs of slots and 0 on allowed ones, so allowed scores stay exact. (The post's code adds omega to the allowed pairs
-instead, which rounds y to the spacing of floats near omega.) A forbidden score is self - omega, since all tokens have
-the same key, so its weight is at most exp(-omega) times the largest. In floating point the weight is exactly 0
-
-    if omega exceeds -log of the smallest positive number (104 in float32, 746 in float64),
-    and if self - omega does not round back to something near self: omega is at least the largest |self|.
-
-`default_omega` is a power of two above both for every finite pre-activation (queries are clipped to 2^60, in float64
-2^500). A large omega costs no accuracy, since it is added to forbidden scores only.
+**Positions** are one-hot columns behind these, with which W_QK replaces a mask (docs/forms.md#positions-and-omega).
+Bias token j has slot j, and tokens have those behind: the weights are static while the number of tokens is not. W_QK is
+-omega on forbidden pairs of slots and 0 on allowed ones. (The post's code adds omega to the allowed pairs instead,
+which rounds y to the spacing of floats near omega.) A forbidden weight is at most exp(-omega) times the largest, and
+exactly 0 if omega exceeds -log of the smallest positive number and self - omega does not round back to something near
+self.
 
 A head reads only some of the columns: instead of storing zeros of W_Q, W_K and W_V, its product with the stream is one
 with a Slice of it.

@@ -23,6 +23,7 @@ from passes.fit.unnamed import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, linear_operator
 from passes.match.names import Namer
+from passes.options import Options
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.fused import FUSED
@@ -149,14 +150,6 @@ class Left:
         """A block that is not converted."""
         first, second = kinds(block.first), kinds(block.second)
         return cls(block.name, block.where, block.identified.label, first, second, miss, block)
-
-
-@dataclass(frozen=True)
-class Findings:
-    """The blocks and rejected candidates of one graph, in graph order."""
-
-    blocks: tuple[Block, ...]
-    left: tuple[Left, ...]
 
 
 def kinds(operators: Sequence[LinearOperator]) -> str:
@@ -514,40 +507,22 @@ class Dataflow:
 # -- from facts to blocks --------------------------------------------------------------------------------------------
 
 
-def find(
-    view: GraphView,
-    namer: Namer,
-    *,
-    scope: str = "mlp",
-    gate: str = "heads",
-    fit: bool = False,
-    made: frozenset[int] = frozenset(),
-) -> Findings:
-    """Find all MLP blocks and near misses, in time linear in the number of nodes.
+class Finder:
+    """Finds the MLP blocks and near misses of one graph, in time linear in the number of nodes."""
 
-    Args:
-        view: the graph.
-        namer: names the blocks.
-        scope: a member of `passes.options.SCOPES`.
-        gate: a member of `passes.options.GATES`.
-        fit: whether functions without a table entry count as activations.
-        made: nodes of heads that an earlier run made.
-    """
-    return _Finder(view, namer, every=scope == "all", product=gate == "product", fit=fit).run(made)
-
-
-class _Finder:
-    def __init__(self, view: GraphView, namer: Namer, *, every: bool, product: bool, fit: bool) -> None:
+    def __init__(self, view: GraphView, namer: Namer, options: Options) -> None:
+        """Look in `view`, give blocks names by `namer`, and follow the scope, gate and fit of the options."""
         constants = Constants(view)
         self._view = view
         self._namer = namer
-        self._every = every
-        self._product = product
-        self._fit = fit
+        self._every = options.scope == "all"
+        self._product = options.gate == "product"
+        self._fit = options.fit
         self._flow = Dataflow(view, constants)
         self._identifier = Identifier(view, constants)
 
-    def run(self, made: frozenset[int]) -> Findings:
+    def run(self, made: frozenset[int] = frozenset()) -> tuple[tuple[Block, ...], tuple[Left, ...]]:
+        """The blocks and the rejected candidates, in graph order; `made` are nodes of heads of an earlier run."""
         found: list[Block | Left] = []
         flow, view = self._flow, self._view
         for output, fact in flow.facts.items():
@@ -584,7 +559,7 @@ class _Finder:
                 needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block.neurons))
                 needed[block.value] = block.neurons
         blocks = tuple(each for each in found if isinstance(each, Block))
-        return Findings(blocks, tuple(each for each in found if isinstance(each, Left)))
+        return blocks, tuple(each for each in found if isinstance(each, Left))
 
     def _of_norm(self, left: Left, output: str) -> bool:
         """Whether it is the square of which a spelled-out normalisation takes the mean, and no activation."""

@@ -1,18 +1,13 @@
 """Heads with equally spaced keys, whose weights all come from one exponential.
 
 With keys at logits j c y + ln w_j for j = -n ... n, the exponentials are powers of r = e^(c y). For a program y Phi(y)
-with Phi(-y) = 1 - Phi(y), such as GELU, the weights are symmetric and polynomials in z = r + 1/r:
-
-    Phi(y) = (r P(z) + R(z)) / (z P(z) + 2 R(z)) = (r + h) / (r + 1/r + 2 h),   h = R(z) / P(z)
-
-with P monic. Expanded in powers of r, the denominator's coefficients are the weights w_j, all positive, and those of
-the numerator are the weights times the multiples of y. In the graph h is a sum of fractions,
+with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h) with h = R(z) / P(z), polynomials in
+z = r + 1/r and P monic (docs/programs.md#gelu). In the graph h is a sum of fractions,
 
     h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
 
-one of the first kind for every real root of P and one of the second for every pair of others. That takes fewer
-operations than the polynomials, and nothing that is divided by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is
-infinite, h is `base` and Phi is 0.
+one of the first kind for every real root of P and one of the second for every pair of others. Nothing that is divided
+by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is infinite, h is `base` and Phi is 0.
 """
 
 from __future__ import annotations

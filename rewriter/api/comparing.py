@@ -124,7 +124,7 @@ def _compared(
         result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
     elif outputs:
         outs = [value.name for value in a.proto.graph.output]
-        odd = next((name for name in (*rule.atol, *rule.rtol) if name is not None and name not in outs), None)
+        odd = next((name for name in rule.given if name is not None and name not in outs), None)
         if odd is not None:
             raise UsageError(f"a tolerance names '{odd}', which is not an output; the outputs are: {', '.join(outs)}")
         with run.step("plan", "finding the blocks"):
@@ -168,7 +168,7 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
     if missing:
         notes.append(f"the plan of the second model names a block that the first does not have: {missing[0]}")
     claims: tuple[Claim, ...] = ()
-    accuracy = options.accuracy.error or 0.0
+    accuracy = options.accuracy or 0.0
     if plan.whole is None:  # blocks whose bias tokens the network carries cannot be cut out of B
         conversions = tuple(each for each in plan.conversions if each.block.name in named)
         claims = claims_of(replace(plan, conversions=conversions), accuracy)

@@ -116,7 +116,7 @@ def rewrite(
         raise ValidationError(
             "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
         )
-    claims = claims_of(plan, choices.accuracy.error)
+    claims = claims_of(plan, choices.accuracy)
     if choices.forms.expose and not unit.fact(AddedOutputs).names:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     claims = tuple(replace(claim, exposed=exposed_by(claim.name, unit.fact(AddedOutputs).names)) for claim in claims)
@@ -180,7 +180,7 @@ def _calibrated(
         reached = largest_magnitudes(replace(source, proto=plan.model, path=None), tensors, settings, run.progress)
     except ValidationError as error:
         return options, (f"pre-activations could not be measured: {error}",)
-    return replace(options, accuracy=replace(options.accuracy, reached=reached)), ()
+    return replace(options, reached=reached), ()
 
 
 def _finished(

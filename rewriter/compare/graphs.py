@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from functools import cache
 from typing import ClassVar
 
@@ -136,7 +137,6 @@ class _Numbered:
         numbers: tensor of the main graph to its number.
         makers: tensor of the main graph to the number of the node that makes it.
         weights: digest and tensor of initializers and Constant nodes; those of bodies behind the name of the body.
-        resumed: tensors that took over the number of A's tensor of the same name.
     """
 
     def __init__(self, model: LoadedModel, original: _Numbered | None = None) -> None:
@@ -144,7 +144,6 @@ class _Numbered:
         self._opsets = opsets(model.proto.opset_import)
         self.weights: dict[str, tuple[bytes, onnx.TensorProto]] = {}
         self.makers: dict[str, bytes] = {}
-        self.resumed: set[str] = set()
         self._taken: set[bytes] = set()
         self.all: list[tuple[bytes, onnx.NodeProto]] = []
         self.numbers = self._numbers(model.proto.graph, {}, "")
@@ -178,7 +177,6 @@ class _Numbered:
             self._taken.add(number)
             return made
         again = {name for name in made if name in known.makers and known.makers[name] not in self._taken}
-        self.resumed |= again
         return {name: known.numbers[name] if name in again else own for name, own in made.items()}
 
     def _number(self, node: onnx.NodeProto, known: Mapping[str, bytes], holder: str) -> bytes:
@@ -201,33 +199,15 @@ class _Numbered:
 
 
 def _regions(a: _Numbered, b: _Numbered) -> Iterator[Change]:
-    """Changed nodes that hang together: one reads what the other makes, or both make the tensor of one name."""
-    changed = [(side, place) for side, (one, two) in enumerate(((a, b), (b, a)))
-               for place, (number, _) in enumerate(one.all) if number not in two.nodes]  # fmt: skip
-    group = {each: [each] for each in changed}
-    made: dict[tuple[int, str], tuple[int, int]] = {}
-    sides = a, b
-
-    def join(one: tuple[int, int], two: tuple[int, int] | None) -> None:
-        if two is not None and group[one] is not group[two]:
-            less, more = sorted((group[one], group[two]), key=len)
-            more += less
-            for each in less:
-                group[each] = more
-
-    for each in changed:
-        side, place = each
-        node = sides[side].all[place][1]
-        for name in node.input:
-            if name not in b.resumed:
-                join(each, made.get((side, name)))
-        for name in filter(None, node.output):
-            made[side, name] = each
-            if name in b.resumed:
-                join(each, made.get((1 - side, name)))
-    for members in {id(each): sorted(each) for each in group.values()}.values():
-        ours, theirs = ([sides[s].all[place][1] for s, place in members if s == side] for side in (0, 1))
-        yield Change("nodes", "", _span(ours), _span(theirs), ", ".join(_what(a, b, ours, theirs)))
+    """Runs of nodes, in graph order, of which the other model has none."""
+    left, right = ([number for number, _ in side.all] for side in (a, b))
+    for _, *places in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
+        ours, theirs = (
+            [node for number, node in side.all[slice(*run)] if number not in other.nodes]
+            for side, other, run in ((a, b, places[:2]), (b, a, places[2:]))
+        )
+        if ours or theirs:
+            yield Change("nodes", "", _span(ours), _span(theirs), ", ".join(_what(a, b, ours, theirs)))
 
 
 def _what(a: _Numbered, b: _Numbered, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:

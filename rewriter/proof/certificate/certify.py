@@ -441,7 +441,7 @@ class _Matching:
 
     def _all_but_last(self, original: Scope, axes: Axes) -> Reading:
         """Axes by their numbers as those of another tensor, if the tensor has one more."""
-        tensor = known = axes.tensor
+        tensor = known = before_casts(axes.tensor)
         if not tensor.scope.model.original:
             # What the rewritten model says about its own ranks is not believed.
             there = tensor.name in original.made or tensor.name in original.inputs

@@ -193,6 +193,8 @@ def _unfold(scope: Scope, name: str, node: onnx.NodeProto, x: Tensor) -> None:
         raise _Unread(f"{source.label} is not known for tokens")
     leaves = {part: f"{name}/layer_{part.value}" for part in ordered(expression) if part.operator == "leaf"}
     leaks = [part for part in leaves if part in reader.leaks]
+    if any(int(str(part.value)) % 2 for part in leaves if part not in leaks):
+        raise _Unread(f"{source.label}: what a token gets depends on other tokens")
     added = reader.leaked(expression)
     if added > NEGLIGIBLE:
         raise _Unread(f"{source.label}: other tokens may add {added:.3g} to a token")
@@ -392,7 +394,7 @@ class _Reader:
             return None
         axes = (*_broadcast(one.axes[:-2], two.axes[:-2]), one.axes[-2], two.axes[-1])
         left, right = (np.squeeze(each.values, tuple(range(each.values.ndim - 2))) for each in (one, two))
-        if one.axes[-1] == _ROWS == two.axes[-2]:
+        if one.axes[-2:] == (_ROWS, _ROWS) and two.axes[-2] == _ROWS:
             made = self._weighed(left, right)
         elif one.axes[-1] == two.axes[-2] == left.shape[1] == len(right):
             made = [total(list(map(_times, row, column))) for row in left for column in right.T]
@@ -405,7 +407,9 @@ class _Reader:
         made = np.full((len(pattern), values.shape[1]), None)
         for column in range(values.shape[1]):
             terms = []
-            for weight, value in zip(pattern[_OWN], values[:, column], strict=True):
+            for place, (weight, value) in enumerate(zip(pattern[_OWN], values[:, column], strict=True)):
+                if place == _OTHER and weight is not ZERO and not isinstance(weight, _Others):
+                    raise _Reason("adds up over other tokens")
                 if isinstance(weight, _Others):
                     most = max(map(self._largest, values[:, column]))
                     terms.append(leaf(-1 - len(self.leaks)))
@@ -559,7 +563,7 @@ def _function(scope: Scope, node: onnx.NodeProto) -> Callable[..., Any] | None:
     """What an elementwise operator makes of entries; None for an operator that is not one."""
     key, name = key_of(node), node.op_type
     if key == ("", "Where"):
-        return lambda condition, a, b: a if condition else b
+        return _chosen
     if key == ("", "Clip"):
         ends = clip_ends(scope, node)
         return None if ends is None else lambda x: clip(_real(x), *ends)
@@ -578,6 +582,12 @@ def _function(scope: Scope, node: onnx.NodeProto) -> Callable[..., Any] | None:
         return made
 
     return apply
+
+
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, bool):
+        raise _Reason("has a condition that is not read")
+    return a if condition else b
 
 
 def _real(value: Any) -> Expression:
@@ -611,6 +621,8 @@ def _constants(values: np.ndarray) -> _Entries:
             return bool(number)
         if values.dtype.kind in "iu":
             return _Count(int(number))
+        if values.dtype.kind not in "fV":
+            raise _Reason("has a type that is not computed with")
         return -math.inf if number == -np.inf else constant(float(number))
 
     return _Entries(values.shape, _array([entry(each) for each in values.ravel()]).reshape(values.shape))

@@ -15,7 +15,7 @@ def results(*values: float) -> Results:
 
 def test_a_tolerance_takes_the_place_of_the_rule() -> None:
     a, b = results(1.0, 2.0), results(1.0, 2.5)
-    assert not Rule()("out", a, [], b).holds
+    assert not Rule.of(None, None)("out", a, [], b).holds
     found = Rule.of({"out": 0.6}, None)("out", a, [], b)
     assert (found.holds, found.error, found.allowed) == (True, 0.5, 0.6)
     found = Rule.of(0.25, 0.05)("out", a, [], b)
@@ -43,7 +43,7 @@ def test_tolerances_add_up(atol: float, rtol: float, *, holds: bool) -> None:
 
 
 def test_a_named_tolerance_goes_before_that_of_all() -> None:
-    rule = Rule({None: 1.0, "x": 2.0}, {None: 0.5})
+    rule = Rule.of({None: 1.0, "x": 2.0}, 0.5)
     assert rule.tolerance("x") == (2.0, 0.5)
     assert rule.tolerance("y") == (1.0, 0.5)
-    assert Rule({"x": 2.0}).tolerance("y") is None
+    assert Rule.of({"x": 2.0}, None).tolerance("y") is None

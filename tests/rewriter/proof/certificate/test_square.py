@@ -55,6 +55,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "without biases": (SILU, {"first": "y = MatMul(x, W1)", "second": "out = MatMul(h, W2)"}),
     "no axis of sequences": (SILU, {"inputs": f"{TWO} x", "outputs": f"{TWO} out"}),
     "four axes": (SILU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
+    "four axes, behind a cast": (ERF_GELU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
     "one length": (SILU, {"inputs": "float[2, 7, 4] x", "outputs": "float[2, 7, 4] out"}),
 }
 
@@ -187,6 +188,9 @@ BOTH = {
 }
 POSITIONS = {
     "masked": {
+        "a part of 1e-9 of all other tokens' values is added": (
+            'p.behind("pattern", "Where", f"/mask @ {p.number(1e-9, dtype=float)}")'
+        ),
         "the diagonal is off by one": 'p.behind("own", "Add", f"@ {p.number(1)}")',
         "the next token is seen as well": (
             'p.before("before_bias", 1, "Sub", f"@ {p.number([1])}")'
