@@ -50,10 +50,11 @@ def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which mixtures of experts are written out where that can be done; the model itself if none is."""
     weights = {tensor.name: tensor for graph in all_graphs(model.graph) for tensor in graph.initializer}
     opset = opsets(model.opset_import).get("", 1)
+    taken = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.output}
 
     def plain(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
         parts = plain_experts(node, weights, opset)
-        if parts is None or isinstance(parts, str):
+        if parts is None or isinstance(parts, str) or any(part.output[0] in taken for part in parts[:-1]):
             return [node]
         for part in parts:
             part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
