@@ -106,11 +106,12 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
 
 
 def _same_rows(conversion: Conversion) -> bool:
-    """Whether a block that is attention has the rows of the original: channels last, no axes split or merged."""
+    """Whether a block that is attention has the rows of the original: channels last, no axes turned or split."""
     block, projections = conversion.block, conversion.projections
     if conversion.form not in _CERTIFIED or any(each.axis != -1 for each in (*block.first, *block.second)):
         return False
-    return projections is None or projections.query.data == block.first[0].data
+    whole = projections is None or projections.query.data == block.first[0].data
+    return whole or conversion.form != "compact"
 
 
 def exposed_by(block: str, names: Collection[str]) -> tuple[str, ...]:

@@ -169,8 +169,8 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         UsageError: a value is unknown or out of range.
         TypeError: a keyword is unknown.
     """
-    dims = dict(given.get("dims") or {})
-    return build(Settings, {**given, "inputs": as_given(given.get("inputs")), "dims": dims})
+    inputs, dims = given.get("inputs"), dict(given.get("dims") or {})
+    return build(Settings, {**given, "inputs": None if inputs is None else as_given(inputs), "dims": dims})
 
 
 def described(keywords: type, *declared: type) -> Callable[[_Function], _Function]:

@@ -72,7 +72,6 @@ class GraphDifference:
         operators: maps every operator, also in control-flow bodies, to its counts in A and in B.
         regions: the nodes that differ; a node that holds bodies counts as one.
         same_nodes: number of B's nodes that A has too.
-        renamed: number of those whose own name or outputs' names differ.
         tensors: the weights that differ.
         same_tensors: number of A's weights that B has bit for bit.
         fields: differences in inputs, outputs and their producers, local functions, and opsets.
@@ -82,7 +81,6 @@ class GraphDifference:
     operators: Mapping[str, tuple[int, int]]
     regions: tuple[Change, ...]
     same_nodes: int
-    renamed: int
     tensors: tuple[Change, ...]
     same_tensors: int
     fields: tuple[Change, ...]
@@ -109,14 +107,11 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
         if name in right.numbers and left.numbers.get(name) != right.numbers[name]:
             one, two = (side.nodes.get(side.makers.get(name, b"")) for side in (left, right))
             stated.append(Change("source of output", name, one and _describe(one), two and _describe(two)))
-    same = [(number, node.name, *node.output) for number, node in right.all if number in left.nodes]
-    named = {(number, node.name, *node.output) for number, node in left.all}
     counts = [Counter(_operator(node) for node in iter_nodes(model.proto.graph.node)) for model in (a, b)]
     return GraphDifference(
         operators={name: (counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])},
         regions=tuple(_regions(left, right)),
-        same_nodes=len(same),
-        renamed=sum(each not in named for each in same),
+        same_nodes=sum(number in left.nodes for number, _ in right.all),
         tensors=tensors,
         same_tensors=len(left.weights) - sum(each.a is not None for each in tensors),
         fields=tuple(each for each in stated if each.what not in _REMARKS),

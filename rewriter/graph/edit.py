@@ -190,8 +190,8 @@ def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto,
         if domain or not onnx.defs.has(name, version):
             continue
         schema = onnx.defs.get_schema(name, version)
-        inner = [each.op_type for each in schema.function_body.node]  # empty where there is no definition
-        if inner and operator in (name, *inner):
+        inner = [each.op_type for each in schema.function_body.node]  # empty where that depends on the node
+        if operator in (name, *inner):
             found.add(name)
             stated = {attribute.name for attribute in node.attribute}
             defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
@@ -199,7 +199,10 @@ def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto,
     if not found:
         return None
     taken = [("", name) for name in {*found, operator}]
-    copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+    try:
+        copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+    except RuntimeError:
+        return None  # a definition depends on types that are not known
     if any(key_of(node) == ("", operator) for node in iter_nodes(copy.graph.node)):
         return None
     return copy, tuple(f"{name}({version})" for name in sorted(found))

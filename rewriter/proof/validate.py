@@ -330,18 +330,17 @@ class _Judge:
 
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
     """Exposed tensors that the heads do not compute with."""
-    for claim in claims:
-        view = rewritten.views[claim.path] if claim.exposed else rewritten.main
-        inside = [view.nodes[index] for index in cut(view, claim.reads, claim.makes).nodes] if claim.exposed else []
+    for claim in (each for each in claims if each.exposed):
+        view = rewritten.views[claim.path]
+        inside = [view.nodes[index] for index in cut(view, claim.reads, claim.makes).nodes]
         softmaxes = [node for node in inside if node.op_type == "Softmax"]
-        found = {
-            "scores": {node.input[0] for node in softmaxes},
-            "pattern": {node.output[0] for node in softmaxes},
-        }
         used = {name for node in inside for name in reads(node)}
+        right = {
+            "scores": used & {node.input[0] for node in softmaxes},
+            "pattern": used & {node.output[0] for node in softmaxes},
+        }
         for name in claim.exposed:
-            kind = name.rpartition("/")[2].partition("_")[0]
-            if name not in used & found.get(kind, used):
+            if name not in right.get(name.rpartition("/")[2].partition("_")[0], used):
                 yield f"{claim.name}: the exposed '{name}' is not what its heads compute with"
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -420,7 +420,7 @@ class _Rows:
         if values is not None:
             real = values.dtype.kind == "f" and values.ndim <= 2 and np.isfinite(values).all()
             exact = [constant(float(number)) for number in values.ravel()] if real else []
-            return Numbers(_array(exact).reshape(values.shape), each=False) if real else None
+            return Numbers(objects(exact).reshape(values.shape), each=False) if real else None
         if tensor.node is None:
             return None
         self.inside.append(tensor)
@@ -433,7 +433,7 @@ class _Rows:
     def _first(self, scope: Scope, node: onnx.NodeProto) -> Numbers:
         """The first operand, a row for each entry, or one without numbers."""
         found = self.value(scope, node.input[0])
-        return found if found is not None and found.row else Numbers(_array([]), each=False)
+        return found if found is not None and found.row else Numbers(objects([]), each=False)
 
     def reshape(self, tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         """Entries in order, in three axes; or those of [batch, tokens, heads] as [batch, tokens, heads, 1]."""
@@ -444,7 +444,7 @@ class _Rows:
             return None
         source = before_casts(source, self.inside)
         self.laid_out.add(self._leaf(source))
-        return Numbers(_array([self._leaf(source)]).reshape(()), True, frozenset((tensor,)))
+        return Numbers(objects([self._leaf(source)]).reshape(()), True, frozenset((tensor,)))
 
     def _heads(self, source: Tensor, shape: Sizes) -> Numbers | None:
         """The projections of a stream by heads; where no weight reads x, the same constants for all tokens."""
@@ -456,13 +456,13 @@ class _Rows:
             return None  # its axes need not be three
         like = frozenset((source,))
         if not layer.weight.any():
-            bias = _array([constant(float(number)) for number in layer.bias])
+            bias = objects([constant(float(number)) for number in layer.bias])
             return Numbers(bias.reshape(1, size), False, like) if heads == 1 else None
         if size != 1:
             return None
         self.laid_out.add(self._leaf(source))
         self.heads.add(heads)
-        return Numbers(_array([self._leaf(source)]), True, like)
+        return Numbers(objects([self._leaf(source)]), True, like)
 
     def unsqueeze(self, _tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         found = self.value(scope, node.input[0])
@@ -510,13 +510,13 @@ class _Rows:
         if matrix is None or not matrix.matrix or len(row.values) != len(matrix.values):
             return None
         sums = [total([mul(*pair) for pair in zip(row.values, column, strict=True)]) for column in matrix.values.T]
-        return Numbers(_array(sums), True, _all_like((row, matrix)))
+        return Numbers(objects(sums), True, _all_like((row, matrix)))
 
     def softmax(self, _tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         row = self._first(scope, node)
         # Without an attribute the axis depends on the opset. Of the last axis, all versions say the same.
         known = row.row and integer_of(node, "axis", None) in _LAST
-        return row._replace(values=_array(softmax(list(row.values)))) if known else None
+        return row._replace(values=objects(softmax(list(row.values)))) if known else None
 
     def split(self, tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         row, place = self._first(scope, node), tensor.place
@@ -529,11 +529,11 @@ class _Rows:
     def reduce_sum(self, _tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         row = self._first(scope, node)
         kept = row.row and _is_last_axis(scope, node) and integer_of(node, "keepdims", 1) == 1
-        return row._replace(values=_array([total(list(row.values))])) if kept else None
+        return row._replace(values=objects([total(list(row.values))])) if kept else None
 
     def clip(self, _tensor: Tensor, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         row, ends = self._first(scope, node), clip_ends(scope, node)
-        return row._replace(values=_array([clip(each, *ends) for each in row.values])) if row.row and ends else None
+        return row._replace(values=objects([clip(each, *ends) for each in row.values])) if row.row and ends else None
 
     def _elementwise(self, scope: Scope, node: onnx.NodeProto) -> Numbers | None:
         found: list[Numbers] = []
@@ -557,13 +557,14 @@ class _Rows:
         ]
         known = [number for number in made if number is not None]
         return (
-            Numbers(_array(known).reshape(operands[0].shape), each, _all_like(found))
+            Numbers(objects(known).reshape(operands[0].shape), each, _all_like(found))
             if len(known) == len(made)
             else None
         )
 
 
-def _array(numbers: list[Expression]) -> np.ndarray:
+def objects(numbers: Sequence[Any]) -> np.ndarray:
+    """A vector of Python objects."""
     return np.array([*numbers, None], dtype=object)[:-1]
 
 

@@ -14,7 +14,7 @@ and a function of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +26,6 @@ from rewriter.errors import RewriteError
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
 from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, sizes, widens
 from rewriter.proof.certificate.expressions import (
-    OPERATORS,
     ZERO,
     Expression,
     NotAFunction,
@@ -41,7 +40,7 @@ from rewriter.proof.certificate.expressions import (
     total,
 )
 from rewriter.proof.certificate.graphs import Model, Rows, Scope, Tensor
-from rewriter.proof.certificate.rows import clip_ends
+from rewriter.proof.certificate.rows import clip_ends, objects
 
 TOPS: Mapping[int, fmpq] = {
     onnx.TensorProto.FLOAT: fmpq(2) ** 128,
@@ -185,6 +184,8 @@ def _unfold(scope: Scope, name: str, node: onnx.NodeProto, x: Tensor) -> None:
     while (after := _constant_operand(source)) is not None and source.node is not None:
         layers.insert(0, (source.node, after))
         source = scope.find(source.node.input[0])
+    if not layers:
+        raise _Unread(f"{source.label} is no linear layer")
     found = reader.entries(source)
     if found.axes[:2] != (_BATCH, _ROWS) or len(found.axes) != 3 or found.values.size != found.values.shape[1]:
         raise _Unread(f"{source.label} has other axes than [batch, rows, heads]")
@@ -210,8 +211,6 @@ def _unfold(scope: Scope, name: str, node: onnx.NodeProto, x: Tensor) -> None:
         last = place == len(layers) - 1
         made = onnx.helper.make_node(layer.op_type, [made.output[0], after], [name if last else f"{name}/{place}"])
         scope.define(made, source.elem_type)
-    if not layers:
-        scope.define(onnx.helper.make_node("Cast", [rows], [name], to=source.elem_type), source.elem_type)
 
 
 def _constant_operand(tensor: Tensor) -> str | None:
@@ -304,7 +303,7 @@ class _Reader:
             if not isinstance(stream, _Stream) or stream.bias is None or stream.turned:
                 return None
             bias_tokens = len(stream.bias)
-        count = _array([_Count(bias_tokens, tokens=1)])
+        count = objects([_Count(bias_tokens, tokens=1)])
         return _Entries((1,), count) if node.op_type == "Slice" else _Entries((), count.reshape(()))
 
     # -- streams -----------------------------------------------------------------------------------------------------
@@ -400,7 +399,7 @@ class _Reader:
             made = [total(list(map(_times, row, column))) for row in left for column in right.T]
         else:
             return None
-        return _Entries(axes, _array(made).reshape(*[1] * (len(axes) - 2), len(left), right.shape[1]))
+        return _Entries(axes, objects(made).reshape(*[1] * (len(axes) - 2), len(left), right.shape[1]))
 
     def _weighed(self, pattern: np.ndarray, values: np.ndarray) -> list[Any]:
         """What the rows of a pattern make of values: known for token i."""
@@ -482,7 +481,7 @@ class _Reader:
                     raise _Reason("projects tokens otherwise for some heads")
                 own = [constant(float(token[0]))] * 2
             columns += [*own, *(constant(float(each)) for each in bias[:, 0])]
-        values = _array(columns).reshape(1, size, -1, 1).transpose(0, 2, 3, 1)
+        values = objects(columns).reshape(1, size, -1, 1).transpose(0, 2, 3, 1)
         return _Entries((_BATCH, _ROWS, heads, size), values)
 
     def _leaf(self, weight: np.ndarray, bias: np.ndarray, after: int) -> Expression:
@@ -514,7 +513,7 @@ class _Reader:
         if first != _Count() or step != _Count(1) or not isinstance(end, _Count) or end != _Count(end.fixed, tokens=1):
             return None
         behind = [_Count(place, tokens=1) for place in range(end.fixed)]
-        return _Entries((_ROWS,), _array([_Count(own=1), _Count(other=1), *behind]))
+        return _Entries((_ROWS,), objects([_Count(own=1), _Count(other=1), *behind]))
 
     def cast(self, scope: Scope, node: onnx.NodeProto) -> _Entries | None:
         source = scope.find(node.input[0])
@@ -547,16 +546,15 @@ _SPECIAL = {
     ("", "Cast"): _Reader.cast,
 }
 
-_ON_COUNTS: Mapping[str, Callable[..., Any]] = {
-    "Add": lambda a, b: a.plus(b),
-    "Less": lambda a, b: a.less(b),
-    "Equal": lambda a, b: a.equal(b),
+_PLAIN: Mapping[tuple[str, type], Callable[..., Any]] = {
+    ("Add", _Count): lambda a, b: a.plus(b),
+    ("Less", _Count): lambda a, b: a.less(b),
+    ("Equal", _Count): lambda a, b: a.equal(b),
+    ("Not", bool): lambda a: not a,
+    ("And", bool): lambda a, b: a and b,
+    ("Or", bool): lambda a, b: a or b,
 }
-_ON_CONDITIONS: Mapping[str, Callable[..., bool]] = {
-    "Not": lambda a: not a,
-    "And": lambda a, b: a and b,
-    "Or": lambda a, b: a or b,
-}
+"""Operators on positions and conditions."""
 
 
 def _function(scope: Scope, node: onnx.NodeProto) -> Callable[..., Any] | None:
@@ -567,18 +565,16 @@ def _function(scope: Scope, node: onnx.NodeProto) -> Callable[..., Any] | None:
     if key == ("", "Clip"):
         ends = clip_ends(scope, node)
         return None if ends is None else lambda x: clip(_real(x), *ends)
-    if node.domain or (key not in OPERATORS and name not in _ON_COUNTS and name not in _ON_CONDITIONS):
+    if node.domain:
         return None
     given = attributes(node)
 
     def apply(*operands: Any) -> Any:
-        if name in _ON_COUNTS and all(isinstance(each, _Count) for each in operands):
-            return _ON_COUNTS[name](*operands)
-        if name in _ON_CONDITIONS and all(isinstance(each, bool) for each in operands):
-            return _ON_CONDITIONS[name](*operands)
-        made = scalar_operator(key, given, [_real(each) for each in operands])
+        kinds = {type(each) for each in operands}
+        plain = _PLAIN.get((name, kinds.pop())) if len(kinds) == 1 else None
+        made = scalar_operator(key, given, list(map(_real, operands))) if plain is None else plain(*operands)
         if made is None:
-            raise _Reason("has operands that are not read")
+            raise _Reason("is not known to act on rows one by one")
         return made
 
     return apply
@@ -625,11 +621,7 @@ def _constants(values: np.ndarray) -> _Entries:
             raise _Reason("has a type that is not computed with")
         return -math.inf if number == -np.inf else constant(float(number))
 
-    return _Entries(values.shape, _array([entry(each) for each in values.ravel()]).reshape(values.shape))
-
-
-def _array(entries: Sequence[Any]) -> np.ndarray:
-    return np.array([*entries, None], dtype=object)[:-1]
+    return _Entries(values.shape, objects([entry(each) for each in values.ravel()]).reshape(values.shape))
 
 
 def _broadcast(one: tuple[int | str, ...], two: tuple[int | str, ...]) -> tuple[int | str, ...]:
@@ -667,5 +659,5 @@ def _between_positions(queries: _Stream, keys: _Stream) -> _Entries | None:
     first = np.array([[diagonal[0], beside[0]], [beside[0], diagonal[0]]])
     blocks = [[first, np.repeat(on_bias[:1], 2, axis=0)], [np.repeat(from_bias[:, :1], 2, axis=1), within]]
     numbers = np.block(blocks)
-    scores = _array([constant(float(each)) for each in numbers.ravel()]).reshape(1, *numbers.shape)
+    scores = objects([constant(float(each)) for each in numbers.ravel()]).reshape(1, *numbers.shape)
     return _Entries((queries.batch, _ROWS, _ROWS), scores)

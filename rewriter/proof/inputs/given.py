@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from rewriter.errors import UsageError
 
@@ -46,20 +46,12 @@ Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]
 InputsOrText = Inputs | Text
 
 
-@overload
-def as_given(inputs: Inputs) -> Given: ...
-@overload
-def as_given(inputs: None) -> None: ...
-@overload
-def as_given(inputs: Inputs | None) -> Given | None: ...
-def as_given(inputs: Inputs | None) -> Given | None:
+def as_given(inputs: Inputs) -> Given:
     """What a caller passes as `inputs`, in one of two forms.
 
     Raises:
         UsageError: it is neither a path nor arrays by name.
     """
-    if inputs is None:
-        return None
     if isinstance(inputs, (str, os.PathLike)):
         return Path(inputs)
     cases = (inputs,) if isinstance(inputs, Mapping) else tuple(inputs)

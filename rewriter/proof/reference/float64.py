@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
+import onnx.shape_inference
 from onnx import TensorProto, numpy_helper
 
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.edit import inlined, set_nodes
+from rewriter.graph.edit import inlined, set_nodes, written_out
 from rewriter.graph.extract import bytes_of, needed
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import constant_of, key_of, label, opsets
@@ -104,7 +104,12 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     if sum(bytes_of(tensor) for tensor in iter_tensors(model)) > LARGEST:
         raise NoReference(f"larger than {round(LARGEST / 1e9)} GB")
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
-    copy = _attention_defined(with_plain_experts(inlined(model)))
+    copy = with_plain_experts(inlined(model))
+    if any(key_of(node) == ("", "Attention") for node in copy.graph.node):
+        # onnx's own rounds the scale to float32. Its definition depends on types.
+        with suppress(onnx.shape_inference.InferenceError):
+            copy = onnx.shape_inference.infer_shapes(copy)
+        copy = (written_out(copy, "Attention") or [copy])[0]
     if copy.graph.sparse_initializer:
         raise NoReference("the model has sparse initializers")
     del copy.functions[:]  # those that are left are of another operator set
@@ -123,24 +128,6 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     except Exception as error:
         raise NoReference(f"onnx's evaluator cannot load the model: {one_line(error, 160)}") from error
     return Reference(constants, outputs, evaluator)
-
-
-def _attention_defined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Attention written out as ONNX defines it, if types are known: onnx's own rounds the scale to float32."""
-    nodes = [node for node in model.graph.node if key_of(node) == ("", "Attention")]
-    if not nodes:
-        return model
-    schema = onnx.defs.get_schema("Attention", opsets(model.opset_import)[""])
-    for node in nodes:
-        stated = {attribute.name for attribute in node.attribute}
-        defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
-        node.attribute.extend(default for default in defaults if default.type)
-    with suppress(RuntimeError, onnx.shape_inference.InferenceError):
-        typed = onnx.shape_inference.infer_shapes(model)
-        return onnx.inliner.inline_selected_functions(
-            typed, [("", "Attention")], exclude=False, inline_schema_functions=True
-        )
-    return model
 
 
 def _widened(array: Array) -> Array:

@@ -149,10 +149,9 @@ def _show_graphs(console: Console, found: GraphDifference) -> None:
             console.part(replace(table, rows=table.rows[:most]))
         if len(table.rows) > len(table.rows[:most]):
             console.line(f"and {len(table.rows) - _FEW_ROWS:,} more, -v shows them", "yellow")
-    renamed = f" ({found.renamed:,} under other names)" if found.renamed else ""
     console.line(
-        f"the same in both: {found.same_nodes:,} nodes{renamed}, {found.same_tensors:,} weights bit for bit"
-        f"{'; only names and remarks differ' if found.same and (found.renamed or found.remarks) else ''}"
+        f"the same in both: {found.same_nodes:,} nodes, {found.same_tensors:,} weights bit for bit"
+        f"{'; only remarks differ' if found.same and found.remarks else ''}"
     )
 
 
