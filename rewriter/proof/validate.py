@@ -22,9 +22,9 @@ import onnx
 from rewriter.arrays import magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import cut, reads
+from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import key_of
+from rewriter.graph.view import key_of, reads
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases

@@ -27,9 +27,9 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes, written_out
-from rewriter.graph.extract import bytes_of, needed, reads
+from rewriter.graph.extract import bytes_of
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import constant_of, key_of, label, opsets
+from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
 from rewriter.graph.walk import all_graphs, is_external, iter_tensors
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.operators import operators
@@ -91,7 +91,7 @@ class Reference:
             except Exception as error:
                 raise NoReference(f"onnx's evaluator cannot run the model: {one_line(error, 160)}") from error
             for name, value in zip(node.output, made, strict=False):
-                values[name] = value
+                values[name] = value if name else None
                 # An operator that silently computes in float32 would make the truth as inexact as the model.
                 if isinstance(value, np.ndarray) and is_float(value.dtype) and value.dtype != np.float64:
                     raise NoReference(f"the evaluator computes '{one_line(name, 80)}' in {value.dtype} only")
@@ -140,7 +140,7 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
         raise NoReference(f"onnx's evaluator cannot load the model: {one_line(error, 160)}") from error
     last = {name: place for place, node in enumerate(copy.graph.node) for name in (*reads(node), *node.output)}
     dead: dict[int, list[str]] = defaultdict(list)
-    for name in last.keys() - {*outputs, ""}:
+    for name in last.keys() - {*outputs, ""}:  # what is left out stays None
         dead[last[name]].append(name)
     return Reference(constants, [(node, dead[place]) for place, node in enumerate(nodes)], outputs)
 
