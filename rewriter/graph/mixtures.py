@@ -26,11 +26,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.graph.edit import set_nodes
+from rewriter.graph.fused import MICROSOFT, step
 from rewriter.graph.view import integer_of, key_of, opsets
 from rewriter.graph.walk import all_graphs
 from rewriter.text import quoted
 
-MICROSOFT = "com.microsoft"
 EXPERTS: Mapping[tuple[str, str], Sequence[str]] = {
     (MICROSOFT, "MoE"): ("x", "router", "fc1", "fc1_bias", "fc2", "fc2_bias", "fc3", "fc3_bias"),
     (MICROSOFT, "QMoE"): (
@@ -181,14 +181,8 @@ class _Mixture:
     def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
         """One more node; its output."""
         suffix = name or f"{operator.lower()}_{len(self.nodes)}"
-        made = helper.make_node(
-            operator,
-            inputs,
-            [f"{self.node.output[0]}/{suffix}"],
-            f"{self.node.name or self.node.output[0]}/{suffix}",
-            domain=domain,
-            **attributes,
-        )
+        made = step(self.node, operator, list(inputs), last=False, domain=domain, part=suffix)
+        made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
         self.nodes.append(made)
         return str(made.output[0])
 
