@@ -162,8 +162,6 @@ class Taylor(Arithmetic[arb_series]):
         """A function of a; softplus by the sign of a, where exp(a) could be large."""
         if name == "softplus":
             return a + ((-a).exp() + 1).log() if a[0] > 0 else (a.exp() + 1).log()
-        if name == "sqrt" and not a[0] > 0:
-            raise Undecided
         return {"exp": a.exp, "erf": a.erf, "sqrt": a.sqrt}[name]()
 
     def sign(self, a: arb_series) -> int:
@@ -208,8 +206,6 @@ class Intervals(Arithmetic[Interval]):
 
     def function(self, name: str, a: Interval, line: Line | None) -> Interval:  # noqa: ARG002
         """A function of a: all of them rise."""
-        if name == "sqrt" and not a[0] >= 0:
-            raise Undecided
         rising = {"exp": arb.exp, "erf": arb.erf, "sqrt": arb.sqrt, "softplus": _softplus}[name]
         low, high = rising(a[0]).lower(), rising(a[1]).upper()
         if not low.is_finite() or not high.is_finite():

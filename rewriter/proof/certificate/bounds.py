@@ -250,7 +250,9 @@ class _Search:
         self.cells += 1
         for enclosed in (self.by_series, self.by_intervals):
             with suppress(Undecided), precision(_PRECISION + _bits(low, high)):
-                return enclosed(piece, low, high)
+                upper = enclosed(piece, low, high)
+                if math.isfinite(upper):
+                    return upper
         return math.inf
 
     def by_series(self, piece: _Piece, low: fmpq, high: fmpq) -> float:

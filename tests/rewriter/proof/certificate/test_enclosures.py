@@ -120,6 +120,7 @@ def test_what_holds_on_a_cell_holds_at_its_numbers(seed: int) -> None:
     [
         (apply("softplus", VARIABLE), VARIABLE),
         (apply("softplus", VARIABLE), apply("exp", VARIABLE)),
+        (apply("softplus", VARIABLE), add(ONE, apply("exp", VARIABLE))),
         (add(ONE, apply("softplus", VARIABLE)), apply("softplus", VARIABLE)),
         (neg(apply("softplus", VARIABLE)), apply("softplus", neg(VARIABLE))),
         (mul(VARIABLE, sigmoid(VARIABLE)), mul(VARIABLE, sigmoid(mul(constant(2), VARIABLE)))),

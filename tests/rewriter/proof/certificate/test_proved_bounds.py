@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewriter.proof.certificate.arithmetic import Intervals, Taylor, Undecided, evaluate
-from rewriter.proof.certificate.bounds import Bound, bound, key_of, prove
+from rewriter.proof.certificate.bounds import Bound, _Search, bound, key_of, prove
 from rewriter.proof.certificate.expressions import (
     FUNCTIONS,
     HALF,
@@ -153,12 +153,24 @@ def test_a_domain_is_what_was_claimed() -> None:
 
 
 @pytest.mark.parametrize(
-    "pole", [div(mul(SILU, sub(Y, ONE)), sub(Y, ONE)), div(mul(SILU, sub(SIGMOID, HALF)), sub(SIGMOID, HALF))]
+    "pole",
+    [div(mul(SILU, each), each) for each in (sub(Y, ONE), sub(SIGMOID, HALF), mul(Y, Y))],
 )
 def test_a_pole_is_refused(pole: Expression) -> None:
     found = of(SILU, pole)
     assert not found.holds
     assert "not defined at y = " in found.reason or "no bound" in found.reason
+
+
+def test_conditions_that_are_no_lines() -> None:
+    for original, off in ((ZERO, 0.0), (ONE, 1.0)):
+        search = _Search(original, where(sub(mul(Y, Y), number("1/3")), ONE, ZERO), fmpq(1))
+        piece = search.piece(fmpq(-1), fmpq(1))
+        assert search.by_intervals(piece, fmpq(0), fmpq(1)) >= 1
+        assert search.by_intervals(piece, fmpq(0), fmpq(1, 2)) == pytest.approx(off)
+    with pytest.raises(Undecided):
+        Intervals(fmpq(-1), fmpq(1)).div((arb(1), arb(1)), (arb(-1), arb(1)))
+    assert of(minimum(SILU, ONE), minimum(HEADS, ONE)).bound <= 1e-14
 
 
 def test_a_root_of_negative_numbers_is_refused() -> None:

@@ -162,6 +162,9 @@ BOTH = {
     "one head's bias token has another value": (
         'w = np.ones((8, 13, 1)); w[3, -1] = 1.001; p.behind("W_V", "Mul", f"@ {p.number(w, dtype=float)}")'
     ),
+    "one head's queries have another offset": (
+        'w = np.ones((8, 13, 2)); w[3, 4, 1] = 1.001; p.behind("W_Q", "Mul", f"@ {p.number(w, dtype=float)}")'
+    ),
     "heads are those of other columns": ('p.behind("q_flat", "Gather", f"@ {p.number(np.arange(16)[::-1])}", axis=1)'),
     "queries beyond 5 are clipped": 'p.weight("highest_finite_q", "v[...] = 5")',
     "queries through float16": (
