@@ -2,7 +2,8 @@
 
 float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast. The operators are those of
 onnx's reference evaluator, but for a few that it lacks, or computes otherwise than their version says
-(`rewriter.proof.reference.operators`). What rounds to integers on purpose, draws numbers, or takes minutes is refused.
+(`rewriter.proof.reference.operators`); mixtures of experts are written out. What rounds to integers on purpose, draws
+numbers, or takes minutes is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rewriter.errors import ModelError, RewriteError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes, written_out
 from rewriter.graph.extract import bytes_of
+from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
 from rewriter.graph.walk import all_graphs, is_external, iter_tensors
 from rewriter.proof.inputs.roles import is_float
@@ -113,7 +115,7 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     if sum(bytes_of(tensor) for tensor in iter_tensors(model)) > LARGEST:
         raise NoReference(f"larger than {round(LARGEST / 1e9)} GB")
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
-    copy = inlined(model)
+    copy = with_plain_experts(inlined(model))
     if any(key_of(node) == ("", "Attention") for node in copy.graph.node):
         # onnx's own rounds the scale to float32. Its definition depends on types.
         with suppress(onnx.shape_inference.InferenceError):
