@@ -35,7 +35,7 @@ from passes.forms.spelling import (
     shared_keys,
     zero_bias,
 )
-from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of
+from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of, spread_error
 from passes.programs.head import FACTORED, Head, heads_over
 from passes.programs.line import Line
 from passes.programs.powers import Powers
@@ -49,7 +49,11 @@ def prepare_local(view: GraphView, conversion: Conversion) -> Conversion:
     """Decide how the coefficients are written; every block can be converted, with an operator Softmax from opset 11."""
     if conversion.options.spelling == "softmax":
         return prepare_spelled(view, conversion)
-    return replace(conversion, written=_as_written(conversion.program, conversion.dtype))
+    program, written = conversion.program, _as_written(conversion.program, conversion.dtype)
+    if written != program:  # sums of coefficients are rounded once more
+        error = program.coefficient_error + spread_error(program, conversion.dtype)
+        program = replace(program, coefficient_error=error)
+    return replace(conversion, program=program, written=written)
 
 
 def _as_written(program: Program, dtype: DTypeLike) -> Program:

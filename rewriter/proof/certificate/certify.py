@@ -50,6 +50,7 @@ ASSUMED = (
     "operators compute what the specifications of ONNX and onnxruntime say",
     "arithmetic is that of the reals; operators that are the same in both models get the same operands",
     "initializers that IR version 3 lists as inputs keep their values",
+    "tensors of the original have the shapes that it declares for them",
 )
 NOT_CLAIMED = (
     "rounding and overflow in the types of the model",
@@ -439,18 +440,26 @@ class _Matching:
             if axes is None or axes.stop != -1:
                 return False
             found.append(axes.tensor)
+        theirs = yield self._of_original(a.scope, found[1])
+        fixed = _fixed_front(found[0])
+        if fixed is not None and fixed == _fixed_front(theirs):
+            return True
         return (yield self._same_tensors(*found))
 
     def _all_but_last(self, original: Scope, axes: Axes) -> Reading:
         """Axes by their numbers as those of another tensor, if the tensor has one more."""
-        tensor = known = before_casts(axes.tensor)
-        if not tensor.scope.model.original:
-            # What the rewritten model says about its own ranks is not believed.
-            there = tensor.name in original.made or tensor.name in original.inputs
-            known = original.find(tensor.name) if there else tensor
-            if known is tensor or not (yield self._same_tensors(known, tensor)):
-                return None
-        return front(tensor) if known.type.rank == (axes.stop or 0) + 1 else None
+        tensor = before_casts(axes.tensor)
+        known = yield self._of_original(original, tensor)
+        return front(tensor) if known is not None and known.type.rank == (axes.stop or 0) + 1 else None
+
+    def _of_original(self, original: Scope, tensor: Tensor) -> Reading:
+        """The tensor, or the same one of the original: what the rewritten model says of its shapes is not believed."""
+        if tensor.scope.model.original:
+            return tensor
+        if tensor.name not in original.made and tensor.name not in original.inputs:
+            return None
+        known = original.find(tensor.name)
+        return known if (yield self._same_tensors(known, tensor)) else None
 
     def _same_sizes(self, a: Tensor, b: Tensor) -> Reading:
         """Whether both are the shape of the same rows, one of them without a tensor that has it."""
@@ -603,6 +612,13 @@ def _is_matrix(tensor: Tensor, layer: Layer) -> bool:
 
 def _elem_type(region: Region) -> int:
     return next(iter(region.leaves.values())).elem_type
+
+
+def _fixed_front(tensor: Tensor | None) -> tuple[int, ...] | None:
+    """The sizes of all axes but the last, if the original fixes them."""
+    shape = tensor.type.shape if tensor is not None else None
+    fixed = tuple(size for size in (shape or ())[:-1] if isinstance(size, int))
+    return fixed if shape is not None and len(fixed) == len(shape) - 1 else None
 
 
 def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool) -> str:

@@ -133,7 +133,7 @@ class Model:
 
         Args:
             loaded: the model; it is not changed.
-            original: what it is compared with; None for the specification itself, whose word about its ranks is taken.
+            original: what it is compared with; None for the specification itself, whose word about its shapes is taken.
 
         Raises:
             NotCertifiable: the model has an attribute that refers to one of a function.
