@@ -31,8 +31,8 @@ def widens(source: int, node: onnx.NodeProto) -> bool:
 
 _CHOSEN = {"Equal", "Less", "Or", "Where"}
 _LAID_OUT = {"Cast", "Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-_ROUNDED = {"Add", "Mul"}
-"""Computed in the type of their operands, as a runtime rounds them."""
+_CALCULATED = {"Add", "Mul"}
+"""Functions of real numbers, computed in float64."""
 
 
 def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
@@ -40,7 +40,7 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
     if tensor.constant is not None:
         return tensor.scope.model.read(tensor.constant)
     node, versions = tensor.node, tensor.scope.model.opsets
-    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _CHOSEN | _ROUNDED:
+    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _CHOSEN | _CALCULATED:
         return None
     values: dict[str, np.ndarray] = {}
     for name in node.input:
@@ -55,8 +55,10 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
         and not widens(onnx.helper.np_dtype_to_tensor_dtype(first.dtype), node)
     ):
         return None
-    if node.op_type in _ROUNDED and any(value.dtype not in (np.float32, np.float64) for value in values.values()):
-        return None
+    if node.op_type in _CALCULATED:
+        if any(value.dtype not in (np.float32, np.float64) for value in values.values()):
+            return None
+        values = {name: value.astype(np.float64) for name, value in values.items()}
     if node.op_type == "Expand" and np.prod(values[node.input[1]], dtype=float) > _MOST_ENTRIES:
         return None
     try:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from rewriter.proof.certificate.expressions import (
     ZERO,
     Expression,
     NotAFunction,
+    add,
     clip,
     constant,
     leaf,
@@ -489,9 +491,11 @@ class _Reader:
         return _Entries((_BATCH, _ROWS, heads, size), values)
 
     def _leaf(self, weight: np.ndarray, bias: np.ndarray, after: int) -> Expression:
+        """The layer x W + b, or a known one and the number by which all of its biases are larger."""
         for number, known in enumerate(self._layers):
-            if np.array_equal(known[0], weight) and np.array_equal(known[1], bias):
-                return leaf(2 * number + after)
+            more = {Fraction(float(one)) - Fraction(float(two)) for one, two in zip(bias, known[1], strict=False)}
+            if len(more) == 1 and np.array_equal(known[0], weight):
+                return add(leaf(2 * number + after), constant(fmpq(*more.pop().as_integer_ratio())))
         self._layers.append((weight, bias))
         return leaf(2 * len(self._layers) - 2 + after)
 
