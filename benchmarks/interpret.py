@@ -32,6 +32,7 @@ from typing import Any
 
 import click
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -42,6 +43,8 @@ from benchmarks.replica import RULES, Replica
 from models.training.questions import QUESTIONS, Prompt
 from rewriter import attribute
 from rewriter.errors import RewriteError, UsageError
+from rewriter.files.load import load_model
+from rewriter.proof.inputs.read import open_tokenizer
 
 Array = NDArray[Any]
 
@@ -91,6 +94,9 @@ class Subject:
 
     def __init__(self, path: Path, tokenizer: Any) -> None:
         """Raises UsageError: the model is no decoder like GPT-2."""
+        kinds = {each.type.tensor_type.elem_type for each in load_model(path, mapped=True).proto.graph.input}
+        if kinds - {onnx.TensorProto.INT64, onnx.TensorProto.INT32}:
+            raise UsageError(f"{path.name} has inputs that are no tokens; export it without a key-value cache")
         self.path, self._tokenizer = path, tokenizer
         self.network, self.replica = Network(path), Replica(path)
         self.owner: dict[str, Tensor] = {}
@@ -335,15 +341,13 @@ def main(
     json_path: Path,
 ) -> None:
     """Measure which scores find the circuits of standard questions."""
-    from tokenizers import Tokenizer
-
     rows = []
     try:
         for path in models:
             beside = tokenizer_path or path.with_name(f"{path.stem}-tokenizer.json")
             if not beside.exists():
                 raise UsageError(f"{path.name} has no tokenizer beside it; name one with --tokenizer")
-            subject = Subject(path, Tokenizer.from_file(str(beside)))
+            subject = Subject(path, open_tokenizer(beside))
             for question in questions:
                 for seed in range(seeds):
                     click.echo(f"{path.name}: {question}, seed {seed}", err=True)

@@ -1,4 +1,4 @@
-"""Does a test notice when the checker is changed? `python -m benchmarks.mutation [--sample N] [-o FILE]`.
+"""Does a test notice when the checker is changed? `python -m benchmarks.mutation [--sample N] [--file NAME] [-o FILE]`.
 
 Every mutant of `rewriter/proof/certificate` changes one thing: a comparison, an operator of arithmetic or logic, a
 number, a condition, a statement that is left out, a value that is not returned. The tests that enter its function run
@@ -42,11 +42,11 @@ _OTHER = {
 class Mutant(NamedTuple):
     """One change: the text between two offsets of a file becomes another.
 
-    `function` is the first line of the function around it, its decorators included; 0 where there is none.
+    `function` are the lines of the function around it, its decorators included, from 0 where there is none.
     """
 
     file: str
-    function: int
+    function: tuple[int, int]
     line: int
     start: int
     end: int
@@ -69,8 +69,8 @@ def mutants(path: Path) -> Iterator[Mutant]:  # noqa: C901 - one case for each k
         return starts[rows.lineno - 1] + rows.col_offset, starts[rows.end_lineno - 1] + rows.end_col_offset
 
     def made(node: Any, start: int, end: int, text: str) -> Mutant:
-        around = [first for first, last in functions if first <= node.lineno <= last]
-        return Mutant(path.name, max(around, default=0), node.lineno, start, end, text)
+        around = [each for each in functions if each[0] <= node.lineno <= each[1]]
+        return Mutant(path.name, max(around, default=(0, 0)), node.lineno, start, end, text)
 
     def text_of(node: ast.AST) -> str:
         return source[slice(*span(node))]
@@ -124,7 +124,9 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
                 yield from _code(node.value)
             continue
         if isinstance(node, ast.Assign) and any(
-            isinstance(each, ast.Name) and each.id.startswith("_MOST") for each in node.targets
+            isinstance(each, ast.Name) and each.id.lstrip("_").startswith("MOST")
+            for target in node.targets
+            for each in ast.walk(target)
         ):
             continue
         yield node
@@ -221,6 +223,7 @@ def survives(mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
 @click.command()
 @click.option("--sample", type=int, help="As many mutants, drawn at random; without it, all.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--file", "files", multiple=True, help="Only of this file of the room; may be given several times.")
 @click.option(
     "-o",
     "--output",
@@ -229,7 +232,7 @@ def survives(mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
     show_default=True,
 )
 @click.option("--most", type=float, default=60.0, show_default=True, help="Seconds of tests for one mutant.")
-def main(sample: int | None, seed: int, output: Path, most: float) -> None:
+def main(sample: int | None, seed: int, files: tuple[str, ...], output: Path, most: float) -> None:
     """Run the mutants that are not in the output yet."""
     import flint  # noqa: F401 - imported once, before processes are forked
     import onnx  # noqa: F401
@@ -238,7 +241,8 @@ def main(sample: int | None, seed: int, output: Path, most: float) -> None:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     entering, seconds = traced(output.with_suffix(".trace"))
-    found = [each for path in sorted(ROOM.glob("*.py")) for each in mutants(path)]
+    paths = [path for path in sorted(ROOM.glob("*.py")) if not files or path.name in files]
+    found = [each for path in paths for each in mutants(path)]
     chosen = found if sample is None else Random(seed).sample(found, min(sample, len(found)))  # noqa: S311
     done = {json.loads(line)["mutant"] for line in output.read_text().splitlines()} if output.exists() else set()
     plain = found[0]._replace(start=0, end=0, text="")
@@ -250,8 +254,10 @@ def main(sample: int | None, seed: int, output: Path, most: float) -> None:
                 continue
             tests: list[str] = []
             budget = most
-            own = entering.get(f"{mutant.file}:{mutant.function}", []) if mutant.function else seconds
-            for test in sorted(own, key=seconds.__getitem__):
+            first, last = mutant.function
+            within = (entering.get(f"{mutant.file}:{line}", ()) for line in range(first, last + 1))  # and its lambdas
+            own = {test for each in within for test in each} if first else set(seconds)
+            for test in sorted(own, key=lambda each: (seconds[each], each)):
                 budget -= seconds[test]
                 if budget < 0 and tests:
                     break

@@ -106,6 +106,7 @@ class Options:
             stays.
         precision: the arithmetic of gates in form `local`: the model's, or float64 with fewer heads and keys.
         fit: fit heads to activations that the table does not name.
+        lower_experts: take mixtures of experts in one operator apart.
         accuracy: how close programs must be; None for the rounding of the block's type.
         domain: largest |y| on which programs are fitted, for all blocks.
         reached: largest measured |y| by pre-activation; used if `domain` is None.
@@ -135,6 +136,12 @@ class Options:
         rare=True,
     )
     fit: bool = option(True, "Fit heads to activations that the table does not name; false leaves these.", rare=True)
+    lower_experts: bool = option(
+        False,
+        "Take com.microsoft::MoE and QMoE apart into plain operators, which apply every expert to every token, so that "
+        "their experts are blocks.",
+        see="limits.md",
+    )
     accuracy: float | None = option(
         None,
         "Largest error of a head program, over max(1, |f|). Default: dtype, the rounding of the block's type.",

@@ -25,6 +25,7 @@ from passes.whole.route import Whole, unfit, whole_for
 from passes.whole.widen import carry_whole
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
+from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import GraphView, Miss, Path, all_views
 
 FUNCTIONS_IR_VERSION = 8
@@ -79,10 +80,12 @@ class Plan:
 def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_values) -> Plan:
     """Find the blocks of `model`, taking fused operators and local functions apart, and decide about each.
 
-    Fused operators outside of converted blocks stay as they were. `read` returns the values of a tensor, to check what
+    Fused operators outside of converted blocks stay as they were, but for mixtures of experts where the user wants
+    them taken apart. `read` returns the values of a tensor, to check what
     the plan of an earlier run says of the file.
     """
     recognised = recognise(model, read)
+    model = with_plain_experts(model) if options.lower_experts else model
     lowered = lower(model, whole=recognised.functions)
     plan = _plan(lowered, options, recognised)
     # Lowering again without the operators that no block needs keeps the result as close to the file as possible.

@@ -18,9 +18,8 @@ from passes.conversion import Conversion
 from passes.match.projections import Projections
 from passes.programs.head import LARGEST_QUERY
 from rewriter.graph.edit import Replacement
-from rewriter.graph.extract import needed
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
-from rewriter.graph.view import GraphView
+from rewriter.graph.view import GraphView, needed
 
 SMALLEST_OPSET = 11
 """Range, and Slice with computed bounds, came with opset 10 and 11."""

@@ -22,11 +22,12 @@ import onnx
 from passes.fit.unnamed import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
 from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, linear_operator
-from passes.match.lower import LOWERINGS
 from passes.match.names import Namer
 from passes.options import Options
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
+from rewriter.graph.fused import FUSED
+from rewriter.graph.mixtures import plain_experts
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import (
     ONNX_DOMAINS,
@@ -57,18 +58,20 @@ _NO_ACTIVATION = (
 """Parts of the names of onnxruntime's operators that are known not to be activations."""
 
 _FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"
+_EXPERTS = "its experts are inside one operator"
 _OPAQUE = {
-    **dict.fromkeys(
-        ("MoE", "QMoE", "MoEPacked"),
-        "its experts are inside one operator; export them as plain operators to have them converted",
-    ),
+    **dict.fromkeys(("MoE", "QMoE", "MoEPacked"), f"{_EXPERTS}; export them as plain operators to have them converted"),
     **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
 }
 """Operators with MLPs or activations inside, which this pass cannot take apart."""
 
 
-def _opaque(node: onnx.NodeProto) -> str:
+def _opaque(view: GraphView, node: onnx.NodeProto) -> str:
     """Why what is inside an operator is not converted; empty where no activation is known to be."""
+    apart = plain_experts(node, view.initializers, view.opsets.get("", 1))
+    if apart is not None:
+        why = f", and {apart}" if isinstance(apart, str) else "; --lower-experts takes them apart"
+        return f"{_EXPERTS}{why}"
     named = attributes(node).get("activation") not in (None, 0, b"", b"none") and key_of(node) not in LINEAR_OPERATORS
     return _FUSED if named else _OPAQUE.get(node.op_type, "")
 
@@ -295,9 +298,7 @@ class Dataflow:
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
         for name in node.input:
             if foreign and self.leaf(name).operators:
-                unknown = (
-                    f"{label(node)} is {'part of no block' if key_of(node) in LOWERINGS else 'an unknown operator'}"
-                )
+                unknown = f"{label(node)} is {'part of no block' if key_of(node) in FUSED else 'an unknown operator'}"
                 self.near_misses.setdefault(name, Miss(unknown, label(node)))
             activation = self._activation_behind(name)
             if activation:
@@ -541,7 +542,7 @@ class Finder:
                 found.append(self._left(miss, first=flow.leaf(leaf).operators))
         found += [self._stray(index, sink) for index, sink in flow.reached.items() if index not in made]
         for index, node in enumerate(view.nodes):
-            if reason := _opaque(node):
+            if reason := _opaque(view, node):
                 miss = Miss(f"{label(node)}: {reason}", label(node))
                 found.append(self._left(miss, nodes=(index,)))
         # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import NormalDist
 
 import numpy as np
@@ -236,24 +237,10 @@ def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
     return checked
 
 
-def _near(value: float, wanted: float) -> bool:
-    return math.isclose(value, wanted, rel_tol=1e-3, abs_tol=1e-3)
-
-
-def _relu6(p: Parameters) -> bool:
-    return _near(p[0], 1.0) and _near(p[1], 0.0) and _near(p[2], 0.0) and _near(p[3], 6.0)
-
-
-def _hard_sigmoid(p: Parameters) -> bool:
-    return _near(p[1], 0.5) and _near(p[2], 0.0) and _near(p[3], 1.0)
-
-
-def _elu(p: Parameters) -> bool:
-    return _near(p[0], 1.0) and _near(p[2], 1.0)
-
-
-def _selu(p: Parameters) -> bool:
-    return all(map(_near, p, _SELU))
+def _near(*wanted: float | None) -> Callable[[Parameters], bool]:
+    """Whether parameters are about these numbers; None stands for any."""
+    tolerance = partial(math.isclose, rel_tol=1e-3, abs_tol=1e-3)
+    return lambda p: all(number is None or tolerance(value, number) for value, number in zip(p, wanted, strict=True))
 
 
 _PROBIT = NormalDist().inv_cdf
@@ -296,8 +283,10 @@ ACTIVATIONS: tuple[Activation, ...] = (
         _relu_squared_program,
         quick=_quick_relu_squared,
     ),
-    Activation("relu6", _LINE, _clip, _only(solve.clip, _relu6), closed_forms.clip, (1.0, 0.0, 0.0, 6.0)),
-    Activation("hard_sigmoid", _LINE, _clip, _only(solve.clip, _hard_sigmoid), closed_forms.clip, _HARD),
+    Activation(
+        "relu6", _LINE, _clip, _only(solve.clip, _near(1.0, 0.0, 0.0, 6.0)), closed_forms.clip, (1.0, 0.0, 0.0, 6.0)
+    ),
+    Activation("hard_sigmoid", _LINE, _clip, _only(solve.clip, _near(None, 0.5, 0.0, 1.0)), closed_forms.clip, _HARD),
     Activation("clip", _LINE, _clip, solve.clip, closed_forms.clip),
     Activation(
         "hard_swish",
@@ -307,8 +296,8 @@ ACTIVATIONS: tuple[Activation, ...] = (
         closed_forms.hard_swish,
         quick=_quick_hard_swish,
     ),
-    Activation("elu", _BELOW, _bent, _only(solve.exponential_linear, _elu), _BENT, _ONES, _BENT_GATE),
-    Activation("selu", _BELOW, _bent, _only(solve.exponential_linear, _selu), _BENT, _SELU, _BENT_GATE),
+    Activation("elu", _BELOW, _bent, _only(solve.exponential_linear, _near(1.0, None, 1.0)), _BENT, _ONES, _BENT_GATE),
+    Activation("selu", _BELOW, _bent, _only(solve.exponential_linear, _near(*_SELU)), _BENT, _SELU, _BENT_GATE),
     Activation("celu", _BELOW, _bent, solve.exponential_linear, _BENT, _ONES, _BENT_GATE),
     Activation("silu_clipped", (*_BETA, *_ENDS), _inside(_silu), _CLIPPED_SILU, _within(closed_forms.silu)),
     Activation("gelu_clipped", (*_INNER, *_ENDS), _inside(_gelu), _CLIPPED_GELU, _within(_gelu_program)),

@@ -26,10 +26,9 @@ def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
             and self costs two); `precise`, one head with an error below float64's rounding; `powers`, whose weights are
             powers of one exponential.
     """
-    if kind in ("precise", "powers"):
-        return tuple((entry["activation"], _READ[kind](entry)) for entry in _file()[kind])
-    rows = (entry for entry in _file()["programs"] if bool(entry.get("gate")) is (kind == "gate"))
-    return tuple((entry["activation"], _program(entry)) for entry in rows if "domain" not in entry)
+    rows = _file()[kind if kind in ("precise", "powers") else "programs"]
+    chosen = (entry for entry in rows if bool(entry.get("gate")) is (kind == "gate"))
+    return tuple((entry["activation"], _program(entry)) for entry in chosen if "domain" not in entry)
 
 
 def cheapest(activation: str, tolerance: float) -> Program:
@@ -87,17 +86,6 @@ def _file() -> dict[str, Any]:
     return loaded
 
 
-def _in_powers(entry: dict[str, Any]) -> Program:
-    powers = Powers(entry["step"], tuple(entry["parts"]), tuple(entry["shifts"]), entry["pairs"], entry["base"])
-    return Program(
-        name=entry["name"],
-        heads=powers.heads,
-        max_error=entry["max_error"],
-        rounding=entry["float32_error"],
-        powers=powers,
-    )
-
-
 def _line(entry: dict[str, Any]) -> Line:
     pairs = tuple((rate, weight) for rate, weight in entry["pairs"])
     sizes = {key: entry[key] for key in ("name", "step", "end", "middle", "domain", "max_error")}
@@ -105,16 +93,18 @@ def _line(entry: dict[str, Any]) -> Line:
 
 
 def _program(entry: dict[str, Any]) -> Program:
+    stated = {"name": entry["name"], "max_error": entry["max_error"], "rounding": entry["float32_error"]}
+    if "parts" in entry:
+        powers = Powers(entry["step"], tuple(entry["parts"]), tuple(entry["shifts"]), entry["pairs"], entry["base"])
+        return Program(heads=powers.heads, powers=powers, **stated)
     heads = tuple(map(_head, entry.get("heads", [entry])))
     # A shift would round coefficients that must stay as they are.
     stays = entry.get("float32") or entry.get("precise")
     return Program(
-        name=entry["name"],
         heads=heads if stays else tuple(head.conditioned() for head in heads),
         linear=entry.get("linear", 0.0),
         constant=entry.get("constant", 0.0),
-        max_error=entry["max_error"],
-        rounding=entry["float32_error"],
+        **stated,
     )
 
 
@@ -123,6 +113,3 @@ def _head(row: dict[str, Any]) -> Head:
     c, d = row.get("self_value", [1.0, 0.0])
     tokens = tuple(BiasToken(*map(float, token)) for token in row["bias_tokens"])
     return Head(beta=float(beta), gamma=float(gamma), c=float(c), d=float(d), bias_tokens=tokens)
-
-
-_READ = {"precise": _program, "powers": _in_powers}

@@ -72,7 +72,7 @@ def groups_of(program: Program) -> tuple[Group, ...]:
 
 def spreads(program: Program) -> bool:
     """Whether a linear term of the program can be spread over the keys of its only head."""
-    return len(program.heads) == 1 and program.constant == 0.0 and _multiples(program.heads[0])
+    return len(program.heads) == 1 and program.constant == 0.0 and program.heads[0].multiples is not None
 
 
 def spread_error(program: Program, dtype: DTypeLike) -> float:
@@ -92,11 +92,6 @@ def as_written(program: Program, dtype: DTypeLike) -> Program:
         tokens = tuple(replace(token, value=token.value * factor) for token in head.bias_tokens)
         heads.append(replace(head, c=head.c * factor, d=head.d * factor, bias_tokens=tokens))
     return replace(program, heads=tuple(heads), linear=0.0, constant=0.0)
-
-
-def _multiples(head: Head) -> bool:
-    """Whether all values are multiples of z, so that every key could be the self key."""
-    return head.d == 0.0 and all(token.value == 0.0 for token in head.bias_tokens)
 
 
 def spread(head: Head, linear: float) -> list[Head]:

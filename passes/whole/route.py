@@ -29,6 +29,7 @@ from passes.programs.groups import groups_of
 from passes.sizes import BATCH, BROADCAST, TOKENS, Shapes, Sizes, token_axes
 from passes.whole.masks import MaskReader
 from rewriter.graph.constants import Constants
+from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import ancestors, cut
 from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attributes, captured_names
 
@@ -48,12 +49,7 @@ _OVER_AXES = {
 """Operators that treat axes differently, and what it means if one of these holds the tokens."""
 _KEEP_ZEROS = frozenset((*_LAYOUT, *_OVER_AXES, "MatMul", "Gemm", "Div", "Pow", "Neg", "Abs", "Sqrt", "Sin"))
 """Operators whose output is 0 in a row where their first operand is 0."""
-_NO_HEADS = frozenset(
-    [
-        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "Clip", "Gelu", "Erf", "Tanh", "Sigmoid", "HardSigmoid"),
-        *("HardSwish", "Swish", "Mish", "Softplus", "Where", "Min", "Max", "Softmax"),
-    ]
-)
+_NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
 """Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
 _KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
 _SCORES = 2.0**60

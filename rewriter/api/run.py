@@ -120,6 +120,7 @@ class RewriteKeywords(RunKeywords, total=False):
     gate: str
     precision: str
     fit: bool
+    lower_experts: bool
     accuracy: float | None
     domain: float | None
     max_tokens: int | None

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import onnx
 import onnx.inliner
 
-from rewriter.graph.extract import reads
-from rewriter.graph.view import GraphView, graph_at, key_of, opsets
+from rewriter.graph.view import GraphView, graph_at, key_of, opsets, reads
 from rewriter.graph.walk import iter_nodes
 
 LOOSE_INITIALIZERS = 4

@@ -13,7 +13,7 @@ from math import prod
 
 import onnx
 
-from rewriter.graph.view import GraphView, captured_names
+from rewriter.graph.view import GraphView, needed, reads
 
 ReadTensor = Callable[[onnx.TensorProto], onnx.TensorProto]
 """Returns the initializer to put into the part, such as a copy with its bytes inline."""
@@ -117,22 +117,6 @@ def ancestors(view: GraphView, stop: frozenset[str], outputs: Sequence[str]) -> 
         found.add(index)
         pending.extend(name for name in reads(view.nodes[index]) if name not in stop)
     return found
-
-
-def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[int]:
-    """The positions of the nodes, in topological order, that an output depends on through these nodes alone."""
-    wanted = set(outputs)
-    kept = []
-    for place, node in reversed([*enumerate(nodes)]):
-        if wanted.intersection(node.output):
-            kept.append(place)
-            wanted.update(reads(node))
-    return kept[::-1]
-
-
-def reads(node: onnx.NodeProto) -> list[str]:
-    """The tensors that a node may read, including those that its subgraphs capture, in the same order in every run."""
-    return [name for name in (*node.input, *sorted(captured_names(node))) if name]
 
 
 def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProto:

@@ -50,7 +50,7 @@ TensorType.UNKNOWN = TensorType(0, None)
 _PACKED = ("MatMulNBits", "MatMulBnb4")
 """Products with a packed matrix [K, N], whose type is that of its scales."""
 
-_OPERANDS, _OUTPUTS = 16, 4
+_OPERANDS, _OUTPUTS = 24, 4
 """More operands than operators of the table below have, and the outputs that they have at most."""
 _SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _OPERANDS - 1)
 """An output of the type and shape of the first operand; one of its type, in a shape that no operand tells."""
@@ -59,7 +59,7 @@ _LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
     (domain, name): rules
     for domain, rules, names in (
         ("", {0: _SAME}, "SimplifiedLayerNormalization"),
-        ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu"),
+        ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu MoE QMoE"),
         ("com.microsoft", {0: _SAME, 3: _SAME}, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
         ("com.microsoft", {0: ("Gather", 2, 0), 1: _TYPE, 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
         ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention RotaryEmbedding BiasAdd"),

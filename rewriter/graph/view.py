@@ -7,7 +7,7 @@ one pass over the nodes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -312,6 +312,22 @@ def holder_name(node: onnx.NodeProto) -> str:
 def captured_names(node: onnx.NodeProto) -> frozenset[str]:
     """Names that the subgraphs of `node` read from the scopes around them."""
     return frozenset(name for _, graph in subgraphs(node) for name in _free(graph))
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """The tensors that a node may read, including those that its subgraphs capture, in the same order in every run."""
+    return [name for name in (*node.input, *sorted(captured_names(node))) if name]
+
+
+def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[int]:
+    """The positions of the nodes, in topological order, that an output depends on through these nodes alone."""
+    wanted = set(outputs)
+    kept = []
+    for place, node in reversed([*enumerate(nodes)]):
+        if wanted.intersection(node.output):
+            kept.append(place)
+            wanted.update(reads(node))
+    return kept[::-1]
 
 
 def _free(graph: onnx.GraphProto) -> set[str]:

@@ -31,7 +31,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.run import hooks_of, only_case, values_in_float64
+from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
@@ -340,11 +340,6 @@ def require_pattern(named: Named) -> None:
         raise UsageError(f"{named.name}.hook_pattern is inside an operator: this model cannot be attributed")
 
 
-def outputs_of(norm: Norm | None) -> set[str]:
-    """The result of a normalisation, if there is one."""
-    return set() if norm is None else {norm.output}
-
-
 class FrozenRun:
     """One sequence of a run in float64.
 
@@ -369,20 +364,26 @@ class FrozenRun:
         self.values: Mapping[str, Array] = {}
 
     def start(self, count: int, further: Collection[str]) -> None:
-        """Run the model, and keep what the steps of the first stages are made of, and further tensors.
+        """Run the model, and keep what the steps of the first stages are made of, and further tensors but "".
 
         Raises:
             UsageError: a step cannot be made.
         """
         needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
-            needed |= {stage.before, stage.after, *outputs_of(stage.norm)}
+            norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
+            needed |= {stage.before, stage.after, *(norm.output for norm in norms if norm)}
             for named in stage.sublayers:
                 require_pattern(named)
-                needed |= outputs_of(self._norm(stage, named))
-                hooks = (f"{named.name}.hook_{part}" for part in _PARTS[type(named.sublayer)])
-                needed.update(tensor for hook in hooks if hook in self.hooks for tensor in self.hooks[hook].tensors)
-        self.values = values_in_float64(self.index, self.case, sorted(needed))
+                own = named.sublayer
+                needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
+                needed.update(tensor for hook in self._hooks(named).values() for tensor in hook.tensors)
+        self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
+
+    def _hooks(self, named: Named) -> dict[str, Hook]:
+        """Those of which the sublayer's step is made."""
+        known = {part: f"{named.name}.hook_{part}" for part in _PARTS[type(named.sublayer)]}
+        return {part: self.hooks[name] for part, name in known.items() if name in self.hooks}
 
     def _norm(self, stage: Stage, named: Named) -> Norm | None:
         """The normalisation before a sublayer's values; None where there is none, or they are of another sequence."""
@@ -480,11 +481,10 @@ class FrozenRun:
 
     def _step(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
         own, frozen = named.sublayer, self.freeze(self._norm(stage, named), stage.before, named.name)
-        hooks = {part: f"{named.name}.hook_{part}" for part in _PARTS[type(own)]}
-        hooked = {part: self.hooked(hook) for part, hook in hooks.items() if hook in self.hooks}
+        hooked = {part: self.own(hook.make(self.values)) for part, hook in self._hooks(named).items()}
         if isinstance(own, NeuronHeads):
             step = NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
-            if own.output.data not in self.values:
+            if not own.gate:
                 return step
             # To the last digit what the file computes, whose constants are rounded.
             return replace(step, written=self.stream(own.output.data)[..., None])

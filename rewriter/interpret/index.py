@@ -480,22 +480,18 @@ def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]
     globs = (names,) if isinstance(names, str) else tuple(names)
     if not globs:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
-    left = dict.fromkeys(globs)
-    found: list[tuple[Named, list[int]]] = []
-    for named in index.sublayers:
-        numbers: set[int] = set()
-        for glob in globs:
-            matches = re.compile(translate(glob)).match
-            own = [number for number in range(count_of(named)) if matches(f"{named.name}.{number}")]
-            if own:
-                left.pop(glob, None)
-                numbers.update(own)
-        if numbers:
-            found.append((named, sorted(numbers)))
-    if left:
-        known = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
-        raise UsageError(f"no head matches '{next(iter(left))}'; there are, for example, {known or 'none'}")
-    return found
+    known = {
+        f"{named.name}.{number}": (named, number) for named in index.sublayers for number in range(count_of(named))
+    }
+    chosen: dict[str, set[int]] = {}
+    for glob in globs:
+        found = [glob] if glob in known else [*filter(re.compile(translate(glob)).match, known)]
+        if not found:
+            told = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
+            raise UsageError(f"no head matches '{glob}'; there are, for example, {told or 'none'}")
+        for named, number in map(known.__getitem__, found):
+            chosen.setdefault(named.name, set()).add(number)
+    return [(named, sorted(chosen[named.name])) for named in index.sublayers if named.name in chosen]
 
 
 def count_of(named: Named) -> int:

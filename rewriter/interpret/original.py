@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import onnx
@@ -116,14 +117,13 @@ def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: s
     if (signal.sources[0].factor != 1.0).any():
         raise LostError("the heads' outputs are scaled", where)
     index = signal.sources[0].index.reshape(-1, signal.shape[-1])
-    tokens, width = shape[-2:]
-    block, (token, entry) = index // (tokens * width), np.divmod(index % (tokens * width), width)
-    head, channels = block[0] % heads, np.full((heads, width), -1, dtype=np.int64)
-    channels[head, entry[0]] = np.arange(index.shape[1])
-    expected = ((block[:, :1] // heads * heads + head) * tokens + token[:, :1]) * width + entry[0]
-    if index.shape[1] != heads * width or (channels < 0).any() or (index != expected).any():
+    # A row per token with the entries of all heads, in rising order.
+    rows = np.arange(prod(shape)).reshape(-1, heads, *shape[-2:]).swapaxes(1, 2).reshape(-1, heads * shape[-1])
+    order = np.argsort(index[0])
+    read = index[:, order]
+    if read.shape[1] != rows.shape[1] or (read != rows[np.searchsorted(rows[:, 0], read[:, 0], "right") - 1]).any():
         raise LostError("the output projection does not read all heads of one token", where)
-    return channels
+    return order.reshape(heads, -1)
 
 
 # -- attention sublayers --------------------------------------------------------------------------------------------

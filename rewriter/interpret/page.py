@@ -7,7 +7,6 @@ out is counted. `rewriter.report.html.heads` makes the page.
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from rewriter.proof.inputs.given import InputsOrText
 MOST_TOKENS = 64
 """Tokens of the sequence that are shown."""
 
-_PATTERN_ENTRIES = 2**19
+_PATTERN_ENTRIES = 2**18
 """Entries of the patterns of all original heads that are shown."""
 
 _READ = 8
@@ -180,7 +179,7 @@ def _read(
     index: HeadIndex, chosen: Mapping[str, list[int]], tokenizer: str | os.PathLike[str] | None
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
     """(head to what it reads and writes, what there is not and why)."""
-    names = [glob.escape(f"{name}.{number}") for name, numbers in chosen.items() for number in numbers]
+    names = [f"{name}.{number}" for name, numbers in chosen.items() for number in numbers]
     if not names:
         return {}, {}
     made = head_tokens(index, names=names, top=_READ, tokenizer=tokenizer)

@@ -20,7 +20,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, Step, outputs_of, require_pattern, sources
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, Step, require_pattern, sources
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
@@ -119,21 +119,16 @@ class _Reader:
 
     def __init__(self, run: FrozenRun, named: Named, number: int, place: int) -> None:
         self._run, self._named, self._number, self._place = run, named, number, place
-        own, stage, self._before = named.sublayer, run.chain.stages[place], run.chain.stages[place].before
-        require_pattern(named)
+        own, self._before = named.sublayer, run.chain.stages[place].before
         self._token_part = _token_part(run.index, run.chain.stages[0].before)
-        earlier = [each.sublayer for stage in run.chain.stages[:place] for each in stage.sublayers]
-        needed = {each.output.data for each in earlier if isinstance(each, NeuronHeads) and each.gate}
-        needed |= {self._before, self._token_part, *outputs_of(stage.norm)} - {""}
-        hooks, data = "pre", [own.data] if isinstance(own, NeuronHeads) else []
+        needed, data = {self._token_part}, [own.data] if isinstance(own, NeuronHeads) else []
         if isinstance(own, Attention):
-            hooks, data = "attn_scores pattern q k", [own.query.operator.data]
-            data += [] if own.cross else [own.key.operator.data]
-            needed |= {own.product, *self._operands(own)}
+            require_pattern(named)
+            data = [own.query.operator.data] + [own.key.operator.data] * (not own.cross)
+            hooks = (run.hooks[f"{named.name}.hook_{part}"] for part in ("attn_scores", "q", "k"))
+            needed |= {own.product, *self._operands(own), *(name for hook in hooks for name in hook.tensors)}
         self._norms = {each: norm_of(run.index.view, named.name, each, self._before) for each in data}
-        needed.update(name for norm in self._norms.values() for name in outputs_of(norm))
-        needed.update(name for hook in hooks.split() for name in run.hooks[f"{named.name}.hook_{hook}"].tensors)
-        run.start(place, needed)
+        run.start(place + 1, needed | {norm.output for norm in self._norms.values() if norm})
 
     def pre_activation(self, own: NeuronHeads, query: int) -> Why:
         """That of a neuron, or of its gate."""

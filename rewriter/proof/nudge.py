@@ -71,7 +71,7 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
     prefix = "noise/"
     while any(name.startswith(prefix) for name in taken):
         prefix = f"_{prefix}"
-    kinds, units = set(), _STEPS if any(map(_rounds_to_bytes, copy.graph.node)) else 1.0
+    kinds, units = set(), _STEPS if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
     views = {view.path: view for view in all_views(copy)}
     # Bodies before what holds them: a path is followed by names of nodes, which noise does not change.
     for point in sorted(points, key=lambda each: -len(each.path)):
@@ -92,7 +92,7 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
     return copy, prefix if kinds else ""
 
 
-def _rounds_to_bytes(node: onnx.NodeProto) -> bool:
+def rounds_to_bytes(node: onnx.NodeProto) -> bool:
     """Whether an operator rounds its activations to 8 bits."""
     return node.op_type == "MatMulNBits" and integer_of(node, "accuracy_level", 0) == 4
 

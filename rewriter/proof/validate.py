@@ -22,7 +22,9 @@ import onnx
 from rewriter.arrays import magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import cut, reads
+from rewriter.graph.extract import cut
+from rewriter.graph.mixtures import EXPERTS
+from rewriter.graph.view import key_of, reads
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
@@ -32,6 +34,7 @@ from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.rule import Judgement, Results, compared, largest_gap, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
+from rewriter.proof.stability import moved, stability
 from rewriter.proof.tested import BlockTest, needs, tested_block
 from rewriter.proof.unwritten import Gaps, gaps, told, without
 
@@ -237,7 +240,7 @@ class _Judge:
             after = self._run(Side.of(self.rewritten), before.cases, wanted)
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
-        points = noise_points(certificate, tested, self.noise)
+        points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
         left_out = gaps(before)
         before, after = without(before, left_out), without(after, left_out)
         judged = self._judgements(before, after, points, left_out)
@@ -263,7 +266,7 @@ class _Judge:
         ]
         empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
         rest = "the certificate" if certificate.certified else "the tests of the blocks"
-        notes = [*_by_definition(before, after), *told(before, left_out)]
+        notes = [*_by_definition(before, after), *told(before, left_out), *self._stability(before, after)]
         nothing = (
             f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
             f"verdict rests on {rest}"
@@ -280,6 +283,13 @@ class _Judge:
             segments=(before.segments, after.segments),
             notes=(*notes, nothing) if empty else tuple(notes),
         )
+
+    def _stability(self, before: ModelRuns, after: ModelRuns) -> Iterator[str]:
+        """What is to be expected of the tokens that a model chooses, where rounding alone may change them."""
+        other, way = moved(self.original), Way(self.settings.providers[0], optimise=False)
+        if other is not None:
+            again = self._run(Side.of(other), before.cases, Wanted((way,), what="the original with other weights"))
+            yield from stability(*(runs.ways[way].results for runs in (before, again, after)))
 
     def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
         return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)
@@ -432,6 +442,13 @@ def noise_points(
     for point in (*found, *further):
         unique.setdefault(point.tensor, point)
     return tuple(unique.values())
+
+
+def _mixtures(side: Side) -> Iterator[Point]:
+    """The outputs of mixtures of experts, whose activations are no tensors of the model."""
+    for view in side.views.values():
+        for output in (node.output[0] for node in view.nodes if key_of(node) in EXPERTS):
+            yield Point(output, view.path, view.type_of(output).elem_type)
 
 
 _COARSE = (

@@ -42,6 +42,8 @@ def test_a_folder_of_the_builder(name: str, precision: Any, tmp_path: Path) -> N
     assert {"past 0" in each for each in proof.cases} == {True, False}
     assert not proof.skipped
     assert any("present.0.value unwritten" in each for each in proof.notes) == (name == "gemma2")
-    if precision == "fp32":  # 8-bit rounding of activations in int4 models may turn on the last bit
+    (stability,) = [each for each in proof.notes if "one unit in the last place" in each] or [""]
+    assert bool(stability) == (precision == "int4")
+    if precision == "fp32" or stability.endswith("the same tokens are to be expected"):
         assert len(tokens(old)) > 20
         assert tokens(new) == tokens(old)

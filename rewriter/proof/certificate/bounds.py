@@ -19,45 +19,41 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from flint import arb, ctx, fmpq
+from flint import arb, arb_series, ctx, fmpq
 
-from rewriter.proof.certificate.arithmetic import (
-    NOTHING,
-    Algebra,
-    Evaluation,
-    Interval,
-    Intervals,
-    Kink,
-    Polynomial,
-    Taylor,
-    Undecided,
-    i_inverse,
-    i_mul,
-    largest,
-    low_end,
-)
-from rewriter.proof.certificate.expressions import Expression, listing, ordered, rational
+from rewriter.proof.certificate.arithmetic import Algebra, Interval, Intervals, Taylor, Undecided, evaluate
+from rewriter.proof.certificate.expressions import Expression, Kink, listing, on_piece, ordered, rational
 
-SLACK = 1.15
-"""A bound is at most this many times the proved lower bound of the supremum."""
+SLACK = 1.0001
+"""A bound is at most this many times the proved lower bound; series converge so fast that more saves little."""
 FLOOR = 1e-15
 """Below this, a bound is not refined further: it is far below the rounding of every type but float64."""
 MOST_CELLS = 20_000
-"""Cells that are looked at before the search gives up; the programs of this tool take 3 to 17,000."""
+"""Cells that are looked at before the search gives up; the programs of this tool take 3 to 4,400."""
 _NO_BOUND = "no bound below"
-_MOST_COVER, _MOST_RELATIVE = 4_000, 2_000
-_MOST_PARTS = 200_000
+_MOST_RELATIVE = 4_000
+_MOST_PARTS = 400_000
 """Parts of expressions that are evaluated for the relative bound, which is a figure and decides nothing."""
 _ORDER = 8
 """Order of the Taylor series."""
-_WIDEST, _FARTHEST = fmpq(1), fmpq(4096)
-"""Width of the cells, and |y|, up to which series are tried."""
-_PRECISION, _FAR = 128, fmpq(2) ** 40
+_PRECISION = 128
+"""Bits, besides those of |y|: far out, 1 + erf(y) cancels to nothing, times a large y."""
 
 
-Cell = tuple[float, fmpq, fmpq]
-"""Minus an upper bound, so that the worst cell comes first in a heap, and the ends."""
+class _Piece(NamedTuple):
+    """[low, high] without kinks, and both functions as they are on it."""
+
+    low: fmpq
+    high: fmpq
+    a: Expression
+    b: Expression
+    parts: tuple[Expression, ...]
+
+
+Cell = tuple[float, fmpq, fmpq, _Piece]
+"""Minus an upper bound, so that the worst cell comes first in a heap; its ends; and the piece that it is in."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +160,14 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
 
 
 @contextmanager
-def _precision(bits: int) -> Iterator[None]:
-    before = ctx.prec
-    ctx.prec = bits
+def precision(bits: int) -> Iterator[None]:
+    """Ball arithmetic with this many bits."""
+    before = ctx.prec, ctx.cap
+    ctx.prec, ctx.cap = bits, _ORDER + 1
     try:
         yield
     finally:
-        ctx.prec = before
+        ctx.prec, ctx.cap = before
 
 
 class _Search:
@@ -183,285 +180,239 @@ class _Search:
         cells: the cells looked at.
         widest: the cell with the largest upper bound, once the search ended without success.
         undefined: a number at which one of the functions is not defined, if one was met.
+        roots: where conditions are 0, which have to be looked at by themselves.
     """
 
     def __init__(self, original: Expression, rewritten: Expression, end: fmpq) -> None:
         self._a, self._b, self._end = original, rewritten, end
-        self._parts = ordered(original, rewritten)
-        self._bits = int(end.p).bit_length()
         self.lower = -1.0
         self.at: fmpq | None = None
         self.exact = True
         self.cells = 0
         self.widest: tuple[fmpq, fmpq] | None = None
         self.undefined: fmpq | None = None
-        self._roots: set[fmpq] = set()
+        self._pieces: list[_Piece] = []
+        self.roots: set[fmpq] = set()
         self._slope = 0.0
 
     def run(self, limit: float) -> float:
         """An upper bound of the supremum, within `SLACK` of it; a lower bound as soon as that exceeds the limit."""
-        pieces = list(self._pieces())
-        if not pieces:
-            return max((self._at_point(root) for root in sorted(self._roots)), default=0.0)
-        self.exact = False
-        for low, high in pieces:
-            for y in _probes(low, high):
-                self._probe(y)
+        self._pieces = [piece for piece in self._between_kinks() if not self.equal(piece)]
+        self.exact = not self._pieces
+        for piece in self._pieces:
+            for y in _probes(piece.low, piece.high):
+                if y not in self.roots:
+                    self._probe(piece, y)
                 if self.lower > limit:
                     return self.lower
                 if self.undefined is not None:
                     return math.inf
-        upper = self._refined(sorted((-math.inf, low, high) for low, high in pieces), limit)
-        return max([upper, *(self._at_point(root) for root in sorted(self._roots))])
+        upper = self._refined(sorted(_cell(piece) for piece in self._pieces), limit)
+        return max([upper, *(self._at_point(root) for root in sorted(self.roots))])
 
-    def _pieces(self) -> Iterator[tuple[fmpq, fmpq]]:
-        """The pieces between kinks on which algebra does not prove that both functions are equal."""
+    def piece(self, low: fmpq, high: fmpq) -> _Piece:
+        """Both functions on a piece. Raises Kink."""
+        (a, b), zeros = on_piece(self._a, self._b, low=low, high=high)
+        self.roots |= zeros
+        return _Piece(low, high, a, b, tuple(ordered(a, b)))
+
+    def _between_kinks(self) -> Iterator[_Piece]:
         pending = [(-self._end, self._end)]
         while pending:
             low, high = pending.pop()
             try:
-                equal = self._equal(low, high)
+                yield self.piece(low, high)
             except Kink as kink:
-                self._roots.add(kink.at)
                 pending += [(low, kink.at), (kink.at, high)]
-                continue
-            if not equal:
-                yield low, high
 
     def _refined(self, heap: list[Cell], limit: float) -> float:
         while heap:
-            upper, low, high = heap[0]
+            upper, low, high, _ = heap[0]
             if -upper <= limit and -upper <= max(SLACK * self.lower, FLOOR):
                 return max(-upper, 0.0)
             if self.lower > limit:
                 return self.lower
-            middle = _middle(low, high)
-            if self.cells > MOST_CELLS or middle in (low, high):
+            if self.cells > MOST_CELLS or _middle(low, high) in (low, high):
                 self.widest = low, high
                 return -upper
             self._split(heap, self._upper)
         return 0.0
 
-    def _split(self, heap: list[Cell], upper: Callable[[fmpq, fmpq], float]) -> None:
-        """Replace the cell with the largest upper bound by its halves, and these at kinks."""
-        _, low, high = heapq.heappop(heap)
+    def _split(self, heap: list[Cell], upper: Callable[[_Piece, fmpq, fmpq], float]) -> None:
+        """Replace the cell with the largest upper bound by its halves."""
+        _, low, high, piece = heapq.heappop(heap)
         middle = _middle(low, high)
         for first, last in ((low, middle), (middle, high)):
-            try:
-                pieces = [(-upper(first, last), first, last)]
-            except Kink as kink:
-                self._roots.add(kink.at)
-                pieces = [(-math.inf, first, kink.at), (-math.inf, kink.at, last)]
-            for piece in pieces:
-                heapq.heappush(heap, piece)
+            heapq.heappush(heap, (-upper(piece, first, last), first, last, piece))
 
-    def _upper(self, low: fmpq, high: fmpq) -> float:
+    def _upper(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """An upper bound on one cell; infinite where no arithmetic encloses it."""
         self.cells += 1
-        try:
-            upper = self._by_intervals(low, high)
-        except Undecided:
-            upper = math.inf
-        near = high - low <= _WIDEST and max(abs(low), abs(high)) <= _FARTHEST
-        if near and upper > max(self.lower * SLACK, FLOOR):
-            with suppress(Undecided):
-                upper = min(upper, self._by_series(low, high))
+        for enclosed in (self.by_series, self.by_intervals):
+            with suppress(Undecided), precision(_PRECISION + _bits(low, high)):
+                upper = enclosed(piece, low, high)
+                if math.isfinite(upper):
+                    return upper
+        return math.inf
+
+    def by_series(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
+        """An upper bound on one cell, whose centre may raise the lower one. Raises Undecided."""
+        a, gap, _ = _series(piece, low, high)
+        self._found(gap.centre[0], a.centre[0], (low + high) / 2)
+        upper = _quotient(gap.most(), abs(a.cell[0]).lower())
+        if upper > self.lower and abs(a.cell[0]) > 1:
+            upper = min(upper, _rounded_up((gap / a).most()))
         return upper
 
-    def _intervals(self, low: fmpq, high: fmpq) -> tuple[Intervals, Polynomial, Polynomial]:
-        """The arithmetic, F_A, and F_B - F_A."""
-        arithmetic = Intervals(low, high)
-        found = Evaluation(self._parts, arithmetic, low, high)
-        self._roots |= found.roots
-        a, b = found.values[self._a], found.values[self._b]
-        return arithmetic, a, arithmetic.add(b, arithmetic.neg(a))
-
-    def _by_intervals(self, low: fmpq, high: fmpq) -> float:
-        # Far out, 1 + erf(y) cancels to nothing, times a large y.
-        far = max(abs(low), abs(high)) >= _FAR
-        with _precision(256 + self._bits if far else _PRECISION):
-            arithmetic, a, gap = self._intervals(low, high)
-            upper = _quotient(_most(arithmetic.range(gap)), _least(arithmetic.range(a)))
-            if (low > 0 or high < 0) and not upper < self.lower:
-                # Both over y: the relative error of what grows like y.
-                inverse = i_inverse(arithmetic.cell)
-                size, scale = (_over_y(arithmetic, each, inverse) for each in (gap, a))
-                if _least(scale) > 0:
-                    upper = min(upper, _rounded_up(_most(size) / _least(scale)))
-            return upper
-
-    def _series(self, low: fmpq, high: fmpq) -> _Series:
-        """Both functions around the centre of a cell, at the working precision of the caller."""
-        centre, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
-        before = ctx.cap
-        try:
-            ctx.cap = _ORDER
-            inner = Evaluation(self._parts, Taylor(centre), low, high)
-            ctx.cap = _ORDER + 1
-            outer = Evaluation(self._parts, Taylor(arb(centre.mid(), radius + centre.rad())), low, high)
-            gap = inner.values[self._b] - inner.values[self._a]
-            rest = outer.values[self._b] - outer.values[self._a]
-        finally:
-            ctx.cap = before
-        self._roots |= outer.roots
-        terms = (*(gap[k] for k in range(_ORDER)), rest[_ORDER])
-        return _Series(terms, radius, inner.values[self._a][0], outer.values[self._a][0])
-
-    def _by_series(self, low: fmpq, high: fmpq) -> float:
-        with _precision(_PRECISION):
-            found = self._series(low, high)
-            if found.terms[0].is_finite() and found.at_centre.is_finite():
-                self._found(abs(found.terms[0]) / largest(abs(found.at_centre).upper(), arb(1)), (low + high) / 2)
-            upper, floor = found.most(), abs(found.on_cell).lower()
-            return _quotient(upper, floor) if upper.is_finite() and floor.is_finite() else math.inf
+    def by_intervals(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
+        """The same; only at a single number the lower bound may rise. Raises Undecided."""
+        a, gap = _interval(piece, low, high)
+        if low == high:
+            self._found(arb.union(*gap), arb.union(*a), low)
+        return _quotient(_most(gap), arb(0) if a[0] <= 0 <= a[1] else min(abs(a[0]), abs(a[1])))
 
     def _at_point(self, y: fmpq) -> float:
         """The same at a single number, where every condition is decided exactly."""
         self.cells += 1
-        try:
-            upper = 0.0 if self._equal(y, y) else self._measured(y)
-        except Undecided:
-            upper = math.inf
+        piece = self.piece(y, y)
+        upper = 0.0 if self.equal(piece) else self._measured(piece, y)
         self.exact = self.exact and upper == 0.0
         return upper
 
-    def _probe(self, y: fmpq) -> None:
+    def _probe(self, piece: _Piece, y: fmpq) -> None:
         """Raise the lower bound, if y does."""
-        try:
-            self._measured(y)
-        except Undecided:
+        if math.isinf(self._measured(piece, y)):
             self.undefined = y
 
-    def _measured(self, y: fmpq) -> float:
-        """An upper bound at a number, which may also raise the lower one."""
-        with _precision(512 + self._bits):
-            arithmetic, a, gap = self._intervals(y, y)
-            size, scale = arithmetic.range(gap), arithmetic.range(a)
-            self._found(_least(size) / largest(_most(scale), arb(1)), y)
-            return _quotient(_most(size), _least(scale))
+    def _measured(self, piece: _Piece, y: fmpq) -> float:
+        """An upper bound at a number, which may also raise the lower one; infinite where it is not defined."""
+        with suppress(Undecided), precision(4 * _PRECISION + _bits(y, y)):
+            return self.by_intervals(piece, y, y)
+        return math.inf
 
-    def _found(self, share: arb, y: fmpq) -> None:
-        lower = float(low_end(share))
-        if lower > self.lower:
-            self.lower, self.at = lower, y
+    def _found(self, gap: arb, a: arb, y: fmpq) -> None:
+        """Raise the lower bound, if F_B - F_A and F_A at y do."""
+        if gap.is_finite() and a.is_finite():
+            lower = float((abs(gap) / arb(1).max(abs(a))).lower())
+            if lower > self.lower:
+                self.lower, self.at = lower, y
 
-    def _equal(self, low: fmpq, high: fmpq) -> bool:
-        """Whether algebra proves both equal on a piece, on which neither has a pole. Raises Kink."""
-        lines: Evaluation[None] = Evaluation(self._parts, None, low, high)
-        self._roots |= lines.roots
-        rates = set()
-        for part in self._parts:
-            inner = lines.lines[part.operands[0]] if part.operator in ("exp", "sigmoid", "tanh", "softplus") else None
-            if inner is not None and inner[0] != 0:
-                rates.add(abs(inner[0]) * (2 if part.operator == "tanh" else 1))
-        algebra = Algebra(min(rates) if rates else None)
+    def equal(self, piece: _Piece) -> bool:
+        """Whether algebra proves both equal on a piece, on which neither has a pole."""
+        inner = [part.operands[0].value for part in piece.parts if part.operator in ("exp", "softplus")]
+        rates = [abs(line[0]) for line in inner if isinstance(line, tuple) and line[0] != 0]
+        algebra = Algebra(min(rates, default=None), piece.low, piece.high)
         try:
-            found = Evaluation(self._parts, algebra, low, high)
-            if not algebra.equal(found.values[self._a], found.values[self._b]):
-                return False
+            values = evaluate(piece.parts, algebra)
         except Undecided:
             return False
-        return self._without_poles(low, high)
-
-    def _without_poles(self, low: fmpq, high: fmpq) -> bool:
-        pending, seen = [(low, high)], 0
-        while pending:
-            first, last = pending.pop()
-            seen += 1
-            try:
-                with _precision(_PRECISION):
-                    self._intervals(first, last)
-            except Undecided:
-                middle = _middle(first, last)
-                if seen > _MOST_COVER or middle in (first, last):
-                    return False
-                pending += [(first, middle), (middle, last)]
-        return True
+        return algebra.equal(values[piece.a], values[piece.b])
 
     def relative(self) -> float | None:
-        """An upper bound of |F_B - F_A| / |y|, within a factor 2 where that is cheap; None where there is none."""
-        if not self._meet_at_zero():
-            return None
-        heap: list[Cell] = [(-math.inf, -self._end, self._end)]
-        for _ in range(min(_MOST_RELATIVE, _MOST_PARTS // len(self._parts))):
-            upper, low, high = heap[0]
-            if -upper <= max(2.0 * self._slope, FLOOR) or _middle(low, high) in (low, high):
-                break
-            self._split(heap, self._relative_on)
-        return -heap[0][0] if math.isfinite(heap[0][0]) else None
-
-    def _meet_at_zero(self) -> bool:
-        """Whether both are proved to have the same value at 0."""
+        """An upper bound of |F_B - F_A| / |y|, within a factor 1.2 where that is cheap; None where there is none."""
         zero = fmpq(0)
-        try:
-            if self._equal(zero, zero):
-                return True
-            with _precision(_PRECISION):
-                arithmetic, _, gap = self._intervals(zero, zero)
-                return bool(_most(arithmetic.range(gap)) == 0)
-        except Undecided:
-            return False
+        touching = [piece._replace(low=zero, high=zero) for piece in self._pieces if piece.low <= 0 <= piece.high]
+        if zero in self.roots:
+            touching.append(self.piece(zero, zero))
+        if not all(map(self.meet, touching)):
+            return None
+        points = [self.piece(root, root) for root in sorted(self.roots) if root != 0]
+        heap = [(-self.relative_on(point, point.low, point.low), point.low, point.low, point) for point in points]
+        heap = sorted([*heap, *map(_cell, self._pieces)])
+        parts = max((len(piece.parts) for piece in self._pieces), default=1)
+        for _ in range(min(_MOST_RELATIVE, _MOST_PARTS // parts) if heap else 0):
+            upper, low, high, _ = heap[0]
+            if -upper <= max(1.2 * self._slope, FLOOR) or _middle(low, high) in (low, high):
+                break
+            self._split(heap, self.relative_on)
+        upper = -heap[0][0] if heap else 0.0
+        return upper if math.isfinite(upper) else None
 
-    def _relative_on(self, low: fmpq, high: fmpq) -> float:
+    def meet(self, at: _Piece) -> bool:
+        """Whether both are proved to have the same value at a number."""
+        return self.equal(at) or self._measured(at, at.low) == 0
+
+    def relative_on(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """An upper bound of |F_B - F_A| / |y| on a cell, which may also raise the lower one; both are equal at 0."""
-        nearest = max(low, -high, fmpq(0))
-        upper, lower = math.inf, 0.0
-        far = max(abs(low), abs(high)) >= _FAR
-        with _precision(256 + self._bits if far else _PRECISION):
-            with suppress(Undecided):
-                arithmetic, _, gap = self._intervals(low, high)
-                if nearest > 0:
-                    size = _over_y(arithmetic, gap, i_inverse(arithmetic.cell))
-                    upper, lower = _rounded_up(_most(size)), float(_least(size))
-                elif gap[0][0] == 0 and gap[0][1] == 0:
-                    upper = _rounded_up(_most(arithmetic.range(gap[1:] or [(NOTHING, NOTHING)])))
-            if high - low <= _WIDEST and max(abs(low), abs(high)) <= _FARTHEST and upper > 2.0 * lower:
-                with suppress(Undecided):
-                    found = self._series(low, high)
-                    # Next to 0, by the mean value theorem: as much as the derivative at most.
-                    most = found.most() / arb(nearest) if nearest > 0 else found.steepest()
-                    upper = min(upper, _rounded_up(most))
-                    if found.terms[0].is_finite() and low + high != 0:
-                        share = abs(found.terms[0]) / abs(arb((low + high) / 2))
-                        lower = max(lower, float(low_end(share)))
-        self._slope = max(self._slope, lower)
-        return upper
+        with suppress(Undecided), precision(_PRECISION + _bits(low, high)):
+            _, gap, y = _series(piece, low, high)
+            if low <= 0 <= high:  # by the mean value theorem: as much as the derivative at most
+                return _rounded_up(gap.steepest())
+            share = gap / y
+            if share.centre[0].is_finite():
+                self._slope = max(self._slope, float(abs(share.centre[0]).lower()))
+            return _rounded_up(share.most())
+        with suppress(Undecided), precision(_PRECISION + _bits(low, high)):
+            nearest = max(low, -high)
+            return _rounded_up(_most(_interval(piece, low, high)[1]) / arb(nearest)) if nearest > 0 else math.inf
+        return math.inf
 
 
-@dataclass(frozen=True)
-class _Series:
-    """F_B - F_A on a cell, as sum terms[k] (y - centre)^k; the last coefficient is that of the remainder.
+def _cell(piece: _Piece) -> Cell:
+    return -math.inf, piece.low, piece.high, piece
 
-    Attributes:
-        terms: the coefficients.
-        radius: half the width of the cell.
-        at_centre: F_A at the centre.
-        on_cell: F_A on the cell.
-    """
 
-    terms: tuple[arb, ...]
-    radius: arb
-    at_centre: arb
-    on_cell: arb
-
-    def most(self) -> arb:
-        """An upper bound of its magnitude."""
-        return sum((abs(term) * self.radius**k for k, term in enumerate(self.terms)), arb(0)).upper()
-
-    def steepest(self) -> arb:
-        """An upper bound of the magnitude of its derivative."""
-        slopes = (k * abs(term) * self.radius ** (k - 1) for k, term in enumerate(self.terms) if k)
-        return sum(slopes, arb(0)).upper()
+def _interval(piece: _Piece, low: fmpq, high: fmpq) -> tuple[Interval, Interval]:
+    """F_A and F_B - F_A on a cell, in the working precision of the caller. Raises Undecided."""
+    values = evaluate(piece.parts, Intervals(low, high))
+    a, b = values[piece.a], values[piece.b]
+    return a, (b[0] - a[1], b[1] - a[0])
 
 
 def _most(values: Interval) -> arb:
     """The largest magnitude."""
-    return largest(abs(values[0]), abs(values[1])).upper()
+    return max(abs(each).upper() for each in values)
 
 
-def _least(values: Interval) -> arb:
-    """The smallest magnitude."""
-    return values[0] if values[0] > 0 else -values[1] if values[1] < 0 else NOTHING
+def _series(piece: _Piece, low: fmpq, high: fmpq) -> tuple[_Series, _Series, _Series]:
+    """F_A, F_B - F_A and y on a cell, in the working precision of the caller. Raises Undecided."""
+    middle, radius = arb((low + high) / 2), arb((high - low) / 2).upper()
+    found = list[tuple[arb_series, ...]]()
+    for ball in (middle, arb(middle.mid(), radius + middle.rad())):
+        arithmetic = Taylor(ball)
+        values = evaluate(piece.parts, arithmetic)
+        a, b = values[piece.a], values[piece.b]
+        found.append((a, b - a, arithmetic.line((fmpq(1), fmpq(0)))))
+    whole, gap, y = (_Series(centre, cell, radius) for centre, cell in zip(*found, strict=True))
+    return whole, gap, y
+
+
+@dataclass(frozen=True)
+class _Series:
+    """A function f on a cell.
+
+    Attributes:
+        centre: the series around the centre.
+        cell: around the whole cell, which the last coefficient bounds the remainder of the first by.
+        radius: half the width of the cell.
+    """
+
+    centre: arb_series
+    cell: arb_series
+    radius: arb
+
+    def __truediv__(self, other: _Series) -> _Series:
+        """The quotient of two functions. Raises Undecided where the second may be 0."""
+        if other.cell[0].contains(0):
+            raise Undecided
+        return _Series(self.centre / other.centre, self.cell / other.cell, self.radius)
+
+    def _terms(self) -> list[arb]:
+        """The magnitudes of all coefficients, and of that of the remainder."""
+        return [*(abs(self.centre[k]) for k in range(_ORDER)), abs(self.cell[_ORDER])]
+
+    def most(self) -> arb:
+        """An upper bound of |f|."""
+        return sum((term * self.radius**k for k, term in enumerate(self._terms())), arb(0)).upper()
+
+    def steepest(self) -> arb:
+        """An upper bound of |f'|."""
+        return sum((k * term * self.radius ** (k - 1) for k, term in enumerate(self._terms()) if k), arb(0)).upper()
+
+
+def _bits(low: fmpq, high: fmpq) -> int:
+    """Those of the largest |y|."""
+    return int(max(abs(low), abs(high))).bit_length()
 
 
 def _float(number: fmpq) -> float:
@@ -480,12 +431,8 @@ def _rounded_up(number: arb) -> float:
 
 
 def _quotient(size: arb, scale: arb) -> float:
-    """size / max(1, scale), rounded up."""
-    return _rounded_up(size / largest(scale, arb(1)))
-
-
-def _over_y(arithmetic: Intervals, values: Polynomial, inverse: Interval) -> Interval:
-    return arithmetic.range(arithmetic.add([i_mul(values[0], inverse)], values[1:] or [(NOTHING, NOTHING)]))
+    """size / max(1, scale) of exact numbers, rounded up."""
+    return _rounded_up(size / arb(1).max(scale))
 
 
 def _probes(low: fmpq, high: fmpq) -> Iterator[fmpq]:
@@ -496,12 +443,12 @@ def _probes(low: fmpq, high: fmpq) -> Iterator[fmpq]:
 
 
 def _middle(low: fmpq, high: fmpq) -> fmpq:
-    """Where to split a cell: at 0, halfway between the exponents of a wide tail, or in the middle."""
+    """Where to split a cell: at 0, halfway between the exponents of a wide one, or in the middle."""
     if low < 0 < high:
         return fmpq(0)
     if low < 0:
         return -_middle(-high, -low)
-    if low >= 1 and high > 4 * low:
+    if 0 < 4 * low < high:
         split = fmpq(2) ** ((_exponent(low) + _exponent(high)) // 2)
         if low < split < high:
             return split
@@ -509,4 +456,4 @@ def _middle(low: fmpq, high: fmpq) -> fmpq:
 
 
 def _exponent(number: fmpq) -> int:
-    return int(number.p // number.q).bit_length()
+    return int(number.p).bit_length() - int(number.q).bit_length()

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import onnx
 
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import cut, reads
+from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
-from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of
+from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
 from rewriter.graph.walk import iter_nodes, subgraphs
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.constants import WIDTHS, Axes, rank, sizes, whole_shape

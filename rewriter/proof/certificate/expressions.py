@@ -4,9 +4,9 @@ An expression is a node of a shared graph: equal expressions are one object, so 
 written with thousands of operators stays as small as its distinct parts, and every pass over it visits each part once.
 Constants are exact rationals: a float is the number that its bits say. The primitives are
 
-    + - * /  neg  exp sigmoid tanh erf softplus sqrt  and  where(x, a, b) = a if x >= 0 else b;
+    + * /  exp erf softplus sqrt  and  where(x, a, b) = a if x >= 0 else b;
 
-everything else (Clip, Max, Gelu, Softmax, ...) is reduced to these by its published definition.
+everything else (Sub, Tanh, Clip, Gelu, Softmax, ...) is reduced to these by its published definition.
 """
 
 from __future__ import annotations
@@ -22,12 +22,23 @@ from flint import fmpq
 
 from rewriter.errors import RewriteError
 
-FUNCTIONS = ("exp", "sigmoid", "tanh", "erf", "softplus", "sqrt")
+FUNCTIONS = ("exp", "erf", "softplus", "sqrt")
 """The transcendental and algebraic functions of one operand."""
+
+
+Line = tuple[fmpq, fmpq]
+"""a y + b, as (a, b)."""
 
 
 class NotAFunction(RewriteError):  # noqa: N818 - says what the expression is
     """An expression that is undefined everywhere, such as a division by the constant 0."""
+
+
+class Kink(Exception):  # noqa: N818 - not an error: a smaller piece has none
+    """A condition changes its sign inside a piece, exactly at `at`."""
+
+    def __init__(self, at: fmpq) -> None:
+        self.at = at
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -35,14 +46,14 @@ class Expression:
     """One node of the graph of expressions; made by the functions below, never directly.
 
     Attributes:
-        operator: "constant", "variable", "pi", "leaf", "+", "-", "*", "/", "neg", "where", or one of `FUNCTIONS`.
+        operator: "constant", "variable", "pi", "leaf", "line", "+", "*", "/", "where", or one of `FUNCTIONS`.
         operands: its operands.
-        value: the number of a constant; the number of a leaf.
+        value: the number of a constant; the number of a leaf; a and b of a line a y + b.
     """
 
     operator: str
     operands: tuple[Expression, ...] = ()
-    value: fmpq | int | None = None
+    value: fmpq | int | Line | None = None
 
     @property
     def constant(self) -> bool:
@@ -53,7 +64,7 @@ class Expression:
 _KNOWN: dict[tuple[str, tuple[Expression, ...], object], Expression] = {}
 
 
-def _made(operator: str, operands: tuple[Expression, ...] = (), value: fmpq | int | None = None) -> Expression:
+def _made(operator: str, operands: tuple[Expression, ...] = (), value: fmpq | int | Line | None = None) -> Expression:
     key = (operator, operands, value)
     found = _KNOWN.get(key)
     if found is None:
@@ -96,21 +107,19 @@ def add(a: Expression, b: Expression) -> Expression:
     x, y = _number(a), _number(b)
     if x is not None and y is not None:
         return constant(x + y)
+    if b is neg(a):
+        return ZERO
     return b if a is ZERO else a if b is ZERO else _made("+", (a, b))
 
 
 def sub(a: Expression, b: Expression) -> Expression:
     """a - b."""
-    x, y = _number(a), _number(b)
-    if x is not None and y is not None:
-        return constant(x - y)
-    return ZERO if a is b else a if b is ZERO else _made("-", (a, b))
+    return add(a, neg(b))
 
 
 def neg(a: Expression) -> Expression:
     """-a."""
-    x = _number(a)
-    return _made("neg", (a,)) if x is None else constant(-x)
+    return mul(constant(-1), a)
 
 
 def mul(a: Expression, b: Expression) -> Expression:
@@ -136,6 +145,16 @@ def div(a: Expression, b: Expression) -> Expression:
 def apply(function: str, a: Expression) -> Expression:
     """A member of `FUNCTIONS` of a."""
     return _made(function, (a,))
+
+
+def sigmoid(a: Expression) -> Expression:
+    """1 / (1 + exp(-a))."""
+    return div(ONE, add(ONE, apply("exp", neg(a))))
+
+
+def tanh(a: Expression) -> Expression:
+    """2 sigmoid(2 a) - 1, the hyperbolic tangent."""
+    return sub(mul(constant(2), sigmoid(mul(constant(2), a))), ONE)
 
 
 def where(x: Expression, a: Expression, b: Expression) -> Expression:
@@ -194,12 +213,12 @@ def softmax(logits: Sequence[Expression]) -> list[Expression]:
     ]
 
 
-def gelu(a: Expression, *, tanh: bool = False) -> Expression:
+def gelu(a: Expression, *, approximate: bool = False) -> Expression:
     """GELU: a Phi(a), or its approximation by tanh."""
-    if not tanh:
+    if not approximate:
         return mul(mul(HALF, a), add(ONE, apply("erf", div(a, apply("sqrt", constant(2))))))
     inner = add(a, mul(constant(fmpq(44715, 10**6)), power(a, 3)))
-    return mul(mul(HALF, a), add(ONE, apply("tanh", mul(apply("sqrt", div(constant(2), PI)), inner))))
+    return mul(mul(HALF, a), add(ONE, tanh(mul(apply("sqrt", div(constant(2), PI)), inner))))
 
 
 # -- passes over expressions ----------------------------------------------------------------------------------------
@@ -222,7 +241,7 @@ def ordered(*roots: Expression) -> list[Expression]:
 
 
 _BUILDERS: Mapping[str, Callable[..., Expression]] = {
-    "+": add, "-": sub, "*": mul, "/": div, "neg": neg, "where": where,
+    "+": add, "*": mul, "/": div, "where": where,
 }  # fmt: skip
 
 
@@ -241,6 +260,54 @@ def substitute(expression: Expression, values: Mapping[Expression, Expression]) 
     return made[expression]
 
 
+def on_piece(*roots: Expression, low: fmpq, high: fmpq) -> tuple[list[Expression], set[fmpq]]:
+    """Functions as they are on [low, high]: what is linear there is a line, and conditions on lines are decided.
+
+    Returns:
+        The functions, and the ends of the piece where a condition is 0. There `where` takes its first branch, which may
+        not be the one that was taken: these points have to be looked at by themselves.
+
+    Raises:
+        Kink: a condition on a line changes its sign inside.
+    """
+    made: dict[Expression, Expression] = {}
+    zeros = set[fmpq]()
+    for part in ordered(*roots):
+        operands = tuple(made[each] for each in part.operands)
+        line = _line(part, [each.value for each in operands if isinstance(each.value, tuple)])
+        condition = operands[0].value if part.operator == "where" else None
+        if line is not None:
+            made[part] = _made("line", value=line)
+        elif isinstance(condition, tuple):
+            first, last = (condition[0] * end + condition[1] for end in (low, high))
+            if min(first, last) < 0 < max(first, last):
+                raise Kink(-condition[1] / condition[0])
+            zeros |= {end for end, number in ((low, first), (high, last)) if number == 0 != condition[0]}
+            made[part] = operands[1 if min(first, last) >= 0 else 2]
+        else:
+            made[part] = _made(part.operator, operands)
+    return [made[root] for root in roots], zeros
+
+
+def _line(part: Expression, operands: list[Line]) -> Line | None:
+    """A part as a line, from those of its operands that are lines; None where it is something else."""
+    operator = part.operator
+    if isinstance(part.value, fmpq):
+        return fmpq(0), part.value
+    if operator == "variable":
+        return fmpq(1), fmpq(0)
+    if len(operands) != 2 or operator == "where":
+        return None
+    (a, b), (c, d) = operands
+    if operator == "+":
+        return a + c, b + d
+    if operator == "*" and (a == 0 or c == 0):
+        return a * d + c * b, b * d
+    if operator == "/" and c == 0 and d != 0:
+        return a / d, b / d
+    return None
+
+
 def degree_in(expression: Expression, unknown: Expression) -> int | None:
     """0 where the expression is free of `unknown`, 1 where it is proportional to it, None for anything else."""
     degrees: dict[Expression, int | None] = {}
@@ -252,17 +319,15 @@ def degree_in(expression: Expression, unknown: Expression) -> int | None:
 def _degree(part: Expression, degrees: list[int | None]) -> int | None:
     if all(degree == 0 for degree in degrees):
         return 0
-    if part.operator in ("+", "-", "where"):
+    if part.operator in ("+", "where"):
         # 0 is proportional to everything.
         free = 1 if part.operator == "where" else 0
         terms = zip(part.operands[free:], degrees[free:], strict=True)
         fixed = all(degree == 0 for degree in degrees[:free])
         return 1 if fixed and all(d == 1 or e is ZERO for e, d in terms) else None
     if part.operator == "*":
-        return 1 if sorted(str(degree) for degree in degrees) == ["0", "1"] else None
-    if part.operator in ("neg", "/"):
-        return 1 if degrees[0] == 1 and not any(degree != 0 for degree in degrees[1:]) else None
-    return None
+        return 1 if set(degrees) == {0, 1} else None
+    return 1 if part.operator == "/" and degrees == [1, 0] else None
 
 
 def listing(expression: Expression) -> list[str]:
@@ -325,7 +390,7 @@ def _function(name: str) -> Rule:
 
 
 def _swish(default: float) -> Rule:
-    return lambda x, a: mul(x[0], apply("sigmoid", mul(_float(a, "alpha", default), x[0])))
+    return lambda x, a: mul(x[0], sigmoid(mul(_float(a, "alpha", default), x[0])))
 
 
 _SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
@@ -337,6 +402,8 @@ OPERATORS: Mapping[tuple[str, str], Rule] = {
     **{("", name): _fold(build) for name, build in (("Add", add), ("Sub", sub), ("Mul", mul), ("Div", div))},
     **{("", name): _fold(build) for name, build in (("Sum", add), ("Max", maximum), ("Min", minimum))},
     **{("", name.capitalize()): _function(name) for name in FUNCTIONS},
+    ("", "Sigmoid"): _unary(sigmoid),
+    ("", "Tanh"): _unary(tanh),
     ("", "Identity"): _unary(lambda x: x),
     ("", "Neg"): _unary(neg),
     ("", "Reciprocal"): _unary(lambda x: div(ONE, x)),
@@ -359,12 +426,12 @@ OPERATORS: Mapping[tuple[str, str], Rule] = {
     ("", "HardSwish"): lambda x, _: mul(x[0], clip(add(mul(constant(fmpq(1, 6)), x[0]), HALF), ZERO, ONE)),
     ("", "Softsign"): lambda x, _: div(x[0], add(ONE, _absolute(x[0]))),
     ("", "Swish"): _swish(1.0),
-    ("", "SwiGLU"): lambda x, a: mul(mul(x[0], apply("sigmoid", mul(_float(a, "alpha", 1.0), x[0]))), x[1]),
-    ("", "Mish"): lambda x, _: mul(x[0], apply("tanh", apply("softplus", x[0]))),
-    ("", "Gelu"): lambda x, a: gelu(x[0], tanh=a.get("approximate") == b"tanh"),
+    ("", "SwiGLU"): lambda x, a: mul(mul(x[0], sigmoid(mul(_float(a, "alpha", 1.0), x[0]))), x[1]),
+    ("", "Mish"): lambda x, _: mul(x[0], tanh(apply("softplus", x[0]))),
+    ("", "Gelu"): lambda x, a: gelu(x[0], approximate=a.get("approximate") == b"tanh"),
     ("", "Pow"): lambda x, _: _power(x),
     (MICROSOFT, "Gelu"): _unary(gelu),
-    (MICROSOFT, "FastGelu"): lambda x, _: gelu(x[0], tanh=True) if len(x) == 1 else None,
+    (MICROSOFT, "FastGelu"): lambda x, _: gelu(x[0], approximate=True) if len(x) == 1 else None,
     (MICROSOFT, "QuickGelu"): _swish(1.702),
 }  # fmt: skip
 """Each elementwise operator by its published definition; the default domain is the empty string. An operator that is

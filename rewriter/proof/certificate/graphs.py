@@ -1,9 +1,9 @@
 """A model as a graph of numbered tensors: equal numbers, equal computations.
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
-by name; names of nodes and of inner tensors do not count. Local functions are inlined, fused operators with a bias or
-an activation and operators on quantised numbers are written out as they are defined, Identity and Constant nodes are
-transparent. Bodies of control flow see the scopes around them, and number their own inputs by depth and position.
+by name; names of nodes and of inner tensors do not count. Local functions are inlined; fused operators,
+operators on quantised numbers and mixtures of experts are written out as they are defined; Identity and Constant nodes
+are transparent. Bodies of control flow see the scopes around them, and number their own inputs by depth and position.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
+from rewriter.graph.fused import FUSED, SATURATING
+from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
@@ -152,6 +154,7 @@ class Model:
             self.functions = {key: _digest(*_closure(key, left)) for key in left}
         else:
             proto = deepcopy(proto)
+        proto = with_plain_experts(proto)
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
@@ -405,26 +408,6 @@ def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.Func
     return [found[each] for each in sorted(found)]
 
 
-_WITH_BIAS = {"BiasGelu": "Gelu", "FastGelu": "FastGelu"}
-"""Fused operators of onnxruntime that first add their second operand, and what they do then."""
-_WITH_ACTIVATION = {"FusedGemm": "Gemm", "FusedConv": "Conv"}
-"""Fused operators of onnxruntime that apply an activation last, and what they do before."""
-_PARAMETERS = {
-    **dict.fromkeys(("Relu", "Sigmoid", "Tanh"), ()),
-    **dict.fromkeys(("LeakyRelu", "Elu"), ("alpha",)),
-    "HardSigmoid": ("alpha", "beta"),
-}
-"""The activations that their attributes name, and the attributes of these."""
-_QUANTISED = {
-    "QLinearSigmoid": ("Sigmoid", 1),
-    "QLinearLeakyRelu": ("LeakyRelu", 1),
-    "QLinearAdd": ("Add", 2),
-    "QLinearMul": ("Mul", 2),
-    "QLinearMatMul": ("MatMul", 2),
-}
-"""Operators on quantised numbers: what they do, and with how many operands, of which each has scale and zero point."""
-
-
 def _write_out(graph: onnx.GraphProto, saturates: Callable[[onnx.NodeProto], bool]) -> None:
     """Write fused operators out as they are defined, in place.
 
@@ -444,43 +427,8 @@ def _write_out(graph: onnx.GraphProto, saturates: Callable[[onnx.NodeProto], boo
 
 
 def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) -> list[onnx.NodeProto]:
-    domain, name = key_of(node)
-    fused = domain == "com.microsoft"
-    if fused and name in _WITH_BIAS and len(node.input) == 2 and all(node.input):
-        total = onnx.helper.make_node("Add", list(node.input), [f"{node.output[0]}/biased"])
-        plain = deepcopy(node)
-        plain.op_type = _WITH_BIAS[name]
-        plain.input[:] = total.output
-        return [total, plain]
-    if fused and name == "GemmFastGelu":
-        product = onnx.helper.make_node("MatMul", node.input[:2], [f"{node.output[0]}/matmul"])
-        rest = [*product.output, *node.input[2:]]
-        return [product, *_parts(onnx.helper.make_node("FastGelu", rest, node.output, domain=domain), saturates)]
-    attributes, absent = {each.name: each for each in node.attribute}, onnx.AttributeProto()
-    activation = attributes.get("activation", absent).s.decode(errors="replace")
-    if fused and name in _WITH_ACTIVATION and activation in _PARAMETERS and len(node.input) < 4:
-        operator, names = _WITH_ACTIVATION[name], _PARAMETERS[activation]
-        linear = onnx.helper.make_node(operator, node.input, [f"{node.output[0]}/{operator.lower()}"])
-        linear.attribute.extend(each for each in node.attribute if not each.name.startswith("activation"))
-        given = dict(zip(names, attributes.get("activation_params", absent).floats, strict=False))
-        given |= {each: attributes[f"activation_{each}"].f for each in names if f"activation_{each}" in attributes}
-        return [linear, onnx.helper.make_node(activation, linear.output, node.output, **given)]
-    operator, operands = _QUANTISED.get(name, ("", 0))
-    count = 3 * operands
-    if fused and name == "QGemm" and len(node.input) == 9 and saturates(node):
-        made, count = [deepcopy(node)], 7
-        made[0].input[:] = node.input[:7]
-    elif operator and len(node.input) == count + 2 and (fused or (not domain and saturates(node))):
-        made = [
-            onnx.helper.make_node("DequantizeLinear", node.input[at : at + 3], [f"{node.output[0]}/operand_{at // 3}"])
-            for at in range(0, count, 3)
-        ]
-        made.append(onnx.helper.make_node(operator, [each.output[0] for each in made], [""]))
-        made[-1].attribute.extend(node.attribute)
-    else:
-        return [node]
-    made[-1].output[:] = [f"{node.output[0]}/{made[-1].op_type.lower()}"]
-    return [*made, onnx.helper.make_node("QuantizeLinear", [*made[-1].output, *node.input[count:]], node.output)]
+    write = FUSED.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
+    return (write and write(node)) or [node]
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:

@@ -262,7 +262,7 @@ class _Reader:
             return self.leaks[expression]
         if not self.leaks.keys() & ordered(expression):
             return 0.0
-        if expression.operator in ("+", "-", "neg"):
+        if expression.operator == "+":
             return sum(map(self.leaked, expression.operands))
         if expression.operator != "*":
             return math.inf
@@ -428,7 +428,7 @@ class _Reader:
         if value.operator == "leaf":
             return self._top
         parts = [self._largest(each) for each in value.operands]
-        if value.operator not in ("+", "-", "neg", "*"):
+        if value.operator not in ("+", "*"):
             raise _Reason("weighs values that are not bounded")
         return parts[0] * parts[1] if value.operator == "*" else sum(parts, fmpq(0))
 

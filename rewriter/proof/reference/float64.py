@@ -2,13 +2,15 @@
 
 float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast. The operators are those of
 onnx's reference evaluator, but for a few that it lacks, or computes otherwise than their version says
-(`rewriter.proof.reference.operators`). What rounds to integers on purpose, or draws numbers, is refused.
+(`rewriter.proof.reference.operators`); mixtures of experts are written out. What rounds to integers on purpose, draws
+numbers, or takes minutes is refused.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,8 +27,9 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes, written_out
-from rewriter.graph.extract import bytes_of, needed
-from rewriter.graph.view import constant_of, key_of, label, opsets
+from rewriter.graph.extract import bytes_of
+from rewriter.graph.mixtures import with_plain_experts
+from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
 from rewriter.graph.walk import all_graphs, is_external, iter_tensors
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.reference.operators import operators
@@ -35,8 +38,12 @@ from rewriter.text import one_line
 LARGEST = 2**31
 """Maximum size of the weights, in bytes; in float64 they take two or four times as much."""
 
-_REFUSED = re.compile("Quant|Integer|QLinear|Random|Multinomial|Bernoulli|Hardmax")
-"""Operators that decide something by rounding, or draw numbers: in float64 they make another function of the model."""
+_REFUSED = re.compile(
+    "Quant|Integer|QLinear|Random|Multinomial|Bernoulli|Hardmax|"
+    "^(Average|Max|Lp)Pool|ConvTranspose|DeformConv|GridSample|RoiAlign|NonMaxSuppression"
+)
+"""Operators that decide something by rounding, or draw numbers: in float64 they make another function of the model; and
+those that onnx computes point by point in Python, which takes minutes."""
 
 _NARROW = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 _EXACT = {
@@ -55,11 +62,11 @@ class NoReference(RewriteError):  # noqa: N818 - not an error: the proof does wi
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A model in float64."""
+    """A model in float64: operators in order, each with the names that nothing behind it reads."""
 
     constants: Mapping[str, Array]
+    steps: Sequence[tuple[Any, Sequence[str]]]
     outputs: Sequence[str]
-    _evaluator: Any
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model on the original's inputs, whose floats are widened.
@@ -71,20 +78,26 @@ class Reference:
             NoReference: an operator cannot be computed on these feeds.
         """
         # An input may override the initializer of its name.
-        values = {**self.constants, **{name: _widened(array) for name, array in feeds.items()}}
-        try:
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = self._evaluator.run(None, values, intermediate=True)
-        except MemoryError:
-            raise  # not the operators' fault: reporting that one has no float64 form would be wrong
-        except Exception as error:
-            raise NoReference(f"onnx's evaluator cannot run the model: {one_line(error, 160)}") from error
-        for name, value in found.items():
-            # An operator that silently computes in float32 would make the truth as inexact as the model.
-            if isinstance(value, np.ndarray) and is_float(value.dtype) and value.dtype != np.float64:
-                raise NoReference(f"the evaluator computes '{one_line(name, 80)}' in {value.dtype} only")
-        return {name: np.asarray(found[name]) for name in self.outputs}
+        values: dict[str, Any] = {"": None, **self.constants}
+        values |= {name: _widened(array) for name, array in feeds.items()}
+        for node, dead in self.steps:
+            try:
+                with np.errstate(all="ignore"), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    context = {"context": values} if node.need_context() else {}
+                    made = node.run(*(values[name] for name in node.input), **context)
+            except MemoryError:
+                raise  # not the operator's fault: reporting that it has no float64 form would be wrong
+            except Exception as error:
+                raise NoReference(f"onnx's evaluator cannot run the model: {one_line(error, 160)}") from error
+            for name, value in zip(node.output, made, strict=False):
+                values[name] = value if name else None
+                # An operator that silently computes in float32 would make the truth as inexact as the model.
+                if isinstance(value, np.ndarray) and is_float(value.dtype) and value.dtype != np.float64:
+                    raise NoReference(f"the evaluator computes '{one_line(name, 80)}' in {value.dtype} only")
+            for name in dead:  # onnx's own loop would keep all values, which may be large attention patterns
+                values.pop(name, None)
+        return {name: np.asarray(values[name]) for name in self.outputs}
 
 
 def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Reference:
@@ -102,7 +115,7 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     if sum(bytes_of(tensor) for tensor in iter_tensors(model)) > LARGEST:
         raise NoReference(f"larger than {round(LARGEST / 1e9)} GB")
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
-    copy = inlined(model)
+    copy = with_plain_experts(inlined(model))
     if any(key_of(node) == ("", "Attention") for node in copy.graph.node):
         # onnx's own rounds the scale to float32. Its definition depends on types.
         with suppress(onnx.shape_inference.InferenceError):
@@ -122,10 +135,14 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
         for node in graph.node:
             _widen(node, read)
     try:
-        evaluator = ReferenceEvaluator(copy, new_ops=operators(opsets(copy.opset_import).get("", 1)))
+        nodes = ReferenceEvaluator(copy, new_ops=operators(opsets(copy.opset_import).get("", 1))).rt_nodes_
     except Exception as error:
         raise NoReference(f"onnx's evaluator cannot load the model: {one_line(error, 160)}") from error
-    return Reference(constants, outputs, evaluator)
+    last = {name: place for place, node in enumerate(copy.graph.node) for name in (*reads(node), *node.output)}
+    dead: dict[int, list[str]] = defaultdict(list)
+    for name in last.keys() - {*outputs, ""}:  # what is left out stays None
+        dead[last[name]].append(name)
+    return Reference(constants, [(node, dead[place]) for place, node in enumerate(nodes)], outputs)
 
 
 def _widened(array: Array) -> Array:

@@ -30,7 +30,7 @@ from tests.passes.programs.balls import arb, errors, precision, program_at
 
 FUNCTIONS: dict[str, Callable[[], Expression]] = {
     "gelu": lambda: gelu(VARIABLE),
-    "gelu_tanh": lambda: gelu(VARIABLE, tanh=True),
+    "gelu_tanh": lambda: gelu(VARIABLE, approximate=True),
     "softplus": lambda: apply("softplus", VARIABLE),
 }
 TABLE = (

@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto
 
 from passes.match.linear import LINEAR_OPERATORS
-from passes.match.lower import LOWERINGS
 from rewriter.errors import ModelError, ValidationError
 from rewriter.files import soundness
 from rewriter.files.load import load_model
 from rewriter.files.soundness import check_structure, sort_main_graph
 from rewriter.graph.elementwise import MICROSOFT, OPERATORS
+from rewriter.graph.fused import FUSED
 from rewriter.graph.walk import MAX_DEPTH
 from rewriter.ort.sessions import open_session
 from tests.counting import steps
@@ -460,7 +460,7 @@ def test_operators_of_onnxruntime_need_as_many_inputs_as_it_says() -> None:
     schemas = {each.name: each for each in get_all_operator_schema() if each.domain == "com.microsoft"}
     assert {name: schemas[name].min_input for name in soundness._MICROSOFT} == dict(soundness._MICROSOFT)
     assert {schemas[name].min_output for name in soundness._MICROSOFT} == {1}
-    tables = (LINEAR_OPERATORS, LOWERINGS, OPERATORS)
+    tables = (LINEAR_OPERATORS, FUSED, OPERATORS)
     assert {name for table in tables for domain, name in table if domain == MICROSOFT} <= soundness._MICROSOFT.keys()
 
 

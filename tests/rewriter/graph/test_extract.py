@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from rewriter.graph.extract import Cut, bytes_of, cut, extract, reads, split, upstream, with_outputs
-from rewriter.graph.view import GraphView, view_model
+from rewriter.graph.extract import Cut, bytes_of, cut, extract, split, upstream, with_outputs
+from rewriter.graph.view import GraphView, reads, view_model
 from tests.committed import FOLDER as MODELS
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64

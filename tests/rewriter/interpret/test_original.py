@@ -171,10 +171,12 @@ def test_queries_of_another_sequence() -> None:
 NONLINEAR = QUERIES.replace("q0 =", "qm =") + "\n  q0 = Softplus(qm)"
 SUMMED = QUERIES.replace("q0 =", "qm =") + "\n  qn = MatMul(x, wo)\n  q0 = Add(qm, qn)"
 UNEVEN = SPLIT.replace("q =", "qs =") + "\n  q = Mul(qs, unequal)"
+MIXED = f"\n  shape = Constant<value_ints = [0, -1, {MODEL}]>()\n  z2 = Reshape(z, shape)"
 MISSES = {
     "it does more than move, scale or add entries": (NONLINEAR, SPLIT, SCORES, JOIN, OUT),
     "its channels have different factors": (QUERIES, UNEVEN, SCORES, JOIN, OUT),
     "it is a sum of several linear operators' outputs": (SUMMED, SPLIT, SCORES, JOIN, OUT),
+    "the output projection does not read all heads of one token": (QUERIES, SPLIT, SCORES, MIXED, OUT),
     "no linear operator reads its heads": (QUERIES, SPLIT, SCORES, JOIN, "\n  y = Softplus(z2)"),
 }
 

@@ -54,7 +54,7 @@ ACTIVATIONS = {
 }
 GATES = ("silu", "sigmoid", "tanh", "relu", "gelu", "gelu by tanh")
 ELEMENTS = ("float", "float16", "bfloat16")
-"""Not double: its bounds are proved for each process anew, in up to 20 s."""
+"""Not double: its bounds are proved for each process anew, in some seconds."""
 ATTENTION = ("compact", "masked")
 """The forms in which blocks are attention; `maskless` asks what `masked` does."""
 

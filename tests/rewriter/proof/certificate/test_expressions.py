@@ -33,6 +33,7 @@ from rewriter.proof.certificate.expressions import (
     neg,
     power,
     scalar_operator,
+    sigmoid,
     softmax,
     sub,
     substitute,
@@ -58,9 +59,8 @@ def value(expression: Expression, y: float) -> float:
 def _value(part: Expression, x: list[float], y: float) -> float:
     if isinstance(part.value, fmpq):
         return float(part.value)
-    known = {"variable": lambda: y, "pi": lambda: math.pi, "exp": lambda: math.exp(x[0]), "neg": lambda: -x[0]}
-    known |= {"+": lambda: x[0] + x[1], "-": lambda: x[0] - x[1], "*": lambda: x[0] * x[1], "/": lambda: x[0] / x[1]}
-    known |= {"sigmoid": lambda: 1 / (1 + math.exp(-x[0])), "tanh": lambda: math.tanh(x[0])}
+    known = {"variable": lambda: y, "pi": lambda: math.pi, "exp": lambda: math.exp(x[0])}
+    known |= {"+": lambda: x[0] + x[1], "*": lambda: x[0] * x[1], "/": lambda: x[0] / x[1]}
     known |= {"erf": lambda: math.erf(x[0]), "softplus": lambda: math.log1p(math.exp(x[0]))}
     known |= {"sqrt": lambda: math.sqrt(x[0]), "where": lambda: x[1] if x[0] >= 0 else x[2]}
     return known[part.operator]()
@@ -100,7 +100,7 @@ def test_operators_of_onnxruntime() -> None:
     assert tanh is scalar_operator(("", "Gelu"), {"approximate": b"tanh"}, [VARIABLE])
     assert scalar_operator((MICROSOFT, "Gelu"), {}, [VARIABLE]) is scalar_operator(("", "Gelu"), {}, [VARIABLE])
     quick = scalar_operator((MICROSOFT, "QuickGelu"), {"alpha": 1.5}, [VARIABLE])
-    assert quick is mul(VARIABLE, apply("sigmoid", mul(constant(1.5), VARIABLE)))
+    assert quick is mul(VARIABLE, sigmoid(mul(constant(1.5), VARIABLE)))
     assert scalar_operator((MICROSOFT, "FastGelu"), {}, [VARIABLE, U]) is None
 
 
@@ -170,8 +170,8 @@ def test_the_degree_in_a_value(expression: Expression, degree: int | None) -> No
 
 
 def test_a_value_of_one_is_folded_away() -> None:
-    gate = mul(mul(G, apply("sigmoid", G)), U)
-    assert substitute(gate, {U: ONE, G: VARIABLE}) is mul(VARIABLE, apply("sigmoid", VARIABLE))
+    gate = mul(mul(G, sigmoid(G)), U)
+    assert substitute(gate, {U: ONE, G: VARIABLE}) is mul(VARIABLE, sigmoid(VARIABLE))
 
 
 @pytest.mark.parametrize("further", [0, 40])
@@ -183,8 +183,8 @@ def test_a_softmax_is_a_distribution(further: int) -> None:
 
 
 def test_listings_tell_constants_apart_and_share_parts() -> None:
-    s = apply("sigmoid", VARIABLE)
-    assert listing(add(mul(s, s), HALF)) == ["t0 = sigmoid(y)", "t1 = *(t0, t0)", "t2 = +(t1, 1/2)"]
+    s = apply("erf", VARIABLE)
+    assert listing(add(mul(s, s), HALF)) == ["t0 = erf(y)", "t1 = *(t0, t0)", "t2 = +(t1, 1/2)"]
     assert listing(mul(VARIABLE, constant(0.1))) != listing(mul(VARIABLE, constant(math.nextafter(0.1, 1))))
     assert listing(VARIABLE) == ["y"]
 

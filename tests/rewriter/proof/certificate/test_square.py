@@ -162,6 +162,9 @@ BOTH = {
     "one head's bias token has another value": (
         'w = np.ones((8, 13, 1)); w[3, -1] = 1.001; p.behind("W_V", "Mul", f"@ {p.number(w, dtype=float)}")'
     ),
+    "one head's queries have another offset": (
+        'w = np.ones((8, 13, 2)); w[3, 4, 1] = 1.001; p.behind("W_Q", "Mul", f"@ {p.number(w, dtype=float)}")'
+    ),
     "heads are those of other columns": ('p.behind("q_flat", "Gather", f"@ {p.number(np.arange(16)[::-1])}", axis=1)'),
     "queries beyond 5 are clipped": 'p.weight("highest_finite_q", "v[...] = 5")',
     "queries through float16": (
@@ -179,6 +182,9 @@ BOTH = {
     "z is larger where there are 41 tokens": (
         'p.before("z_by_token", 0, "Where", f"/is_41 {p.number(1.001, dtype=float)} @")'
     ),
+    "values are for ten rows, two tokens and eight bias tokens": (
+        'p.before("z", 1, "Mul", f"@ {p.number(np.ones((1, 1, 10, 1)), dtype=float)}")'
+    ),
     "heads and tokens change places": (
         'p.behind("z_by_token", "Transpose", "@", perm=[0, 2, 1, 3]); p.behind("z", "Identity", "@")'
     ),
@@ -188,6 +194,7 @@ BOTH = {
 }
 POSITIONS = {
     "masked": {
+        "beyond 40 tokens only bias tokens are seen": 'p.before("scores", 0, "Where", "/many /is_bias @")',
         "a part of 1e-9 of all other tokens' values is added": (
             'p.behind("pattern", "Where", f"/mask @ {p.number(1e-9, dtype=float)}")'
         ),
@@ -299,6 +306,16 @@ def test_what_is_the_same_function_is_certified(name: str) -> None:
     p = Planted(changes.copied(model))
     changes.run(statement, p=p)
     assert judged(original, p.model).certified
+
+
+def test_what_many_tokens_may_add_up_to_is_not_counted_once() -> None:
+    """Values that are the same for all tokens: one more of weight 1e-17 is within the limit, 2^63 more are not."""
+    original = mlp("h = Sigmoid(y)")
+    p = Planted(changes.copied(converted(original, "masked")))
+    p.behind("pattern", "Where", f"/mask @ {p.number(1e-17, dtype=np.float32)}")
+    found = judged(original, p.model)
+    assert not found.certified
+    assert any("adds up over other tokens" in each.text for each in found.refusals)
 
 
 def test_names_that_the_reader_would_give_are_not_taken() -> None:

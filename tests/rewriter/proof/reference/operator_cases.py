@@ -160,13 +160,6 @@ Conv<group = 2{|, strides = [2, 1], pads = [1, 0, 2, 1]|, auto_pad = "SAME_LOWER
 Conv<pads = [1, 1]>(sound, w1, b6)
 Conv<group = 4, pads = [1, 1], kernel_shape = [3]>(sound, deep)
 Conv(room, w3, b6)
-MaxPool<kernel_shape = [3, 2]{|, strides = [2, 2], pads = [1, 0, 1, 1]|, auto_pad = "SAME_UPPER", strides = [2,
-    2]|, auto_pad = "VALID"}>(img) since 8
-MaxPool<kernel_shape = [3], strides = [2]>(sound) since 8
-MaxPool<kernel_shape = [2, 3, 2]>(room) since 8
-MaxPool<kernel_shape = [3, 3], strides = [2, 2], ceil_mode = 1{|, pads = [1, 1, 1, 1]}>(img) since 10
-MaxPool<kernel_shape = [2, 2], dilations = [2, 3]>(img) since 10
-MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(img) since 8 gives 2
 GlobalAveragePool({img|sound})
 TopK<k = 3>(rank2) until 9 gives 2
 TopK(rank2, k3) since 10 gives 2

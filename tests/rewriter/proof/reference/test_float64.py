@@ -144,6 +144,7 @@ FUNCTION = '<domain: "local", opset_import: ["": 11]> f (a) => (b) { b = Softmax
         ("y = DynamicQuantizeLinear(x)", r"^DynamicQuantizeLinear 'y' has no known float64 form$"),
         ("y = RandomNormalLike(x)", r"^RandomNormalLike 'y' has no known float64 form$"),
         ("y = Hardmax(x)", r"^Hardmax 'y' has no known float64 form$"),
+        ("y = MaxPool<kernel_shape = [1]>(x)", r"^MaxPool 'y' has no known float64 form$"),
         ("y = Nothing(x)", "^onnx's evaluator cannot load the model: No registered schema for operator 'Nothing'"),
         (
             "y = com.microsoft.MatMulNBits<N = 2>(x, x)",

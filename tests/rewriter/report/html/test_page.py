@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rewriter import Report, rewrite
@@ -217,6 +218,19 @@ def test_a_large_model_makes_a_small_page(pages: dict[str, str]) -> None:
     assert len(Page(pages["large"]).all("tr")) > 2100
     assert "model.decoder.layers.1999.conv" in pages["large"]
     assert render(large(3, 3)) == render(large(3, 3))
+
+
+def test_as_many_heads_as_a_page_has_make_a_small_page() -> None:
+    """200 neurons and 64 original heads on 64 tokens, with the longest numbers."""
+    weights, data = (np.tril(np.random.default_rng(0).uniform(size=(64, 64))) / 10).round(4), heads_data()
+    first, neuron = data["heads"][0], data["heads"][-1]
+    row = {"activation": [-1.234e-05] * 64, "effects": [-1.234e-05] * 64}
+    heads = [{**first, **row, "pattern": [weights.tolist()]}] * 64
+    data["heads"] = heads + [{**neuron, **row, "pattern": [weights[:, :3].tolist()] * 3}] * 200
+    made = render_heads(data)
+    assert len(made.encode()) < 2_000_000
+    shown = json.loads(Page(made).of("script")[0])["heads"][0]["pattern"]
+    np.testing.assert_allclose(np.array(shown) / 1e4, weights[None], atol=1e-12)
 
 
 @pytest.mark.parametrize("text", [EVIL, "x" * 5000], ids=["hostile", "long"])

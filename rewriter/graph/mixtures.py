@@ -1,0 +1,275 @@
+"""Mixtures of experts inside one operator, com.microsoft::MoE and QMoE, written out by their definition.
+
+    p   = Softmax(router_probs), or router_weights             [tokens, experts]
+    i   = the k experts with the largest router_probs          [tokens, k]
+    w   = p at i; over its sum with normalize_routing_weights  [tokens, k]
+    out = sum over i of w_i (W2_i f(W1_i x + b1_i) + b2_i)     like x
+
+SwiGLU has gates g and values l in the even and odd rows of W1: f = G sigmoid(alpha G) (L + beta) with G = min(g, limit)
+and L = clip(l, -limit, limit). A weight of QMoE is (number - zero point) scale, with one scale for each row or for each
+block of a row. Every expert is applied to every token; the chosen ones are picked from the results.
+
+The plan takes experts apart by this text, and the certificate reads the original by it, so that neither would see an
+error in it: the run does, which has onnxruntime's own kernel. What its CPU kernel lacks or does otherwise is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from rewriter.graph.edit import set_nodes
+from rewriter.graph.fused import MICROSOFT, step
+from rewriter.graph.view import integer_of, key_of, opsets
+from rewriter.graph.walk import all_graphs
+from rewriter.text import quoted
+
+EXPERTS: Mapping[tuple[str, str], Sequence[str]] = {
+    (MICROSOFT, "MoE"): ("x", "router", "fc1", "fc1_bias", "fc2", "fc2_bias", "fc3", "fc3_bias"),
+    (MICROSOFT, "QMoE"): (
+        *("x", "router", "fc1", "fc1_scales", "fc1_bias", "fc2", "fc2_scales", "fc2_bias", "fc3", "fc3_scales"),
+        *("fc3_bias", "fc1_zeros", "fc2_zeros", "fc3_zeros", "router_weights"),
+    ),
+}
+"""The operators, with names for their operands; what QMoE has further belongs to weights that are no integers."""
+
+_ACTIVATIONS = (b"relu", b"gelu", b"silu", b"swiglu")
+_OPSET = 15
+"""The first opset with all operators of the definition."""
+_KERNEL = "onnxruntime's CPU kernel"
+
+
+def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which mixtures of experts are written out where that can be done; the model itself if none is."""
+    weights = {tensor.name: tensor for graph in all_graphs(model.graph) for tensor in graph.initializer}
+    opset = opsets(model.opset_import).get("", 1)
+    taken = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.output}
+
+    def plain(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
+        parts = plain_experts(node, weights, opset)
+        if parts is None or isinstance(parts, str) or any(part.output[0] in taken for part in parts[:-1]):
+            return [node]
+        for part in parts:
+            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
+        return parts
+
+    if not any(len(plain(node)) > 1 for graph in all_graphs(model.graph) for node in graph.node):
+        return model
+    model = deepcopy(model)
+    for graph in all_graphs(model.graph):
+        set_nodes(graph, [part for node in graph.node for part in plain(node)])
+    return model
+
+
+def plain_experts(
+    node: onnx.NodeProto, weights: Mapping[str, TensorProto], opset: int
+) -> Sequence[onnx.NodeProto] | str | None:
+    """The plain operators that a mixture of experts stands for.
+
+    Args:
+        node: any operator.
+        weights: initializers by name, whose values are not read.
+        opset: the version of the default operator set.
+
+    Returns:
+        The nodes, of which the last makes the output; the reason, where the operator is not written out; None where it
+        is no mixture of experts.
+    """
+    if key_of(node) not in EXPERTS:
+        return None
+    mixture = _Mixture(node, weights)
+    return mixture.unfit(opset) or mixture.written()
+
+
+@dataclass(frozen=True)
+class _Mixture:
+    """One operator, and the nodes that are written for it."""
+
+    node: onnx.NodeProto
+    weights: Mapping[str, TensorProto]
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+
+    @cached_property
+    def given(self) -> Mapping[str, str]:
+        """The operands that it has."""
+        return {key: name for key, name in zip(EXPERTS[key_of(self.node)], self.node.input, strict=False) if name}
+
+    @cached_property
+    def activation(self) -> bytes:
+        """The name of its activation."""
+        return next((each.s for each in self.node.attribute if each.name == "activation_type"), b"relu")
+
+    @cached_property
+    def bits(self) -> int:
+        """Bits of a weight in an entry of its tensor; 8 where it is not quantised."""
+        return integer_of(self.node, "expert_weight_bits", 4) if self.node.op_type == "QMoE" else 8
+
+    def number(self, name: str, default: float) -> float:
+        """An attribute that is a number."""
+        return next((each.f for each in self.node.attribute if each.name == name), default)
+
+    def unfit(self, opset: int) -> str:
+        """Why it is not written out; empty where it is."""
+
+        def chosen(name: str, default: int = 0) -> int:
+            return integer_of(self.node, name, default)
+
+        bits = {chosen(f"fc{each}_expert_weight_bits", self.bits) for each in (1, 2, 3)} | {self.bits}
+        of_integers = all(each.s == b"int" for each in self.node.attribute if each.name == "quant_type")
+        reasons = [
+            (self.activation == b"identity", "its experts have no activation"),
+            (
+                self.activation not in _ACTIVATIONS,
+                f"{_KERNEL} has no activation {quoted(self.activation.decode('utf-8', 'replace'))}",
+            ),
+            (chosen("use_sparse_mixer"), "it routes with use_sparse_mixer"),
+            (
+                "fc3" in self.given or chosen("swiglu_fusion") != (self.activation == b"swiglu"),
+                f"{_KERNEL} has gates in pairs of rows only (swiglu_fusion 1)",
+            ),
+            (chosen("swiglu_limit_after_activation"), f"{_KERNEL} does not clip behind the activation"),
+            (opset < _OPSET, f"its parts need opset {_OPSET}, and the model has {opset}"),
+        ]
+        if self.node.op_type == "QMoE":
+            rounded = chosen("block_size") > 0 and (self.bits == 8 or chosen("accuracy_level") == 4)
+            raw = chosen("normalize_routing_weights") != 1 and "router_weights" not in self.given
+            reasons += [
+                (not of_integers or any(self.node.input[15:]), f"{_KERNEL} has integers as weights only"),
+                (bits not in ({4}, {8}), "its weights are not of 4 bits or 8 bits throughout"),
+                (chosen("weights_prepacked", -1) == 1, "its weights are packed for one kernel"),
+                (rounded, f"{_KERNEL} rounds its activations to 8 bits (blocks of 8-bit weights, or accuracy_level 4)"),
+                (raw, f"{_KERNEL} normalises its routing weights, though normalize_routing_weights is not 1"),
+            ]
+        reason = next((reason for holds, reason in reasons if holds), "")
+        return reason or ("" if self.sizes else "its weights are not initializers of the shapes that it asks for")
+
+    @cached_property
+    def sizes(self) -> Mapping[str, tuple[int, int, int, int]]:
+        """For fc1 and fc2 the number of matrices, rows, columns, and blocks of a row; empty where they do not fit."""
+        tensors = {key: self.weights.get(name) for key, name in self.given.items()}
+        dims = {key: list(tensor.dims) for key, tensor in tensors.items() if tensor is not None}
+        if [len(dims.get(key, ())) for key in ("fc1", "fc2")] != [3, 3] or not {"x", "router"} <= self.given.keys():
+            return {}
+        experts, hidden, packed = dims["fc2"]
+        each, block = 8 // self.bits, max(integer_of(self.node, "block_size", 0), 0)
+        inner = packed * each
+        made, wanted = {}, dict[str, list[int]]()
+        for key, rows, columns in (
+            ("fc1", inner * (1 + (self.activation == b"swiglu")), hidden),
+            ("fc2", hidden, inner),
+        ):
+            blocks = columns // block if block else 1
+            if blocks * (block or columns) != columns or columns % each:
+                return {}
+            made[key] = experts, rows, columns, blocks
+            wanted[key] = [experts, rows, columns // each]
+            wanted[f"{key}_bias"] = [experts, rows]
+            wanted[f"{key}_scales"] = [experts, rows, blocks] if block else [experts, rows]
+            wanted[f"{key}_zeros"] = [experts, rows, -(-blocks // each)] if block else [experts, -(-rows // each)]
+        needed = {*self.given, *(("fc1_scales", "fc2_scales") if self.node.op_type == "QMoE" else ())}
+        return made if all(dims.get(key) == shape for key, shape in wanted.items() if key in needed) else {}
+
+    # -- the nodes -------------------------------------------------------------------------------------------------
+
+    def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
+        """One more node; its output."""
+        suffix = name or f"{operator.lower()}_{len(self.nodes)}"
+        made = step(self.node, operator, list(inputs), last=False, domain=domain, part=suffix)
+        made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        self.nodes.append(made)
+        return str(made.output[0])
+
+    def constant(self, values: Any, elem_type: int = TensorProto.INT64) -> str:
+        """A constant."""
+        array = np.asarray(values, helper.tensor_dtype_to_np_dtype(elem_type))
+        return self.put("Constant", value=numpy_helper.from_array(array))
+
+    def written(self) -> Sequence[onnx.NodeProto]:
+        """All nodes."""
+        given, last = self.given, self.constant([-1])
+        hidden, kind = self.sizes["fc2"][1], self.weights[given["fc1"]].data_type
+        if self.node.op_type == "QMoE":
+            kind = self.weights[given["fc1_scales"]].data_type  # which need not be that of the data
+        shares = given.get("router_weights") or self.put("Softmax", given["router"], axis=-1)
+        count = self.constant([integer_of(self.node, "k", 1)])
+        self.put("TopK", given["router"], count, axis=-1)
+        self.nodes[-1].output.append(f"{self.nodes[-1].output[0]}/experts")
+        chosen = self.nodes[-1].output[1]
+        shares = self.put("GatherElements", shares, chosen, axis=-1)
+        if integer_of(self.node, "normalize_routing_weights", 0) == 1:
+            shares = self.put("Div", shares, self.put("ReduceSum", shares, last, keepdims=1))
+        data = self.put("Cast", self.put("Flatten", given["x"], axis=-1), to=kind)
+        data = self.linear("fc2", self.activated(self.linear("fc1", data, kind), kind), kind)
+        # [experts, tokens, hidden] to [k, tokens, hidden]
+        places = self.put("Unsqueeze", self.put("Transpose", chosen, perm=[1, 0]), last)
+        places = self.put("Expand", places, self.constant([1, 1, hidden]))
+        data = self.put("GatherElements", data, places, axis=0)
+        data = self.put("Einsum", self.put("Cast", shares, to=kind), data, equation="tk,ktd->td")
+        data = self.put("CastLike", self.put("Reshape", data, self.put("Shape", given["x"])), given["x"])
+        self.nodes[-1].output[0] = self.node.output[0]
+        return self.nodes
+
+    def linear(self, key: str, data: str, kind: int) -> str:
+        """A matrix of each expert, and its bias."""
+        weight = self.given[key]
+        if self.node.op_type == "QMoE":
+            weight = self.dequantised(key, kind)
+        data = self.put("MatMul", data, self.put("Transpose", weight, perm=[0, 2, 1]), name=key)
+        bias = self.given.get(f"{key}_bias")
+        if not bias:
+            return data
+        return self.put("Add", data, self.put("Unsqueeze", self.put("Cast", bias, to=kind), self.constant([1])))
+
+    def dequantised(self, key: str, kind: int) -> str:
+        """A quantised weight as numbers of type `kind`."""
+        experts, rows, columns, blocks = self.sizes[key]
+        size = [experts, rows, blocks, 1]
+        zeros = self.given.get(f"{key}_zeros")
+        middle = self.constant(2 ** (self.bits - 1), kind)
+        if zeros:
+            whole = [experts, rows, blocks] if integer_of(self.node, "block_size", 0) > 0 else [experts, rows]
+            middle = self.put("Reshape", self.unpacked(zeros, whole, kind), self.constant(size))
+        numbers = self.unpacked(self.given[key], [experts, rows, columns], kind)
+        numbers = self.put("Reshape", numbers, self.constant([experts, rows, blocks, columns // blocks]))
+        scales = self.put("Cast", self.given[f"{key}_scales"], to=kind)
+        scales = self.put("Reshape", scales, self.constant(size))
+        numbers = self.put("Mul", self.put("Sub", numbers, middle), scales)
+        return self.put("Reshape", numbers, self.constant([experts, rows, columns]))
+
+    def unpacked(self, tensor: str, shape: Sequence[int], kind: int) -> str:
+        """Numbers of 8 bits, or of 4 bits with the first of two in the lower half of an entry, as type `kind`."""
+        if self.bits == 8:
+            return self.put("Cast", tensor, to=kind)
+        pairs = self.put("Cast", tensor, to=TensorProto.INT32)
+        base, last = self.constant(16, TensorProto.INT32), self.constant([-1])
+        halves = [self.put("Unsqueeze", self.put(each, pairs, base), last) for each in ("Mod", "Div")]
+        numbers = self.put("Reshape", self.put("Concat", *halves, axis=-1), self.constant([*shape[:-1], -1]))
+        # A last entry may be half full.
+        numbers = self.put("Slice", numbers, self.constant([0]), self.constant(shape[-1:]), last)
+        return self.put("Cast", numbers, to=kind)
+
+    def activated(self, data: str, kind: int) -> str:
+        """The activation of every expert's neurons."""
+        if self.activation == b"relu":
+            return self.put("Relu", data)
+        if self.activation == b"gelu":
+            return self.put("FastGelu", data, domain=MICROSOFT)
+        if self.activation == b"silu":
+            return self.put("Mul", data, self.put("Sigmoid", data))
+        limit = self.number("swiglu_limit", np.inf)
+        last, two, end = self.constant([-1]), self.constant([2]), self.constant([2**31])
+        gate, value = (self.put("Slice", data, self.constant([start]), end, last, two) for start in (0, 1))
+        if np.isfinite(limit):
+            gate = self.put("Min", gate, self.constant(limit, kind))
+            value = self.put("Clip", value, self.constant(-limit, kind), self.constant(limit, kind))
+        scaled = self.put("Mul", gate, self.constant(self.number("activation_alpha", 1.0), kind))
+        gate = self.put("Mul", gate, self.put("Sigmoid", scaled))
+        value = self.put("Add", value, self.constant(self.number("activation_beta", 0.0), kind))
+        return self.put("Mul", gate, value)
