@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -40,7 +41,8 @@ def summary(outcomes: Sequence[Outcome], command: str) -> str:
     made = [outcome for outcome in outcomes if not outcome.refused]
     architectures = {outcome.job.entry for outcome in made}
     measured = f"{len(made)} files of {len(architectures)} architectures; `{command}` with {_versions()}."
-    return "\n".join([*_summary(outcomes), "", measured]) + "\n"
+    wrapped = textwrap.wrap(measured, 120, break_on_hyphens=False, break_long_words=False)
+    return "\n".join([*_summary(outcomes), "", *wrapped]) + "\n"
 
 
 def tables(outcomes: Sequence[Outcome]) -> str:
