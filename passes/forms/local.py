@@ -50,10 +50,9 @@ def prepare_local(view: GraphView, conversion: Conversion) -> Conversion:
     if conversion.options.spelling == "softmax":
         return prepare_spelled(view, conversion)
     program, written = conversion.program, _as_written(conversion.program, conversion.dtype)
-    if written != program:  # sums of coefficients are rounded once more
-        error = program.coefficient_error + spread_error(program, conversion.dtype)
-        program = replace(program, coefficient_error=error)
-    return replace(conversion, program=program, written=written)
+    # Sums of coefficients are rounded once more.
+    error = program.coefficient_error + (spread_error(program, conversion.dtype) if written != program else 0.0)
+    return replace(conversion, program=replace(program, coefficient_error=error), written=written)
 
 
 def _as_written(program: Program, dtype: DTypeLike) -> Program:

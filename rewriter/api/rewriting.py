@@ -26,7 +26,6 @@ from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationErro
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
-from rewriter.ort.providers import require_float64
 from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
 from rewriter.proof.claims import Claim
 from rewriter.proof.settings import LARGE, Settings, checked
@@ -107,8 +106,6 @@ def rewrite(
     report = planned_report(name_of(model), source, plan, choices)
     if dry_run or not plan.conversions:
         return run.finish(report)
-    widened = [each.block.name for each in plan.conversions if each.widened]
-    require_float64(settings.providers if validate else (), widened)
     with run.step("apply", "replacing them by attention heads"):
         unit = run_passes(split(sequence)[1], unit)
         rewritten, alone = made(unit), _alone(unit)

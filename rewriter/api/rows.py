@@ -51,12 +51,11 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
 def domain_notes(plan: Plan) -> tuple[str, ...]:
     """A note on blocks whose heads hold up to some pre-activation, which some input may leave."""
     domains = {each.block.name: each.program.domain for each in plan.conversions if isfinite(each.program.domain)}
-    if not domains:
-        return ()
-    return (
+    note = (
         f"the heads of {counted(len(domains), 'block')} ({first_of(list(domains))}) hold for |pre-activation| up to "
-        f"{min(domains.values()):.3g}; the proof checks only the inputs that it runs",
+        f"{min(domains.values(), default=0.0):.3g}; the proof checks only the inputs that it runs"
     )
+    return (note,) if domains else ()
 
 
 def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
@@ -110,8 +109,7 @@ def _same_rows(conversion: Conversion) -> bool:
     block, projections = conversion.block, conversion.projections
     if conversion.form not in _CERTIFIED or any(each.axis != -1 for each in (*block.first, *block.second)):
         return False
-    whole = projections is None or projections.query.data == block.first[0].data
-    return whole or conversion.form != "compact"
+    return conversion.form != "compact" or projections is None or projections.query.data == block.first[0].data
 
 
 def exposed_by(block: str, names: Collection[str]) -> tuple[str, ...]:

@@ -35,8 +35,7 @@ class Provider:
         kernel_set: onnxruntime's name for it.
         package: the package that provides it.
         needs: what must be there for it to start.
-        float64: whether it computes in float64; the others leave such nodes to the CPU or round to float32, and are
-            used only if the user names them.
+        float64: whether it computes in float64; one that rounds to float32 is used only if the user names it.
         finds_data: whether it finds the external data of a model that is not loaded from a file.
         defaults: values of options where this tool differs from onnxruntime.
         options: the options it takes; onnxruntime judges their values. Those that take more than a word are left out.
@@ -70,14 +69,13 @@ _CUDA_OPTIONS = (
     "sdpa_kernel"
 )
 _OPENVINO_OPTIONS = ("device_type", "precision", "num_of_threads", "num_streams", "disable_dynamic_shapes")
-_CUDA, _GPU = "an NVIDIA driver, CUDA and cuDNN: 'pip install onnxruntime-gpu[cuda,cudnn]'", "onnxruntime-gpu"
-_TENSORRT, _DML = "an NVIDIA driver, CUDA and TensorRT: 'pip install tensorrt'", "onnxruntime-directml"
+_CUDA = "an NVIDIA driver, CUDA and cuDNN: 'pip install onnxruntime-gpu[cuda,cudnn]'"
 
 PROVIDERS = (
     Provider("cpu", "CPUExecutionProvider"),
     # TF32 keeps 10 bits of mantissa in matrix products, which is too coarse to prove anything.
     Provider(
-        *("cuda", "CUDAExecutionProvider", _GPU, _CUDA),
+        *("cuda", "CUDAExecutionProvider", "onnxruntime-gpu", _CUDA),
         defaults=(("use_tf32", "0"),),
         options=tuple(_CUDA_OPTIONS.split()),
     ),
@@ -89,16 +87,6 @@ PROVIDERS = (
         defaults=(("device_type", "CPU"), ("precision", "ACCURACY")),
         options=_OPENVINO_OPTIONS,
     ),
-    Provider(
-        *("tensorrt", "TensorrtExecutionProvider", _GPU, _TENSORRT),
-        float64=False,
-        options=("device_id", "trt_max_workspace_size"),
-    ),
-    Provider(
-        "directml", "DmlExecutionProvider", _DML, "Windows with DirectX 12", float64=False, options=("device_id",)
-    ),
-    Provider("coreml", "CoreMLExecutionProvider", needs="macOS", float64=False),
-    Provider("webgpu", "WebGpuExecutionProvider", "onnxruntime-webgpu", "a GPU with a WebGPU driver", float64=False),
 )
 
 
@@ -158,23 +146,6 @@ def require_provider(text: str) -> Provider:
     if reason is not None:
         raise ProviderError(f"execution provider '{provider.text}' is not available: {reason}")
     return provider
-
-
-def require_float64(texts: Sequence[str], blocks: Sequence[str]) -> None:
-    """Refuse providers without float64 where the heads of `blocks` are computed in it, though the model is not.
-
-    Raises:
-        ProviderError: the provider, the blocks, and what to do instead.
-    """
-    without = next((each for each in map(parse_provider, texts) if not each.float64), None)
-    if without is None or not blocks:
-        return
-    others = f" and {len(blocks) - 1} more" if len(blocks) > 1 else ""
-    raise ProviderError(
-        f"execution provider '{without.text}' does not compute in float64, which the heads of "
-        f"{one_line(blocks[0])}{others} need; use --form local with --option precision=model, leave these blocks "
-        "out with --skip, or name another provider"
-    )
 
 
 @functools.cache
