@@ -195,11 +195,12 @@ def largest_change(program: Program, other: Program) -> float:
     Self values read y. Where all values are multiples of it they may read anything, as in a gate, and the figure also
     holds for the multiples.
     """
+    powers = (0, 2) if program.line is not None else (0,)  # the value u of h(g) u may be g
     program, other = replace(program, line=None), replace(other, line=None)
     y = grid(program.domain, program, other)
     found = _changes(program, other, y, y)
     if program.constant == 0.0 and all(head.multiples is not None for head in program.heads):
-        found = np.maximum(found, _changes(program, other, y, np.ones_like(y)))
+        found = np.maximum.reduce([found, *(_changes(program, other, y, y**power) for power in powers)])
     return MARGIN * float(np.max(found))
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,6 @@ from rewriter.ort.providers import (
 )
 from rewriter.ort.sessions import Session, open_session
 from rewriter.report.sections import provider_table, warnings
-from tests.conftest import slow
 from tests.textmodels import SILU, mlp
 
 
@@ -62,32 +60,6 @@ def test_options(text: str, spelled: str, settings: dict[str, str]) -> None:
 def test_options_that_cannot_be_followed(text: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         parse_provider(text)
-
-
-@pytest.mark.parametrize(
-    ("options", "refused"),
-    [
-        pytest.param({}, False, marks=slow),
-        ({"precision": "double"}, True),
-        ({"form": "masked"}, True),
-        pytest.param({"form": "compact", "gate": "product"}, False, marks=slow),
-    ],
-)
-def test_conversions_that_need_float64(
-    options: dict[str, Any], refused: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    # The CPU stands in for a provider without float64, since none of those can be installed everywhere.
-    narrow = replace(parse_provider("cpu"), float64=False)
-    monkeypatch.setattr("rewriter.ort.providers.PROVIDERS", (narrow,))
-    out = tmp_path / "out.onnx"
-    model = Path(__file__).parents[3] / "models" / "gated-decoder.onnx"
-    if not refused:
-        assert rewrite(model, out, providers=["cpu"], **options).exit_status == 0
-        return
-    with pytest.raises(ProviderError, match="does not compute in float64") as caught:
-        rewrite(model, out, providers=["cpu"], **options)
-    assert caught.value.exit_status == 5
-    assert not any(tmp_path.iterdir())
 
 
 def test_each_provider_once() -> None:
