@@ -360,12 +360,10 @@ def inline(values: Any, dtype: Any = np.float32) -> onnx.TensorProto:
     ("dtype", "a", "b", "how"),
     [
         ("f4", [1.0, 2.0, 3.0], [1.0, 2.5, 3.0], "1 element, by up to 0.5 at [1]"),
-        ("f4", [[1.0, 2.0], [3.0, 4.0]], [[1.5, 2.0], [3.0, 2.0]], "2 elements, by up to 2 at [1, 1]"),
         ("f4", [[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [7.0, 6.0]], "2 elements, by up to 4 at [1, 0]"),
         ("f4", [1.0, 0.0], [1.0, -0.0], "1 element, by up to 0 at [1]"),  # bits differ, values do not
         ("f4", [1.0, 2.0, 3.0], [9.0, NAN, 3.0], "2 elements, by up to inf at [1]"),  # a NaN in one of them
         ("f4", [1.0, INF], [1.0, -INF], "1 element, by up to inf at [1]"),
-        ("f4", [1.0, 2.0], [1.0, INF], "1 element, by up to inf at [1]"),
         ("f4", [1.0, NAN], [1.0, NAN], None),  # the same NaN
         ("f4", 3.0, 4.0, "1 element, by up to 1"),
         # Differences are those of numbers, neither wrapped around nor rounded to the element type.
@@ -375,7 +373,6 @@ def inline(values: Any, dtype: Any = np.float32) -> onnx.TensorProto:
         ("?", [True], [False], "1 element, by up to 1 at [0]"),
         ("f2", [1.0], [1.5], "1 element, by up to 0.5 at [0]"),
         # No real numbers.
-        (object, ("a", "b"), ("a", "bcd"), "values"),
         (object, ("a", "bc"), ("ab", "c"), "values"),
         ("c8", [1], [2], "values"),
     ],
@@ -466,9 +463,7 @@ def entries(found: Iterable[Change]) -> list[str]:
         (lambda m: m.functions[0].node.pop(), ["function d::f: 2 nodes, 1 node"], []),
         (lambda m: setattr(m, "ir_version", 9), [], ["model IR version: 8, 9"]),
         (lambda m: setattr(m, "producer_name", "p"), [], ["model producer: None, p"]),
-        (lambda m: setattr(m, "producer_version", "2"), [], ["model producer: None, 2"]),
         (lambda m: setattr(m.graph, "name", "h"), [], ["model graph: g, h"]),
-        (lambda m: setattr(m.graph, "name", ""), [], ["model graph: g, None"]),
         (lambda m: m.metadata_props.add(key="k", value="v"), [], ["metadata k: None, v"]),
     ],
 )
