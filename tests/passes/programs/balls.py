@@ -1,4 +1,4 @@
-"""Head programs in ball arithmetic (python-flint), and the allowance for their evaluation in float64.
+"""Head programs in ball arithmetic (python-flint).
 
 It shares no code with `passes`: programs are read as plain coefficients. Results are balls, which hold the number.
 """
@@ -41,14 +41,6 @@ def program_at(program: Program, y: arb, z: arb) -> arb:
         values = [arb(head.c) * z + arb(head.d), *(arb(token.value) for token in head.bias_tokens)]
         result += sum((w * v for w, v in zip(weights, values, strict=True)), arb(0)) / sum(weights, arb(0))
     return result
-
-
-def allowance(program: Program, y: Array, z: Array | None = None) -> Array:
-    """Absolute, for the rounding of `Program.evaluate` in float64: from that of float32, unless it is stated."""
-    share = program.rounding if program.double else 2.0**-26 * program.rounding
-    return np.asarray(
-        share * np.maximum(np.maximum(1.0, 0.0 if z is None else np.abs(z)), np.abs(program.evaluate(y, z)))
-    )
 
 
 def errors(values: Sequence[float] | Array, exact: Sequence[arb]) -> Array:

@@ -16,7 +16,6 @@ from passes.programs.gates import gate
 from passes.programs.groups import SharedKey, by_keys
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
-from tests.passes.programs.balls import allowance
 
 Array = NDArray[np.float64]
 
@@ -196,8 +195,8 @@ def test_rounded_states_what_it_changes(activation: str, program: Program) -> No
     points = np.random.default_rng(1).normal(0.0, 6.0, 50_000)
     expected = program.evaluate(points)
     change = np.abs(rounded.evaluate(points) - expected)
-    rounding = 2.0 * allowance(program, points)
-    assert np.all(change <= rounded.coefficient_error * np.maximum(1.0, np.abs(expected)) + rounding)
+    rounding = 2.0 * (program.rounding if program.double else 2.0**-26 * program.rounding)  # of evaluation in float64
+    assert np.all(change <= (rounded.coefficient_error + rounding) * np.maximum(1.0, np.abs(expected)))
     again = rounded.rounded(np.float32)
     np.testing.assert_allclose(again.evaluate(points), rounded.evaluate(points), rtol=1e-12, atol=1e-12)
     assert (rounded == program) == (rounded.coefficient_error == 0.0)

@@ -11,7 +11,6 @@ import onnx
 import onnxruntime
 import pytest
 
-import rewriter
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
 from rewriter.api.rewriting import made
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
@@ -96,13 +95,6 @@ def test_dry_run_writes_nothing(model_file: Path) -> None:
     assert contents(model_file.parent) == before
 
 
-def test_without_the_proof(model_file: Path) -> None:
-    out = model_file.with_name("out.onnx")
-    report = rewrite(model_file, out, validate=False)
-    assert (report.exit_status, report.proof) == (ExitStatus.CONVERTED, None)
-    assert out.exists()
-
-
 @pytest.mark.parametrize(
     ("options", "converted"),
     [
@@ -146,20 +138,6 @@ def test_progress_is_told() -> None:
     assert steps[0] == "loading"
     assert "certifying" in steps
     assert all(0 <= done <= total for _, done, total in told)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"form": "spiral"}, UsageError, "unknown form 'spiral'; known are: local"),
-        ({"providers": ["tpu"]}, rewriter.ProviderError, "unknown execution provider 'tpu': choose among cpu, cuda"),
-        ({"dims": {"colour": 3}}, UsageError, "colour"),
-        ({"inputs": "nowhere.npz"}, UsageError, "nowhere.npz: no such file"),
-    ],
-)
-def test_options_that_cannot_be_followed(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        rewrite(mlp(SILU), **options)
 
 
 # -- models that cannot be used -------------------------------------------------------------------------------------

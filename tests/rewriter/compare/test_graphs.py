@@ -114,6 +114,8 @@ CHANGES: tuple[tuple[str, Make, Edit, tuple[str, ...]], ...] = (
      ("If n_out differs in attribute else_branch, attribute then_branch",)),
     ("inputs of a body", loop, lambda m: swap(body(m, "body").input, 2, 3),
      ("Loop n_p differs in attribute body",)),
+    ("an operator's overload", two_outputs, lambda m: setattr(m.graph.node[0], "overload", "v"),
+     ("Add n_out became Add:v n_out",)),
     ("outputs of a node", loop, lambda m: swap_names(m, "p", "q"), ("Sub n_out differs in input 0, input 1",)),
 )  # fmt: skip
 
@@ -194,9 +196,10 @@ def test_the_order_of_nodes_is_free(make: Make) -> None:
 
 def test_default_domain_under_its_other_name() -> None:
     """A default is one of the operator's version: until opset 13 Softmax had axis 1, and now it has -1."""
-    ours, theirs = (named(f"out = Softmax{axis}(x)") for axis in ("", "<axis = 1>"))
-    for model in (ours, theirs):
+    ours, theirs, stated = (named(f"out = Softmax{axis}(x)") for axis in ("", "<axis = 1>", "<axis = -1>"))
+    for model in (ours, theirs, stated):
         model.graph.node[0].domain = "ai.onnx"
+    assert of(ours, stated).same
     assert texts(of(ours, theirs)) == {"Softmax n_out differs in attribute axis"}
 
 
@@ -219,14 +222,15 @@ def test_constant_nodes(attribute: str, values: tuple[str, str]) -> None:
     assert found.operators["Constant"] == (1, 1)
 
 
-def sparse(index: int) -> onnx.SparseTensorProto:
-    values = numpy_helper.from_array(np.ones(1, np.float32), "S")
-    return helper.make_sparse_tensor(values, numpy_helper.from_array(np.asarray([index])), [4])
+def sparse(value: float, index: int, size: int) -> onnx.SparseTensorProto:
+    values = numpy_helper.from_array(np.full(1, value, np.float32), "S")
+    return helper.make_sparse_tensor(values, numpy_helper.from_array(np.asarray([index])), [size])
 
 
-def test_sparse_weights() -> None:
+@pytest.mark.parametrize("other", [(1.0, 2, 4), (2.0, 1, 4), (1.0, 1, 8)])
+def test_sparse_weights(other: tuple[float, int, int]) -> None:
     models = [named("out = Identity(S)", inputs="float[4] x", outputs="float[4] out") for _ in range(2)]
-    for model, tensor in zip(models, (sparse(1), sparse(2)), strict=True):
+    for model, tensor in zip(models, (sparse(1.0, 1, 4), sparse(*other)), strict=True):
         model.graph.sparse_initializer.append(tensor)
     assert of(models[0], models[0]).same
     found = of(*models)
@@ -245,12 +249,16 @@ def test_attributes_with_their_values_in_another_file(tmp_path: Path) -> None:
         node = helper.make_node("ConstantOfShape", ["x"], ["out"], "n_out", value=tensor)
         given = helper.make_tensor_value_info("x", TensorProto.INT64, [1])
         out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
+        opsets = [helper.make_opsetid("", 17)]
+        function = helper.make_function("d", "f", ["x"], ["out"], [node], opsets)
         graph = helper.make_graph([node], "g", [given], [out])
         paths.append(folder / "model.onnx")
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), paths[-1])
+        onnx.save(helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8), paths[-1])
     models = [load_model(path) for path in paths]
     assert difference(models[0], models[1]).same
-    assert texts(difference(models[0], models[2])) == {"ConstantOfShape n_out differs in attribute value"}
+    assert texts(difference(models[0], models[2])) == {
+        "ConstantOfShape n_out differs in attribute value", "function d::f",
+    }  # fmt: skip
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
@@ -287,15 +295,6 @@ def test_regions(a: str, b: str, expected: set[str]) -> None:
     found = of(named(a, constants=WEIGHTS), named(b, constants=WEIGHTS))
     assert texts(found) == expected
     assert found.same is not bool(expected)
-
-
-def test_a_changed_attribute_and_a_stated_default() -> None:
-    body = "y = Softmax<axis={axis}>(x) out = Gather{gather}(y, index)"
-    constants = {"index": numpy_helper.from_array(np.asarray([0, 1]), "index")}
-    plain = named(body.format(axis=1, gather=""), constants=constants)
-    assert of(plain, named(body.format(axis=1, gather="<axis=0>"), constants=constants)).same
-    other = named(body.format(axis=2, gather=""), constants=constants)
-    assert texts(of(plain, other)) == {"Softmax n_y differs in attribute axis"}
 
 
 def test_time_is_linear_in_the_nodes() -> None:
@@ -360,12 +359,10 @@ def inline(values: Any, dtype: Any = np.float32) -> onnx.TensorProto:
     ("dtype", "a", "b", "how"),
     [
         ("f4", [1.0, 2.0, 3.0], [1.0, 2.5, 3.0], "1 element, by up to 0.5 at [1]"),
-        ("f4", [[1.0, 2.0], [3.0, 4.0]], [[1.5, 2.0], [3.0, 2.0]], "2 elements, by up to 2 at [1, 1]"),
         ("f4", [[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0], [7.0, 6.0]], "2 elements, by up to 4 at [1, 0]"),
         ("f4", [1.0, 0.0], [1.0, -0.0], "1 element, by up to 0 at [1]"),  # bits differ, values do not
         ("f4", [1.0, 2.0, 3.0], [9.0, NAN, 3.0], "2 elements, by up to inf at [1]"),  # a NaN in one of them
         ("f4", [1.0, INF], [1.0, -INF], "1 element, by up to inf at [1]"),
-        ("f4", [1.0, 2.0], [1.0, INF], "1 element, by up to inf at [1]"),
         ("f4", [1.0, NAN], [1.0, NAN], None),  # the same NaN
         ("f4", 3.0, 4.0, "1 element, by up to 1"),
         # Differences are those of numbers, neither wrapped around nor rounded to the element type.
@@ -375,7 +372,6 @@ def inline(values: Any, dtype: Any = np.float32) -> onnx.TensorProto:
         ("?", [True], [False], "1 element, by up to 1 at [0]"),
         ("f2", [1.0], [1.5], "1 element, by up to 0.5 at [0]"),
         # No real numbers.
-        (object, ("a", "b"), ("a", "bcd"), "values"),
         (object, ("a", "bc"), ("ab", "c"), "values"),
         ("c8", [1], [2], "values"),
     ],
@@ -466,9 +462,7 @@ def entries(found: Iterable[Change]) -> list[str]:
         (lambda m: m.functions[0].node.pop(), ["function d::f: 2 nodes, 1 node"], []),
         (lambda m: setattr(m, "ir_version", 9), [], ["model IR version: 8, 9"]),
         (lambda m: setattr(m, "producer_name", "p"), [], ["model producer: None, p"]),
-        (lambda m: setattr(m, "producer_version", "2"), [], ["model producer: None, 2"]),
         (lambda m: setattr(m.graph, "name", "h"), [], ["model graph: g, h"]),
-        (lambda m: setattr(m.graph, "name", ""), [], ["model graph: g, None"]),
         (lambda m: m.metadata_props.add(key="k", value="v"), [], ["metadata k: None, v"]),
     ],
 )
