@@ -68,7 +68,6 @@ _CUDA_OPTIONS = (
     "cudnn_conv1d_pad_to_nc1d do_copy_in_default_stream enable_skip_layer_norm_strict_mode fuse_conv_bias prefer_nhwc "
     "sdpa_kernel"
 )
-_OPENVINO_OPTIONS = ("device_type", "precision", "num_of_threads", "num_streams", "disable_dynamic_shapes")
 _CUDA = "an NVIDIA driver, CUDA and cuDNN: 'pip install onnxruntime-gpu[cuda,cudnn]'"
 
 PROVIDERS = (
@@ -85,7 +84,7 @@ PROVIDERS = (
         float64=False,
         finds_data=False,
         defaults=(("device_type", "CPU"), ("precision", "ACCURACY")),
-        options=_OPENVINO_OPTIONS,
+        options=("device_type", "precision", "num_of_threads", "num_streams", "disable_dynamic_shapes"),
     ),
 )
 

@@ -277,6 +277,7 @@ class _Search:
         piece = self.piece(y, y)
         upper = 0.0 if self.equal(piece) else self._measured(piece, y)
         self.exact = self.exact and upper == 0.0
+        self.undefined = y if math.isinf(upper) else self.undefined
         return upper
 
     def _probe(self, piece: _Piece, y: fmpq) -> None:
