@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array, magnitude
+from rewriter.arrays import Array
 from rewriter.compare.graphs import difference
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
@@ -30,7 +30,7 @@ from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import Point
-from rewriter.proof.rule import Judgement, Results, compared
+from rewriter.proof.rule import Judgement, Results, compared, magnitude
 from rewriter.proof.run import open_tapped
 from rewriter.proof.tested import rounded
 

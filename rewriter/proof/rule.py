@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
-from rewriter.arrays import Array, magnitude
+from rewriter.arrays import Array
 from rewriter.proof.inputs.roles import is_float
 
 FACTOR = 16.0
@@ -198,3 +198,9 @@ def _whole(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], 
     error, allowed = different / count, FACTOR * rounding
     reason = "" if error <= allowed else f"differs in {different} of {count} entries, which rounding does not explain"
     return Judgement(name, error, rounding, allowed, reason)
+
+
+def magnitude(values: Array) -> float:
+    """The largest finite |entry|; 0 if there is none."""
+    wide = np.abs(values.astype(np.float64))
+    return float(np.max(wide, initial=0.0, where=np.isfinite(wide)))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array, magnitude
+from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, split, with_outputs
@@ -22,6 +22,7 @@ from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.rule import magnitude
 from rewriter.text import quoted
 
 Results = Sequence[Mapping[str, Array]]

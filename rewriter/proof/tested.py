@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array, magnitude
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
@@ -28,7 +28,7 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
 from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.rule import Judgement, Results, compared
+from rewriter.proof.rule import Judgement, Results, compared, magnitude
 from rewriter.proof.run import Way, open_model
 from rewriter.text import quoted
 

@@ -19,7 +19,6 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.arrays import magnitude
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
@@ -31,12 +30,11 @@ from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
-from rewriter.proof.rule import Judgement, Results, compared, largest_gap, uncompared
+from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
-from rewriter.proof.stability import moved, stability
 from rewriter.proof.tested import BlockTest, needs, tested_block
-from rewriter.proof.unwritten import Gaps, gaps, told, without
+from rewriter.proof.unwritten import Gaps, gaps, moved, stability, told, without
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 

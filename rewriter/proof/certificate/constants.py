@@ -1,4 +1,4 @@
-"""Constants that are only laid out in another way, and shapes that are put together from the axes of tensors."""
+"""Tensors and constants that are only laid out in another way, and shapes put together from the axes of tensors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import numpy as np
 import onnx
 
 from rewriter.graph.constants import computed
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import integer_of, key_of
 from rewriter.proof.certificate.graphs import Scope, Tensor
 
 DEEPEST = 100
 """How many operators are followed upwards."""
+_LAYOUT = {"Reshape", "Unsqueeze", "Squeeze", "Flatten"}
+"""Operators that keep the entries of their first operand in order."""
 _MOST_ENTRIES = 2**28
 """A constant that is expanded further is not read."""
 WIDTHS: dict[int, int] = {
@@ -65,6 +68,19 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
         return np.asarray(computed([node], values, node.output, versions)[tensor.place])
     except Exception:  # noqa: BLE001 - whatever does not run is no constant
         return None
+
+
+def in_order(tensor: Tensor) -> Tensor:
+    """The first tensor with the same entries in the same order, past types that are at least as wide as its own."""
+    narrowest = WIDTHS.get(tensor.elem_type, 0)
+    while tensor.node is not None and tensor.place == 0:
+        node = tensor.node
+        cast = key_of(node) == ("", "Cast") and WIDTHS.get(integer_of(node, "to", 0), 0) >= narrowest > 0
+        source = tensor.scope.find(node.input[0]) if cast or (not node.domain and node.op_type in _LAYOUT) else None
+        if source is None or (cast and source.elem_type not in FLOATS):
+            break
+        tensor = source
+    return tensor
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------

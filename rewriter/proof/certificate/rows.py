@@ -26,7 +26,6 @@ from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
 from rewriter.proof.certificate.constants import (
     DEEPEST,
-    WIDTHS,
     Axes,
     Sizes,
     folded,
@@ -49,8 +48,6 @@ from rewriter.proof.certificate.expressions import (
 )
 from rewriter.proof.certificate.graphs import Scope, Tensor
 
-_LAYOUT = {"Reshape", "Unsqueeze", "Squeeze", "Flatten"}
-"""Operators that keep the entries of their first operand in order."""
 _MOST_KEYS = 4096
 
 
@@ -71,19 +68,6 @@ class Layer:
     def equals(self, other: Layer) -> bool:
         """Whether weights and bias are the same real numbers."""
         return np.array_equal(self.weight, other.weight) and np.array_equal(self.bias, other.bias)
-
-
-def in_order(tensor: Tensor) -> Tensor:
-    """The first tensor with the same entries in the same order, past types that are at least as wide as its own."""
-    narrowest = WIDTHS.get(tensor.elem_type, 0)
-    while tensor.node is not None and tensor.place == 0:
-        node = tensor.node
-        cast = key_of(node) == ("", "Cast") and WIDTHS.get(integer_of(node, "to", 0), 0) >= narrowest > 0
-        source = tensor.scope.find(node.input[0]) if cast or (not node.domain and node.op_type in _LAYOUT) else None
-        if source is None or (cast and source.elem_type not in FLOATS):
-            break
-        tensor = source
-    return tensor
 
 
 def read_layer(tensor: Tensor) -> Layer | None:

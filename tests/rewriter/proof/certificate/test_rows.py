@@ -8,9 +8,9 @@ import pytest
 
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
-from rewriter.proof.certificate.constants import Axes, sizes
+from rewriter.proof.certificate.constants import Axes, in_order, sizes
 from rewriter.proof.certificate.graphs import Model, Tensor
-from rewriter.proof.certificate.rows import front, in_order, read_layer, width
+from rewriter.proof.certificate.rows import front, read_layer, width
 from tests.textmodels import text_model
 
 ROWS = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
