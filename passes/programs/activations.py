@@ -205,10 +205,10 @@ def _quick_square(p: Parameters, arithmetic: Arithmetic) -> Program:
 def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     """Y times its hard sigmoid, a clipped line.
 
-    A gate's error is over max(1, |h|); y multiplies it, and |y| <= 3 wherever the line has weight.
+    A gate's error is over max(1, |h|); y multiplies it, and |y| <= 3 wherever the line has weight, or |p y| is above 1.
     """
     gate = with_line(closed_forms.clip((p[0] / 6.0, p[0] / 2.0, 0.0, p[0]), arithmetic), arithmetic)
-    return replace(gate, name="hard_swish", max_error=3.0 * (1.0 + 1e-6) * gate.max_error)
+    return replace(gate, name="hard_swish", max_error=max(3.0, 1.0 / abs(p[0])) * (1.0 + 1e-6) * gate.max_error)
 
 
 def _linear(p: Parameters) -> Program:

@@ -73,7 +73,7 @@ def test_stated_errors_are_certified(name: str, gated: bool, elem: str, draw: in
     rng = np.random.default_rng([draw, *name.encode()])
     low, high = np.log10(LIMITED.get(name, (0.01, 100.0)))
     k = 10.0 ** rng.uniform(low, high) * (1.0 if name in LIMITED else rng.choice([-1.0, 1.0]))
-    c = 10.0 ** rng.uniform(0.0 if name == "hard_swish" else -2.0, 2.0) * rng.choice([-1.0, 1.0])
+    c = 10.0 ** rng.uniform(-2.0, 2.0) * rng.choice([-1.0, 1.0])
     a, b = (f"{number:.6f}" for number in 10.0 ** rng.uniform(-2.0, 2.0, 2))
     product = f"m = Mul(t, ${c:.9f}) u = MatMul(x, V1) h = Mul(m, u)" if gated else f"h = Mul(t, ${c:.9f})"
     operator = OPERATORS[name].format(a=a, b=b)
