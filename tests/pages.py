@@ -149,6 +149,6 @@ def _close(one: str, other: str, *, ratio: bool) -> bool:
     if not any(mark in number for number in (one, other) for mark in ".e"):
         return False
     a, b = float(one), float(other)
-    if "e" in one or ratio:
+    if "e" in one + other or ratio:
         return max(abs(a), abs(b)) < _ROUNDING or (a * b > 0 and 1 / _FACTOR < a / b < _FACTOR)
     return abs(a - b) <= _FEW_PER_MILLE * abs(b)

@@ -105,11 +105,13 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
 
 
 def _same_rows(conversion: Conversion) -> bool:
-    """Whether a block that is attention has the rows of the original: channels last, no axes turned or split."""
+    """Whether a block that is attention has rows and layers that the certificate reads: channels last, none turned."""
     block, projections = conversion.block, conversion.projections
     if conversion.form not in _CERTIFIED or any(each.axis != -1 for each in (*block.first, *block.second)):
         return False
-    return conversion.form != "compact" or projections is None or projections.query.data == block.first[0].data
+    if conversion.form == "compact":
+        return projections is None or projections.query.data == block.first[0].data
+    return all(each.kind in ("MatMul", "Gemm") for each in (*block.first, *block.second))
 
 
 def exposed_by(block: str, names: Collection[str]) -> tuple[str, ...]:
