@@ -56,7 +56,7 @@ def has_no_ratio(path: Path, entry: Entry) -> bool:
 
 
 def check(report: Report, entry: Entry, *, may_lack: bool) -> None:
-    """All blocks of the configuration are converted, and proved; the error ratio, if there is one, is within its limit."""
+    """All blocks of the configuration are converted and proved; the error ratio, if any, is within its limit."""
     assert report.validation is not None
     assert report.validation.failures == ()
     assert report.exit_status is ExitStatus.CONVERTED
