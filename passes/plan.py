@@ -81,8 +81,7 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
     """Find the blocks of `model`, taking fused operators and local functions apart, and decide about each.
 
     Fused operators outside of converted blocks stay as they were, but for mixtures of experts where the user wants
-    them taken apart. `read` returns the values of a tensor, to check what
-    the plan of an earlier run says of the file.
+    them taken apart. `read` returns the values of a tensor, to check what the plan of an earlier run says of the file.
     """
     recognised = recognise(model, read)
     model = with_plain_experts(model) if options.lower_experts else model

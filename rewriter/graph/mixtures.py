@@ -48,6 +48,8 @@ _KERNEL = "onnxruntime's CPU kernel"
 
 def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which mixtures of experts are written out where that can be done; the model itself if none is."""
+    if not any(key_of(node) in EXPERTS for graph in all_graphs(model.graph) for node in graph.node):
+        return model
     weights = {tensor.name: tensor for graph in all_graphs(model.graph) for tensor in graph.initializer}
     opset = opsets(model.opset_import).get("", 1)
     taken = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.output}

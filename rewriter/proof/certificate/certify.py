@@ -21,12 +21,12 @@ from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
 from rewriter.graph.walk import iter_nodes, subgraphs
 from rewriter.proof.certificate.bounds import Bound, bound
-from rewriter.proof.certificate.constants import WIDTHS, Axes, in_order, rank, sizes, whole_shape
+from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, in_order, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
 from rewriter.proof.certificate.rows import Layer, before_casts, front, read_layer, width
-from rewriter.proof.certificate.square import TOPS, unfold
+from rewriter.proof.certificate.square import unfold
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
 
@@ -440,9 +440,8 @@ class _Matching:
             if axes is None or axes.stop != -1:
                 return False
             found.append(axes.tensor)
-        theirs = yield self._of_original(a.scope, found[1])
         fixed = _fixed_front(found[0])
-        if fixed is not None and fixed == _fixed_front(theirs):
+        if fixed is not None and fixed == _fixed_front((yield self._of_original(a.scope, found[1]))):
             return True
         return (yield self._same_tensors(*found))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 import onnx
+from flint import fmpq
 
 from rewriter.graph.constants import computed
 from rewriter.graph.types import FLOATS
@@ -25,6 +27,15 @@ WIDTHS: dict[int, int] = {
     onnx.TensorProto.DOUBLE: 3,
 }
 """Floating-point types from the narrowest to the widest."""
+
+
+TOPS: Mapping[int, fmpq] = {
+    onnx.TensorProto.FLOAT: fmpq(2) ** 128,
+    onnx.TensorProto.FLOAT16: fmpq(65504),
+    onnx.TensorProto.BFLOAT16: fmpq(2) ** 128,
+    onnx.TensorProto.DOUBLE: fmpq(2) ** 1024,
+}
+"""No finite number of the type is larger."""
 
 
 def widens(source: int, node: onnx.NodeProto) -> bool:

@@ -1,9 +1,9 @@
 """A model as a graph of numbered tensors: equal numbers, equal computations.
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
-by name; names of nodes and of inner tensors do not count. Local functions are inlined; fused operators,
-operators on quantised numbers and mixtures of experts are written out as they are defined; Identity and Constant nodes
-are transparent. Bodies of control flow see the scopes around them, and number their own inputs by depth and position.
+by name; names of nodes and of inner tensors do not count. Local functions are inlined; fused operators, operators on
+quantised numbers and mixtures of experts are written out as they are defined; Identity and Constant nodes are
+transparent. Bodies of control flow see the scopes around them, and number their own inputs by depth and position.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from flint import fmpq
 
 from rewriter.errors import RewriteError
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
-from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, sizes, widens
+from rewriter.proof.certificate.constants import DEEPEST, TOPS, Axes, folded, sizes, widens
 from rewriter.proof.certificate.expressions import (
     ZERO,
     Expression,
@@ -43,14 +43,6 @@ from rewriter.proof.certificate.expressions import (
 )
 from rewriter.proof.certificate.graphs import Model, Rows, Scope, Tensor
 from rewriter.proof.certificate.rows import clip_ends, objects
-
-TOPS: Mapping[int, fmpq] = {
-    onnx.TensorProto.FLOAT: fmpq(2) ** 128,
-    onnx.TensorProto.FLOAT16: fmpq(65504),
-    onnx.TensorProto.BFLOAT16: fmpq(2) ** 128,
-    onnx.TensorProto.DOUBLE: fmpq(2) ** 1024,
-}
-"""No finite number of the type is larger."""
 
 NEGLIGIBLE = 1e-30
 """What all other tokens together may add to a token, relative to 1: far below the rounding of every type."""
@@ -493,8 +485,10 @@ class _Reader:
     def _leaf(self, weight: np.ndarray, bias: np.ndarray, after: int) -> Expression:
         """The layer x W + b, or a known one and the number by which all of its biases are larger."""
         for number, known in enumerate(self._layers):
-            more = {Fraction(float(one)) - Fraction(float(two)) for one, two in zip(bias, known[1], strict=False)}
-            if len(more) == 1 and np.array_equal(known[0], weight):
+            if not np.array_equal(known[0], weight):
+                continue
+            more = {Fraction(float(one)) - Fraction(float(two)) for one, two in zip(bias, known[1], strict=True)}
+            if len(more) == 1:
                 return add(leaf(2 * number + after), constant(fmpq(*more.pop().as_integer_ratio())))
         self._layers.append((weight, bias))
         return leaf(2 * len(self._layers) - 2 + after)

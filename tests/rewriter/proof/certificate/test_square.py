@@ -52,6 +52,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "ReLU": ("h = Relu(y)", {}),
     "tanh": ("h = Tanh(y)", {}),
     "leaky ReLU": ("h = LeakyRelu(y)", {}),
+    "values that are y and a constant": ("s = Mul(y, k) t = HardSigmoid(s) h = Mul(t, k)", {"constants": {"k": -0.6}}),
     "without biases": (SILU, {"first": "y = MatMul(x, W1)", "second": "out = MatMul(h, W2)"}),
     "no axis of sequences": (SILU, {"inputs": f"{TWO} x", "outputs": f"{TWO} out"}),
     "four axes": (SILU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
