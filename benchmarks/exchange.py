@@ -266,16 +266,25 @@ def measured(text: Text, name: str, steps: int, seeds: int, told: Callable[[str]
     return rows
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option(
-    "--model",
-    "path",
-    type=click.Path(path_type=Path, exists=True),
-    default=ROOT / "models/trained/docstrings-silu.onnx",
-)
-@click.option("--steps", type=click.IntRange(min=10), default=1000)
-@click.option("--seeds", type=click.IntRange(min=1), default=3)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), default=RESULTS / "exchange.json")
+def decoder_command(steps: int, results: str) -> Callable[[Callable[..., None]], click.Command]:
+    """A command on a decoder of docstrings, with the number of steps and of seeds, and the file of its results."""
+    decoder = ROOT / "models/trained/docstrings-silu.onnx"
+    options = (
+        click.option("--model", "path", type=click.Path(path_type=Path, exists=True), default=decoder),
+        click.option("--steps", type=click.IntRange(min=10), default=steps),
+        click.option("--seeds", type=click.IntRange(min=1), default=3),
+        click.option("--json", "json_path", type=click.Path(path_type=Path), default=RESULTS / results),
+    )
+
+    def made(main: Callable[..., None]) -> click.Command:
+        for option in reversed(options):
+            main = option(main)
+        return click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})(main)
+
+    return made
+
+
+@decoder_command(steps=1000, results="exchange.json")
 def main(path: Path, *, steps: int, seeds: int, json_path: Path) -> None:
     """Fit heads to the blocks of a decoder of docstrings."""
     text = Text(path)

@@ -35,8 +35,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, dropout
 
 from benchmarks.attribution import Network
-from benchmarks.common import RESULTS, ROOT, print_table, write_json
-from benchmarks.exchange import windows
+from benchmarks.common import print_table, write_json
+from benchmarks.exchange import decoder_command, windows
 from benchmarks.replica import LayerNorm, Replica
 
 LENGTH, FRESH = 16, 96
@@ -240,16 +240,7 @@ def trained(way: Way, replica: Replica, data: tuple[Tensor, Tensor], seed: int, 
     return found
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
-@click.option(
-    "--model",
-    "path",
-    type=click.Path(path_type=Path, exists=True),
-    default=ROOT / "models/trained/docstrings-silu.onnx",
-)
-@click.option("--steps", type=click.IntRange(min=10), default=200)
-@click.option("--seeds", type=click.IntRange(min=1), default=3)
-@click.option("--json", "json_path", type=click.Path(path_type=Path), default=RESULTS / "survival.json")
+@decoder_command(steps=200, results="survival.json")
 def main(path: Path, *, steps: int, seeds: int, json_path: Path) -> None:
     """Train the attention-only form of a decoder of docstrings further."""
     ids = windows(path, LENGTH, _WINDOWS + FRESH)
