@@ -34,7 +34,7 @@ from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magni
 from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, run_model
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, needs, tested_block
-from rewriter.proof.unwritten import Gaps, gaps, moved, stability, told, without
+from rewriter.proof.unsteady import Gaps, gaps, moved, stability, told, without
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 

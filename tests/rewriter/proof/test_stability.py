@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from rewriter import rewrite
-from rewriter.proof.unwritten import stability
+from rewriter.proof.unsteady import stability
 from tests.textmodels import SILU, text_model
 
 

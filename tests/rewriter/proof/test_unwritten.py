@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriter import Comparison, rewrite, validate
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.run import ModelRuns, Ran, Way
-from rewriter.proof.unwritten import gaps, told, without
+from rewriter.proof.unsteady import gaps, told, without
 from tests.textmodels import SILU, text_model
 
 PLAIN, AGAIN = Way("cpu", optimise=False), Way("cpu", optimise=False, again=True)

@@ -1,4 +1,4 @@
-"""The original's own randomness: elements of its outputs that onnxruntime never writes, so that no two runs agree.
+"""Where the original itself is unsteady: elements that onnxruntime never writes, choices that rounding makes.
 
 A cache may be larger than what is in it, and its rest is whatever the memory held. The original runs twice in fresh
 sessions, the second time into memory filled with a pattern; elements that differ by more than rounding are left out of
