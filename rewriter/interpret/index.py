@@ -30,8 +30,9 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
+from rewriter.graph.attention import PACKED, packed_matrix, with_plain
 from rewriter.graph.constants import UNFIT, Constants
-from rewriter.graph.view import GraphView, LostError, Miss
+from rewriter.graph.view import GraphView, LostError, Miss, key_of
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
@@ -337,7 +338,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
     read = partial(read_tensor, source)
-    plan = make_plan(source.proto, Options(), read)
+    plan = make_plan(with_plain(source.proto, left=(PACKED,)), Options(), read)
     view, whole = plan.views[0], plan.recognised.on_stream
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
@@ -388,6 +389,7 @@ class _Builder:
         self._view, self._constants, self._values = tracer.view, tracer.constants, values
         self._fold, self._wide, self._listed = fold_ln, wide, norms and not fold_ln
         self._norms: dict[str, set[str]] = {}
+        self._packed = {node.input[1]: node for node in tracer.view.nodes if key_of(node) == PACKED}
         self.missed: list[Miss] = []
 
     def of(self, named: Named) -> list[tuple[str, HeadTensor]]:
@@ -448,7 +450,14 @@ class _Builder:
 
     def value(self, name: str) -> Array:
         """A constant; bfloat16 as float32, and everything as float64 if that was asked for."""
+        if name in self._packed:
+            return packed_matrix(self._packed[name], self._float)
+        return self._float(name)
+
+    def _float(self, name: str) -> Array:
         value = self._values.of(name)
+        if value.dtype.kind in "iub":
+            return value
         if self._wide:
             return value.astype(np.float64)
         return value.astype(np.float32) if value.dtype.name == "bfloat16" else value

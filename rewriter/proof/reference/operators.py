@@ -82,6 +82,17 @@ def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
     return np.asarray(_number(attributes, "alpha", 1.0) * np.matmul(a, b))
 
 
+def _rotary(attributes: Attributes, x: Array, positions: Array, cos: Array, sin: Array) -> Array:
+    """onnxruntime's RotaryEmbedding: as that of ONNX, whose operands come in another order."""
+    from onnx.reference.ops.op_rotary_embedding import rotary_embedding
+
+    tokens = x.shape[-2]
+    if positions.ndim == 1:  # the position of the first token
+        positions = np.broadcast_to(positions + np.arange(tokens), (len(x), tokens))
+    given = {key: attributes.get(key, 0) for key in ("interleaved", "rotary_embedding_dim", "num_heads")}
+    return np.asarray(rotary_embedding(x, cos, sin, positions, **given)) * _number(attributes, "scale", 1.0)
+
+
 # -- normalisation ---------------------------------------------------------------------------------------------------
 
 
@@ -106,29 +117,6 @@ def _layer_norm(
 def _rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
     """RMSNormalization, and onnxruntime's SimplifiedLayerNormalization."""
     return np.asarray(_normalised(attributes, x, centred=False)[0] * scale)
-
-
-def _skip_layer_norm(
-    attributes: Attributes,
-    x: Array,
-    skip: Array,
-    gamma: Array,
-    beta: Array | None = None,
-    bias: Array | None = None,
-) -> tuple[Array | None, ...]:
-    """SkipLayerNormalization: as LayerNormalization, and the sum that was normalised."""
-    total = x + skip if bias is None else x + skip + bias
-    wanted = {"epsilon": _number(attributes, "epsilon", 1e-12)}
-    return *_layer_norm(wanted, total, gamma, beta), total
-
-
-def _skip_rms_norm(
-    attributes: Attributes, x: Array, skip: Array, gamma: Array, bias: Array | None = None
-) -> tuple[Array | None, ...]:
-    """SkipSimplifiedLayerNormalization: the result, and the sum that was normalised."""
-    total = x + skip if bias is None else x + skip + bias
-    wanted = {"epsilon": _number(attributes, "epsilon", 1e-12)}
-    return _rms_norm(wanted, total, gamma), total, total, total  # onnxruntime never makes the two in the middle
 
 
 # -- what onnx's evaluator computes otherwise --------------------------------------------------------------------------
@@ -179,8 +167,7 @@ OPERATORS: Mapping[Key, Operator] = {
     (_MICROSOFT, "BiasGelu"): _bias_gelu,
     (_MICROSOFT, "QuickGelu"): _quick_gelu,
     (_MICROSOFT, "FusedMatMul"): _fused_matmul,
-    (_MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,
-    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
+    (_MICROSOFT, "RotaryEmbedding"): _rotary,
 }
 """Maps domain and operator to a function of attributes and operands that returns the output, or a tuple of all."""
 
