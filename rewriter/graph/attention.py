@@ -74,6 +74,8 @@ def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
         LostError: it does something that the definition leaves out.
     """
     written = _Written(node, types)
+    if key_of(node) not in _DEFINITIONS:
+        raise written.lost("what it computes is not known")
     if opset < _OPSET:
         raise written.lost(f"its parts need opset {_OPSET}, and the model has {opset}")
     try:
@@ -180,8 +182,9 @@ class _Written(Writer):
         key, value = (self.repeated(each, shared) for each in (key, value))
         scale = self.like(self.number("scale", 0.0), query)
         if not self.number("scale", 0.0):
-            root = self.put("Sqrt", self.put("CastLike", self.size(query, 3), query))
-            scale = self.put("Reciprocal", root)
+            turned = [node for node in self.nodes if node.output[0] == query and node.op_type == "RotaryEmbedding"]
+            width = self.size(turned[0].input[0] if turned else query, 3)  # inference does not know its shape
+            scale = self.put("Reciprocal", self.put("Sqrt", self.put("CastLike", width, query)))
         scores = self.put("MatMul", query, self.put("Transpose", key, perm=[0, 1, 3, 2]), name="product")
         scores = self.put("Mul", scores, scale)
         if cap := self.number("softcap", 0.0):
@@ -228,7 +231,7 @@ class _Written(Writer):
         """GroupQueryAttention."""
         given = self.given
         heads, groups = (integer_of(self.node, name, 0) for name in ("num_heads", "kv_num_heads"))
-        if integer_of(self.node, "causal", 1) != 1 or not {"query", "seqlens_k", "total"} <= given.keys():
+        if integer_of(self.node, "causal", 1) != 1:
             raise self.lost("its queries see later keys")
         if groups < 1 or heads % groups:
             raise self.lost("its number of heads is not known")
@@ -239,7 +242,8 @@ class _Written(Writer):
             query, key, value = (self.part(packed, 1, *each) for each in zip((0, *ends), ends, strict=False))
         past, count = given.get("past_key", ""), self.size(query, 2)
         total = self.axis(self.put("Cast", given["seqlens_k"], to=TensorProto.INT64), 1)
-        before = self.put("Sub", self.put("Add", total, self.constant(1)), count)
+        total = self.put("Add", total, self.constant(1))
+        before = self.put("Sub", total, count)
         # Of the first tokens all are given, padded on the right.
         longest = self.put("Cast", given["total"], to=TensorProto.INT64)
         before = self.put("Where", self.put("Equal", longest, count), self.constant(0), before)
@@ -249,18 +253,19 @@ class _Written(Writer):
         keys, values = self.cached(past, key), self.cached(given.get("past_value", ""), value)
         presents = [keys, values]
         if past:
-            length = self.size(past, 2)
-            held, places = self.put("Min", before, length), self.places(length)
+            room, windows = self.size(past, 2), integer_of(self.node, "sliding_window_cache", 0)
+            held, places = self.resident(before, room), self.places(room)
             filled = self.put("Add", self.put("Sub", before, held), places)
             filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_NOWHERE))
             key_positions = self.put("Concat", filled, positions, axis=1)
             # What is left of the cache lies behind what is in it, and what a sliding one has no room for goes.
-            held = self.put("Reshape", self.part(held, 0, 0, 1), self.constant([-1]))
-            sliding = integer_of(self.node, "sliding_window_cache", 0)
-            room = length if sliding else self.put("Max", length, longest)
-            beyond = self.put("Sub", self.put("Add", held, count), room)
-            index = self.put("Add", self.places(room), self.put("Max", beyond, self.constant(0)))
-            later = self.put("Add", index, self.put("Sub", length, held))
+            held, tokens = (
+                self.put("Reshape", self.part(each, 0, 0, 1), self.constant([-1])) for each in (held, total)
+            )
+            all_held = self.put("Add", held, count)
+            gone = self.put("Sub", all_held, self.resident(tokens, room)) if windows else self.constant([0])
+            index = self.put("Add", self.places(room if windows else self.put("Max", room, longest)), gone)
+            later = self.put("Add", index, self.put("Sub", room, held))
             index = self.put("Where", self.put("Less", index, held), index, later)
             index = self.put("Min", index, self.put("Sub", self.size(keys, 2), self.constant(1)))
             presents = [self.put("Gather", each, index, axis=2) for each in presents]
@@ -275,6 +280,15 @@ class _Written(Writer):
             sink = self.put("Reshape", sink or self.like(0.0, query), self.constant([1, -1, 1, 1]))
         made = self.attended(query, keys, values, heads // groups, given.get("bias", ""), seen, sink)
         self.outputs(self.joined(made), *presents)
+
+    def resident(self, tokens: str, room: str) -> str:
+        """How many of all tokens so far a cache holds; a sliding one makes room for several at a time."""
+        if not integer_of(self.node, "sliding_window_cache", 0):
+            return self.put("Min", tokens, room)
+        step = self.put("Sub", room, self.constant(integer_of(self.node, "local_window_size", -1) - 1))
+        beyond = self.put("Max", self.put("Sub", tokens, room), self.constant(0))
+        steps = self.put("Div", self.put("Sub", self.put("Add", beyond, step), self.constant(1)), step)
+        return self.put("Sub", tokens, self.put("Mul", steps, step))
 
     def multi_head(self) -> None:
         """MultiHeadAttention, and Attention of ONNX: queries see the keys that a mask keeps."""

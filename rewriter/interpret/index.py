@@ -39,6 +39,8 @@ from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neur
 from rewriter.interpret.trace import Tracer, concrete_shapes
 from rewriter.text import quoted
 
+_HALF = 2
+"""Bytes of a number in half precision."""
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
@@ -408,7 +410,9 @@ class _Builder:
             data, found = own.query.operator.data, dict(self._attention(named, own))
         else:
             data = own.data
-            found = dict(neuron_tensors(own, self.folded(data), self.value, self._dtype(data)))
+            # Factors of programs take weights out of float16's range.
+            kind = np.result_type(self._dtype(data), np.float32)
+            found = dict(neuron_tensors(own, self.folded(data), self.value, kind))
         norm, known = self._norm(data), self._norms.setdefault(named.layer, set())
         if found and norm is not None and self._listed and norm.output not in known:
             known.add(norm.output)
@@ -449,7 +453,7 @@ class _Builder:
         return None if residual else norm
 
     def value(self, name: str) -> Array:
-        """A constant; bfloat16 as float32, and everything as float64 if that was asked for."""
+        """A constant; float16 and bfloat16 as float32, and everything as float64 if that was asked for."""
         if name in self._packed:
             return packed_matrix(self._packed[name], self._float)
         return self._float(name)
@@ -460,7 +464,7 @@ class _Builder:
             return value
         if self._wide:
             return value.astype(np.float64)
-        return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
+        return value.astype(np.float32) if value.dtype.itemsize == _HALF else value
 
     def _flat(self, name: str) -> Array:
         return self.value(name).reshape(-1)

@@ -214,8 +214,10 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterato
     """The sublayer of a Softmax between two products of data; none where it is another one."""
     pattern, after = _product_after(tracer, node.output[0])
     products = list(_products_before(tracer, node.input[0]))
-    if after is None or not products:
+    if after is None:
         return
+    if not products:
+        raise LostError("its scores are no product of queries and keys", label(node))
     scores, reason = _scores(tracer, node.input[0]), list[LostError]()
     for before, factor in products:
         try:

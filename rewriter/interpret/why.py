@@ -20,7 +20,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, Step, require_pattern, sources
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, Step, sources
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
@@ -123,7 +123,6 @@ class _Reader:
         self._token_part = _token_part(run.index, run.chain.stages[0].before)
         needed, data = {self._token_part}, [own.data] if isinstance(own, NeuronHeads) else []
         if isinstance(own, Attention):
-            require_pattern(named)
             data = [own.query.operator.data] + [own.key.operator.data] * (not own.cross)
             hooks = (run.hooks[f"{named.name}.hook_{part}"] for part in ("attn_scores", "q", "k"))
             needed |= {own.product, *self._operands(own), *(name for hook in hooks for name in hook.tensors)}
