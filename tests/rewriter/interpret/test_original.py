@@ -193,6 +193,54 @@ def test_what_is_not_understood_is_said(reason: str) -> None:
     assert miss.node
 
 
+SINKS = """
+  s1 = Mul(s0, half)
+  s = Add(s1, zeros)
+  with = Concat<axis = -1>(s, sinks)
+  most = ReduceMax<axes = [3], keepdims = 1>(with)
+  less = Sub(with, most)
+  weights = Softmax<axis = -1>(less)
+  p = Slice(weights, zero, end, last)
+  z = MatMul(p, v)"""
+CAPPED = SCORES.replace("s = Mul", "sm = Mul").replace("\n  p =", "\n  st = Tanh(sm)\n  s = Mul(two, st)\n  p =")
+
+
+def test_sinks_and_caps() -> None:
+    sinks = f", float[batch, {HEADS}, tokens, 1] sinks, float[batch, 1, tokens, tokens] zeros"
+    more = "\n  end = Constant<value_ints = [-1]>()\n  last = Constant<value_ints = [-1]>()"
+    only = one(attention(QUERIES, SPLIT, "\n  s0 = MatMul(q, kt)", more, SINKS, JOIN, OUT, opset=17, more=sinks))
+    assert (only.scores, only.pattern, only.product, only.scale) == ("s", "p", "s0", 0.5)
+    capped = one(attention(QUERIES, SPLIT, CAPPED, JOIN, OUT))
+    assert (capped.scores, capped.pattern, capped.scale) == ("s", "p", 1.0)
+
+
+WEIGHTS = {
+    "sigmoid": "\n  p = Sigmoid(s)",
+    "softpick": """
+  e = Exp(s)
+  e1 = Sub(e, one)
+  r = Relu(e1)
+  a = Abs(e1)
+  t = ReduceSum<keepdims = 1>(a, end)
+  p = Div(r, t)""",
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_are_no_softmax(name: str) -> None:
+    scores = SCORES.replace("\n  p = Softmax<axis = -1>(s)", WEIGHTS[name])
+    constants = "\n  one = Constant<value_float = 1.0>()\n  end = Constant<value_ints = [-1]>()"
+    attentions, (miss,) = found(attention(QUERIES, SPLIT, constants, scores, JOIN, OUT))
+    assert attentions == ()
+    assert miss == Miss("attention at MatMul 'z': its weights are no Softmax of its scores", "MatMul 's0'")
+
+
+def test_scores_of_two_products() -> None:
+    joined = SCORES.replace("s = Mul(s0, half)", "sm = Mul(s0, half)\n  s = Concat<axis = -1>(sm, s0)")
+    _, (miss,) = found(attention(QUERIES, SPLIT, joined, JOIN, OUT))
+    assert miss.reason == "attention at Softmax 'p': its scores are joined of several products"
+
+
 def test_a_constant_that_differs_from_token_to_token() -> None:
     model = attention(QUERIES, SPLIT.replace("q =", "qs =") + "\n  q = Add(qs, per_token)", SCORES, JOIN, OUT)
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
