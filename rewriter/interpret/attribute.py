@@ -416,10 +416,14 @@ class FrozenRun:
         made = self.values[self._output][self.sequence]
         return np.asarray(made if self.chain.token is not None else made[position])
 
-    def linear(self, logit: int, minus: int | None, position: int) -> Linear:
-        """The frozen network up to one entry, or the difference of two. Raises UsageError: there is no such entry."""
+    def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:
+        """The frozen network up to one entry, or the difference of two; keeps `further` tensors of the run.
+
+        Raises:
+            UsageError: there is no such entry.
+        """
         chain = self.chain
-        self.start(len(chain.stages), (self._output, chain.norm.output))
+        self.start(len(chain.stages), (self._output, chain.norm.output, *further))
         shape = self.values[self._output].shape
         if len(shape) != (_RANK if chain.token is None else _RANK - 1):
             raise UsageError(f"output {self._output} has shape {list(shape)}, not [batch, tokens, entries]")
