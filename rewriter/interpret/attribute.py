@@ -113,8 +113,9 @@ def attribute(
     paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
     effects = {name: step.effects(link.after) for link in linear.links for name, step in link.steps.items()}
     token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    for name, source, rows in sources(linear.links, {"embed": linear.start}, len(linear.links), token, row):
-        direct[name] = source.along(token, rows)[:, 0] if isinstance(source, Step) else np.asarray(source @ rows[0])
+    written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
+    for name, given in written.along(len(linear.links), token, row):
+        direct[name] = given[:, 0] if name in effects else given[0, 0]
     tokens = () if reader.tokens is None else reader.tokens.spelled[0]
     entries = reader.spelled((logit,) if minus is None else (logit, minus))
     return Attribution(linear.value, direct, paths, effects, reader.index, tokens, entries)
@@ -148,11 +149,6 @@ class Step:
     def effects(self, gradient: Array) -> Array:
         """[T, members]: what each member's output contributes, along `gradient` [T, D]."""
         return np.asarray((self.at_written(gradient) * self.written).sum(axis=-1))
-
-    def along(self, token: int, rows: Array) -> Array:
-        """[members, R]: what each member writes at a token, along rows [R, D]."""
-        own = self.written[token]
-        return np.asarray(np.einsum("mk,mkd->md", own, self.weight().reshape(*own.shape, -1)) @ rows.T)
 
     def constants(self, gradient: Array) -> dict[str, Array]:
         """What constants contribute along `gradient` [T, D]."""
@@ -277,31 +273,53 @@ class Link(FrozenStage):
     after: Array
 
 
-def sources(
-    stages: Sequence[FrozenStage], start: Mapping[str, Array], before: int, token: int, rows: Array
-) -> Iterator[tuple[str, Step | Array, Array]]:
-    """What the stream at a token is the sum of, as the stage number `before` reads it.
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What was written to the stream.
 
-    Args:
-        stages: the stages, first to last.
+    Attributes:
+        stages: the stages, first to last; the `between` of one more applies to what reads the last.
         start: what the stream begins with, [T, D] each.
-        before: how many stages have written; the next one's `between` applies if it is there.
-        token: the token.
-        rows: [R, D], along which the stream is read.
-
-    Yields:
-        (sublayer, constant or part of the start, the sublayer or the vector [D], the rows along which that is read).
+        vectors: what the members of a sublayer wrote at a token, [members, D].
     """
-    for place in range(before, 0, -1):
-        between, earlier = stages[place].between if place < len(stages) else None, stages[place - 1]
-        if between is not None:
-            yield f"{next(iter(earlier.steps))}.after.ln.b", between.bias, rows
-            rows = between.back_at(token, rows)
-        for name, step in earlier.steps.items():
-            yield name, step, rows
-            yield f"{name}.b_O", step.bias, rows
-    for name, array in start.items():
-        yield name, array[token], rows
+
+    stages: Sequence[FrozenStage]
+    start: Mapping[str, Array]
+    vectors: Callable[[str, Step, int], Array]
+
+    def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
+        """What the stream at a token is the sum of, as the stage number `before` reads it along rows [R, D].
+
+        Yields:
+            (sublayer, constant or part of the start, what each of its members gives [members, R]).
+        """
+        for place in range(before, 0, -1):
+            between = self.stages[place].between if place < len(self.stages) else None
+            earlier = self.stages[place - 1].steps
+            if between is not None:
+                yield f"{next(iter(earlier))}.after.ln.b", (rows @ between.bias)[None]
+                rows = between.back_at(token, rows)
+            for name, step in earlier.items():
+                yield name, self.vectors(name, step, token) @ rows.T
+                yield f"{name}.b_O", (rows @ step.bias)[None]
+        for name, array in self.start.items():
+            yield name, (rows @ array[token])[None]
+
+
+def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, Step, int], Array]:
+    """The vectors of heads at some tokens; `neurons` are members each, else those of a sublayer are one."""
+    kept: dict[str, Mapping[int, Array]] = {}
+
+    def vectors(name: str, step: Step, token: int) -> Array:
+        if name not in kept:  # weights are read once
+            own = step.written[tokens].swapaxes(0, 1)
+            if isinstance(step, NeuronStep) and not neurons:
+                own = own.transpose(2, 1, 0)
+            made = own @ step.weight().reshape(len(own), own.shape[-1], -1)
+            kept[name] = dict(zip(tokens, made.swapaxes(0, 1), strict=True))
+        return kept[name][token]
+
+    return vectors
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Step, sources
+from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.interpret.why import Scores, Why, Written, made
+from rewriter.interpret.why import Scores, Why, made
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import input_specs
@@ -445,7 +445,10 @@ class _Edges:
     """Collects edges from what nodes read back to all that was written there, and adds the nodes of constants."""
 
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
-        self._linear, self._members, self._nodes = linear, members, nodes
+        self._members, self._nodes = members, nodes
+        self._written = Written(
+            linear.links, {"embed": linear.start}, lambda name, _, token: members[name].vectors[members[name].at(token)]
+        )
         self._known: dict[tuple[str, int], int] = {}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
         self._blocks: list[tuple[Places, Places, Array]] = []
@@ -454,63 +457,41 @@ class _Edges:
         """The in-edges of nodes of a stage by way of what they read at one token."""
         targets, rows, constants = read
         for name, added in constants.items():
-            self._constant(targets, f"{prefix}{name}", token, added)
+            if added.any():
+                self._blocks.append((targets, self._sources(f"{prefix}{name}", token), added[:, None]))
         reading = rows.any(axis=1)  # heads do not read tokens that a mask hides
         targets, rows = targets[reading], rows[reading]
-        if not len(targets):
-            return
-        for name, source, along in sources(self._linear.links, {"embed": self._linear.start}, stage, token, rows):
-            if isinstance(source, Step):
-                members = self._members[name]
-                own = members.at(token)
-                self._blocks.append((targets, members.nodes[own], along @ members.vectors[own].T))
-            elif name == "embed":
-                self._blocks.append((targets, np.array([token]), (along @ source)[:, None]))
-            else:
-                self._constant(targets, name, token, along @ source)
-
-    def _constant(self, targets: Places, name: str, token: int, added: Array) -> None:
-        if added.any():
-            self._blocks.append((targets, np.array([self._place_of(name, token)]), added[:, None]))
-
-    def _place_of(self, name: str, token: int) -> int:
-        """The node of a constant."""
-        if (name, token) not in self._known:
-            self._known[name, token] = len(self._nodes)
-            self._nodes.append(GraphNode("bias", name, 0, token))
-        return self._known[name, token]
+        for name, given in self._written.along(stage, token, rows) if len(targets) else ():
+            if given.any():
+                self._blocks.append((targets, self._sources(name, token), given.T))
 
     def score(self, scores: Scores, node: GraphNode) -> Callable[[Sequence[str]], Why]:
         """Why a head attends to a token most, of the ids of all nodes; adds the nodes of constants."""
         query, key = node.token, int(scores.pattern[node.index, node.token].argmax())
-        written = Written(
-            self._linear.links,
-            {"embed": self._linear.start},
-            lambda name, _, token: self._members[name].vectors[self._members[name].at(token)],
-        )
-        places, given = list[Places](), list[Array]()
+        sides = list[tuple[Places, Array]]()
         for side, token in (("Q", query), ("K", key)):
-            parts = scores.side(written, side, token, [node.index])
-            places.append(np.concatenate([self._sources(node, source, token) for source in parts]))
-            given.append(np.concatenate([part[:, 0] for part in parts.values()]))
-        (asked, told), table = places, given[0] @ given[1].T
+            parts, cross = scores.side(self._written, side, token, [node.index]), f"{node.name}.other_sequence"
+            places = [self._sources(name, query if name == cross else token) for name in parts]
+            sides.append((np.concatenate(places), np.concatenate([part[:, 0] for part in parts.values()])))
+        (asked, first), (told, second) = sides
 
         def named(ids: Sequence[str]) -> Why:
-            first, second = (tuple(ids[place] for place in side.tolist()) for side in (asked, told))
+            rows, columns = (tuple(ids[place] for place in places.tolist()) for places in (asked, told))
             score = scores.at(node.index, query, key)
-            return made(f"{node.name}[{node.index}]", (query, key), score, first, second, table)
+            return made(f"{node.name}[{node.index}]", (query, key), score, rows, columns, first @ second.T)
 
         return named
 
-    def _sources(self, node: GraphNode, name: str, token: int) -> Places:
-        """The nodes of what a head reads at a token."""
+    def _sources(self, name: str, token: int) -> Places:
+        """The nodes of a sublayer, the embedding or a constant at a token."""
         if name in self._members:
             return self._members[name].nodes[self._members[name].at(token)]
         if name == "embed":
             return np.array([token])
-        if name == "other_sequence":
-            token = node.token
-        return np.array([self._place_of(name if name.startswith((*self._members,)) else f"{node.name}.{name}", token)])
+        if (name, token) not in self._known:
+            self._known[name, token] = len(self._nodes)
+            self._nodes.append(GraphNode("bias", name, 0, token))
+        return np.array([self._known[name, token]])
 
     def matrix(self) -> Array:
         """[N, N]: what the column's node adds to the activation of the row's.

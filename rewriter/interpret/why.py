@@ -9,7 +9,7 @@ one at the key's. Rotations of q and k are linear too, and held. Shapes: D = d_m
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from glob import escape
@@ -20,7 +20,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, Step, require_pattern, sources
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head, require_pattern
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
@@ -118,7 +118,7 @@ def why(
         run.start(place + 1, scores.needed | {token_part})
         t = _at(query, scores.pattern.shape[1])
         s = key = _at(int(scores.pattern[number, t].argmax()) if key is None else key, scores.pattern.shape[2])
-        written = Written.of(run, place, token_part, sorted({t, t if own.cross else s}))
+        written = _written(run, place, token_part, sorted({t, t if own.cross else s}))
         asked, told = (scores.side(written, side, token, [number]) for side, token in (("Q", t), ("K", s)))
         total, product = scores.at(number, t, s)
     elif key is not None:
@@ -128,10 +128,10 @@ def why(
         run.start(place + 1, reads.needed | {token_part})
         values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
         t, column = _at(query, len(values)), slice(number, number + 1)
-        written, weight = Written.of(run, place, token_part, [t], apart=True), affine.weight()[:, column]
+        written, weight = _written(run, place, token_part, [t], neurons=True), affine.weight()[:, column]
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
-    (rows, first), (columns, second) = (_listed(run.index, side) for side in (asked, told))
+    (rows, first), (columns, second) = (_listed(run.index, named.name, side) for side in (asked, told))
     words = () if run.tokens is None else run.tokens.spelled[0]
     return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, words)
 
@@ -150,45 +150,14 @@ def made(
     return Why(head, *tokens, total, total - product, product - float(table.sum()), sources, keys, table, words)
 
 
-@dataclass(frozen=True, eq=False)
-class Written:
-    """What was written to the stream at some tokens.
-
-    Attributes:
-        stages: the stages, first to last; the normalisation between the last and what reads it is in the next one.
-        start: what the stream begins with, [T, D] each.
-        vectors: what the members of a sublayer wrote at a token, [members, D].
-    """
-
-    stages: Sequence[FrozenStage]
-    start: Mapping[str, Array]
-    vectors: Callable[[str, Step, int], Array]
-
-    @classmethod
-    def of(cls, run: FrozenRun, place: int, token_part: str, tokens: Sequence[int], *, apart: bool = False) -> Written:
-        """That of a run, before a stage. The neurons of a sublayer are one member, unless they are `apart`."""
-        start = {"embed": run.stream(run.chain.stages[0].before)}
-        if token_part:
-            embedded = run.stream(token_part)
-            start = {"embed": embedded, "pos_embed": start["embed"] - embedded}
-        stages = [*run.stages(place), FrozenStage({}, run.between(place))]
-        return cls(stages, start, by_head(tokens, apart=apart))
-
-
-def by_head(tokens: Sequence[int], *, apart: bool = False) -> Callable[[str, Step, int], Array]:
-    """The vectors of heads at some tokens; weights are read once."""
-    kept: dict[str, Mapping[int, Array]] = {}
-
-    def vectors(name: str, step: Step, token: int) -> Array:
-        if name not in kept:
-            own = step.written[tokens].swapaxes(0, 1)
-            if isinstance(step, NeuronStep) and not apart:
-                own = own.transpose(2, 1, 0)
-            made = own @ step.weight().reshape(len(own), own.shape[-1], -1)
-            kept[name] = dict(zip(tokens, made.swapaxes(0, 1), strict=True))
-        return kept[name][token]
-
-    return vectors
+def _written(run: FrozenRun, place: int, token_part: str, tokens: Sequence[int], *, neurons: bool = False) -> Written:
+    """What was written before a stage."""
+    start = {"embed": run.stream(run.chain.stages[0].before)}
+    if token_part:
+        embedded = run.stream(token_part)
+        start = {"embed": embedded, "pos_embed": start["embed"] - embedded}
+    stages = [*run.stages(place), FrozenStage({}, run.between(place))]
+    return Written(stages, start, by_head(tokens, neurons=neurons))
 
 
 class Reads:
@@ -208,12 +177,9 @@ class Reads:
 
     def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
         """Source to what it gives to `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
-        frozen, place = self._frozen(side), self._place
-        found = {name: bias[None], "ln.b": (weight.T @ frozen.bias)[None]}
-        back = frozen.back_at(token, weight.T)
-        for source, made, rows in sources(written.stages, written.start, place, token, back):
-            vectors = written.vectors(source, made, token) if isinstance(made, Step) else made[None]
-            found[source] = vectors @ rows.T
+        frozen, name = self._frozen(side), f"{self._name}.{name}"
+        found = {name: bias[None], f"{self._name}.ln.b": (weight.T @ frozen.bias)[None]}
+        found |= written.along(self._place, token, frozen.back_at(token, weight.T))
         return {source: part for source, part in found.items() if part.any()} or {name: bias[None]}
 
 
@@ -256,7 +222,7 @@ class Scores(Reads):
         """Source to what it gives to queries or keys at a token, [members, heads, K]: tables are their products."""
         given = self._given[side][token, heads]
         if side == "K" and self._own.cross:
-            parts: Parts = {"other_sequence": given[None]}
+            parts: Parts = {f"{self._name}.other_sequence": given[None]}
         else:
             weight, bias = (self._weights[part, side][heads] for part in "Wb")
             flat = weight.swapaxes(0, 1).reshape(weight.shape[1], -1)
@@ -307,11 +273,11 @@ def _token_part(index: HeadIndex, start: str) -> str:
     return found[0] if len(found) == 1 < len(leaves) else ""
 
 
-def _listed(index: HeadIndex, parts: Parts) -> tuple[tuple[str, ...], Array]:
-    """(names [S], what each gives [S, K]); heads and neurons have their numbers."""
+def _listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], Array]:
+    """(names [S], what each gives [S, K]); heads and neurons have their numbers, `own` constants no sublayer."""
     sublayers = {each.name for each in index.sublayers}
     names = [
-        f"{name}[{place}]" if name in sublayers and len(part) > 1 else name
+        f"{name}[{place}]" if name in sublayers and len(part) > 1 else name.removeprefix(f"{own}.")
         for name, part in parts.items()
         for place in range(len(part))
     ]
