@@ -101,8 +101,12 @@ def attribute(
         ModelError: the model is unreadable, malformed or unsafe.
         ValidationError: the model cannot be evaluated in float64.
     """
-    reader = FrozenRun(model, inputs, output=output, sequence=sequence)
-    linear = reader.linear(logit, minus, position)
+    run = FrozenRun(model, inputs, output=output, sequence=sequence)
+    return attribution_of(run, run.linear(logit, minus, position), (logit,) if minus is None else (logit, minus))
+
+
+def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> Attribution:
+    """The attribution of a frozen network's logit, or difference; `chosen` are its entries."""
     direct, paths = dict(linear.constants), dict(linear.constants)
     for place, link in enumerate(linear.links):
         for name, step in link.steps.items():
@@ -116,9 +120,8 @@ def attribute(
     written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
     for name, given in written.along(len(linear.links), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
-    tokens = () if reader.tokens is None else reader.tokens.spelled[0]
-    entries = reader.spelled((logit,) if minus is None else (logit, minus))
-    return Attribution(linear.value, direct, paths, effects, reader.index, tokens, entries)
+    tokens = () if run.tokens is None else run.tokens.spelled[0]
+    return Attribution(linear.value, direct, paths, effects, run.index, tokens, run.spelled(chosen))
 
 
 # -- the frozen network --------------------------------------------------------------------------------------------

@@ -26,9 +26,8 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex, count_of
-from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.interpret.why import Scores, Why, made
+from rewriter.interpret.why import Scores, Why, made, scores_of
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import input_specs
@@ -307,12 +306,7 @@ def attribution_graph(
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
     run = FrozenRun(model, inputs, output=output, sequence=sequence)
-    scores = {
-        named.name: Scores(run, place, named.name, named.sublayer)
-        for place, stage in enumerate(run.chain.stages)
-        for named in stage.sublayers
-        if isinstance(named.sublayer, Attention) and named.sublayer.pattern
-    }
+    scores = scores_of(run)
     further = {tensor for each in scores.values() for tensor in each.needed}
     linear, entries = run.linear(logit, minus, position, further), run.entries(position)
     length, entry = len(linear.start), logit % len(entries)

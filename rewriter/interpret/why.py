@@ -62,7 +62,9 @@ class Why:
 
     def top(self, count: int) -> list[tuple[str, str, float]]:
         """(source, source at the key or empty, contribution), the largest first."""
-        largest = np.argsort(-np.abs(self.table), axis=None, kind="stable")[:count]
+        sizes = np.abs(self.table).reshape(-1)
+        largest = np.argpartition(-sizes, count)[:count] if count < sizes.size else np.arange(sizes.size)
+        largest = largest[np.lexsort((largest, -sizes[largest]))]
         places = zip(*np.unravel_index(largest, self.table.shape), strict=True)
         return [(self.sources[row], self.keys[column], float(self.table[row, column])) for row, column in places]
 
@@ -131,7 +133,7 @@ def why(
         written, weight = _written(run, place, token_part, [t], neurons=True), affine.weight()[:, column]
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
-    (rows, first), (columns, second) = (_listed(run.index, named.name, side) for side in (asked, told))
+    (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
     words = () if run.tokens is None else run.tokens.spelled[0]
     return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, words)
 
@@ -148,6 +150,16 @@ def made(
     """A table with what it is the sum of; `score` is as `Scores.at` gives it."""
     total, product = score
     return Why(head, *tokens, total, total - product, product - float(table.sum()), sources, keys, table, words)
+
+
+def scores_of(run: FrozenRun) -> dict[str, Scores]:
+    """Attention sublayer to its scores; not those that an operator keeps."""
+    return {
+        named.name: Scores(run, place, named.name, named.sublayer)
+        for place, stage in enumerate(run.chain.stages)
+        for named in stage.sublayers
+        if isinstance(named.sublayer, Attention) and named.sublayer.pattern
+    }
 
 
 def _written(run: FrozenRun, place: int, token_part: str, tokens: Sequence[int], *, neurons: bool = False) -> Written:
@@ -184,12 +196,16 @@ class Reads:
 
 
 class Scores(Reads):
-    """The scores of an attention sublayer before the softmax, as sums over pairs of sources."""
+    """The scores of an attention sublayer before the softmax, as sums over pairs of sources.
+
+    Attributes:
+        cross: whether keys are of another sequence, and then one source.
+    """
 
     def __init__(self, run: FrozenRun, place: int, name: str, own: Attention) -> None:
         data = {"Q": own.query.operator.data} | ({} if own.cross else {"K": own.key.operator.data})
         super().__init__(run, place, name, data)
-        self._own, view = own, run.index.view
+        self._own, self.cross, view = own, own.cross, run.index.view
         self._operands: Sequence[str] = view.nodes[view.producer[own.product]].input
         self._rotations = cache(self._rotation)
 
@@ -221,7 +237,7 @@ class Scores(Reads):
     def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Parts:
         """Source to what it gives to queries or keys at a token, [members, heads, K]: tables are their products."""
         given = self._given[side][token, heads]
-        if side == "K" and self._own.cross:
+        if side == "K" and self.cross:
             parts: Parts = {f"{self._name}.other_sequence": given[None]}
         else:
             weight, bias = (self._weights[part, side][heads] for part in "Wb")
@@ -273,7 +289,7 @@ def _token_part(index: HeadIndex, start: str) -> str:
     return found[0] if len(found) == 1 < len(leaves) else ""
 
 
-def _listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], Array]:
+def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], Array]:
     """(names [S], what each gives [S, K]); heads and neurons have their numbers, `own` constants no sublayer."""
     sublayers = {each.name for each in index.sublayers}
     names = [
