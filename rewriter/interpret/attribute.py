@@ -31,6 +31,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
+from rewriter.interpret.rank import token_rows
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
@@ -390,7 +391,7 @@ class FrozenRun:
         Raises:
             UsageError: a step cannot be made.
         """
-        needed = {self.chain.stages[0].before, *further}
+        needed = {self.chain.stages[0].before, self._token_part, *further}
         for stage in self.chain.stages[:count]:
             norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
             needed |= {stage.before, stage.after, *(norm.output for norm in norms if norm)}
@@ -413,6 +414,29 @@ class FrozenRun:
             return None
         data = own.value.operator.data if isinstance(own, Attention) else own.data
         return norm_of(self.index.view, named.name, data, stage.before)
+
+    @cached_property
+    def _token_part(self) -> str:
+        """The rows of the token table that the stream begins with, where something else is added to them; else empty."""
+        leaves, pending = list[str](), [self.chain.stages[0].before]
+        while pending:
+            tensor = self.index.view.before(pending.pop())
+            node = self.index.view.made_by(tensor)
+            if node is not None and node.op_type == "Add":
+                pending += node.input
+            else:
+                leaves.append(tensor)
+        found = token_rows(self.index, leaves)
+        return found[0] if len(found) == 1 < len(leaves) else ""
+
+    @property
+    def beginning(self) -> dict[str, Array]:
+        """What the stream begins with, [T, D] each: `embed` and, where they are added to it, positions `pos_embed`."""
+        start = self.stream(self.chain.stages[0].before)
+        if not self._token_part:
+            return {"embed": start}
+        embedded = self.stream(self._token_part)
+        return {"embed": embedded, "pos_embed": start - embedded}
 
     @cached_property
     def batch(self) -> int:

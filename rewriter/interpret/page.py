@@ -34,7 +34,7 @@ MOST_TOKENS = 64
 _PATTERN_ENTRIES = 2**18
 """Entries of the patterns of all original heads that are shown."""
 
-_SCORES, _TERMS = 2**12, 6
+_SCORES, _TERMS = 2**11, 5
 """Scores of all original heads that are taken apart, and terms of each."""
 
 _READ = 8
@@ -236,7 +236,7 @@ def _explained(
     """
     own = slice(window.start, window.stop)
     names, rows = dict[str, int](), dict[str, list[list[Any]]]()
-    written = Written(linear.links, {"embed": linear.start}, by_head(window))
+    written = Written(linear.links, run.beginning, by_head(window))
 
     @cache
     def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:

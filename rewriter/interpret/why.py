@@ -23,7 +23,6 @@ from rewriter.files.load import Source
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head, require_pattern
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.rank import token_rows
 from rewriter.interpret.stream import norm_of
 from rewriter.proof.inputs.given import InputsOrText
 
@@ -113,24 +112,24 @@ def why(
     place = next((at for at, each in enumerate(run.chain.stages) if named in each.sublayers), None)
     if place is None:
         raise UsageError(f"{named.name} is not on the way to the output")
-    token_part, own = _token_part(run.index, run.chain.stages[0].before), named.sublayer
+    own = named.sublayer
     if isinstance(own, Attention):
         require_pattern(named)
         scores = Scores(run, place, named.name, own)
-        run.start(place + 1, scores.needed | {token_part})
+        run.start(place + 1, scores.needed)
         t = _at(query, scores.pattern.shape[1])
         s = key = _at(int(scores.pattern[number, t].argmax()) if key is None else key, scores.pattern.shape[2])
-        written = _written(run, place, token_part, sorted({t, t if own.cross else s}))
+        written = _written(run, place, sorted({t, t if own.cross else s}))
         asked, told = (scores.side(written, side, token, [number]) for side, token in (("Q", t), ("K", s)))
         total, product = scores.at(number, t, s)
     elif key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
     else:
         reads = Reads(run, place, named.name, {"": own.data})
-        run.start(place + 1, reads.needed | {token_part})
+        run.start(place + 1, reads.needed)
         values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
         t, column = _at(query, len(values)), slice(number, number + 1)
-        written, weight = _written(run, place, token_part, [t], neurons=True), affine.weight()[:, column]
+        written, weight = _written(run, place, [t], neurons=True), affine.weight()[:, column]
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
@@ -162,14 +161,10 @@ def scores_of(run: FrozenRun) -> dict[str, Scores]:
     }
 
 
-def _written(run: FrozenRun, place: int, token_part: str, tokens: Sequence[int], *, neurons: bool = False) -> Written:
+def _written(run: FrozenRun, place: int, tokens: Sequence[int], *, neurons: bool = False) -> Written:
     """What was written before a stage."""
-    start = {"embed": run.stream(run.chain.stages[0].before)}
-    if token_part:
-        embedded = run.stream(token_part)
-        start = {"embed": embedded, "pos_embed": start["embed"] - embedded}
     stages = [*run.stages(place), FrozenStage({}, run.between(place))]
-    return Written(stages, start, by_head(tokens, neurons=neurons))
+    return Written(stages, run.beginning, by_head(tokens, neurons=neurons))
 
 
 class Reads:
@@ -273,20 +268,6 @@ def _at(token: int, count: int) -> int:
     if not -count <= token < count:
         raise UsageError(f"there is no token {token}: the sequence has {count}")
     return token % count
-
-
-def _token_part(index: HeadIndex, start: str) -> str:
-    """The rows of the token table that the stream begins with, where something else is added to them; else empty."""
-    leaves, pending = list[str](), [start]
-    while pending:
-        tensor = index.view.before(pending.pop())
-        node = index.view.made_by(tensor)
-        if node is not None and node.op_type == "Add":
-            pending += node.input
-        else:
-            leaves.append(tensor)
-    found = token_rows(index, leaves)
-    return found[0] if len(found) == 1 < len(leaves) else ""
 
 
 def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], Array]:

@@ -221,7 +221,7 @@ function pattern(head, weights, what) {
   const cursor = draw("rect", { class: "cursor", x: left, y: top, width: side, height: high, visibility: "hidden" });
   svg.append(line, cursor);
   const reading = make("p", { class: "reading", role: "status" }, "Point at a cell, or focus the pattern and use the arrow keys.");
-  const terms = make("div", { class: "terms" });
+  const terms = make("div", { class: "scroll terms" });
   const explain = (row, column) => terms.replaceChildren(...why(head, row, column));
   if (!neuron && down && across) explain(down - 1, weights[down - 1].indexOf(Math.max(...weights[down - 1])));
   let here = neuron ? [0, across - 1] : [down - 1, 0];
