@@ -417,7 +417,7 @@ class FrozenRun:
 
     @cached_property
     def _token_part(self) -> str:
-        """The rows of the token table that the stream begins with, where something else is added to them; else empty."""
+        """The rows of the token table that the stream begins with, where more is added to them; else empty."""
         leaves, pending = list[str](), [self.chain.stages[0].before]
         while pending:
             tensor = self.index.view.before(pending.pop())
