@@ -272,12 +272,15 @@ def _proved(certificate: Certificate) -> str:
 
 
 def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:
-    alike: dict[tuple[str, str, int | None, int | None, float | None], list[BlockRow]] = {}
+    alike: dict[tuple[Any, ...], list[BlockRow]] = {}
     for row in rows:
-        alike.setdefault((row.activation, row.program or "", row.heads, row.bias_tokens, row.max_error), []).append(row)
-    for (activation, program, heads, tokens, error), group in alike.items():
+        key = row.activation, row.program, row.experts, row.heads, row.bias_tokens, row.max_error
+        alike.setdefault(key, []).append(row)
+    for (activation, program, experts, heads, tokens, error), group in alike.items():
         each = "" if len(group) == 1 else f"{len(group)} blocks, each "
-        count = "heads" if heads is None else f"{counted(heads, 'head')} over {counted(tokens or 0, 'bias token')}"
+        count = "heads" if heads is None else counted(heads, "head")
+        count = count if experts is None else f"{counted(experts, 'expert')}, {count} each"
+        count += "" if heads is None else f" over {counted(tokens or 0, 'bias token')}"
         name = "" if program == activation else f" by {program}"
         known = "measured to be within" if group[0].measured else "claimed to be within"
         sure = "exact" if group[0].exact else f"{known} {written(error, 'error')}"
