@@ -9,8 +9,11 @@ digits. Phase and kind are inputs of the model, so that one session serves all d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,8 +21,15 @@ import onnx
 from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
+from rewriter.errors import ValidationError
+from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.view import Path, all_views, graph_at, integer_of
+from rewriter.proof.claims import Side
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.rule import Results, compared
+from rewriter.proof.run import Way, run_model
 
 _STEPS = 2.0**10
 """Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which moves the
@@ -106,6 +116,68 @@ def feeds(model: onnx.ModelProto, prefix: str, draw: Mapping[str, float]) -> dic
             kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
             found[value.name] = np.asarray(draw[name], kind)
     return found
+
+
+def noisy(
+    model: LoadedModel, cases: Sequence[Case], points: Sequence[Point], ways: Sequence[Way], **options: Any
+) -> Mapping[Way, Sequence[Results]]:
+    """The results of a model with noise, draw by draw, in each way; nothing where it does not run.
+
+    Args:
+        model: the model, or a part of one.
+        cases: what it reads.
+        points: where noise is added; those that the model lacks are left out.
+        ways: how to run it.
+        **options: further ones of `run_model`.
+    """
+    proto, prefix = nudged(model.proto, points)
+    drawn = [
+        Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)})
+        for draw in (DRAWS if prefix else ())
+        for case in cases
+    ]
+    starts = range(0, len(drawn), len(cases) or 1)
+    with suppress(ValidationError):
+        side = Side.of(replace(model, proto=proto, path=None))
+        runs = run_model(side, drawn, ways if drawn else (), what="the original with noise", **options)
+        return {way: [ran.results[start : start + len(cases)] for start in starts] for way, ran in runs.ways.items()}
+    return {}
+
+
+def rounded(
+    model: LoadedModel, cases: Sequence[Case], plain: Results, provider: str, points: Sequence[Point]
+) -> list[Results]:
+    """Results of a model, or of a part of one, that differ from `plain` by rounding alone.
+
+    With graph optimisation; with noise, draw by draw; and in float64, but for outputs where an operator decides
+    something by rounding, which makes another function of it there. What does not run in some way says nothing.
+
+    Args:
+        model: the model; a part of one may begin behind the argument of an activation, or behind the value of a gate.
+        cases: what it reads.
+        plain: its results without optimisation.
+        provider: execution provider.
+        points: where noise is added.
+    """
+    fused, unfused = Way(provider, optimise=True), Way(provider, optimise=False)
+    found: list[Results] = []
+    exact: Results | None = None
+    with suppress(ValidationError):
+        runs = run_model(Side.of(model), cases, [fused], wide=True)
+        found, exact = [runs.ways[fused].results], runs.truth
+    found += noisy(model, cases, points, [unfused]).get(unfused, ())
+    if exact is not None:
+        near = {name for name in plain[0] if _only_rounds(name, plain, exact)}
+        found.append([{**own, **{name: each[name] for name in near}} for own, each in zip(plain, exact, strict=True)])
+    return found
+
+
+def _only_rounds(name: str, plain: Results, exact: Results) -> bool:
+    dtype = plain[0][name].dtype
+    if not is_float(dtype):
+        return False
+    moved = compared(name, plain, [], [{name: each[name].astype(dtype)} for each in exact])
+    return moved.error < math.sqrt(float(ml_dtypes.finfo(dtype).eps))
 
 
 def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units: float) -> None:
