@@ -10,7 +10,8 @@ digits. Phase and kind are inputs of the model, so that one session serves all d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 from rewriter.arrays import Array
 from rewriter.errors import ValidationError
@@ -180,52 +181,42 @@ def _only_rounds(name: str, plain: Results, exact: Results) -> bool:
     return moved.error < math.sqrt(float(ml_dtypes.finfo(dtype).eps))
 
 
+_NOISE = """noise (float raw, float argument, float factor, float value, float phase, float steady) => (float noisy) {
+    frequency = Constant<value = TYPE {FREQUENCY}>() one = Constant<value = TYPE {1}>()
+    eps = Constant<value = TYPE {EPS}>() error = Constant<value = TYPE {ERROR}>()
+    x = Cast<to = WIDE>(raw) y = Cast<to = WIDE>(argument) g = Cast<to = WIDE>(factor) u = Cast<to = WIDE>(value)
+    turns = Mul(x, frequency) angle = Add(turns, phase) sine = Sin(angle)
+    mixed = Sub(one, steady) part = Mul(sine, mixed) sign = Add(part, steady)
+    size = Abs(x) product = Mul(y, g) large = Abs(product) digits = Max(large, size) rounding = Mul(digits, eps)
+    unit = Abs(u) scale = Max(unit, size) certified = Mul(scale, error)
+    most = Add(rounding, certified) moved = Mul(most, sign) sum = Add(x, moved) noisy = Cast<to = MADE>(sum) }"""
+
+
 def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units: float) -> None:
     """Let the producer write to another name, and the noise to the old one, so that nothing has to be renamed."""
     place, node = next((place, node) for place, node in enumerate(graph.node) if point.tensor in node.output)
     output = list(node.output).index(point.tensor)
-    node.output[output] = f"{prefix}{point.tensor}/raw"
-    nodes = [*graph.node[: place + 1], *_noise(point, made, prefix, units), *graph.node[place + 1 :]]
-    set_nodes(graph, nodes)
-
-
-def _noise(point: Point, made: int, prefix: str, units: float) -> Iterator[onnx.NodeProto]:
     own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]
-    phase, steady = (f"{prefix}{name}_{wide}" for name in ("phase", "steady"))
+    node.output[output] = f"{own}raw"
     numbers = {
-        "frequency": FREQUENCY,
-        "one": 1.0,
-        "eps": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
-        "error": point.error,
+        "FREQUENCY": FREQUENCY,
+        "EPS": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
+        "ERROR": point.error,
+        "TYPE": "double" if wide == TensorProto.DOUBLE else "float",
+        "WIDE": wide,
+        "MADE": made,
     }
-    for name, number in numbers.items():
-        value = helper.make_tensor(f"{own}{name}", wide, [], [number])
-        yield helper.make_node("Constant", [], [f"{own}{name}"], value=value)
-
-    def node(operator: str, inputs: Sequence[str], output: str) -> onnx.NodeProto:
-        names = [each if "/" in each else f"{own}{each}" for each in inputs]
-        return helper.make_node(operator, names, [f"{own}{output}"])
-
-    yield helper.make_node("Cast", [f"{own}raw"], [f"{own}x"], to=wide)
-    yield node("Mul", ["x", "frequency"], "turns")
-    yield helper.make_node("Add", [f"{own}turns", phase], [f"{own}angle"])
-    yield node("Sin", ["angle"], "sine")
-    yield helper.make_node("Sub", [f"{own}one", steady], [f"{own}mixed"])
-    yield node("Mul", ["sine", "mixed"], "part")
-    yield helper.make_node("Add", [f"{own}part", steady], [f"{own}sign"])
-    yield node("Abs", ["x"], "size")
-    for name, tensor in (("unit", point.value), ("argument", point.argument)):
-        if tensor:
-            yield helper.make_node("Cast", [tensor], [f"{own}{name}/wide"], to=wide)
-            yield helper.make_node("Abs", [f"{own}{name}/wide"], [f"{own}{name}"])
-        else:
-            yield helper.make_node("Identity", [f"{own}one" if name == "unit" else f"{own}size"], [f"{own}{name}"])
-    yield node("Mul", ["argument", "unit"] if point.value and point.argument else ["argument", "one"], "product")
-    yield node("Max", ["product", "size"], "digits")
-    yield node("Mul", ["digits", "eps"], "rounding")
-    yield node("Max", ["unit", "size"], "scale")
-    yield node("Mul", ["scale", "error"], "certified")
-    yield node("Add", ["rounding", "certified"], "most")
-    yield node("Mul", ["most", "sign"], "noise")
-    yield node("Add", ["x", "noise"], "noisy")
-    yield helper.make_node("Cast", [f"{own}noisy"], [point.tensor], to=made)
+    noise = parser.parse_graph(re.sub("|".join(numbers), lambda found: f"{numbers[found[0]]}", _NOISE))
+    names = {
+        "": "",
+        "argument": point.argument or f"{own}raw",
+        "factor": (point.argument and point.value) or f"{own}one",
+        "value": point.value or f"{own}one",
+        "phase": f"{prefix}phase_{wide}",
+        "steady": f"{prefix}steady_{wide}",
+        "noisy": point.tensor,
+    }
+    for each in noise.node:
+        for field in (each.input, each.output):
+            field[:] = [names.get(name, f"{own}{name}") for name in field]
+    set_nodes(graph, [*graph.node[: place + 1], *noise.node, *graph.node[place + 1 :]])
