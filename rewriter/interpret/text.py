@@ -83,7 +83,7 @@ def _ids_input(specs: Sequence[InputSpec]) -> InputSpec:
         raise UsageError(f"text does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
     found = [spec for spec in specs if spec.role is Role.IDS]
     if len(found) != 1:
-        raise UsageError(f"text fills one input of token ids, not {len(found)}: give all inputs as arrays")
+        raise UsageError(f"text fills one input of token ids, and there are {len(found)}: give all inputs as arrays")
     return found[0]
 
 
