@@ -12,6 +12,7 @@ from flint import fmpq
 from rewriter.proof.certificate.arithmetic import Undecided
 from rewriter.proof.certificate.bounds import _Search, precision, prove
 from rewriter.proof.certificate.expressions import (
+    HALF,
     ONE,
     VARIABLE,
     ZERO,
@@ -25,6 +26,7 @@ from rewriter.proof.certificate.expressions import (
     mul,
     neg,
     ordered,
+    power,
     sigmoid,
     softmax,
     sub,
@@ -124,6 +126,8 @@ def test_what_holds_on_a_cell_holds_at_its_numbers(seed: int) -> None:
         (add(ONE, apply("softplus", VARIABLE)), apply("softplus", VARIABLE)),
         (neg(apply("softplus", VARIABLE)), apply("softplus", neg(VARIABLE))),
         (mul(VARIABLE, sigmoid(VARIABLE)), mul(VARIABLE, sigmoid(mul(constant(2), VARIABLE)))),
+        (apply("exp", mul(constant(3), VARIABLE)), power(apply("exp", mul(constant(2), VARIABLE)), 3)),
+        (div(ONE, add(VARIABLE, constant(2))), HALF),
     ],
 )
 def test_algebra_equates_no_two_functions(a: Expression, b: Expression) -> None:

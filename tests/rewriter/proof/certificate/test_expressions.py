@@ -109,6 +109,7 @@ def test_what_is_not_elementwise_is_not_guessed() -> None:
     assert scalar_operator(("ai.other", "Gelu"), {}, [VARIABLE]) is None
     for exponent in (constant(0.5), constant(9), constant(-1), U):
         assert scalar_operator(("", "Pow"), {}, [VARIABLE, exponent]) is None
+    assert scalar_operator(("", "Pow"), {}, [VARIABLE, constant(8)]) is power(VARIABLE, 8)
 
 
 def test_defaults_are_float32_numbers() -> None:
