@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import mpmath
 import numpy as np
@@ -42,6 +42,8 @@ from rewriter.proof.certificate.expressions import (
     where,
 )
 from tests.conftest import slow
+from tests.rewriter.proof.certificate.evaluated import FUNCTIONS as EVALUATED
+from tests.rewriter.proof.certificate.evaluated import at
 
 Y = VARIABLE
 THE_VARIABLE = fmpq(1), fmpq(0)
@@ -177,9 +179,9 @@ def test_conditions_that_are_no_lines() -> None:
         assert search.by_intervals(piece, fmpq(0), fmpq(1, 2)) == pytest.approx(off)
         for low in (fmpq(1, 2), fmpq(-1)):
             assert search.relative_on(piece, low, low + fmpq(1, 2)) == pytest.approx(2)
-    for low, high in ((-1, 1), (-1, 0), (0, 1)):
+    for ends in ((arb(-1), arb(1)), (arb(-1), arb(0)), (arb(0), arb(1))):
         with pytest.raises(Undecided):
-            Intervals(fmpq(-1), fmpq(1)).div((arb(1), arb(1)), (arb(low), arb(high)))
+            Intervals(fmpq(-1), fmpq(1)).div((arb(1), arb(1)), ends)
     assert of(minimum(SILU, ONE), minimum(HEADS, ONE)).bound <= 1e-14
 
 
@@ -330,25 +332,6 @@ def test_functions_written_in_another_way_are_equal(f: Expression, p: int, q: in
     assert found.exact
 
 
-MP: dict[str, Callable[..., mpmath.mpf]] = {
-    "+": lambda a, b: a + b, "*": lambda a, b: a * b, "/": lambda a, b: a / b,
-    "where": lambda x, a, b: a if x >= 0 else b, "exp": mpmath.exp, "erf": mpmath.erf, "sqrt": mpmath.sqrt,
-    "pi": lambda: +mpmath.pi,
-    "softplus": lambda x: x + mpmath.log1p(mpmath.exp(-x)) if x > 0 else mpmath.log1p(mpmath.exp(x)),
-}  # fmt: skip
-
-
-def at(expression: Expression, y: mpmath.mpf) -> mpmath.mpf:
-    """The value of an expression, by an evaluator that shares nothing with the checked one."""
-    values: dict[Expression, mpmath.mpf] = {}
-    for part in ordered(expression):
-        if isinstance(part.value, fmpq):
-            values[part] = mpmath.mpf(int(part.value.p)) / int(part.value.q)
-        else:
-            values[part] = y if part is Y else MP[part.operator](*(values[each] for each in part.operands))
-    return values[expression]
-
-
 def points(count: int, end: float) -> list[float]:
     """Numbers of every size up to an end."""
     rng = np.random.default_rng(3)
@@ -416,7 +399,7 @@ def test_intervals_enclose_functions(name: str) -> None:
         with mpmath.workdps(80):
             for y in (centre, centre + width / 3):
                 if abs(y) < 2.0**40:  # mpmath has no exponents beyond
-                    wanted = arb(mpmath.nstr(MP[name](mpmath.mpf(y)), 70))
+                    wanted = arb(mpmath.nstr(EVALUATED[name](mpmath.mpf(y)), 70))
                     assert found[0] <= wanted + tiny * abs(wanted)
                     assert found[1] >= wanted - tiny * abs(wanted)
 
