@@ -66,10 +66,6 @@ def _quick_gelu(attributes: Attributes, x: Array) -> Array:
     return x * _sigmoid(_number(attributes, "alpha", 1.702) * x)
 
 
-def _swiglu(attributes: Attributes, gate: Array, value: Array) -> Array:
-    return _quick_gelu({"alpha": 1.0, **attributes}, gate) * value
-
-
 def _hard_swish(_: Attributes, x: Array) -> Array:
     return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
 
@@ -82,41 +78,20 @@ def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
     return np.asarray(_number(attributes, "alpha", 1.0) * np.matmul(a, b))
 
 
+def _rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
+    """onnxruntime's SimplifiedLayerNormalization: over the axes from `axis` on."""
+    axes = tuple(range(int(attributes.get("axis", -1)) % x.ndim, x.ndim))
+    return np.asarray(x / np.sqrt((x * x).mean(axes, keepdims=True) + _number(attributes, "epsilon", 1e-5)) * scale)
+
+
 def _rotary(attributes: Attributes, x: Array, positions: Array, cos: Array, sin: Array) -> Array:
     """onnxruntime's RotaryEmbedding: as that of ONNX, whose operands come in another order."""
     from onnx.reference.ops.op_rotary_embedding import rotary_embedding
 
-    tokens = x.shape[-2]
     if positions.ndim == 1:  # the position of the first token
-        positions = np.broadcast_to(positions + np.arange(tokens), (len(x), tokens))
+        positions = np.broadcast_to(positions + np.arange(x.shape[-2]), (len(x), x.shape[-2]))
     given = {key: attributes.get(key, 0) for key in ("interleaved", "rotary_embedding_dim", "num_heads")}
     return np.asarray(rotary_embedding(x, cos, sin, positions, **given)) * _number(attributes, "scale", 1.0)
-
-
-# -- normalisation ---------------------------------------------------------------------------------------------------
-
-
-def _normalised(attributes: Attributes, x: Array, *, centred: bool) -> tuple[Array, Array, Array]:
-    """The input normalised over the axes from `axis` on, its mean, and the reciprocal of its deviation."""
-    axis = int(attributes.get("axis", -1)) % x.ndim
-    axes = tuple(range(axis, x.ndim))
-    mean = x.mean(axes, keepdims=True)
-    shifted = x - mean if centred else x
-    inverse = 1 / np.sqrt((shifted * shifted).mean(axes, keepdims=True) + _number(attributes, "epsilon", 1e-5))
-    return shifted * inverse, mean, inverse
-
-
-def _layer_norm(
-    attributes: Attributes, x: Array, scale: Array, bias: Array | None = None
-) -> tuple[Array, Array, Array]:
-    """LayerNormalization: the result, the mean, and the reciprocal of the deviation."""
-    y, mean, inverse = _normalised(attributes, x, centred=True)
-    return y * scale if bias is None else y * scale + bias, mean, inverse
-
-
-def _rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
-    """RMSNormalization, and onnxruntime's SimplifiedLayerNormalization."""
-    return np.asarray(_normalised(attributes, x, centred=False)[0] * scale)
 
 
 # -- what onnx's evaluator computes otherwise --------------------------------------------------------------------------
@@ -157,9 +132,6 @@ OPERATORS: Mapping[Key, Operator] = {
     ("", "Erf"): _erf,
     ("", "Gelu"): _gelu,
     ("", "HardSwish"): _hard_swish,
-    ("", "SwiGLU"): _swiglu,
-    ("", "LayerNormalization"): _layer_norm,
-    ("", "RMSNormalization"): _rms_norm,
     ("", "SimplifiedLayerNormalization"): _rms_norm,
     ("", "BatchNormalization"): _batch_norm,
     (_MICROSOFT, "Gelu"): _gelu,

@@ -70,12 +70,12 @@ class Deployed:
         rows, columns = self.constants[name].T.shape
         numbers = rng.integers(0, 2**self.bits, (rows, columns // 16, 16))
         zeros = rng.integers(0, 2**self.bits, (rows, columns // 16))
-        scales = rng.uniform(0.5, 1, (rows, columns // 16)).astype(np.float32) * 2.0 ** (-self.bits - 1)
+        scales = (rng.uniform(0.5, 1, (rows, columns // 16)) * 2.0 ** (-self.bits - 1)).astype(np.float32)
         both = {"numbers": numbers, "zeros": zeros}
         if self.bits == 4:
             both = {key: each[..., ::2] + 16 * each[..., 1::2] for key, each in both.items()}
         made = {f"{name}_{key}": each.astype(np.uint8) for key, each in both.items()}
-        biases = rng.normal(size=rows).astype(np.float32)
+        biases = np.asarray(rng.normal(size=rows), np.float32)
         return {**made, f"{name}_scales": scales.reshape(-1), f"{name}_bias": biases}
 
     @cached_property
