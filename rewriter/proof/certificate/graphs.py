@@ -25,7 +25,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.fused import FUSED, SATURATING
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.types import TensorType, declared_types, inferred_graph
+from rewriter.graph.types import TensorType, declared_types, inferred_graph, type_of
 from rewriter.graph.view import (
     GraphView,
     Path,
@@ -471,12 +471,7 @@ def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) ->
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:
     """Names and types of inputs or outputs, comparable."""
-    return [(value.name, _type_of(value.type)) for value in values]
-
-
-def _type_of(kind: onnx.TypeProto) -> object:
-    if not kind.HasField("tensor_type"):
-        return kind.SerializeToString(deterministic=True)
-    tensor = kind.tensor_type
-    dims = [str(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
-    return tensor.elem_type, dims
+    return [
+        (each.name, type_of(each.type) if each.type.HasField("tensor_type") else each.type.SerializeToString())
+        for each in values
+    ]
