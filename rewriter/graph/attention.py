@@ -23,7 +23,7 @@ from onnx import TensorProto
 
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
 from rewriter.graph.fused import MICROSOFT, Writer, with_parts
-from rewriter.graph.types import FLOATS, TensorType, infer_types
+from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, key_of, label, opsets
 
 ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
@@ -58,7 +58,7 @@ def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -
         if key_of(node) not in _DEFINITIONS.keys() - set(left):
             return None
         if not known:
-            known.update(infer_types(model))
+            known.update(declared_types(inferred_graph(model)))
         try:
             return definition(node, known, opsets(model.opset_import).get("", 1))
         except LostError:
