@@ -20,13 +20,13 @@ from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
 from rewriter.graph.walk import iter_nodes, subgraphs
+from rewriter.proof.certificate.attention import unfold
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, in_order, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
 from rewriter.proof.certificate.rows import Layer, before_casts, front, read_layer, width
-from rewriter.proof.certificate.square import unfold
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
 
@@ -185,6 +185,7 @@ def certify(
     try:
         a = Model(original)
         b = Model(rewritten, a)
+        unfold(a)
         unfold(b)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
     except NotCertifiable as error:

@@ -235,7 +235,7 @@ class Scope:
         numbers: what was numbered so far.
         fronts: what `rewriter.proof.certificate.rows.front` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
-        rows: by tensor, what `rewriter.proof.certificate.square` read as a function of rows.
+        rows: by tensor, what `rewriter.proof.certificate.attention` read as a function of rows.
         unread: by tensor, why it was not.
     """
 
@@ -283,7 +283,7 @@ class Scope:
         """Let a node make a tensor, in place of the one that does, if there is one."""
         name = node.output[0]
         self.made[name] = node, 0
-        self.types[name] = TensorType(elem_type, None)
+        self.types.setdefault(name, TensorType(elem_type, None))
         self._tensors.pop(name, None)
         self._number_node(node)
 

@@ -1,9 +1,9 @@
 """Regions: the expression that a tensor is of other tensors of the same shape, entry by entry.
 
 From a tensor upwards, elementwise operators with scalar constants are read as one `Expression` of at most two *leaves*,
-tensors that are not read any further. Attention over a static axis of keys, which computes one number per entry, is
-read as the sum that it is (`rewriter.proof.certificate.rows`). Everything is read from the nodes: nobody's word about
-what a block computes is taken.
+tensors that are not read any further. Attention is read as the function that it is
+(`rewriter.proof.certificate.attention`). Everything is read from the nodes: nobody's word about what a block computes
+is taken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rewriter.proof.certificate.expressions import (
     where,
 )
 from rewriter.proof.certificate.graphs import Scope, Tensor
-from rewriter.proof.certificate.rows import clip_ends, read_keys
+from rewriter.proof.certificate.rows import clip_ends
 
 MOST_LEAVES = 2
 _MOST_CONDITIONS = 16
@@ -44,10 +44,7 @@ _MOST_NAMES = 100
 _PLAIN_BROADCAST = 7
 """The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-_FURTHER = (
-    *("Where", "Clip", "Cast", "Reshape", "Log", "Not", "And", "Or", *_COMPARISONS),
-    *("Unsqueeze", "Softmax", "MatMul", "Concat", "Split", "ReduceSum"),
-)
+_FURTHER = ("Where", "Clip", "Cast", "Log", "Not", "And", "Or", "Heads", *_COMPARISONS)
 """What a region may have beside `OPERATORS`."""
 
 Reading = Generator[Any, Any, Any]
@@ -217,8 +214,6 @@ class Reader:
         key = key_of(node)
         if scope.model.opsets.get("", _PLAIN_BROADCAST) < _PLAIN_BROADCAST:
             return None
-        if key == ("", "Reshape"):
-            return self._keys(scope, node)
         if node.output[0] in scope.rows:
             return self._rows(scope, node)
         if key == ("", "Where"):
@@ -236,16 +231,8 @@ class Reader:
             return None
         return _read(scalar_operator(key, attributes(node), [each.expression for each in operands]), *operands)
 
-    def _keys(self, scope: Scope, node: onnx.NodeProto) -> _Read | None:
-        keys = read_keys(scope, node, self.leaf)
-        if keys is None:
-            return None
-        self._inside.setdefault(keys.expression, []).extend(keys.inside)
-        leaves = frozenset(part for part in ordered(keys.expression) if part.operator == "leaf")
-        return _Read(keys.expression, leaves, together=keys.together)
-
     def _rows(self, scope: Scope, node: onnx.NodeProto) -> _Read:
-        """What heads over a square pattern compute of rows."""
+        """What attention computes of entries or rows."""
         rows = scope.rows[node.output[0]]
         leaves = [self.leaf(scope.find(name)) for name in node.input]
         found = substitute(rows.expression, dict(zip(rows.leaves, leaves, strict=True)))

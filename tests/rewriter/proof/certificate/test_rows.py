@@ -18,15 +18,6 @@ SPLIT = "s = Constant<value = int64[2] {3, 5}>() "
 ENDS = (
     "from = Constant<value = int64[1] {2}>() to = Constant<value = int64[1] {7}>() on = Constant<value_ints = [-1]>() "
 )
-ONES = (
-    "n = Shape(x) z = Constant<value = int64[1] {0}>() k = Constant<value = int64[1] {2}>() "
-    "lead = Slice(n, z, k, z) last = Constant<value = int64[1] {1}>() sizes = Concat<axis = 0>(lead, last) "
-    "ones = Expand(one, sizes) stream = Concat<axis = 2>(x, ones) "
-)
-BESIDE = (
-    "c = Constant<value = int64[2] {1, 8}>() row = Reshape(b1, c) both = Concat<axis = 0>(W1, row) "
-    "out = MatMul(stream, both)"
-)
 
 LAYERS = {
     "a product": "out = MatMul(x, W1)",
@@ -38,7 +29,6 @@ LAYERS = {
     "weights times a number": "w = Mul(W1, $0.1) out = MatMul(x, w)",
     "a part": f"{SPLIT} y = MatMul(x, W1) z = Add(y, b1) other, out = Split<axis = -1>(z, s)",
     "a slice": f"{ENDS} y = MatMul(x, W1) z = Add(y, b1) out = Slice(z, from, to, on)",
-    "the bias as a row of the weights": ONES + BESIDE,
 }
 NONE = {
     "two biases": "y = MatMul(x, W1) z = Add(y, b1) out = Add(z, c1)",
@@ -46,18 +36,11 @@ NONE = {
     "weights that are computed": "w = Exp(W1) out = MatMul(x, w)",
     "a product from the left": "w = Transpose<perm = [0, 2, 1]>(x) out = MatMul(W1t, w)",
     "a slice of tokens": "y = MatMul(x, W1) " + ENDS.replace("-1", "1") + "out = Slice(y, from, to, on)",
-    "a column of twos": ONES.replace("one,", "two,") + BESIDE,
-    "ones in front": ONES.replace("(x, ones)", "(ones, x)") + BESIDE,
 }
 
 
 def tensor(body: str, name: str = "out") -> tuple[onnx.ModelProto, Tensor]:
-    constants = {
-        "one": np.ones((1, 1, 1)),
-        "two": np.full((1, 1, 1), 2.0),
-        "wide": np.ones((1, 1, 1, 8)),
-    }
-    given = {key: value for key, value in constants.items() if f"{key}," in body or f"{key})" in body}
+    given = {"wide": np.ones((1, 1, 8))} if "wide" in body else {}
     model = text_model(body, outputs="float[a, b, c] out", constants=given)
     return model, Model(load_model(model)).main.find(name)
 
