@@ -31,7 +31,19 @@ from flint import fmpq
 from rewriter.errors import RewriteError
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
-from rewriter.proof.certificate.constants import DEEPEST, TOPS, Axes, Sizes, folded, rank, sizes, whole_shape, widens
+from rewriter.proof.certificate.constants import (
+    DEEPEST,
+    TOPS,
+    Axes,
+    Sizes,
+    before_casts,
+    clip_ends,
+    folded,
+    rank,
+    sizes,
+    whole_shape,
+    widens,
+)
 from rewriter.proof.certificate.expressions import (
     OPERATORS,
     ZERO,
@@ -49,7 +61,7 @@ from rewriter.proof.certificate.expressions import (
     total,
 )
 from rewriter.proof.certificate.graphs import Model, Rows, Scope, Tensor
-from rewriter.proof.certificate.rows import Layer, before_casts, clip_ends
+from rewriter.proof.certificate.rows import Layer
 
 NEGLIGIBLE = 1e-30
 """What all other tokens together may add to a token, relative to 1: far below the rounding of every type."""

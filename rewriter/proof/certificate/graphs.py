@@ -233,7 +233,7 @@ class Scope:
         made: tensor to the node that makes it and the place among its outputs.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
-        fronts: what `rewriter.proof.certificate.rows.front` found so far.
+        extents: what `rewriter.proof.certificate.rows.extent` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
         rows: by tensor, what `rewriter.proof.certificate.attention` read as a function of rows.
         unread: by tensor, why it was not.
@@ -263,7 +263,7 @@ class Scope:
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
-        self.fronts: dict[Tensor, Any] = {}
+        self.extents: dict[Tensor, Any] = {}
         self.rows: dict[str, Rows] = {}
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}

@@ -1,7 +1,7 @@
 """Rows of a tensor as functions of the rows of another: linear layers.
 
 A layer is a MatMul or Gemm with constant weights, with or without an addition: x W + b for every row of x. Its rows are
-compared without the axes in front of them; `front` says which those are.
+compared without the axes in front of them; `extent` says which those are.
 """
 
 from __future__ import annotations
@@ -9,27 +9,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
-import onnx
 
-from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
-from rewriter.proof.certificate.constants import (
-    DEEPEST,
-    Axes,
-    folded,
-    sizes,
-)
-from rewriter.proof.certificate.expressions import (
-    OPERATORS,
-    Expression,
-    constant,
-)
+from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, sizes
+from rewriter.proof.certificate.expressions import OPERATORS
 from rewriter.proof.certificate.graphs import Scope, Tensor
-
-_MOST_KEYS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +104,7 @@ def part_of(tensor: Tensor) -> tuple[Tensor, slice] | None:
     numbers = [each for each in given if each is not None]
     axis: int | None
     if node.op_type == "Split":
-        axis, whole = integer_of(node, "axis", 0), width(source)
+        axis, whole = integer_of(node, "axis", 0), extent(source).width
         parts = numbers[0] if numbers else integers_of(node, "split") or []
         if not parts and whole is not None and whole % len(node.output) == 0:
             parts = [whole // len(node.output)] * len(node.output)
@@ -139,7 +127,8 @@ def _integers(tensor: Tensor, depth: int = 0) -> list[int] | None:
     shape = sizes(tensor)
     if shape is not None:
         found = [
-            each if isinstance(each, int) else width(each.tensor) if each[1:] == (-1, None) else None for each in shape
+            each if isinstance(each, int) else extent(each.tensor).width if each[1:] == (-1, None) else None
+            for each in shape
         ]
         return None if None in found else [each for each in found if each is not None]
     node, scope = tensor.node, tensor.scope
@@ -151,96 +140,50 @@ def _integers(tensor: Tensor, depth: int = 0) -> list[int] | None:
     return [_ARITHMETIC[node.op_type](one[0], two[0])]
 
 
-def width(tensor: Tensor, depth: int = 0) -> int | None:
-    """The size of the last axis, as far as operators here say so."""
-    part = part_of(tensor)
-    if part is not None and depth <= DEEPEST:
-        whole = width(part[0], depth + 1)
-        return None if whole is None else len(range(*part[1].indices(whole)))
-    node, scope = tensor.node, tensor.scope
-    if node is None or node.domain or tensor.place or depth > DEEPEST:
-        return None
-    if node.op_type == "Reshape":
-        shape = sizes(scope.find(node.input[1]))
-        return shape[-1] if shape and isinstance(shape[-1], int) and shape[-1] > 0 else None
-    if node.op_type in ("MatMul", "Gemm"):
-        weight = folded(scope.find(node.input[1]))
-        known = weight is not None and weight.ndim == 2
-        return int(weight.shape[0 if attributes(node).get("transB") else 1]) if known and weight is not None else None
-    if not _entrywise(node) and tensor.name not in scope.rows:
-        return None
-    found = set()
-    for each in (scope.find(name) for name in node.input if name):
-        value = folded(each)
-        if value is None or value.ndim > 1:
-            found.add(width(each, depth + 1))
-        elif value.size != 1:
-            found.add(value.size)
-    return found.pop() if len(found) == 1 else None
+class Extent(NamedTuple):
+    """The axes of a tensor, as far as operators here explain them.
 
-
-def _entrywise(node: onnx.NodeProto) -> bool:
-    return key_of(node) in OPERATORS or key_of(node) in (("", "Cast"), ("", "Clip"))
-
-
-# -- the axes in front of the last -----------------------------------------------------------------------------------
-
-
-def front(tensor: Tensor, depth: int = 0) -> Axes:
-    """The axes in front of the last: those of the first tensor upwards that an operator here does not explain.
-
-    Of heads [batch, tokens, heads, ...] they are the first two.
+    Attributes:
+        front: the axes in front of the last: those of the first tensor upwards that is not explained.
+        width: the size of the last axis; None where nothing says so.
     """
-    known: dict[Tensor, Axes] = tensor.scope.fronts
+
+    front: Axes
+    width: int | None = None
+
+
+def extent(tensor: Tensor, depth: int = 0) -> Extent:
+    """The axes of a tensor."""
+    known: dict[Tensor, Extent] = tensor.scope.extents
     if tensor not in known:
-        known[tensor] = _front(tensor, depth)
+        known[tensor] = (_extent(tensor, depth) if depth <= DEEPEST else None) or Extent(Axes(tensor, 0, -1))
     return known[tensor]
 
 
-def _front(tensor: Tensor, depth: int) -> Axes:
-    node, scope = tensor.node, tensor.scope
-    own, part = Axes(tensor, 0, -1), part_of(tensor)
-    if part is not None and depth <= DEEPEST:
-        return front(part[0], depth + 1)
-    if node is None or tensor.place or node.domain or depth > DEEPEST:
-        return own
+def _extent(tensor: Tensor, depth: int) -> Extent | None:
+    node, scope, part = tensor.node, tensor.scope, part_of(tensor)
+    if part is not None:
+        whole = extent(part[0], depth + 1)
+        return whole if whole.width is None else whole._replace(width=len(range(*part[1].indices(whole.width))))
+    if node is None or tensor.place or node.domain:
+        return None
     if node.op_type == "Reshape":
-        shape = [] if integer_of(node, "allowzero", False) else sizes(scope.find(node.input[1])) or []
-        first = shape[0] if len(shape) == 2 and isinstance(shape[1], int) else 0
-        return first if isinstance(first, Axes) and first.start == 0 and (first.stop or 0) > 1 else own
+        shape = sizes(scope.find(node.input[1])) or [0]
+        first, last = shape[0], shape[-1]
+        alone = len(shape) == 2 and isinstance(first, Axes) and first.start == 0 and (first.stop or 0) > 1
+        front = first if alone and isinstance(first, Axes) and isinstance(last, int) else Axes(tensor, 0, -1)
+        return Extent(front, last if isinstance(last, int) and last > 0 else None)
     if node.op_type in ("MatMul", "Gemm"):
-        weight = folded(scope.find(node.input[1]))
-        known = weight is not None and weight.ndim == 2 and not integer_of(node, "transA", False)
-        return front(scope.find(node.input[0]), depth + 1) if known else own
-    if not _entrywise(node) and tensor.name not in scope.rows:
-        return own
-    values = [(each, folded(each)) for each in (scope.find(name) for name in node.input if name)]
-    found = {front(each, depth + 1) for each, value in values if value is None or value.ndim > 1}
-    return found.pop() if len(found) == 1 else own
-
-
-# -- casts and clips ---------------------------------------------------------------------------------------------------
-
-
-def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Expression | None] | None:
-    """Both ends of a Clip, None for an infinite one; None for a Clip that is not read."""
-    ends: list[Expression | None] = []
-    for place, (name, nowhere) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
-        given = node.input[place] if len(node.input) > place else ""
-        numbers = scope.find(given).values if given else np.array(attributes(node).get(name, nowhere))
-        if numbers is None or numbers.size != 1 or np.isnan(end := float(numbers.ravel()[0])) or end == -nowhere:
+        weight, given = folded(scope.find(node.input[1])), attributes(node)
+        if weight is None or weight.ndim != 2 or given.get("transA"):
             return None
-        ends.append(None if np.isinf(end) else constant(end))
-    return ends[0], ends[1]
-
-
-def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
-    """The tensor that casts between floating-point types make this one of; these are added to `passed`."""
-    while tensor.node is not None and key_of(tensor.node) == ("", "Cast") and tensor.elem_type in FLOATS:
-        source = tensor.scope.find(tensor.node.input[0])
-        if source.elem_type not in FLOATS:
-            break
-        if passed is not None:
-            passed.append(tensor)
-        tensor = source
-    return tensor
+        of_rows = extent(scope.find(node.input[0]), depth + 1)
+        return of_rows._replace(width=int(weight.shape[0 if given.get("transB") else 1]))
+    if key_of(node) not in OPERATORS and node.op_type not in ("Cast", "Clip") and tensor.name not in scope.rows:
+        return None
+    values = [(each, folded(each)) for each in (scope.find(name) for name in node.input if name)]
+    found = {extent(each, depth + 1) for each, value in values if value is None or value.ndim > 1}
+    fronts, widths = {each.front for each in found}, {each.width for each in found}
+    widths |= {value.size for _, value in values if value is not None and value.ndim <= 1 and value.size != 1}
+    front = fronts.pop() if len(fronts) == 1 else Axes(tensor, 0, -1)
+    return Extent(front, widths.pop() if len(widths) == 1 else None)

@@ -10,7 +10,7 @@ from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate.constants import Axes, in_order, sizes
 from rewriter.proof.certificate.graphs import Model, Tensor
-from rewriter.proof.certificate.rows import front, read_layer, width
+from rewriter.proof.certificate.rows import extent, read_layer
 from tests.textmodels import text_model
 
 ROWS = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
@@ -53,7 +53,7 @@ def test_a_layer_is_its_weights(name: str) -> None:
     assert layer.source.name == "x"
     made = open_session(model).run({"x": ROWS}, ["out"])["out"]
     np.testing.assert_allclose(ROWS.astype(float) @ layer.weight.astype(float) + layer.bias, made, atol=1e-5)
-    assert width(out) == made.shape[-1]
+    assert extent(out).width == made.shape[-1]
 
 
 @pytest.mark.parametrize("name", NONE)
@@ -83,7 +83,7 @@ def test_axes_in_front() -> None:
         "flat = Reshape(h, shape) t = Transpose<perm = [1, 0, 2]>(h) out = Add(h, t)"
     )
     for name, of in {"h": "x", "s": "x", "t": "t", "out": "out", "flat": "flat"}.items():
-        found = front(tensor(body, name)[1])
+        found = extent(tensor(body, name)[1]).front
         assert (found.tensor.name, found.start, found.stop) == (of, 0, -1), name
     _, shape = tensor(body, "shape")
     assert sizes(shape) == [Axes(shape.scope.find("x"), 0, 1), -1, 8]
@@ -92,5 +92,5 @@ def test_axes_in_front() -> None:
 def test_axes_are_found_once_per_tensor() -> None:
     """What reads a tensor twice, 60 times in a row, would be asked 2^60 times."""
     body = "r0 = MatMul(x, W1) " + " ".join(f"s{i} = Sigmoid(r{i}) r{i + 1} = Mul(r{i}, s{i})" for i in range(40))
-    found = front(tensor(f"{body} out = Identity(r40)", "r40")[1])
+    found = extent(tensor(f"{body} out = Identity(r40)", "r40")[1]).front
     assert found.tensor.name == "x"
