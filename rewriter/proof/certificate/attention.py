@@ -407,7 +407,7 @@ class _Reader:
             return None
         if not isinstance(further, _Entries) or further.values.dtype != np.float64 or len(further.axes) != 3:
             return None
-        rows = np.broadcast_to(further.values, (1, *further.values.shape[1:]))[0]
+        rows = further.along(-1)[0]
         if axis == 1 and self._cut and further.axes[:2] == (_BATCH, len(rows)) and rows.size:
             return replace(first, bias=rows) if rows.shape[1] >= first.table.shape[1] else None
         if axis not in (2, -1) or further.axes[:2] not in ((_BATCH, _TOKENS), (_BATCH, _POSITIONS)):
