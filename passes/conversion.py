@@ -17,6 +17,7 @@ from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, FormOptions, Options
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
+from passes.programs.groups import spread_error
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
 from rewriter.graph.types import elem_name
@@ -167,7 +168,10 @@ def decide(view: GraphView, block: Block, options: Options, *, factored: bool, q
         raise LostError(why, block.output)
     program = _program(block, options, quick=quick)
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
-    program = program.rounded(np.float64 if wide else np.float32, factored=factored)
+    dtype = np.float64 if wide else np.float32
+    program = program.rounded(dtype, factored=factored)
+    # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
+    program = replace(program, coefficient_error=program.coefficient_error + spread_error(program, dtype))
     return Conversion(
         block=block, program=program, form=options.form, inline=inline, double=wide, options=options.forms
     )

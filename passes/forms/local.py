@@ -35,7 +35,7 @@ from passes.forms.spelling import (
     shared_keys,
     zero_bias,
 )
-from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of, spread_error
+from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of
 from passes.programs.head import FACTORED, Head, heads_over
 from passes.programs.line import Line
 from passes.programs.powers import Powers
@@ -49,10 +49,7 @@ def prepare_local(view: GraphView, conversion: Conversion) -> Conversion:
     """Decide how the coefficients are written; every block can be converted, with an operator Softmax from opset 11."""
     if conversion.options.spelling == "softmax":
         return prepare_spelled(view, conversion)
-    program, written = conversion.program, _as_written(conversion.program, conversion.dtype)
-    # Sums of coefficients are rounded once more.
-    error = program.coefficient_error + (spread_error(program, conversion.dtype) if written != program else 0.0)
-    return replace(conversion, program=replace(program, coefficient_error=error), written=written)
+    return replace(conversion, written=_as_written(conversion.program, conversion.dtype))
 
 
 def _as_written(program: Program, dtype: DTypeLike) -> Program:

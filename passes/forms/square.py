@@ -88,10 +88,7 @@ def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
             "first, or use form local",
             conversion.block.output,
         )
-    program = conversion.program
-    changed = program.coefficient_error + spread_error(program, conversion.dtype)
-    written = as_written(program, conversion.dtype)
-    return replace(conversion, program=replace(program, coefficient_error=changed), written=written)
+    return replace(conversion, written=as_written(conversion.program, conversion.dtype))
 
 
 def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:

@@ -132,6 +132,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
         exact=program.exact,
         heads=conversion.heads,
         bias_tokens=program.bias_tokens,
+        experts=next((operator.experts for operator in block.first if operator.experts), None),
         type=onnx.helper.tensor_dtype_to_np_dtype(block.coarsest).name,
         max_error=conversion.max_error,
         measured=program.measured,

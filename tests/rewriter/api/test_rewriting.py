@@ -58,6 +58,7 @@ def test_file_in_file_out(model_file: Path) -> None:
     assert report.exit_status is ExitStatus.CONVERTED
     assert (report.model, report.output) == (str(model_file), str(out))
     assert report.rewritten == onnx.load(out)
+    assert report.rewritten is report.rewritten, "the file is read once"
     assert set(contents(model_file.parent)) == {"model.onnx", "out.onnx"}
     assert model_file.read_bytes() == before
     x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
