@@ -57,7 +57,7 @@ Exit status:
 
 
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if not value or ctx.resilient_parsing:
+    if not value:
         return
     from rewriter.api.run import environment
 
