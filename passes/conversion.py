@@ -17,6 +17,7 @@ from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, FormOptions, Options
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
+from passes.programs.groups import spread_error
 from passes.programs.head import FACTORED
 from passes.programs.program import Program
 from rewriter.graph.types import elem_name
@@ -67,22 +68,15 @@ class Conversion(Heads):
     Attributes:
         block: the block.
         by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
-        written: the program with the coefficients that the form writes, if it adds some of them up first.
     """
 
     block: Block
     by_reference: str = ""
-    written: Program | None = None
 
     @property
     def compute_type(self) -> int:
         """Element type of the heads' arithmetic."""
         return _DOUBLE if self.double else _FLOAT
-
-    @property
-    def emitted(self) -> Program:
-        """The program as it stands in the graph, number by number."""
-        return self.program if self.written is None else self.written
 
     @property
     def whole_block(self) -> Projections:
@@ -167,7 +161,10 @@ def decide(view: GraphView, block: Block, options: Options, *, factored: bool, q
         raise LostError(why, block.output)
     program = _program(block, options, quick=quick)
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
-    program = program.rounded(np.float64 if wide else np.float32, factored=factored)
+    dtype = np.float64 if wide else np.float32
+    program = program.rounded(dtype, factored=factored)
+    # Every form adds a linear term to the coefficients of the head beside it, and these sums are rounded once more.
+    program = replace(program, coefficient_error=program.coefficient_error + spread_error(program, dtype))
     return Conversion(
         block=block, program=program, form=options.form, inline=inline, double=wide, options=options.forms
     )

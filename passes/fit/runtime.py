@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from passes.programs.head import FACTORED, Array, BiasToken, Head
-from passes.programs.program import Program
+from passes.programs.program import MARGIN, Program, grid
 
 Function = Callable[[Array], Array]
 
@@ -79,8 +79,12 @@ def _stated(f: Function, program: Program, reach: float, size: float) -> Program
     """The program with its measured error and rounding, or why it is of no use."""
     y = np.linspace(-reach, reach, 200_001)
     signed = program.evaluate(y) - _values(f, y)
-    # Between two points the error can exceed both by an eighth of its second difference.
+    # Between two points the error can exceed both by an eighth of its second difference. Around a kink of the function
+    # or of the program it may rise and fall between two of these points.
     error = float(np.max(np.abs(signed)) + np.max(np.abs(np.diff(signed, 2))) / 8.0)
+    near = grid(reach, program)
+    found = float(np.max(np.abs(program.evaluate(near) - _values(f, near))))
+    error = error if found <= error else MARGIN * found
     rounding = max(_rounding(program, _single_points(reach, 100_001)), Program.rounding)
     if not error <= WORTH_RETURNING * size or not np.isfinite(rounding):
         return (

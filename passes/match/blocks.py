@@ -26,6 +26,7 @@ from passes.match.names import Namer
 from passes.options import Options
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
+from rewriter.graph.extract import ancestors
 from rewriter.graph.fused import FUSED
 from rewriter.graph.mixtures import plain_experts
 from rewriter.graph.types import FLOATS
@@ -228,15 +229,9 @@ class Dataflow:
 
     def region(self, output: str, leaves: tuple[str, ...]) -> Region:
         """The nodes that compute `output` from `leaves`, in topological order."""
-        inside: set[int] = set()
-        pending = [output]
-        while pending:
-            index = self._view.producer[pending.pop()]
-            if index not in inside:
-                inside.add(index)
-                names = self._view.nodes[index].input
-                pending.extend(name for name in names if name in self.facts and name not in leaves)
-        return Region(output, leaves, tuple(sorted(inside)))
+        inside = ancestors(self._view, frozenset(leaves), [output])
+        nodes = (index for index in inside if not self.facts.keys().isdisjoint(self._view.nodes[index].output))
+        return Region(output, leaves, tuple(sorted(nodes)))
 
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         if not node.input:  # a source, or a broken node
@@ -310,9 +305,19 @@ class Dataflow:
         What is added to a tensor beyond an activation may be a projection.
         """
         data = [name for name in node.input[:4:3] if name not in self._constants]
-        if len(data) == 2 and node.op_type == "QLinearAdd" and all(name in self.facts for name in data):
-            data = [name for name in data if self.facts[name].ends]
+        if len(data) == 2 and node.op_type == "QLinearAdd":
+            known = all(name in self.facts for name in data)
+            data = [name for name in data if self.facts[name].ends] if known else self._without_chosen(data)
         return data[0] if len(data) == 1 else ""
+
+    def _without_chosen(self, data: list[str]) -> list[str]:
+        """The terms of a sum, but for the bias of an expert that the router chose: it is chosen like its weight."""
+        others = [name for name in data if name not in self._view.picked or name in self.facts]
+        if len(others) != 1 or len(data) != 2:
+            return data
+        source = self._affine_source(self.facts.get(others[0], Fact((others[0],))))
+        weights = () if source is None else [each.weight for each in source.operators]
+        return others if weights and all(weight in self._view.picked for weight in weights) else data
 
     # -- shape-only and affine operators -------------------------------------------------------------------
 
@@ -371,14 +376,9 @@ class Dataflow:
         if not self._plain(node) or not data:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
             return
-        # The bias of an expert that the router chose is chosen like its weight.
-        chosen = [name for name in data if name in self._view.picked and name not in self.facts]
-        if chosen and len(data) == 2 and node.op_type in ("Add", "Sum"):
-            (other,) = set(data) - {chosen[0]}
-            source = self._affine_source(self.facts.get(other, Fact((other,))))
-            if source is not None and all(each.weight in self._view.picked for each in source.operators):
-                self._follow(node.output[0], other, index)
-                return
+        if node.op_type in ("Add", "Sum") and (terms := self._without_chosen(data)) != data:
+            self._follow(node.output[0], terms[0], index)
+            return
         constant = [name for name in names if name in self._constants]
         wide = [name for name in constant if not self._is_scalar(name, data[0]) or self._is_bias(node, name, data)]
         known = [self.facts[name] for name in data if name in self.facts]

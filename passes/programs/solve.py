@@ -41,15 +41,28 @@ def factor(reference: Function, point: float = 1.0) -> Solve:
     return solve
 
 
+_PLACES = [1.0, *(2.0 ** (sign * power) for power in range(1, 21) for sign in (-1, 1))]
+
+
+def _bend(share: Callable[[float], float]) -> tuple[float, float] | None:
+    """The place y > 0, and the share there, at which a share that goes from one limit to another is clear of both.
+
+    A steep function has reached its limit at 1, so that the digits of its steepness are lost there.
+    """
+    shares = ((place, share(place)) for place in _PLACES)
+    return next(((place, found) for place, found in shares if 0.02 < found < 0.98), None)
+
+
 def self_gated(quantile: Callable[[float], float]) -> Solve:
-    """(k, a) of a y S(k y) with S a distribution function symmetric about 0: f(1) - f(-1) = a, f(1) = a S(k)."""
+    """(k, a) of a y S(k y), S a distribution function symmetric about 0: f(y) - f(-y) = a y, f(y) = a y S(k y)."""
 
     def solve(f: Function) -> Parameters | None:
-        above, below = at(f, 1.0), at(f, -1.0)
-        height = above - below
-        if not math.isfinite(height) or height == 0.0 or not 0.0 < above / height < 1.0 or above == -below:
-            return None  # the last case is a straight line: S(k) = 1/2, k = 0
-        return quantile(above / height), height
+        height = at(f, 1.0) - at(f, -1.0)
+        if not math.isfinite(height) or height == 0.0:
+            return None
+        found = _bend(lambda y: at(f, y) / (height * y))
+        # A straight line has S(k y) = 1/2, k = 0.
+        return None if found is None or found[1] == 0.5 else (quantile(found[1]) / found[0], height)
 
     return solve
 
@@ -62,11 +75,11 @@ def two_slopes(f: Function) -> Parameters | None:
 
 def logistic(f: Function) -> Parameters | None:
     """(k, height, low) of low + height sigmoid(k y)."""
-    low, high, middle = at(f, -FAR), at(f, FAR), at(f, 1.0)
-    if not all(math.isfinite(value) for value in (low, high, middle)) or high == low:
+    low, high = at(f, -FAR), at(f, FAR)
+    if not math.isfinite(low) or not math.isfinite(high) or high == low:
         return None
-    share = (middle - low) / (high - low)
-    return (logit(share), high - low, low) if 0.0 < share < 1.0 else None
+    found = _bend(lambda y: (at(f, y) - low) / (high - low))
+    return None if found is None else (logit(found[1]) / found[0], high - low, low)
 
 
 _PROBES = np.concatenate([-np.logspace(2, -4, 400), [0.0], np.logspace(-4, 2, 400)])
@@ -97,8 +110,8 @@ def exponential_linear(f: Function) -> Parameters | None:
     right, depth = at(f, 1.0), -at(f, -FAR)
     if not math.isfinite(right) or not math.isfinite(depth) or depth == 0.0:
         return None
-    share = 1.0 + at(f, -1.0) / depth
-    return (right, depth, -math.log(share)) if 0.0 < share < 1.0 else None
+    found = _bend(lambda y: 1.0 + at(f, -y) / depth)
+    return None if found is None else (right, depth, -math.log(found[1]) / found[0])
 
 
 def exponential(f: Function) -> Parameters | None:

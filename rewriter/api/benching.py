@@ -8,7 +8,7 @@ from typing import Unpack
 import numpy as np
 import onnx
 
-from rewriter.api.run import BenchKeywords, Run, described, name_of, settings_of, taken
+from rewriter.api.run import BenchKeywords, Run, described, environment, name_of, settings_of, taken
 from rewriter.compare.graphs import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
@@ -19,7 +19,6 @@ from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress
 from rewriter.report.benchmark import Benchmark, ModelRow, TimeRow
-from rewriter.report.environment import environment
 from rewriter.timing import TOKENS, BenchOptions
 from rewriter.timing.measure import Feeds, Process, Start, all_started, measure, ratio
 

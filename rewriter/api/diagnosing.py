@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from pathlib import Path
 
+from rewriter.api.run import environment
 from rewriter.errors import ExitStatus, RewriteError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import PROVIDERS, Provider, load_onnxruntime, require_provider
 from rewriter.proof.settings import LARGE
-from rewriter.report.environment import environment
 from rewriter.report.report import Result
 from rewriter.text import one_line, size
 

@@ -1,4 +1,4 @@
-"""What every call of the API shares: timing, progress, options as keywords.
+"""What every call of the API shares: timing, progress, options as keywords, what results were made with.
 
 Names, defaults and help of options come from the dataclasses that declare them. The keywords below repeat names and
 types for type checkers; a test compares them with the dataclasses.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import inspect
 import os
+import platform
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from passes.forms import FORMS
@@ -25,8 +29,8 @@ from rewriter.proof.inputs.given import Inputs as GivenInputs
 from rewriter.proof.inputs.given import as_given
 from rewriter.proof.settings import Settings
 from rewriter.proof.validate import Progress
-from rewriter.report.environment import environment
 from rewriter.report.report import Report
+from rewriter.text import clean
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -193,3 +197,45 @@ def described(keywords: type, *declared: type) -> Callable[[_Function], _Functio
         return function
 
     return decorated
+
+
+# -- what a result was made with ---------------------------------------------------------------------------------------
+
+_PACKAGES = ("attnonly", "onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
+_VARIANTS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
+"""Packages that take the place of another."""
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def environment() -> dict[str, str]:
+    """Versions, processor and operating system, in a fixed order, such as `onnxruntime` to `1.22.0`.
+
+    There are no host names, user names or paths in it, because reports are shared.
+    """
+    return {
+        **{name: _version(name) for name in _PACKAGES},
+        "Python": platform.python_version(),
+        "operating system": f"{platform.system()} {platform.machine()}".strip(),
+        "processor": _processor(),
+        "logical cores": str(os.cpu_count() or "unknown"),
+    }
+
+
+@cache
+def _version(name: str) -> str:
+    for package in (name, *_VARIANTS.get(name, ())):
+        with suppress(PackageNotFoundError):
+            return version(package) if package == name else f"{version(package)} ({package})"
+    return "unknown"  # such as a checkout on PYTHONPATH that is not installed
+
+
+@cache
+def _processor() -> str:
+    """The processor's name, from /proc/cpuinfo on Linux and from `platform.processor` elsewhere."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    return clean(next(named, "") or platform.processor() or platform.machine() or "unknown")

@@ -409,6 +409,8 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
         f"logit {found.logit:.6g}",
         f"all: {len(found.nodes)} nodes, {whole}, in-edges off by {facts['largest_residual']:.2g} at most",
         f"pruned: {len(made['nodes'])} nodes, {len(made['links'])} edges, {left}{written}",
+        f"scores of {counted(len(found.why), 'head')}, as sums over pairs of nodes: off by "
+        f"{facts['largest_score_residual']:.2g} at most",
     )
     _echo(lines)
     return 0

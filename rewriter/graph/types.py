@@ -43,6 +43,11 @@ class TensorType:
         """Number of dimensions, None when unknown."""
         return None if self.shape is None else len(self.shape)
 
+    def __str__(self) -> str:
+        """Such as `float32[batch, 768]`."""
+        dims = None if self.shape is None else ", ".join("?" if dim is None else str(dim) for dim in self.shape)
+        return elem_name(self.elem_type) + ("" if dims is None else f"[{dims}]")
+
 
 TensorType.UNKNOWN = TensorType(0, None)
 
@@ -86,22 +91,16 @@ def _function(key: tuple[str, str]) -> onnx.FunctionProto:
 def elem_name(elem_type: int) -> str:
     """The name of an element type in messages; a damaged model may state a number that is no element type."""
     known = onnx.TensorProto.DataType
-    return known.Name(elem_type).lower() if elem_type in known.values() else str(elem_type)
-
-
-def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
-    """Infer the types of all tensors of the main graph.
-
-    Inference stops at operators that onnx does not know (custom domains); what it cannot determine is left out.
-    Where inference fails altogether, the types that the model declares remain.
-    """
-    return declared_types(inferred_graph(model))
+    if elem_type not in known.values():
+        return str(elem_type)
+    return "float32" if elem_type == onnx.TensorProto.FLOAT else known.Name(elem_type).lower()
 
 
 def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
-    """The main graph of `model` with inferred types in the value_info of every graph.
+    """The main graph of `model` with inferred types in the value_info of every graph, as far as inference gets.
 
-    It has no large weights. Its nodes are in the same order and have the same bodies; fused operators may be others.
+    Where it fails altogether, the types that the model declares remain. It has no large weights. Its nodes are in the
+    same order and have the same bodies; fused operators may be others.
     """
     skeleton = skeleton_of(model)
     for node in skeleton.graph.node:
@@ -145,7 +144,7 @@ def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
     # In increasing order of authority: value_info may be stale, an initializer knows its own type.
     for value in (*graph.value_info, *graph.output, *graph.input):
         if value.type.HasField("tensor_type"):
-            types[value.name] = _tensor_type(value.type.tensor_type)
+            types[value.name] = type_of(value.type)
     for tensor in graph.initializer:
         types[tensor.name] = TensorType(tensor.data_type, tuple(tensor.dims))
     return types
@@ -206,10 +205,11 @@ def _without_large_constants(node: onnx.NodeProto) -> onnx.NodeProto:
     return small
 
 
-def _tensor_type(proto: onnx.TypeProto.Tensor) -> TensorType:
-    if not proto.HasField("shape"):
-        return TensorType(proto.elem_type, None)
-    return TensorType(proto.elem_type, tuple(_dim(dim) for dim in proto.shape.dim))
+def type_of(kind: onnx.TypeProto) -> TensorType:
+    """What is declared of a tensor; nothing is known of what is none."""
+    if not kind.tensor_type.HasField("shape"):
+        return TensorType(kind.tensor_type.elem_type, None)
+    return TensorType(kind.tensor_type.elem_type, tuple(_dim(dim) for dim in kind.tensor_type.shape.dim))
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:

@@ -31,6 +31,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
+from rewriter.interpret.rank import token_rows
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
@@ -101,8 +102,12 @@ def attribute(
         ModelError: the model is unreadable, malformed or unsafe.
         ValidationError: the model cannot be evaluated in float64.
     """
-    reader = FrozenRun(model, inputs, output=output, sequence=sequence)
-    linear = reader.linear(logit, minus, position)
+    run = FrozenRun(model, inputs, output=output, sequence=sequence)
+    return attribution_of(run, run.linear(logit, minus, position), (logit,) if minus is None else (logit, minus))
+
+
+def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> Attribution:
+    """The attribution of a frozen network's logit, or difference; `chosen` are its entries."""
     direct, paths = dict(linear.constants), dict(linear.constants)
     for place, link in enumerate(linear.links):
         for name, step in link.steps.items():
@@ -113,11 +118,11 @@ def attribute(
     paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
     effects = {name: step.effects(link.after) for link in linear.links for name, step in link.steps.items()}
     token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    for name, source, rows in sources(linear.links, {"embed": linear.start}, len(linear.links), token, row):
-        direct[name] = source.along(token, rows)[:, 0] if isinstance(source, Step) else np.asarray(source @ rows[0])
-    tokens = () if reader.tokens is None else reader.tokens.spelled[0]
-    entries = reader.spelled((logit,) if minus is None else (logit, minus))
-    return Attribution(linear.value, direct, paths, effects, reader.index, tokens, entries)
+    written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
+    for name, given in written.along(len(linear.links), token, row):
+        direct[name] = given[:, 0] if name in effects else given[0, 0]
+    tokens = () if run.tokens is None else run.tokens.spelled[0]
+    return Attribution(linear.value, direct, paths, effects, run.index, tokens, run.spelled(chosen))
 
 
 # -- the frozen network --------------------------------------------------------------------------------------------
@@ -148,11 +153,6 @@ class Step:
     def effects(self, gradient: Array) -> Array:
         """[T, members]: what each member's output contributes, along `gradient` [T, D]."""
         return np.asarray((self.at_written(gradient) * self.written).sum(axis=-1))
-
-    def along(self, token: int, rows: Array) -> Array:
-        """[members, R]: what each member writes at a token, along rows [R, D]."""
-        own = self.written[token]
-        return np.asarray(np.einsum("mk,mkd->md", own, self.weight().reshape(*own.shape, -1)) @ rows.T)
 
     def constants(self, gradient: Array) -> dict[str, Array]:
         """What constants contribute along `gradient` [T, D]."""
@@ -277,31 +277,53 @@ class Link(FrozenStage):
     after: Array
 
 
-def sources(
-    stages: Sequence[FrozenStage], start: Mapping[str, Array], before: int, token: int, rows: Array
-) -> Iterator[tuple[str, Step | Array, Array]]:
-    """What the stream at a token is the sum of, as the stage number `before` reads it.
+@dataclass(frozen=True, eq=False)
+class Written:
+    """What was written to the stream.
 
-    Args:
-        stages: the stages, first to last.
+    Attributes:
+        stages: the stages, first to last; the `between` of one more applies to what reads the last.
         start: what the stream begins with, [T, D] each.
-        before: how many stages have written; the next one's `between` applies if it is there.
-        token: the token.
-        rows: [R, D], along which the stream is read.
-
-    Yields:
-        (sublayer, constant or part of the start, the sublayer or the vector [D], the rows along which that is read).
+        vectors: what the members of a sublayer wrote at a token, [members, D].
     """
-    for place in range(before, 0, -1):
-        between, earlier = stages[place].between if place < len(stages) else None, stages[place - 1]
-        if between is not None:
-            yield f"{next(iter(earlier.steps))}.after.ln.b", between.bias, rows
-            rows = between.back_at(token, rows)
-        for name, step in earlier.steps.items():
-            yield name, step, rows
-            yield f"{name}.b_O", step.bias, rows
-    for name, array in start.items():
-        yield name, array[token], rows
+
+    stages: Sequence[FrozenStage]
+    start: Mapping[str, Array]
+    vectors: Callable[[str, Step, int], Array]
+
+    def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
+        """What the stream at a token is the sum of, as the stage number `before` reads it along rows [R, D].
+
+        Yields:
+            (sublayer, constant or part of the start, what each of its members gives [members, R]).
+        """
+        for place in range(before, 0, -1):
+            between = self.stages[place].between if place < len(self.stages) else None
+            earlier = self.stages[place - 1].steps
+            if between is not None:
+                yield f"{next(iter(earlier))}.after.ln.b", (rows @ between.bias)[None]
+                rows = between.back_at(token, rows)
+            for name, step in earlier.items():
+                yield name, self.vectors(name, step, token) @ rows.T
+                yield f"{name}.b_O", (rows @ step.bias)[None]
+        for name, array in self.start.items():
+            yield name, (rows @ array[token])[None]
+
+
+def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, Step, int], Array]:
+    """The vectors of heads at some tokens; `neurons` are members each, else those of a sublayer are one."""
+    kept: dict[str, Mapping[int, Array]] = {}
+
+    def vectors(name: str, step: Step, token: int) -> Array:
+        if name not in kept:  # weights are read once
+            own = step.written[tokens].swapaxes(0, 1)
+            if isinstance(step, NeuronStep) and not neurons:
+                own = own.transpose(2, 1, 0)
+            made = own @ step.weight().reshape(len(own), own.shape[-1], -1)
+            kept[name] = dict(zip(tokens, made.swapaxes(0, 1), strict=True))
+        return kept[name][token]
+
+    return vectors
 
 
 @dataclass(frozen=True, eq=False)
@@ -369,7 +391,7 @@ class FrozenRun:
         Raises:
             UsageError: a step cannot be made.
         """
-        needed = {self.chain.stages[0].before, *further}
+        needed = {self.chain.stages[0].before, self._token_part, *further}
         for stage in self.chain.stages[:count]:
             norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
             needed |= {stage.before, stage.after, *(norm.output for norm in norms if norm)}
@@ -394,6 +416,29 @@ class FrozenRun:
         return norm_of(self.index.view, named.name, data, stage.before)
 
     @cached_property
+    def _token_part(self) -> str:
+        """The rows of the token table that the stream begins with, where more is added to them; else empty."""
+        leaves, pending = list[str](), [self.chain.stages[0].before]
+        while pending:
+            tensor = self.index.view.before(pending.pop())
+            node = self.index.view.made_by(tensor)
+            if node is not None and node.op_type == "Add":
+                pending += node.input
+            else:
+                leaves.append(tensor)
+        found = token_rows(self.index, leaves)
+        return found[0] if len(found) == 1 < len(leaves) else ""
+
+    @property
+    def beginning(self) -> dict[str, Array]:
+        """What the stream begins with, [T, D] each: `embed` and, where they are added to it, positions `pos_embed`."""
+        start = self.stream(self.chain.stages[0].before)
+        if not self._token_part:
+            return {"embed": start}
+        embedded = self.stream(self._token_part)
+        return {"embed": embedded, "pos_embed": start - embedded}
+
+    @cached_property
     def batch(self) -> int:
         """The number of sequences; some exports have batch and tokens as one axis."""
         counted = [hook for name, hook in self.hooks.items() if name.endswith(_COUNTED)]
@@ -416,10 +461,14 @@ class FrozenRun:
         made = self.values[self._output][self.sequence]
         return np.asarray(made if self.chain.token is not None else made[position])
 
-    def linear(self, logit: int, minus: int | None, position: int) -> Linear:
-        """The frozen network up to one entry, or the difference of two. Raises UsageError: there is no such entry."""
+    def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:
+        """The frozen network up to one entry, or the difference of two; keeps `further` tensors of the run.
+
+        Raises:
+            UsageError: there is no such entry.
+        """
         chain = self.chain
-        self.start(len(chain.stages), (self._output, chain.norm.output))
+        self.start(len(chain.stages), (self._output, chain.norm.output, *further))
         shape = self.values[self._output].shape
         if len(shape) != (_RANK if chain.token is None else _RANK - 1):
             raise UsageError(f"output {self._output} has shape {list(shape)}, not [batch, tokens, entries]")

@@ -12,7 +12,8 @@ one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,9 +24,10 @@ from numpy.typing import NDArray
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Step, sources
+from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.why import Scores, Why, made, scores_of
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import input_specs
@@ -35,6 +37,9 @@ Mask = NDArray[np.bool_]
 
 _MOST = 10_000
 """Nodes of which all edges fit into a gigabyte."""
+
+_TRACED = 10
+"""Terms of a score in the file."""
 
 _TINY = 1e-10
 """Smallest sum that a row is divided by."""
@@ -106,6 +111,9 @@ class AttributionGraph:
         shown: the tokens as they are shown: spelled where the inputs are a text, else their ids.
         prompt: the text, or what is shown.
         index: the heads of the model.
+        ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
+        constants: biases that no node reads, but queries or keys do.
+        why: the place of a head's node to the score of the token that it attends to most; sources are ids.
     """
 
     logit: float
@@ -119,6 +127,9 @@ class AttributionGraph:
     shown: tuple[str, ...]
     prompt: str
     index: HeadIndex
+    ids: tuple[str, ...]
+    constants: tuple[GraphNode, ...]
+    why: Mapping[int, Why]
 
     @cached_property
     def effects(self) -> Array:
@@ -152,10 +163,13 @@ class AttributionGraph:
         `{layer}_{index}_{token}`. In a layer neurons have the first indices, original heads the next, then what
         remains. Feature types are `embedding` and `logit` as there, and `neuron`, `attention head`, `other heads` and
         `bias`: the schema leaves them open, and a name of its own keeps a viewer from looking for transcoder features.
+        Heads have the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`;
+        nodes that only scores read are `qk_only_nodes`.
         """
-        places = self._places()
         targets, sources = np.nonzero(self.pruned.edges)
-        ids = ["{}_{}_{}".format(*place, node.token) for place, node in zip(places, self.nodes, strict=True)]
+        ids, left = self.ids, self.pruned.nodes.nonzero()[0].tolist()
+        traced = (row for why in self.why.values() for rows in _traced(why).values() for row in rows)
+        further = {each for row in traced for each in row[:-1]}.difference(ids[place] for place in left)
         return {
             "metadata": {
                 "slug": "graph",
@@ -172,48 +186,21 @@ class AttributionGraph:
                 "completeness_score": self.scores.completeness,
                 "pruned_replacement_score": self.pruned_scores.replacement,
                 "pruned_completeness_score": self.pruned_scores.completeness,
+                "largest_score_residual": max((abs(each.residual) for each in self.why.values()), default=0.0),
                 "error_nodes": 0,
             },
             "qParams": {"pinnedIds": [], "supernodes": [], "linkType": "both", "clickedId": "", "sg_pos": ""},
-            "nodes": [
-                self._published(place, *places[place], ids[place])
-                for place in np.flatnonzero(self.pruned.nodes).tolist()
-            ],
+            "nodes": [self._published(place) for place in left],
+            "qk_only_nodes": {each: self._published(place) for place, each in enumerate(ids) if each in further},
             "links": [
                 {"source": ids[source], "target": ids[target], "weight": float(self.adjacency[target, source])}
                 for target, source in zip(targets, sources, strict=True)
             ],
         }
 
-    def _places(self) -> list[tuple[str, int]]:
-        """(layer, index) of each node."""
-        starts: dict[str, tuple[str, int]] = {}
-        left = dict.fromkeys(node.name for node in self.nodes if node.kind in ("rest", "bias"))
-        for number, sublayers in enumerate(self.index.layers.values()):
-            start = 0
-            for each in sorted(sublayers, key=lambda one: not isinstance(one.sublayer, NeuronHeads)):
-                starts[each.name] = (str(number), start)
-                start += count_of(each)
-            own = [name for name in left if any(name.startswith(f"{each.name}.") for each in sublayers)]
-            starts.update({name: (str(number), place) for place, name in enumerate(own, start)})
-        last = len(self.index.layers)
-        starts.update(
-            {name: (str(last), place) for place, name in enumerate(each for each in left if each not in starts)}
-        )
-
-        def place_of(node: GraphNode) -> tuple[str, int]:
-            if node.kind == "embedding":
-                return "E", self.tokens[node.token]
-            if node.kind == "logit":
-                return str(last + 1), node.index
-            layer, start = starts[node.name]
-            return layer, start + node.index
-
-        return [place_of(node) for node in self.nodes]
-
-    def _published(self, place: int, layer: str, index: int, node_id: str) -> dict[str, Any]:
+    def _published(self, place: int) -> dict[str, Any]:
         """One node of the file."""
-        node = self.nodes[place]
+        node, (layer, index, _) = (*self.nodes, *self.constants)[place], self.ids[place].split("_")
         is_logit, told = node.kind == "logit", node.name
         if is_logit:
             entries = " - ".join(f'"{entry}"' for entry in self.entries)
@@ -221,9 +208,9 @@ class AttributionGraph:
         elif node.kind in ("neuron", "head"):
             told = f"{node.name}[{node.index}]"
         features = {"embedding": node.token, "logit": node.index}
-        return {
-            "node_id": node_id,
-            "feature": features[node.kind] if node.kind in features else _paired(int(layer), index),
+        found = {
+            "node_id": self.ids[place],
+            "feature": features[node.kind] if node.kind in features else _paired(int(layer), int(index)),
             "layer": layer,
             "ctx_idx": node.token,
             "feature_type": {"head": "attention head", "rest": "other heads"}.get(node.kind, node.kind),
@@ -233,9 +220,44 @@ class AttributionGraph:
             "reverse_ctx_idx": 0,
             "jsNodeId": f"{'L' if is_logit else layer}_{index}-{node.token}",
             "clerp": "" if node.kind == "embedding" else told,
-            "influence": None if is_logit else float(self.pruned.cumulative[place]),
+            "influence": None if is_logit else float(self.pruned.cumulative[place]) if place < len(self.nodes) else 1.0,
             "activation": None if node.kind in ("embedding", "bias") else node.activation,
         }
+        if place in self.why:
+            why = self.why[place]
+            found["score"] = {"key": why.key, "total": why.total, "added": why.added, "residual": why.residual}
+            found["qk_tracing_results"] = _traced(why)
+        return found
+
+
+def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
+    """The largest terms of a score, as Neuronpedia has them."""
+    sides = {side: why.largest(axis, _TRACED) for axis, side in enumerate("qk")}
+    marginal = {f"top_{side}_marginal_contributors": rows for side, rows in sides.items()}
+    return {"pair_wise_contributors": why.top(_TRACED), **marginal}
+
+
+def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) -> tuple[str, ...]:
+    """The ids of nodes."""
+    starts: dict[str, tuple[str, int]] = {}
+    left = dict.fromkeys(node.name for node in nodes if node.kind in ("rest", "bias"))
+    for number, sublayers in enumerate(index.layers.values()):
+        start = 0
+        for each in sorted(sublayers, key=lambda one: not isinstance(one.sublayer, NeuronHeads)):
+            starts[each.name] = (str(number), start)
+            start += count_of(each)
+        own = [name for name in left if any(name.startswith(f"{each.name}.") for each in sublayers)]
+        starts.update({name: (str(number), place) for place, name in enumerate(own, start)})
+    last = len(index.layers)
+    starts.update({name: (str(last), place) for place, name in enumerate(each for each in left if each not in starts)})
+
+    def id_of(node: GraphNode) -> str:
+        layer, start = {"embedding": ("E", tokens[node.token]), "logit": (str(last + 1), 0)}.get(
+            node.kind, starts.get(node.name, ("", 0))
+        )
+        return f"{layer}_{start + node.index}_{node.token}"
+
+    return tuple(map(id_of, nodes))
 
 
 def _paired(first: int, second: int) -> int:
@@ -284,13 +306,16 @@ def attribution_graph(
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
     run = FrozenRun(model, inputs, output=output, sequence=sequence)
-    linear, entries = run.linear(logit, minus, position), run.entries(position)
+    scores = scores_of(run)
+    further = {tensor for each in scores.values() for tensor in each.needed}
+    linear, entries = run.linear(logit, minus, position, further), run.entries(position)
     length, entry = len(linear.start), logit % len(entries)
     nodes = [GraphNode("embedding", "embed", 0, token) for token in range(length)]
     members = _members_of(linear, nodes, max_nodes)
     nodes.append(GraphNode("logit", "logit", entry, linear.position, linear.value, 1.0))
     last = len(nodes) - 1
-    edges = _adjacency(linear, members, nodes, last)
+    found = _edges(linear, members, nodes, last)
+    edges, count = found.matrix(), len(nodes)
     kinds = np.array([node.kind for node in nodes])
     kept = (kinds == "embedding") | (kinds == "logit")
     pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, *thresholds)
@@ -299,11 +324,16 @@ def attribution_graph(
     ids = token_ids(run.index, run.case.feeds, sequence, length)
     tokens = tuple(range(length)) if ids is None else ids
     shown = tuple(map(str, tokens)) if run.tokens is None else run.tokens.spelled[0]
+    why = dict[int, Callable[[Sequence[str]], Why]]()
+    for place in np.flatnonzero((kinds == "head") & pruned.nodes).tolist():
+        with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores
+            why[place] = found.score(scores[nodes[place].name], nodes[place])
+    named = _ids(run.index, tokens, nodes)
     return AttributionGraph(
         logit=linear.value,
         entries=run.spelled(chosen) or tuple(map(str, chosen)),
         probability=float(shifted[logit] / shifted.sum()),
-        nodes=tuple(nodes),
+        nodes=tuple(nodes[:count]),
         adjacency=edges,
         pruned=pruned,
         thresholds=thresholds,
@@ -311,6 +341,9 @@ def attribution_graph(
         shown=shown,
         prompt=" ".join(shown) if run.tokens is None else run.tokens.texts[0],
         index=run.index,
+        ids=named,
+        constants=tuple(nodes[count:]),
+        why={place: each(named) for place, each in why.items()},
     )
 
 
@@ -406,7 +439,10 @@ class _Edges:
     """Collects edges from what nodes read back to all that was written there, and adds the nodes of constants."""
 
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
-        self._linear, self._members, self._nodes = linear, members, nodes
+        self._members, self._nodes = members, nodes
+        self._written = Written(
+            linear.links, {"embed": linear.start}, lambda name, _, token: members[name].vectors[members[name].at(token)]
+        )
         self._known: dict[tuple[str, int], int] = {}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
         self._blocks: list[tuple[Places, Places, Array]] = []
@@ -415,30 +451,48 @@ class _Edges:
         """The in-edges of nodes of a stage by way of what they read at one token."""
         targets, rows, constants = read
         for name, added in constants.items():
-            self._constant(targets, f"{prefix}{name}", token, added)
+            if added.any():
+                self._blocks.append((targets, self._sources(f"{prefix}{name}", token), added[:, None]))
         reading = rows.any(axis=1)  # heads do not read tokens that a mask hides
         targets, rows = targets[reading], rows[reading]
-        if not len(targets):
-            return
-        for name, source, along in sources(self._linear.links, {"embed": self._linear.start}, stage, token, rows):
-            if isinstance(source, Step):
-                members = self._members[name]
-                own = members.at(token)
-                self._blocks.append((targets, members.nodes[own], along @ members.vectors[own].T))
-            elif name == "embed":
-                self._blocks.append((targets, np.array([token]), (along @ source)[:, None]))
-            else:
-                self._constant(targets, name, token, along @ source)
+        for name, given in self._written.along(stage, token, rows) if len(targets) else ():
+            if given.any():
+                self._blocks.append((targets, self._sources(name, token), given.T))
 
-    def _constant(self, targets: Places, name: str, token: int, added: Array) -> None:
-        if added.any():
-            if (name, token) not in self._known:
-                self._known[name, token] = len(self._nodes)
-                self._nodes.append(GraphNode("bias", name, 0, token))
-            self._blocks.append((targets, np.array([self._known[name, token]]), added[:, None]))
+    def score(self, scores: Scores, node: GraphNode) -> Callable[[Sequence[str]], Why]:
+        """Why a head attends to a token most, of the ids of all nodes; adds the nodes of constants."""
+        query, key = node.token, int(scores.pattern[node.index, node.token].argmax())
+        sides = list[tuple[Places, Array]]()
+        for side, token in (("Q", query), ("K", key)):
+            parts, cross = scores.side(self._written, side, token, [node.index]), f"{node.name}.other_sequence"
+            places = [self._sources(name, query if name == cross else token) for name in parts]
+            sides.append((np.concatenate(places), np.concatenate([part[:, 0] for part in parts.values()])))
+        (asked, first), (told, second) = sides
+
+        def named(ids: Sequence[str]) -> Why:
+            rows, columns = (tuple(ids[place] for place in places.tolist()) for places in (asked, told))
+            score = scores.at(node.index, query, key)
+            return made(f"{node.name}[{node.index}]", (query, key), score, rows, columns, first @ second.T)
+
+        return named
+
+    def _sources(self, name: str, token: int) -> Places:
+        """The nodes of a sublayer, the embedding or a constant at a token."""
+        if name in self._members:
+            return self._members[name].nodes[self._members[name].at(token)]
+        if name == "embed":
+            return np.array([token])
+        if (name, token) not in self._known:
+            self._known[name, token] = len(self._nodes)
+            self._nodes.append(GraphNode("bias", name, 0, token))
+        return np.array([self._known[name, token]])
 
     def matrix(self) -> Array:
-        """[N, N]: rows are targets. Raises UsageError: there are too many nodes."""
+        """[N, N]: what the column's node adds to the activation of the row's.
+
+        Raises:
+            UsageError: there are too many nodes.
+        """
         size = len(self._nodes)
         if size > _MOST:
             raise UsageError(f"the graph would have {size:,} nodes, more than {_MOST:,}: take fewer of them, or tokens")
@@ -448,11 +502,8 @@ class _Edges:
         return found
 
 
-def _adjacency(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode], logit: int) -> Array:
-    """All edges, [N, N]: what the column's node adds to the activation of the row's; adds the nodes of constants.
-
-    The first nodes are those of the embeddings. Raises UsageError: there are too many nodes.
-    """
+def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode], logit: int) -> _Edges:
+    """All edges; adds the nodes of constants. The first nodes are those of the embeddings."""
     edges = _Edges(linear, members, nodes)
     for stage, link in enumerate(linear.links):
         for name in link.steps:
@@ -464,7 +515,7 @@ def _adjacency(linear: Linear, members: Mapping[str, Members], nodes: list[Graph
         constants = linear.constants if token == linear.position else {}
         added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
         edges.trace(len(linear.links), token, (np.array([logit]), row[None], added))
-    return edges.matrix()
+    return edges
 
 
 def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:

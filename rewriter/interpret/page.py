@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import Attribution, attribute
+from rewriter.files.tokenizer import tokens_as_text
+from rewriter.interpret.attribute import Attribution, FrozenRun, Linear, Written, attribution_of, by_head
 from rewriter.interpret.graph import token_ids
 from rewriter.interpret.index import HeadIndex, count_of, heads
-from rewriter.interpret.rank import head_tokens, tokens_as_text
+from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, only_case, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.why import Scores, listed, made, scores_of
 from rewriter.proof.inputs.given import InputsOrText
 
 MOST_TOKENS = 64
@@ -30,6 +34,9 @@ MOST_TOKENS = 64
 
 _PATTERN_ENTRIES = 2**18
 """Entries of the patterns of all original heads that are shown."""
+
+_SCORES, _TERMS = 2**11, 5
+"""Scores of all original heads that are taken apart, and terms of each."""
 
 _READ = 8
 """Tokens at either end of what a head reads or writes."""
@@ -79,13 +86,17 @@ def head_pictures(
     found, shown_logit = None, None
     if logit is not None:
         target: dict[str, Any] = {"minus": minus, "position": position, "output": output}
-        found = attribute(model, inputs, logit, sequence=sequence, **target)
+        run = FrozenRun(model, inputs, output=output, sequence=sequence)
+        scores = scores_of(run)
+        linear = run.linear(logit, minus, position, {tensor for each in scores.values() for tensor in each.needed})
+        found = attribution_of(run, linear, ())
         last = max(position % tokens + 1, last)
         shown_logit = {"logit": logit, **target, "value": found.logit}
     window = range(max(0, last - MOST_TOKENS), last)
     sizes = {each.name: _sizes(each, found, activations[each.name]) for each in index.sublayers}
     chosen = _chosen(index, sizes, most, tokens)
     read, missing = _read(index, chosen, tokenizer)
+    names, why = ([], None) if logit is None else _explained(run, scores, linear, chosen, window)
     rows = [
         {
             "name": f"{each.name}.{number}",
@@ -96,6 +107,7 @@ def head_pictures(
             "activation": _short(activations[each.name][window.start : window.stop, number]),
             "pattern": _pattern(each, number, patterns.get(each.name), window),
             "tokens": read.get(f"{each.name}.{number}", []),
+            "scores": None if why is None else why.get(f"{each.name}.{number}"),
             **_effect(each, number, found, window),
         }
         for each in index.sublayers
@@ -115,6 +127,7 @@ def head_pictures(
             for each in index.sublayers
         ],
         "heads": rows,
+        "sources": names,
         "missing": missing,
         "notes": list(_notes(index, window, tokens, chosen, attributed=found is not None)),
     }
@@ -211,6 +224,46 @@ def _effect(named: Named, number: int, found: Attribution | None, window: range)
         return {"effects": None, "effect": None}
     effects = found.effects[named.name][:, number]
     return {"effects": _short(effects[window.start : window.stop]), "effect": _rounded(effects.sum())}
+
+
+def _explained(
+    run: FrozenRun, scores: Mapping[str, Scores], linear: Linear, chosen: Mapping[str, list[int]], window: range
+) -> tuple[list[str], dict[str, list[list[Any]]]]:
+    """The scores of shown heads with the largest weights in patterns, taken apart.
+
+    Returns:
+        (names of sources, head to its scores: places of query and key in the window, the score, what masks and position
+        biases add to it, and the largest terms as [source at the query, source at the key, value]).
+    """
+    own = slice(window.start, window.stop)
+    names, rows = dict[str, int](), dict[str, list[list[Any]]]()
+    written = Written(linear.links, run.beginning, by_head(window))
+
+    @cache
+    def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:
+        """(names of sources, what they give [sources, heads, K])."""
+        words, flat = listed(run.index, name, scores[name].side(written, kind, token, chosen[name]))
+        return words, flat.reshape(len(words), len(chosen[name]), -1)
+
+    # Keys of another sequence are one source.
+    heads = [(name, place) for name, each in scores.items() if not each.cross for place in range(len(chosen[name]))]
+    weights = np.array([scores[name].pattern[chosen[name][place], own, own] for name, place in heads])
+    for largest in np.argsort(-weights, axis=None, kind="stable")[:_SCORES].tolist():
+        head, query, key = (int(each) for each in np.unravel_index(largest, weights.shape))
+        (name, place), tokens = heads[head], (window[query], window[key])
+        if not weights[head, query, key]:
+            break
+        with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores
+            (asked, first), (told, second) = (side(name, *each) for each in zip("QK", tokens, strict=True))
+            score = scores[name].at(chosen[name][place], *tokens)
+            why = made("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
+            terms = [
+                [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
+                for *words, value in why.top(_TERMS)
+            ]
+            row = [query, key, _rounded(why.total), _rounded(why.added), terms]
+            rows.setdefault(f"{name}.{chosen[name][place]}", []).append(row)
+    return list(names), rows
 
 
 def _notes(

@@ -9,9 +9,9 @@ one at the key's. Rotations of q and k are linear too, and held. Shapes: D = d_m
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from glob import escape
 from typing import Any
 
@@ -20,12 +20,10 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, NeuronStep, Step, require_pattern, sources
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head, require_pattern
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.rank import token_rows
 from rewriter.interpret.stream import norm_of
-from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 
 Parts = Mapping[str, Array]
@@ -63,9 +61,17 @@ class Why:
 
     def top(self, count: int) -> list[tuple[str, str, float]]:
         """(source, source at the key or empty, contribution), the largest first."""
-        largest = np.argsort(-np.abs(self.table), axis=None, kind="stable")[:count]
+        sizes = np.abs(self.table).reshape(-1)
+        largest = np.argpartition(-sizes, count)[:count] if count < sizes.size else np.arange(sizes.size)
+        largest = largest[np.lexsort((largest, -sizes[largest]))]
         places = zip(*np.unravel_index(largest, self.table.shape), strict=True)
         return [(self.sources[row], self.keys[column], float(self.table[row, column])) for row, column in places]
+
+    def largest(self, axis: int, count: int) -> list[tuple[str, float]]:
+        """(source, what it gives in all), the largest first; `axis` is 0 for those at the query, 1 at the key."""
+        sums = self.table.sum(axis=1 - axis)
+        order = np.argsort(-np.abs(sums), kind="stable")[:count]
+        return [((self.sources, self.keys)[axis][place], float(sums[place])) for place in order.tolist()]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data."""
@@ -106,95 +112,155 @@ def why(
     place = next((at for at, each in enumerate(run.chain.stages) if named in each.sublayers), None)
     if place is None:
         raise UsageError(f"{named.name} is not on the way to the output")
-    reader = _Reader(run, named, number, place)
-    if isinstance(named.sublayer, Attention):
-        return reader.score(named.sublayer, query, key)
-    if key is not None:
+    own = named.sublayer
+    if isinstance(own, Attention):
+        require_pattern(named)
+        scores = Scores(run, place, named.name, own)
+        run.start(place + 1, scores.needed)
+        t = _at(query, scores.pattern.shape[1])
+        s = key = _at(int(scores.pattern[number, t].argmax()) if key is None else key, scores.pattern.shape[2])
+        written = _written(run, place, sorted({t, t if own.cross else s}))
+        asked, told = (scores.side(written, side, token, [number]) for side, token in (("Q", t), ("K", s)))
+        total, product = scores.at(number, t, s)
+    elif key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
-    return reader.pre_activation(named.sublayer, query)
+    else:
+        reads = Reads(run, place, named.name, {"": own.data})
+        run.start(place + 1, reads.needed)
+        values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
+        t, column = _at(query, len(values)), slice(number, number + 1)
+        written, weight = _written(run, place, [t], neurons=True), affine.weight()[:, column]
+        asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
+        total = product = float(values[t, number])
+    (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
+    words = () if run.tokens is None else run.tokens.spelled[0]
+    return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, words)
 
 
-class _Reader:
-    """A neuron or a head, and what it reads of the stream."""
+def made(
+    head: str,
+    tokens: tuple[int, int | None],
+    score: tuple[float, float],
+    sources: tuple[str, ...],
+    keys: tuple[str, ...],
+    table: Array,
+    words: tuple[str, ...] = (),
+) -> Why:
+    """A table with what it is the sum of; `score` is as `Scores.at` gives it."""
+    total, product = score
+    return Why(head, *tokens, total, total - product, product - float(table.sum()), sources, keys, table, words)
 
-    def __init__(self, run: FrozenRun, named: Named, number: int, place: int) -> None:
-        self._run, self._named, self._number, self._place = run, named, number, place
-        own, self._before = named.sublayer, run.chain.stages[place].before
-        self._token_part = _token_part(run.index, run.chain.stages[0].before)
-        needed, data = {self._token_part}, [own.data] if isinstance(own, NeuronHeads) else []
-        if isinstance(own, Attention):
-            require_pattern(named)
-            data = [own.query.operator.data] + [own.key.operator.data] * (not own.cross)
-            hooks = (run.hooks[f"{named.name}.hook_{part}"] for part in ("attn_scores", "q", "k"))
-            needed |= {own.product, *self._operands(own), *(name for hook in hooks for name in hook.tensors)}
-        self._norms = {each: norm_of(run.index.view, named.name, each, self._before) for each in data}
-        run.start(place + 1, needed | {norm.output for norm in self._norms.values() if norm})
 
-    def pre_activation(self, own: NeuronHeads, query: int) -> Why:
-        """That of a neuron, or of its gate."""
-        values, affine = self._hooked("pre"), AffineMap(own.query, self._run.index.value_of)
-        token, column = _at(query, len(values)), slice(self._number, self._number + 1)
-        parts = self._parts(own.data, token, affine.weight()[:, column], affine.bias()[column], "b_in")
-        value = float(values[token, self._number])
-        return self._made((token, None), parts, {"": np.ones((1, 1))}, value, value)
+def scores_of(run: FrozenRun) -> dict[str, Scores]:
+    """Attention sublayer to its scores; not those that an operator keeps."""
+    return {
+        named.name: Scores(run, place, named.name, named.sublayer)
+        for place, stage in enumerate(run.chain.stages)
+        for named in stage.sublayers
+        if isinstance(named.sublayer, Attention) and named.sublayer.pattern
+    }
 
-    def score(self, own: Attention, query: int, key: int | None) -> Why:
-        """The score of an original head before the softmax."""
-        run, head, name = self._run, self._number, self._named.name
-        pattern, scores, queries, keys = (self._hooked(part) for part in ("pattern", "attn_scores", "q", "k"))
-        t = _at(query, pattern.shape[1])
-        s = _at(int(pattern[head, t].argmax()) if key is None else key, pattern.shape[2])
-        w_q, b_q, w_k, b_k = (run.index[f"{name}.{part}"][head] for part in ("W_Q", "b_Q", "W_K", "b_K"))
-        asked = self._parts(own.query.operator.data, t, w_q, b_q, "b_Q")
-        told: Parts = {"other_sequence": keys[s, head][None]}
-        if not own.cross:
-            told = self._parts(own.key.operator.data, s, w_k, b_k, "b_K")
-        met = np.eye(keys.shape[-1]) * own.scale
-        if own.rotary:
-            after_q, after_k = (run.values[operand] for operand in self._operands(own))
-            turned = (each.reshape(run.batch, -1, *each.shape[-2:]) for each in (after_q, after_k.swapaxes(-1, -2)))
-            after_q, after_k = (np.repeat(each, own.heads // len(each), axis=0) for each in map(run.own, turned))
-            turn_q = rotation(queries[t] * own.query.factor, after_q[:, t], name)
-            met = turn_q @ rotation(keys[s] * own.key.factor, after_k[:, s], name).T * own.scale
-        product = run.own(run.values[own.product].reshape(-1, *scores.shape))[head, t, s] * own.factor
-        met_keys = {source: part @ met.T for source, part in told.items()}
-        return self._made((t, s), asked, met_keys, float(product), float(scores[head, t, s]))
 
-    def _operands(self, own: Attention) -> tuple[str, str]:
-        """Queries and keys, as they meet."""
-        query, key = self._run.index.view.nodes[self._run.index.view.producer[own.product]].input
-        return query, key
+def _written(run: FrozenRun, place: int, tokens: Sequence[int], *, neurons: bool = False) -> Written:
+    """What was written before a stage."""
+    stages = [*run.stages(place), FrozenStage({}, run.between(place))]
+    return Written(stages, run.beginning, by_head(tokens, neurons=neurons))
 
-    def _hooked(self, part: str) -> Array:
-        """What a hook of the sublayer records."""
-        return self._run.hooked(f"{self._named.name}.hook_{part}")
+
+class Reads:
+    """What a sublayer reads of the stream, source by source."""
+
+    def __init__(self, run: FrozenRun, place: int, name: str, data: Mapping[str, str]) -> None:
+        """`place` is that of the sublayer's stage, `data` a side, such as `Q`, to the tensor that it reads."""
+        self._run, self._place, self._name = run, place, name
+        before = run.chain.stages[place].before
+        self._norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
+        self._frozen = cache(lambda side: run.freeze(self._norms[side], before, name))
+
+    @property
+    def needed(self) -> set[str]:
+        """The tensors that a run must keep."""
+        return {norm.output for norm in self._norms.values() if norm}
+
+    def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
+        """Source to what it gives to `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
+        frozen, name = self._frozen(side), f"{self._name}.{name}"
+        found = {name: bias[None], f"{self._name}.ln.b": (weight.T @ frozen.bias)[None]}
+        found |= written.along(self._place, token, frozen.back_at(token, weight.T))
+        return {source: part for source, part in found.items() if part.any()} or {name: bias[None]}
+
+
+class Scores(Reads):
+    """The scores of an attention sublayer before the softmax, as sums over pairs of sources.
+
+    Attributes:
+        cross: whether keys are of another sequence, and then one source.
+    """
+
+    def __init__(self, run: FrozenRun, place: int, name: str, own: Attention) -> None:
+        data = {"Q": own.query.operator.data} | ({} if own.cross else {"K": own.key.operator.data})
+        super().__init__(run, place, name, data)
+        self._own, self.cross, view = own, own.cross, run.index.view
+        self._operands: Sequence[str] = view.nodes[view.producer[own.product]].input
+        self._rotations = cache(self._rotation)
+
+    @property
+    def needed(self) -> set[str]:
+        """The tensors that a run must keep."""
+        hooks = (self._run.hooks[f"{self._name}.hook_{part}"] for part in ("pattern", "attn_scores", "q", "k"))
+        return {self._own.product, *self._operands, *(name for hook in hooks for name in hook.tensors), *super().needed}
 
     @cached_property
-    def _stages(self) -> list[FrozenStage]:
-        return [*self._run.stages(self._place), FrozenStage({}, self._run.between(self._place))]
+    def pattern(self) -> Array:
+        """[heads, T, sources]."""
+        return self._run.hooked(f"{self._name}.hook_pattern")
 
-    def _parts(self, data: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
-        """Source to what it gives to `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
-        run, stages = self._run, self._stages
-        frozen = run.freeze(self._norms[data], self._before, self._named.name)
-        found = {name: bias[None], "ln.b": (weight.T @ frozen.bias)[None]}
-        start = {"embed": run.stream(run.chain.stages[0].before)}
-        if self._token_part:
-            embedded = run.stream(self._token_part)
-            start = {"embed": embedded, "pos_embed": start["embed"] - embedded}
-        for source, written, rows in sources(stages, start, self._place, token, frozen.back_at(token, weight.T)):
-            vectors = written
-            if isinstance(written, NeuronStep) and isinstance(self._named.sublayer, Attention):
-                # A pair of neurons is one of too many: for a score the neurons of a sublayer are one source.
-                vectors = written.written[token].reshape(-1) @ written.weight()
-            found[source] = vectors.along(token, rows) if isinstance(vectors, Step) else (vectors @ rows.T)[None]
-        return {source: part for source, part in found.items() if part.any()}
+    def at(self, head: int, query: int, key: int) -> tuple[float, float]:
+        """The model's score, and the `scale (q k)` in it."""
+        return float(self._scores[head, query, key]), float(self._products[head, query, key])
 
-    def _made(self, tokens: tuple[int, int | None], left: Parts, right: Parts, product: float, total: float) -> Why:
-        (rows, first), (columns, second) = (_listed(self._run.index, side) for side in (left, right))
-        table, words = first @ second.T, () if self._run.tokens is None else self._run.tokens.spelled[0]
-        head, residual = f"{self._named.name}[{self._number}]", product - float(table.sum())
-        return Why(head, *tokens, total, total - product, residual, rows, columns, table, words)
+    @cached_property
+    def _scores(self) -> Array:
+        return self._run.hooked(f"{self._name}.hook_attn_scores")
+
+    @cached_property
+    def _products(self) -> Array:
+        """[heads, T, sources]."""
+        product = self._run.values[self._own.product].reshape(-1, *self._scores.shape)
+        return self._run.own(product) * self._own.factor
+
+    def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Parts:
+        """Source to what it gives to queries or keys at a token, [members, heads, K]: tables are their products."""
+        given = self._given[side][token, heads]
+        if side == "K" and self.cross:
+            parts: Parts = {f"{self._name}.other_sequence": given[None]}
+        else:
+            weight, bias = (self._weights[part, side][heads] for part in "Wb")
+            flat = weight.swapaxes(0, 1).reshape(weight.shape[1], -1)
+            found = self.parts(written, side, token, flat, bias.reshape(-1), f"b_{side}")
+            parts = {source: part.reshape(len(part), *given.shape) for source, part in found.items()}
+        turned = self._rotations(side, token) if self._own.rotary else np.eye(given.shape[-1])
+        turned = turned * (self._own.scale if side == "Q" else 1.0)
+        return {source: part @ turned for source, part in parts.items()}
+
+    @cached_property
+    def _given(self) -> dict[str, Array]:
+        """Side to [T, heads, K] before rotations."""
+        return {side: self._run.hooked(f"{self._name}.hook_{side.lower()}") for side in "QK"}
+
+    @cached_property
+    def _weights(self) -> dict[tuple[str, str], Array]:
+        index, name = self._run.index, self._name
+        return {(part, side): index[f"{name}.{part}_{side}"] for part in "Wb" for side in "QK"}
+
+    def _rotation(self, side: str, token: int) -> Array:
+        """[K, K], as factor on the right."""
+        after = self._run.values[self._operands["QK".index(side)]]
+        after = after if side == "Q" else after.swapaxes(-1, -2)
+        after = self._run.own(after.reshape(self._run.batch, -1, *after.shape[-2:]))
+        after = np.repeat(after, self._own.heads // len(after), axis=0)
+        factor = self._own.query.factor if side == "Q" else self._own.key.factor
+        return rotation(self._given[side][token] * factor, after[:, token], self._name)
 
 
 def _at(token: int, count: int) -> int:
@@ -204,29 +270,15 @@ def _at(token: int, count: int) -> int:
     return token % count
 
 
-def _token_part(index: HeadIndex, start: str) -> str:
-    """The rows of the token table that the stream begins with, where something else is added to them; else empty."""
-    leaves, pending = list[str](), [start]
-    while pending:
-        tensor = index.view.before(pending.pop())
-        node = index.view.made_by(tensor)
-        if node is not None and node.op_type == "Add":
-            pending += node.input
-        else:
-            leaves.append(tensor)
-    found = token_rows(index, leaves)
-    return found[0] if len(found) == 1 < len(leaves) else ""
-
-
-def _listed(index: HeadIndex, parts: Parts) -> tuple[tuple[str, ...], Array]:
-    """(names [S], what each gives [S, K]); heads and neurons have their numbers."""
+def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], Array]:
+    """(names [S], what each gives [S, K]); heads and neurons have their numbers, `own` constants no sublayer."""
     sublayers = {each.name for each in index.sublayers}
     names = [
-        f"{name}[{place}]" if name in sublayers and len(part) > 1 else name
+        f"{name}[{place}]" if name in sublayers and len(part) > 1 else name.removeprefix(f"{own}.")
         for name, part in parts.items()
         for place in range(len(part))
     ]
-    return tuple(names), np.concatenate(list(parts.values()))
+    return tuple(names), np.concatenate([part.reshape(len(part), -1) for part in parts.values()])
 
 
 _SAME, _LENGTH = 1e-9, 1e-6

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from rewriter.errors import ExitStatus
-from rewriter.report.environment import environment
 from rewriter.report.report import Report, Shape
 from rewriter.text import counted
 
@@ -42,7 +41,7 @@ class FolderReport(Report):
             seconds={"total": sum(each.seconds["total"] for each in reports)},
             notes=(),
             exit_status=max(statuses, default=ExitStatus.NOTHING_TO_CONVERT),
-            environment=environment(),
+            environment=reports[0].environment,
             options=reports[0].options,
             models=models,
             copied=copied,

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
@@ -99,8 +100,9 @@ class BlockRow:
         second: linear operators that read the activation's output.
         program: name of the head program.
         exact: whether the program equals the activation in exact arithmetic.
-        heads: attention heads in the block; None where the weights' shapes do not say.
+        heads: attention heads in the block, or in each of its experts; None where the weights' shapes do not say.
         bias_tokens: number of bias tokens that a head attends to.
+        experts: number of experts, each with so many heads; None for a block without experts.
         type: element type of the block, such as float32.
         max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
             the type in which the heads compute; the certificate of `validation` proves it.
@@ -120,6 +122,7 @@ class BlockRow:
     exact: bool | None = None
     heads: int | None = None
     bias_tokens: int | None = None
+    experts: int | None = None
     type: str = ""
     max_error: float | None = None
     measured: bool | None = None
@@ -193,9 +196,9 @@ class Report(Result):
         """Size of the rewritten model."""
         return self._there(self.made, "rewritten model")
 
-    @property
+    @cached_property
     def rewritten(self) -> onnx.ModelProto:
-        """The rewritten model: of the kind that `rewrite` got; a ModelProto, read from the file, for an output path."""
+        """The rewritten model: of the kind that `rewrite` got; a ModelProto, read from the file once, for a path."""
         found = onnx.load(self.output) if self.output and self.in_memory is None else self.in_memory
         return self._there(found, "rewritten model")
 

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -25,9 +25,20 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.fused import FUSED, SATURATING
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.types import TensorType, declared_types, inferred_graph
-from rewriter.graph.view import GraphView, Path, all_views, constant_of, holder_name, integer_of, key_of, label, opsets
-from rewriter.graph.walk import all_graphs, is_external, iter_nodes, subgraphs
+from rewriter.graph.types import TensorType, declared_types, inferred_graph, type_of
+from rewriter.graph.view import (
+    GraphView,
+    Path,
+    all_views,
+    attributes,
+    constant_of,
+    holder_name,
+    integer_of,
+    key_of,
+    label,
+    opsets,
+)
+from rewriter.graph.walk import all_graphs, is_external, iter_nodes, iter_tensors, subgraphs
 from rewriter.proof.certificate.expressions import Expression
 from rewriter.text import one_line, quoted
 
@@ -44,6 +55,8 @@ FUNCTION, SOURCE = "(function)", "(source)"
 """Stand among the attributes of a node for the content of the function that it calls, and the numbers that it draws."""
 
 Kind = Literal["node", "constant", "input"]
+Function = tuple[str, str, str]
+"""Domain, name and overload."""
 
 
 class NotCertifiable(RewriteError):  # noqa: N818 - says what the model is
@@ -144,7 +157,7 @@ class Model:
         # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
         inputs = {value.name for value in loaded.proto.graph.input}
         self.fixed: bool = listed <= inputs if original is None else original.fixed
-        self.functions: Mapping[tuple[str, str], str] = {}
+        self.functions: Mapping[Function, str] = {}
         proto = loaded.proto
         if proto.functions:
             try:
@@ -152,8 +165,8 @@ class Model:
             except (RuntimeError, onnx.checker.ValidationError) as error:
                 raise NotCertifiable(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
             # Functions of another operator set stay, and are compared as they are written.
-            left = {(each.domain, each.name): each for each in proto.functions}
-            self.functions = {key: _digest(*_closure(key, left)) for key in left}
+            left = {(each.domain, each.name, each.overload): each for each in proto.functions}
+            self.functions = {key: _digest(*map(self._content, _closure(key, left))) for key in left}
         else:
             proto = deepcopy(proto)
         proto = with_plain_experts(proto)
@@ -177,6 +190,11 @@ class Model:
     def read(self, tensor: onnx.TensorProto) -> np.ndarray:
         """The values of a constant."""
         return read_tensor(self._loaded, tensor)
+
+    def _content(self, function: onnx.FunctionProto) -> tuple[object, ...]:
+        """All that a function is, with the data that it has in other files."""
+        tensors = (tensor for tensor in iter_tensors(onnx.ModelProto(functions=[function])) if is_external(tensor))
+        return function.SerializeToString(deterministic=True), *map(self.digest, tensors)
 
     def _saturating(self, graph: onnx.GraphProto) -> Callable[[onnx.NodeProto], bool]:
         """Whether a node of a graph ends with a scale above 0 and a zero point that is the smallest of its type."""
@@ -233,9 +251,9 @@ class Scope:
         made: tensor to the node that makes it and the place among its outputs.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
-        fronts: what `rewriter.proof.certificate.rows.front` found so far.
+        extents: what `rewriter.proof.certificate.rows.extent` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
-        rows: by tensor, what `rewriter.proof.certificate.square` read as a function of rows.
+        rows: by tensor, what `rewriter.proof.certificate.attention` read as a function of rows.
         unread: by tensor, why it was not.
     """
 
@@ -263,7 +281,7 @@ class Scope:
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
-        self.fronts: dict[Tensor, Any] = {}
+        self.extents: dict[Tensor, Any] = {}
         self.rows: dict[str, Rows] = {}
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -277,15 +295,15 @@ class Scope:
                     outer=self,
                     path=(*path, (holder_name(node), name)),
                 )
-            self._number_node(node)
+            self.number_node(node)
 
     def define(self, node: onnx.NodeProto, elem_type: int) -> None:
         """Let a node make a tensor, in place of the one that does, if there is one."""
         name = node.output[0]
         self.made[name] = node, 0
-        self.types[name] = TensorType(elem_type, None)
+        self.types.setdefault(name, TensorType(elem_type, None))
         self._tensors.pop(name, None)
-        self._number_node(node)
+        self.number_node(node)
 
     def constant(self, name: str, values: np.ndarray) -> None:
         """Add a constant."""
@@ -312,8 +330,9 @@ class Scope:
             if name in self.made:
                 node, place = self.made[name]
                 constant = constant_of(node)
-                if constant is None and key_of(node) == ("", "Constant"):
-                    raise NotCertifiable(f"{label(node)} has no dense value")
+                sparse = attributes(node).get("sparse_value") if key_of(node) == ("", "Constant") else None
+                if sparse is not None:
+                    constant = self.model.dense(sparse)
                 kind: Kind = "node" if constant is None else "constant"
                 found = Tensor(self, name, kind, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
@@ -346,17 +365,21 @@ class Scope:
     def attributes(self, node: onnx.NodeProto) -> list[tuple[str, object]]:
         """What a node is beside operator, operands and bodies, comparable: attributes, with tensors by digest.
 
-        A node that may draw numbers is the same as another only under the same name.
+        Attributes at their defaults make no difference. A node that may draw numbers is the same as another only under
+        the same name.
 
         Raises:
             NotCertifiable: an attribute has a type that is not supported.
         """
-        found = [
-            (a.name, self._attribute(a)) for a in sorted(node.attribute, key=lambda a: a.name) if a.type not in (5, 10)
-        ]
         key = key_of(node)
-        if key in self.model.functions:
-            found.append((FUNCTION, self.model.functions[key]))
+        stated = sorted((a for a in node.attribute if a.type not in (5, 10)), key=lambda a: a.name)
+        defaults = _defaults(*key, self.model.opsets.get(key[0], 1))
+        found = [(a.name, self._attribute(a)) for a in stated]
+        found = [(name, value) for name, value in found if defaults.get(name) != value]
+        if node.overload:
+            found.append(("overload", node.overload))
+        if (*key, node.overload) in self.model.functions:
+            found.append((FUNCTION, self.model.functions[*key, node.overload]))
         if key[0] not in _KNOWN_DOMAINS or any(part in node.op_type for part in _RANDOM):
             found.append((SOURCE, (self.path, list(node.output))))
         return found
@@ -366,6 +389,8 @@ class Scope:
             raise NotCertifiable(f"attribute {quoted(attribute.name)} refers to one of a function")
         if attribute.type == onnx.AttributeProto.TENSOR:
             return self.model.digest(attribute.t)
+        if attribute.type in (onnx.AttributeProto.TYPE_PROTO, onnx.AttributeProto.TYPE_PROTOS):
+            return attribute.SerializeToString(deterministic=True)
         if attribute.type > onnx.AttributeProto.STRINGS:
             raise NotCertifiable(f"attribute {quoted(attribute.name)} has a type that is not supported")
         return attribute.type, repr(onnx.helper.get_attribute_value(attribute))
@@ -379,8 +404,8 @@ class Scope:
             return _digest("input", self.depth, found.place if self.depth else found.name, start)
         raise NotCertifiable(f"tensor {quoted(found.name)} is used before it is made; sort the graph")
 
-    def _number_node(self, node: onnx.NodeProto) -> None:
-        """Number the outputs of a node, whose operands come before it."""
+    def number_node(self, node: onnx.NodeProto) -> None:
+        """Number the outputs of a node, whose operands come before it; again where these have other numbers by now."""
         key = key_of(node)
         if key in (("", "Identity"), ("", "Constant")):
             return
@@ -395,18 +420,29 @@ class Scope:
                 self.numbers[name] = _digest("node", place, *made)
 
 
+@cache
+def _defaults(domain: str, name: str, version: int) -> Mapping[str, object]:
+    """The values of the attributes that an operator has without being told, as `Scope.attributes` has them."""
+    try:
+        schema = onnx.defs.get_schema(name, version, domain)
+    except onnx.defs.SchemaError:
+        return {}
+    values = (each.default_value for each in schema.attributes.values())
+    return {each.name: (each.type, repr(onnx.helper.get_attribute_value(each))) for each in values if each.name}
+
+
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _closure(key: tuple[str, str], functions: Mapping[tuple[str, str], onnx.FunctionProto]) -> list[bytes]:
+def _closure(key: Function, functions: Mapping[Function, onnx.FunctionProto]) -> list[onnx.FunctionProto]:
     """A function and those that it calls, in an order that does not depend on the model."""
-    found, pending = dict[tuple[str, str], bytes](), [key]
+    found, pending = dict[Function, onnx.FunctionProto](), [key]
     while pending:
-        function = functions.get(pending.pop())
-        if function is not None and (name := (function.domain, function.name)) not in found:
-            found[name] = function.SerializeToString(deterministic=True)
-            pending += [key_of(node) for node in iter_nodes(function.node)]
+        each = pending.pop()
+        if each in functions and each not in found:
+            found[each] = functions[each]
+            pending += [(*key_of(node), node.overload) for node in iter_nodes(functions[each].node)]
     return [found[each] for each in sorted(found)]
 
 
@@ -435,12 +471,7 @@ def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) ->
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:
     """Names and types of inputs or outputs, comparable."""
-    return [(value.name, _type_of(value.type)) for value in values]
-
-
-def _type_of(kind: onnx.TypeProto) -> object:
-    if not kind.HasField("tensor_type"):
-        return kind.SerializeToString(deterministic=True)
-    tensor = kind.tensor_type
-    dims = [str(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else None
-    return tensor.elem_type, dims
+    return [
+        (each.name, type_of(each.type) if each.type.HasField("tensor_type") else each.type.SerializeToString())
+        for each in values
+    ]

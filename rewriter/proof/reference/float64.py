@@ -90,6 +90,8 @@ class Reference:
                 raise  # not the operator's fault: reporting that it has no float64 form would be wrong
             except Exception as error:
                 raise NoReference(f"onnx's evaluator cannot run the model: {one_line(error, 160)}") from error
+            if node.op_type == "Gather":
+                made = [_widened(value) for value in made]
             for name, value in zip(node.output, made, strict=False):
                 values[name] = value if name else None
                 # An operator that silently computes in float32 would make the truth as inexact as the model.
@@ -127,7 +129,10 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     outputs = [value.name for value in copy.graph.output]
     # A dead operator without a float64 form does not matter.
     set_nodes(copy.graph, [copy.graph.node[place] for place in needed(copy.graph.node, outputs)])
-    constants = {tensor.name: read(tensor) for tensor in copy.graph.initializer}
+    # Of a table of embeddings only the rows that are read become double: the whole is a third of a small model.
+    others = [name for node in copy.graph.node for name in reads(node)[node.op_type == "Gather" :]]
+    tables = {node.input[0] for node in copy.graph.node if node.op_type == "Gather"}.difference(others, outputs)
+    constants = {tensor.name: read(tensor, wide=tensor.name not in tables) for tensor in copy.graph.initializer}
     del copy.graph.initializer[:]
     for graph in all_graphs(copy.graph):
         for tensor in graph.initializer:
@@ -149,12 +154,13 @@ def _widened(array: Array) -> Array:
     return array.astype(np.float64, copy=False) if is_float(array.dtype) else array
 
 
-def _values(model: LoadedModel, tensor: TensorProto) -> Array:
+def _values(model: LoadedModel, tensor: TensorProto, *, wide: bool = True) -> Array:
     _check_type(tensor.data_type, f"tensor '{tensor.name}'")
     if is_external(tensor) and model.base_dir is None:
         raise NoReference("weights lie outside the model file and were not loaded")
     try:
-        return _widened(read_tensor(model, tensor))
+        array = read_tensor(model, tensor)
+        return _widened(array) if wide else array
     except ModelError as error:
         what = "external data" if is_external(tensor) else "a weight"
         raise NoReference(f"{what} cannot be loaded: {one_line(error, 160)}") from error

@@ -53,6 +53,19 @@ def test_stated_error_holds(name: str) -> None:
     assert np.max(added) <= 1.3 * program.rounding
 
 
+def test_the_stated_error_holds_around_a_kink() -> None:
+    """A CELU with slope 1 on both sides of 0, whose fit is off by most at distances of 1e-4."""
+    y = np.geomspace(1e-6, 1e-2, 2000)
+    y = np.append(-y, y)
+
+    def f(x: Array) -> Array:
+        return np.where(x > 0.0, x, 0.1 * np.expm1(np.minimum(x, 0.0) / 0.1))
+
+    program = fit_function(f, 192.0, 1.2e-7, "f")
+    assert isinstance(program, Program)
+    assert np.max(np.abs(program.evaluate(y) - f(y))) <= program.max_error
+
+
 def test_a_fit_is_repeatable() -> None:
     first, second = (fit_function(np.tanh, 4.0, 1e-4, "f") for _ in range(2))
     assert first == second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from passes.accounting import account
 from passes.options import Options
 from passes.plan import make_plan
 from rewriter import ExitStatus, certify, rewrite
+from rewriter.report.sections import summary_lines
 from tests.conftest import slow
 from tests.textmodels import SECOND, SILU, findings, mlp, only_block, text_model
 
@@ -118,8 +120,10 @@ def test_forms_of_whole_blocks_take_no_experts(form: str) -> None:
     assert (row.first, row.second) == ("MatMul (W X) 4x8 of 3 experts", "MatMul (W X) 8x4 of 3 experts")
 
 
-def test_the_parameters_of_all_experts_are_counted() -> None:
+def test_experts_and_their_parameters_are_counted() -> None:
     model = mlp(SILU, first=LEFT, second=BACK, constants={**STACKS, **NUMBERS}, **ROUTED)
+    told = dict(summary_lines(rewrite(model, dry_run=True)))
+    assert re.search(r": silu as 3 experts, 8 heads each over \d bias tokens?, exact", told["blocks"])
     (block,) = account(make_plan(model, Options())).blocks
     assert block.parameters == STACKS["E1t"].size + STACKS["E2t"].size
 

@@ -17,7 +17,7 @@ from passes.programs.program import Program
 from passes.programs.solve import Parameters
 from rewriter import ExitStatus, certify, rewrite
 from tests.passes.programs.balls import arb, precision
-from tests.textmodels import ERF_GELU, mlp
+from tests.textmodels import ERF_GELU, mlp, only_block
 
 SLOW = bool(os.environ.get("ATTNONLY_SLOW"))
 FLOAT, DOUBLE = 1, 11
@@ -56,8 +56,7 @@ OPERATORS = {
 """`t` of `s`, which is the pre-activation times a number."""
 LIMITED = {
     **dict.fromkeys(("mish", "hard_swish", "gelu_tanh"), (1.0, 1.0)),
-    **dict.fromkeys(("gelu", "relu_squared"), (0.01, 1.0)),
-    **dict.fromkeys(("celu", "elu", "selu"), (0.01, 10.0)),
+    **dict.fromkeys(("gelu", "relu_squared", "celu", "elu", "selu"), (0.01, 100.0)),
     **dict.fromkeys(("silu_clipped", "gelu_clipped"), (0.1, 1.0)),
 }
 """Where programs have a limited domain or form: the smallest and the largest number, positive."""
@@ -84,6 +83,13 @@ def test_stated_errors_are_certified(name: str, gated: bool, elem: str, draw: in
         return
     assert report.exit_status is ExitStatus.CONVERTED, report.left
     assert certify(model, report.rewritten).problems == ()
+
+
+@pytest.mark.parametrize("name", ["celu", "silu", "gelu", "tanh"])
+def test_steep_functions_are_recognised(name: str) -> None:
+    """At 1 they have reached their limits, so that their values there do not tell how steep they are."""
+    text = f"s = Mul(y, $63.7) {OPERATORS[name].format(a='0.313', b='')} h = Mul(t, $-0.0745)"
+    assert only_block(mlp(text, opset=20, ir=9)).identified.activation.name == name
 
 
 def test_elu_without_a_kink_is_better_than_with_one() -> None:

@@ -58,6 +58,7 @@ def test_file_in_file_out(model_file: Path) -> None:
     assert report.exit_status is ExitStatus.CONVERTED
     assert (report.model, report.output) == (str(model_file), str(out))
     assert report.rewritten == onnx.load(out)
+    assert report.rewritten is report.rewritten, "the file is read once"
     assert set(contents(model_file.parent)) == {"model.onnx", "out.onnx"}
     assert model_file.read_bytes() == before
     x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
@@ -274,6 +275,7 @@ def test_a_note_says_how_far_heads_hold() -> None:
     gate = "y = MatMul(x, W1) u = MatMul(x, V1)"
     (note,) = rewrite(mlp(SWIGLU, first=gate)).notes
     assert note == (
-        "the heads of 1 block (mlp) hold for |pre-activation| up to 508; the proof checks only the inputs that it runs"
+        "the heads of 1 block (mlp) hold for |pre-activation| up to 508; that the model stays "
+        "there is checked only on the inputs of the run"
     )
     assert rewrite(mlp(SWIGLU, first=gate), gate="product").notes == ()

@@ -280,17 +280,20 @@ NODE = {
     *("node_id", "feature", "layer", "ctx_idx", "feature_type", "token_prob", "is_target_logit", "run_idx"),
     *("reverse_ctx_idx", "jsNodeId", "clerp", "influence", "activation"),
 }
+SCORE = {"score", "qk_tracing_results"}
 METADATA = {"slug", "scan", "transcoder_list", "prompt_tokens", "prompt", "node_threshold", "schema_version"}
-"""Names of circuit-tracer's data model, version 1."""
+"""Names of circuit-tracer's data model, version 1, and of Neuronpedia's terms of scores."""
 
 
 def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "graph", *LOGIT, "-o", "graph.json").splitlines()
     data = json.loads((room / "graph.json").read_text(encoding="utf-8"))
-    assert {*data} == {"metadata", "qParams", "nodes", "links"}
+    assert {*data} == {"metadata", "qParams", "nodes", "links", "qk_only_nodes"}
     assert {*data["metadata"]} > METADATA
     assert {*data["qParams"]} == {"pinnedIds", "supernodes", "linkType", "clickedId", "sg_pos"}
-    assert {frozenset(node) for node in data["nodes"]} == {frozenset(NODE)}
+    assert all(
+        {*node} == NODE | (SCORE if node["feature_type"] == "attention head" else {*()}) for node in data["nodes"]
+    )
     assert all(isinstance(node[key], int) for node in data["nodes"] for key in ("feature", "ctx_idx", "run_idx"))
     assert all(isinstance(node[key], str) for node in data["nodes"] for key in ("node_id", "layer", "jsNodeId"))
     assert {frozenset(link) for link in data["links"]} == {frozenset({"source", "target", "weight"})}
@@ -318,6 +321,17 @@ def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> No
             assert ends[0]["activation"] == found.nodes[target_place].activation
             checked += 1
     assert checked > 20
+    # Scores: the largest terms, of nodes that are in the file.
+    known = nodes | data["qk_only_nodes"]
+    assert len(known) == len(nodes) + len(data["qk_only_nodes"]) > len(nodes)
+    for place, score in found.why.items():
+        node = nodes[found.ids[place]]
+        assert node["score"].items() <= vars(score).items()
+        traced = node["qk_tracing_results"]
+        assert traced["pair_wise_contributors"] == [list(row) for row in score.top(10)]
+        sums = dict(zip(score.keys, score.table.sum(axis=0).tolist(), strict=True))
+        assert all(sums[name] == value for name, value in traced["top_k_marginal_contributors"])
+        assert all(name in known for rows in traced.values() for *names, _ in rows for name in names)
     # Layers and indices: neurons first, then original heads.
     for node in nodes.values():
         if node["feature_type"] in ("neuron", "attention head"):
@@ -328,6 +342,7 @@ def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "replacement score 1.0000, completeness score 1.0000" in lines[1]
     assert lines[2].startswith(f"pruned: {len(nodes)} nodes, {len(data['links'])} edges, replacement score 0.")
     assert lines[2].endswith("written to graph.json")
+    assert lines[3].startswith(f"scores of {len(found.why)} heads, as sums over pairs of nodes: off by ")
     # It is kept.
     before = (room / "graph.json").read_bytes()
     assert run(["graph", str(MODEL), *LOGIT, "-o", "graph.json"]) == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import UsageError, attribution_graph
+from rewriter import UsageError, attribution_graph, why
 from rewriter.interpret.graph import AttributionGraph, GraphNode, influence, normalised, prune, scores
 from tests.committed import FOLDER
 from tests.conftest import slow
@@ -126,6 +126,46 @@ def test_edges_add_up(stem: str, most: int) -> None:
         for place in own:
             by_token[graph.nodes[place].token] += graph.effects[place]
         np.testing.assert_allclose(by_token, effects.sum(axis=1), atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("stem", "most"),
+    [("silu-decoder", ALL), *((stem, 60) for stem in ("silu-decoder", "gated-decoder", "gelu-encoder"))],
+)
+def test_scores_are_sums_over_pairs_of_nodes(stem: str, most: int) -> None:
+    """Each node at its token; the nodes of a source give what `why` says, which has its own tests."""
+    graph, differing = graph_of(stem, most), 0
+    nodes = dict(zip(graph.ids, (*graph.nodes, *graph.constants), strict=True))
+    for place, found in [*graph.why.items()][-4:]:
+        own, largest = graph.nodes[place], np.abs(found.table).max()
+        assert abs(found.residual) <= 1e-12 * largest
+        assert {nodes[name].token for name in found.sources} == {found.query} == {own.token}
+        assert {nodes[name].token for name in found.keys} == {found.key}
+        wanted = why(FOLDER / f"{stem}.onnx", given(stem), f"{own.name}[{own.index}]", query=own.token)
+        assert (wanted.head, wanted.key) == (found.head, found.key)
+        assert (found.total, found.added) == pytest.approx((wanted.total, wanted.added), abs=1e-12)
+        sides = [
+            (
+                summed([nodes[name].name for name in names], found.table.sum(axis=1 - axis)),
+                summed([spelled(own.name, name) for name in others], wanted.table.sum(axis=1 - axis)),
+            )
+            for axis, (names, others) in enumerate(((found.sources, wanted.sources), (found.keys, wanted.keys)))
+        ]
+        assert all(made == pytest.approx(other, abs=1e-11 * largest) for made, other in sides)
+        differing += sides[0][0] != pytest.approx(sides[1][1], abs=0.1 * largest)
+    assert differing, "queries and keys could be swapped"
+
+
+def summed(names: list[str], values: Array) -> dict[str, float]:
+    """Source to what its nodes give together."""
+    names = [name.removesuffix(".rest") for name in names]
+    return {each: float(values[[name == each for name in names]].sum()) for each in names}
+
+
+def spelled(head: str, name: str) -> str:
+    """A source of `why` as the graph calls it."""
+    plain = name.partition("[")[0].replace("pos_embed", "embed")
+    return plain if plain.startswith(("blocks", "embed")) else f"{head}.{plain}"
 
 
 def test_remaining_heads_are_the_sum_of_theirs() -> None:

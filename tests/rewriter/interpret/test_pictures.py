@@ -11,7 +11,7 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from rewriter import UsageError, attribute, head_pictures, head_tokens, heads
+from rewriter import UsageError, attribute, head_pictures, head_tokens, heads, why
 from rewriter.interpret import page as contents
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
@@ -84,6 +84,21 @@ def test_tokens_are_those_of_their_function() -> None:
         row = rows[shown["side"]]
         assert [text for text, _ in shown["top"]] == [str(token) for token, _ in row.top]
         assert [score for _, score in shown["bottom"]] == pytest.approx([score for _, score in row.bottom], rel=1e-3)
+
+
+def test_scores_are_those_of_their_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, names = by_name()["blocks.1.attn.2"]["scores"], data()["sources"]
+    assert {(query, key) for query, key, *_ in found} == {
+        (query, key) for query in range(6) for key in range(query + 1)
+    }
+    for query, key, total, added, terms in found[::7]:
+        wanted = why(MODEL, given(), "blocks.1.attn[2]", query=query, key=key)
+        assert (total, added) == pytest.approx((wanted.total, wanted.added), rel=1e-3, abs=1e-9)
+        shown = [(names[asked], names[told], value) for asked, told, value in terms]
+        assert shown == [(asked, told, pytest.approx(value, rel=1e-3)) for asked, told, value in wanted.top(5)]
+    monkeypatch.setattr(contents, "_SCORES", 10)
+    few = [head["scores"] or [] for head in head_pictures(MODEL, given(), logit=LOGIT)["heads"]]
+    assert sum(map(len, few)) == 10
 
 
 @slow

@@ -26,9 +26,9 @@ PLANTED = {
         "proof/reference",
     ),
     "weights that are not read": (
-        "rewriter/compare/graphs.py",
-        "_digest([_kind_of(tensor).encode(), *data])",
-        "_digest([_kind_of(tensor).encode()])",
+        "rewriter/proof/certificate/graphs.py",
+        "made.update(tensor.raw_data or np.ascontiguousarray(self.read(tensor)).tobytes())",
+        "pass",
         "compare/test_graphs.py",
     ),
 }  # fmt: skip

@@ -216,10 +216,14 @@ function pattern(head, weights, what) {
   svg.mark = (token) => {
     line.setAttribute("visibility", token === undefined ? "hidden" : "visible");
     line.setAttribute(neuron ? "x" : "y", neuron ? left + (token ?? 0) * side : top + (token ?? 0) * high);
+    if (token !== undefined && !neuron) explain(token, weights[token].indexOf(Math.max(...weights[token])));
   };
   const cursor = draw("rect", { class: "cursor", x: left, y: top, width: side, height: high, visibility: "hidden" });
   svg.append(line, cursor);
   const reading = make("p", { class: "reading", role: "status" }, "Point at a cell, or focus the pattern and use the arrow keys.");
+  const terms = make("div", { class: "scroll terms" });
+  const explain = (row, column) => terms.replaceChildren(...why(head, row, column));
+  if (!neuron && down && across) explain(down - 1, weights[down - 1].indexOf(Math.max(...weights[down - 1])));
   let here = neuron ? [0, across - 1] : [down - 1, 0];
   const show = (row, column) => {
     here = [row, column];
@@ -229,6 +233,7 @@ function pattern(head, weights, what) {
     const [token, place] = neuron ? [column, row] : [row, column];
     reading.textContent = `${what ? `${what}: ` : ""}${attending(token)} attends to ${attended(place)}: ${weight(row, column)}`;
     point(token, neuron ? undefined : place);
+    if (!neuron) explain(row, column);
   };
   for (const kind of ["pointermove", "click"]) {
     svg.addEventListener(kind, (event) => {
@@ -243,7 +248,33 @@ function pattern(head, weights, what) {
     event.preventDefault();
     show(Math.min(Math.max(here[0] + move[0], 0), down - 1), Math.min(Math.max(here[1] + move[1], 0), across - 1));
   });
-  return [make("p", { class: "side" }, `${about}${what && `, ${what}`}; the stronger the colour, the larger the weight`), make("div", { class: "scroll" }, svg), reading];
+  return [make("p", { class: "side" }, `${about}${what && `, ${what}`}; the stronger the colour, the larger the weight`), make("div", { class: "scroll" }, svg), reading, terms];
+}
+
+// Why a head attends: the score of a pair of tokens as a sum over what was written at both.
+function why(head, row, column) {
+  const found = head.scores?.find(([query, place]) => query === row && place === column);
+  const place = `${data.tokens[row].text} for ${key(column)}`;
+  if (!found) return head.scores ? [make("p", { class: "side" }, `Why ${place}: not on this page, which explains the largest weights of all heads.`)] : [];
+  const [, , total, added, rows] = found;
+  const left = rows.reduce((sum, [, , value]) => sum - value, total - added);
+  const scale = largest(rows.map(([, , value]) => value));
+  const named = (source) => {
+    const other = data.sources[source].replace(/\[(\d+)\]$/, ".$1");
+    if (!heads.has(other)) return data.sources[source];
+    const button = make("button", { type: "button" }, data.sources[source]);
+    button.addEventListener("click", () => choose(other, true));
+    return button;
+  };
+  const line = (value, ...cells) => make("tr", {}, ...cells, coloured(make("td", { class: "n" }, number(value)), value, scale));
+  const body = rows.map(([asked, told, value]) => line(value, make("td", {}, named(asked)), make("td", {}, named(told))));
+  body.push(line(left, make("td", { colspan: "2" }, "all other pairs")));
+  if (added) body.push(line(added, make("td", { colspan: "2" }, "masks and position biases")));
+  const header = ["What the query reads", "What the key reads"].map((text) => make("th", { scope: "col" }, text));
+  return [
+    make("p", { class: "side" }, `Why ${place}: the score before the softmax is ${number(total)}, a sum over pairs`),
+    make("table", {}, make("thead", {}, make("tr", {}, ...header, make("th", { scope: "col", class: "n" }, "Adds"))), make("tbody", {}, ...body)),
+  ];
 }
 
 // -- ranking --------------------------------------------------------------------------------------------------------

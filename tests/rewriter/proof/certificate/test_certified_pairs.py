@@ -341,6 +341,41 @@ def function(body: str, opset: int) -> str:
     return f'<opset_import: ["": {opset}], domain: "own"> Heads (y) => (h) {{ {body} }}'
 
 
+@pytest.mark.parametrize("change", ["m.graph.node[2].overload = 'b'", "m.functions[0].node[0].op_type = 'Exp'"])
+def test_overloads_are_told_apart(change: str) -> None:
+    a = mlp("h = own.Heads(y)", functions=2 * function("h = Sigmoid(y)", 11), domains={"own": 1}, ir=10)
+    for each, overload, operator in zip(a.functions, "ab", ("Sigmoid", "Tanh"), strict=True):
+        each.overload, each.node[0].op_type = overload, operator
+    a.graph.node[2].overload = "a"
+    assert judged(a, a).certified
+    b = copied(a)
+    changes.run(change, m=b)
+    assert judged(a, b).refusals
+
+
+def test_functions_may_have_data_in_other_files(tmp_path: Path) -> None:
+    models = []
+    for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data").write_bytes(np.asarray([value], np.float32).tobytes())
+        model = mlp(
+            "h = own.Heads(y)", functions=function("k = ConstantOfShape(y) h = Add(y, k)", 11), domains={"own": 1}
+        )
+        tensor = onnx.TensorProto(name="v", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value="data")
+        model.functions[0].node[0].attribute.add(name="value", type=onnx.AttributeProto.TENSOR, t=tensor)
+        onnx.save(model, tmp_path / name / "model.onnx")
+        models.append(load_model(tmp_path / name / "model.onnx"))
+    assert certify(models[0], models[1]).certified
+    assert not certify(models[0], models[2]).certified
+
+
+@pytest.mark.parametrize(("stated", "certified"), [("-1", True), ("1", False)])
+def test_attributes_may_state_their_defaults(stated: str, certified: bool) -> None:
+    found = of("h = Softmax(y)", f"h = Softmax<axis = {stated}>(y)")
+    assert found.certified is certified
+
+
 def test_functions_of_another_operator_set_are_compared_as_they_are_written() -> None:
     options: dict[str, Any] = {"domains": {"own": 1}}
     a, same = (mlp("h = own.Heads(y)", functions=function("h = Sigmoid(y)", 11), **options) for _ in range(2))

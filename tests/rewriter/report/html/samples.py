@@ -178,6 +178,7 @@ def _head(sublayer: str, number: int, kind: str, text: str) -> dict[str, Any]:
         "number": number,
         "kind": kind,
         "cross": False,
+        "scores": [[2, 2, 1.5, -0.5, [[0, 1, 3.0], [1, 1, -1.25]]]] if kind == "head" else None,
         "activation": [0.5, -1.0, 2.0],
         "pattern": pattern,
         "tokens": [
@@ -204,6 +205,7 @@ def heads_data(text: str = "a") -> dict[str, Any]:
             for name, kind in ((attention, "head"), (neurons, "neuron"))
             for number in (0, 1)
         ],
+        "sources": [f"{attention}[0]", text],
         "missing": {"writes": text},
         "notes": [text],
     }

@@ -109,6 +109,15 @@ def test_a_head_is_drawn_chosen_and_read(browser: Browser, pages: dict[str, Path
     browser.press("ArrowUp", 38)
     browser.press("ArrowRight", 39)
     assert texts(browser, "#patterns .reading") == [" x attends to  x: 0.5"]
+    assert texts(browser, ".terms")[0].startswith("Why  x for  x: not on this page")
+    browser.press("ArrowDown", 40)
+    browser.press("ArrowRight", 39)
+    assert texts(browser, ".terms p") == ["Why y for y: the score before the softmax is 1.50, a sum over pairs"]
+    cells = ["a.0.attn[0]", "a", "3.00", "a", "a", "-1.25", "all other pairs", "0.250", "masks and position biases"]
+    assert texts(browser, ".terms td") == [*cells, "-0.500"]
+    browser.value("document.querySelector('.terms button').click()")
+    assert texts(browser, "#head") == ["a.0.attn.0"]
+    browser.value("document.getElementById('next').click()")
     browser.value("document.getElementById('next').click()")
     assert texts(browser, "#head") == ["a.0.mlp_heads.0"]
     assert texts(browser, "#patterns svg text") == ["a", " x", "y", "itself", "bias 1"]

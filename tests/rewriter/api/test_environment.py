@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import rewriter.report.environment as module
-from rewriter.report.environment import environment
+import rewriter.api.run as module
+from rewriter.api.run import environment
 
 
 @pytest.fixture(autouse=True)
