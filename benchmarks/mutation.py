@@ -2,27 +2,31 @@
 
 Every mutant of `rewriter/proof/certificate` changes one thing: a comparison, an operator of arithmetic or logic, a
 number, a condition, a statement that is left out, a value that is not returned. The tests that enter its function run
-in a forked process until one fails, the fastest first; a mutant that all of them pass survives. Survivors are judged by
-hand: many compute the same, or only take longer. Results are appended, so that a run can be resumed.
+in a forked process until one fails, the fastest first; a mutant that all of them pass survives. The process has the
+tests collected already, and the function gets other code; only where that would not be the same, as the function ran
+while tests were collected, all is imported anew. Survivors are judged by hand: many compute the same, or only take
+longer. Results are appended, so that a run can be resumed.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.abc
 import importlib.util
-import io
 import json
+import math
 import os
 import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from random import Random
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import click
@@ -151,79 +155,161 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Trace:
-    """A plugin of pytest: which functions of the room each test enters, and how long it takes."""
+    """Which functions of the room each test enters, by their files and first lines, and how long it takes."""
 
     def __init__(self) -> None:
-        self.tests: dict[str, list[str]] = defaultdict(list)
         self.seconds: dict[str, float] = {}
-        self._seen: set[CodeType] = set()
-        self._start = 0.0
+        self.entering: dict[str, list[str]] = defaultdict(list)
 
-    def _event(self, frame: FrameType, _event: str, _: object) -> None:
-        self._seen.add(frame.f_code)
+    def run(self, name: str, work: Callable[[], object]) -> None:
+        seen = set[CodeType]()
 
-    def pytest_runtest_logstart(self) -> None:
-        """Of pytest."""
-        self._seen, self._start = set(), time.perf_counter()
-        sys.settrace(self._event)
+        def event(frame: FrameType, _event: str, _: object) -> None:
+            seen.add(frame.f_code)
 
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """Of pytest."""
-        sys.settrace(None)
-        self.seconds[nodeid] = time.perf_counter() - self._start
-        for code in self._seen:
+        start = time.perf_counter()
+        sys.settrace(event)
+        try:
+            work()
+        finally:
+            sys.settrace(None)
+        self.seconds[name] = time.perf_counter() - start
+        for code in seen:
             if code.co_filename.startswith(str(ROOM)):
-                self.tests[f"{Path(code.co_filename).name}:{code.co_firstlineno}"].append(nodeid)
+                self.entering[f"{Path(code.co_filename).name}:{code.co_firstlineno}"].append(name)
 
 
-def _quietly(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
+class _Collected:
+    """A plugin of pytest: does something else with the tests that were collected than to run them all."""
+
+    def __init__(self, work: Callable[[Any], None]) -> None:
+        self._work = work
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        """Of pytest."""
+        self._work(session)
+        return True
+
+
+def _pytest(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
     import pytest
 
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        return int(
-            pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=list(plugins))
-        )
+    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=list(plugins)))
 
 
-def traced(cache: Path) -> tuple[dict[str, list[str]], dict[str, float]]:
-    """Tests by the first line of the functions that they enter, and their seconds; measured once, in a fork."""
-    if not cache.exists():
-        if not (child := os.fork()):
-            trace = _Trace()
-            code = _quietly([TESTS], [trace])
-            cache.write_text(json.dumps([trace.tests, trace.seconds]))
-            os._exit(code)
-        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-            raise click.ClickException(f"the tests of {TESTS} do not pass without a mutant")
-    tests, seconds = json.loads(cache.read_text())
-    return tests, seconds
+def _run(session: Any, items: Sequence[Any]) -> bool:
+    """Whether tests pass; ends at the first that does not."""
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        if session.testsfailed:
+            return False
+    return True
 
 
-def survives(mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
-    """Whether all tests pass with a mutant; one that takes ten times as long does not."""
-    path = ROOM / mutant.file
-    source = path.read_text(encoding="utf-8")
-    changed = source[: mutant.start] + mutant.text + source[mutant.end :]
-    try:
-        compile(changed, mutant.file, "exec")
-    except SyntaxError:
-        return False
+def _forked(work: Callable[[], bool], seconds: float = math.inf) -> bool:
+    """What a function returns in a forked process; False where it fails, or takes longer."""
+    sys.stdout.flush()
     child = os.fork()
     if not child:
-        signal.alarm(int(10 * seconds) + 20)
-        sys.meta_path.insert(0, _Mutated(path, changed))
-        try:
-            code = _quietly(tests)
-        except BaseException:  # noqa: BLE001 - whatever it is, it was noticed
-            code = 1
-        os._exit(min(code, 255))
+        good = False
+        with suppress(BaseException), Path(os.devnull).open("w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+            if seconds < math.inf:
+                signal.alarm(int(seconds))
+            good = work()
+        os._exit(0 if good else 1)
     return os.waitpid(child, 0)[1] == 0
+
+
+def _trace(cache: Path, files: Sequence[str]) -> bool:
+    """Write what `traced` reads; whether all tests passed. Collecting the tests is one of them, of the name ''."""
+    trace, passed = _Trace(), list[bool]()
+
+    def note(session: Any, item: Any) -> None:
+        passed.append(_run(session, [item]))
+
+    def each(session: Any) -> None:
+        sys.settrace(None)
+        for item in session.items:
+            trace.run(item.nodeid, partial(note, session, item))
+
+    trace.run("", lambda: _pytest(files, [_Collected(each)]))
+    trace.seconds[""] = 0.0
+    return all(passed) and bool(cache.write_text(json.dumps([trace.entering, trace.seconds])))
+
+
+def traced(cache: Path, files: Sequence[str]) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """Tests by the first line of the functions that they enter, and their seconds; measured once."""
+    if not cache.exists() and not _forked(lambda: _trace(cache, files)):
+        raise click.ClickException(f"{' '.join(files)} do not pass without a mutant")
+    entering, seconds = json.loads(cache.read_text())
+    return entering, seconds
+
+
+def changed(mutant: Mutant) -> str:
+    """The source of its file."""
+    source = (ROOM / mutant.file).read_text(encoding="utf-8")
+    return source[: mutant.start] + mutant.text + source[mutant.end :]
+
+
+def _pairs(one: CodeType, two: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
+    """The code of functions before and after a change, where it differs."""
+    inner, others = ([each for each in code.co_consts if isinstance(each, CodeType)] for code in (one, two))
+    for before, after in zip(inner, others, strict=True):
+        if before != after:
+            yield before, after
+            yield from _pairs(before, after)
+
+
+def _codes(mutant: Mutant) -> dict[CodeType, CodeType]:
+    """The code of functions without a mutant, and with it. Raises ValueError where it has other inner functions."""
+    path = ROOM / mutant.file
+    return dict(_pairs(*(compile(text, str(path), "exec") for text in (path.read_text("utf-8"), changed(mutant)))))
+
+
+def exchangeable(mutant: Mutant) -> bool:
+    """Whether a mutant is nothing but other code of functions."""
+    with suppress(ValueError, SyntaxError):
+        codes = _codes(mutant)
+        return bool(codes) and all(one.co_freevars == two.co_freevars for one, two in codes.items())
+    return False
+
+
+def exchange(mutant: Mutant, session: Any, items: Sequence[Any]) -> bool:
+    """Whether tests pass with a mutant of a module that is imported already."""
+    codes, path = _codes(mutant), str(ROOM / mutant.file)
+    for function in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
+        if function.__code__.co_filename == path and function.__code__ in codes:
+            function.__code__ = codes[function.__code__]
+    return _run(session, items)
+
+
+def entered(mutant: Mutant, entering: dict[str, list[str]], seconds: dict[str, float], most: float) -> list[str]:
+    """The tests that enter the function of a mutant, the fastest first, as far as they take so many seconds."""
+    first, last = mutant.function
+    within = (entering.get(f"{mutant.file}:{line}", ()) for line in range(first, last + 1))  # and its lambdas
+    own = {test for each in within for test in each} if first else set(seconds)
+    found = list[str]()
+    for test in sorted(own, key=lambda each: (seconds[each], each)):
+        most -= seconds[test]
+        if most < 0 and found:
+            break
+        found.append(test)
+    return found
+
+
+def _imported(mutant: Mutant, tests: Sequence[str]) -> bool:
+    """The same, of a module that is imported now."""
+    sys.meta_path.insert(0, _Mutated(ROOM / mutant.file, changed(mutant)))
+    return _pytest(tests) == 0
 
 
 @click.command()
 @click.option("--sample", type=int, help="As many mutants, drawn at random; without it, all.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--file", "files", multiple=True, help="Only of this file of the room; may be given several times.")
+@click.option("--tests", multiple=True, default=(TESTS,), show_default=True, help="Their folder, or some files.")
 @click.option(
     "-o",
     "--output",
@@ -232,48 +318,42 @@ def survives(mutant: Mutant, tests: Sequence[str], seconds: float) -> bool:
     show_default=True,
 )
 @click.option("--most", type=float, default=60.0, show_default=True, help="Seconds of tests for one mutant.")
-def main(sample: int | None, seed: int, files: tuple[str, ...], output: Path, most: float) -> None:
+def main(
+    sample: int | None, seed: int, files: tuple[str, ...], tests: tuple[str, ...], output: Path, most: float
+) -> None:
     """Run the mutants that are not in the output yet."""
     import flint  # noqa: F401 - imported once, before processes are forked
     import onnx  # noqa: F401
     import onnxruntime  # noqa: F401
+    import pytest  # noqa: F401
 
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    entering, seconds = traced(output.with_suffix(".trace"))
+    entering, seconds = traced(output.with_suffix(".trace"), tests)
     paths = [path for path in sorted(ROOM.glob("*.py")) if not files or path.name in files]
     found = [each for path in paths for each in mutants(path)]
     chosen = found if sample is None else Random(seed).sample(found, min(sample, len(found)))  # noqa: S311
-    done = {json.loads(line)["mutant"] for line in output.read_text().splitlines()} if output.exists() else set()
-    plain = found[0]._replace(start=0, end=0, text="")
-    if not survives(plain, [min(seconds, key=seconds.__getitem__)], 1.0):
-        raise click.ClickException("a test fails in a forked process even without a mutant")
-    with output.open("a") as file:
-        for mutant in chosen:
-            if mutant.key in done:
-                continue
-            tests: list[str] = []
-            budget = most
-            first, last = mutant.function
-            within = (entering.get(f"{mutant.file}:{line}", ()) for line in range(first, last + 1))  # and its lambdas
-            own = {test for each in within for test in each} if first else set(seconds)
-            for test in sorted(own, key=lambda each: (seconds[each], each)):
-                budget -= seconds[test]
-                if budget < 0 and tests:
-                    break
-                tests.append(test)
-            start = time.perf_counter()
-            alive = not tests or survives(mutant, tests, sum(seconds[each] for each in tests))
-            row = {
-                "mutant": mutant.key,
-                "survives": alive,
-                "tests": len(tests),
-                "seconds": round(time.perf_counter() - start, 1),
-            }
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            if alive:
-                click.echo(json.dumps(row))
+
+    def left() -> list[Mutant]:
+        done = {json.loads(line)["mutant"] for line in output.read_text().splitlines()} if output.exists() else set()
+        return [each for each in chosen if each.key not in done]
+
+    def judge(mutant: Mutant, own: Sequence[str], survives: Callable[[], bool]) -> None:
+        alive = not own or _forked(survives, 10 * sum(seconds[each] for each in own) + 20)
+        with output.open("a") as file:
+            file.write(json.dumps({"mutant": mutant.key, "survives": alive, "tests": len(own)}) + "\n")
+
+    def exchanged(session: Any) -> None:
+        items = {item.nodeid: item for item in session.items}
+        for mutant in left():
+            own = entered(mutant, entering, seconds, most)
+            if "" not in own and exchangeable(mutant):
+                judge(mutant, own, partial(exchange, mutant, session, [items[each] for each in own]))
+
+    _forked(lambda: _pytest(tests, [_Collected(exchanged)]) == 0)
+    for mutant in left():
+        own = [each for each in entered(mutant, entering, seconds, most) if each]
+        judge(mutant, own, partial(_imported, mutant, own))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,10 @@ from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
 from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, taken
-from rewriter.compare import CompareOptions
-from rewriter.compare.depth import Bench, Fault, boundaries, explained, isolate, tap
+from rewriter.compare import CompareOptions, Rule
+from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explained
 from rewriter.compare.generation import generate
 from rewriter.compare.graphs import difference, signature_differences
-from rewriter.compare.tolerances import Rule
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.options import build
@@ -241,12 +240,12 @@ class _Pair:
         marks = boundaries(bench.a.main, bench.b.main, self.known.blocks)
         if taps:
             with self.run.step("taps", "comparing every block's output"):
-                result = replace(result, taps=tap(bench, marks))
+                result = replace(result, taps=compare_at(bench, marks))
         failed = bool(result.failures)
         if not (bisect if failed else loose and any(each.kind != "output" for each in marks)):
             return result
         with self.run.step("parts", "testing every part alone"):
-            isolated = isolate(bench, marks)
+            isolated = compare_at(bench, marks, alone=True)
         guilty = [each for each in isolated if each.exceeds]
         if not failed:
             failures = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)

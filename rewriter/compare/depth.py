@@ -1,10 +1,10 @@
 """Where two models differ: how their difference grows through depth, and which part of B is wrong by itself.
 
 Both are compared at boundaries, tensors that both models have: inputs, pre-activations, activations and ends of blocks,
-the residual stream, the outputs. `tap` runs the models as a whole. `isolate` runs every part of B between boundaries on
-the values that A computes, so that errors do not propagate and a part is guilty only of its own. All are judged by
-`rewriter.proof.rule`; what rounding amounts to is measured on A (`rewriter.proof.tested.rounded`). Weights stay where
-they are, and boundaries are run in groups whose values fit into bounded memory.
+the residual stream, the outputs. They run as a whole; or alone, every part of B between boundaries on the values that A
+computes, so that errors do not propagate and a part is guilty only of its own. All are judged by `rewriter.proof.rule`;
+what rounding amounts to is measured on A (`rewriter.proof.nudge.rounded`). Weights stay where they are, and boundaries
+are run in groups whose values fit into bounded memory.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.extract import Cut, upstream, with_outputs
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView
-from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.nudge import Point
-from rewriter.proof.rule import Judgement, Results, compared, magnitude
-from rewriter.proof.run import open_tapped
-from rewriter.proof.tested import rounded
+from rewriter.proof.nudge import Point, rounded
+from rewriter.proof.rule import Judgement, compared, magnitude
+from rewriter.proof.run import open_model
 
 GROUP_BYTES = 256 * 2**20
 """Maximum size in bytes of the values of one model in memory, over all cases; a single boundary may exceed it."""
@@ -188,37 +186,74 @@ def _with_bias(view: GraphView, tensor: str) -> str:
     return node.output[0] if others and all(name in view.initializers for name in others) else tensor
 
 
-# -- through depth ---------------------------------------------------------------------------------------------------
+# -- what is compared there --------------------------------------------------------------------------------------------
 
 
-def tap(bench: Bench, marks: Sequence[Boundary]) -> tuple[Measured, ...]:
-    """Compare two models at every boundary.
+def compare_at(bench: Bench, marks: Sequence[Boundary], *, alone: bool = False) -> tuple[Measured, ...]:
+    """Compare two models at every boundary: both run as a whole, or every part of B alone on the values of A.
 
     Raises:
-        ValidationError: a model cannot be loaded with additional outputs, or does not run.
+        ValidationError: a model cannot be loaded with additional outputs, or does not run as a whole.
     """
     by_name = {mark.tensor: mark for mark in marks}
     found: list[Measured] = []
-    for names in groups(bench.a.main, list(by_name), bench.cases, bench.group_bytes // max(len(bench.cases), 1)):
-        # One session at a time: two may not fit into memory.
-        old = _ran(bench, bench.a, names, optimise=False)
-        new = _ran(bench, bench.b, (*names, *bench.carried), optimise=True)
-        if bench.carried:
-            new = [_tokens(ours, theirs, bench.carried) for ours, theirs in zip(old, new, strict=True)]
-        tapped = replace(bench.a.model, proto=with_outputs(bench.a.model.proto, bench.a.main, names), path=None)
-        variants = rounded(tapped, bench.cases, old, bench.provider, bench.points)
-        found += [_measured(by_name[name], old, new, variants) for name in names]
+    # Alone, half of the memory is for the values that the parts read, half for those that they are compared with.
+    limit = bench.group_bytes // max((1 + alone) * len(bench.cases), 1)
+    for group in groups(bench.a.main, list(by_name), bench.cases, limit):
+        cuts = {name: _cuts(bench, marks, name) for name in group} if alone else {}
+        needed = {name for pair in cuts.values() for part in pair for name in part.inputs}
+        wanted = sorted((needed | set(group)) & set(bench.a.main.producer))
+        # One run of A serves all parts of the group, then its values are dropped.
+        values = _ran(_tapped(bench.a, wanted), bench.cases, wanted, bench.provider, optimise=False)
+        seen = [Case(each.name, {**each.feeds, **own}) for each, own in zip(bench.cases, values, strict=True)]
+        for names in [[name] for name in group] if alone else [group]:
+            bench.progress(f"comparing {by_name[names[0]].label}", len(found), len(by_name))
+            found += _measured(bench, [by_name[name] for name in names], seen, cuts.get(names[0]))
     return tuple(found)
 
 
-def _ran(bench: Bench, side: Side, names: Sequence[str], *, optimise: bool) -> list[dict[str, Array]]:
-    session = open_tapped(side, names, bench.provider, optimise=optimise)
-    return [session.run(case.feeds, names) for case in bench.cases]
+def _cuts(bench: Bench, marks: Sequence[Boundary], tensor: str) -> tuple[Cut, Cut]:
+    """The part of A that ends in a tensor, and that of B."""
+    stops = frozenset(mark.tensor for mark in marks)
+    return upstream(bench.a.main, stops, [tensor]), upstream(bench.b.main, stops, [tensor])
 
 
-def _measured(mark: Boundary, old: Results, new: Results, variants: Sequence[Results]) -> Measured:
-    found = compared(mark.tensor, old, variants, new)
-    return Measured(mark.label, mark.tensor, mark.kind, max(magnitude(case[mark.tensor]) for case in old), found)
+def _tapped(side: Side, names: Sequence[str]) -> LoadedModel:
+    """The model with tensors inside it as further outputs."""
+    return replace(side.model, proto=with_outputs(side.model.proto, side.main, names), path=None)
+
+
+def _ran(
+    model: LoadedModel, cases: Sequence[Case], names: Sequence[str], provider: str, *, optimise: bool
+) -> list[dict[str, Array]]:
+    session = open_model(model, provider, optimise=optimise)
+    return [session.run(case.feeds, names) for case in cases]
+
+
+def _measured(
+    bench: Bench, marks: Sequence[Boundary], seen: Sequence[Case], cuts: tuple[Cut, Cut] | None
+) -> list[Measured]:
+    """Both models at boundaries, or the parts that end at one; `seen` is what A computes there, and what these read."""
+    names = [mark.tensor for mark in marks]
+    old = [{name: case.feeds[name] for name in names} for case in seen]
+    if cuts is None:
+        a, b = _tapped(bench.a, names), _tapped(bench.b, (*names, *bench.carried))
+        new = _ran(b, bench.cases, (*names, *bench.carried), bench.provider, optimise=True)
+        if bench.carried:
+            new = [_tokens(ours, theirs, bench.carried) for ours, theirs in zip(old, new, strict=True)]
+    else:
+        a, b = (side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
+        try:
+            new = _ran(b, _fed(b, seen), names, bench.provider, optimise=True)
+        except ValidationError as error:  # because shapes or types inside it differ: then the part is guilty as well
+            none = Judgement(names[0], math.inf, 0.0, 0.0, "does not run")
+            return [Measured(marks[0].label, names[0], marks[0].kind, 0.0, none, str(error))]
+    variants = rounded(a, bench.cases if cuts is None else _fed(a, seen), old, bench.provider, bench.points)
+    result = []
+    for mark in marks:
+        size = max(magnitude(case[mark.tensor]) for case in old)
+        result.append(Measured(mark.label, mark.tensor, mark.kind, size, compared(mark.tensor, old, variants, new)))
+    return result
 
 
 def _tokens(ours: Mapping[str, Array], theirs: Mapping[str, Array], carried: Sequence[str]) -> dict[str, Array]:
@@ -262,63 +297,6 @@ def groups(view: GraphView, names: Sequence[str], cases: Sequence[Case], limit: 
         yield group
 
 
-# -- part by part ----------------------------------------------------------------------------------------------------
-
-
-def isolate(bench: Bench, marks: Sequence[Boundary]) -> tuple[Measured, ...]:
-    """Run every part between boundaries in isolation.
-
-    Raises:
-        ValidationError: A cannot be loaded with additional outputs.
-    """
-    by_name = {mark.tensor: mark for mark in marks}
-    found: list[Measured] = []
-    # Half of the memory is for the values that the parts read, half for those that they are compared with.
-    for group in groups(bench.a.main, list(by_name), bench.cases, bench.group_bytes // max(2 * len(bench.cases), 1)):
-        cuts = {name: _cuts(bench, marks, name) for name in group}
-        needed = {name for pair in cuts.values() for part in pair for name in part.inputs}
-        wanted = sorted((needed | set(group)) & set(bench.a.main.producer))
-        # One run of A serves all parts of the group, then its values are dropped.
-        session = open_tapped(bench.a, wanted, bench.provider)
-        seen = [Case(case.name, {**case.feeds, **session.run(case.feeds, wanted)}) for case in bench.cases]
-        for name in group:
-            bench.progress(f"trying {by_name[name].label} alone", len(found), len(by_name))
-            found.append(_try(bench, by_name[name], cuts[name], seen))
-    return tuple(found)
-
-
-def _cuts(bench: Bench, marks: Sequence[Boundary], tensor: str) -> tuple[Cut, Cut]:
-    """The part of A that ends in a tensor, and that of B."""
-    stops = frozenset(mark.tensor for mark in marks)
-    return upstream(bench.a.main, stops, [tensor]), upstream(bench.b.main, stops, [tensor])
-
-
-def explained(bench: Bench, marks: Sequence[Boundary], found: Measured) -> Fault:
-    """A guilty part, with the differences between the files in it: first what changed, then what one side lacks."""
-    cuts = _cuts(bench, marks, found.tensor)
-    changes = difference(*(side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True)))
-    told = [*changes.tensors, *(each for each in changes.fields if each.what == "function"), *changes.regions]
-    causes = [each.text for each in sorted(told, key=lambda each: None in (each.a, each.b))]
-    error, allowed = found.found.error, found.found.allowed
-    if not math.isfinite(error):
-        causes = [found.obstacle or f"{found.tensor} {found.found.reason}", *causes]
-    return Fault(found.label, found.tensor, error, allowed, tuple(causes[:_MOST_CAUSES]))
-
-
-def _try(bench: Bench, target: Boundary, cuts: tuple[Cut, ...], seen: Sequence[Case]) -> Measured:
-    name = target.tensor
-    a, b = (side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
-    old = [{name: case.feeds[name]} for case in seen]
-    # A part that does not run on A's values, because shapes or types inside it differ, is guilty as well.
-    try:
-        session = open_session(b.proto, bench.provider, base_dir=b.base_dir)
-        new = [session.run(case.feeds, [name]) for case in _fed(b, seen)]
-    except ValidationError as error:
-        found = Judgement(name, math.inf, 0.0, 0.0, "does not run")
-        return Measured(target.label, name, target.kind, 0.0, found, str(error))
-    return _measured(target, old, new, rounded(a, _fed(a, seen), old, bench.provider, bench.points))
-
-
 def _fed(piece: LoadedModel, seen: Sequence[Case]) -> list[Case]:
     """The values that a part reads, cast to its declared element types; open types are declared here.
 
@@ -336,3 +314,15 @@ def _fed(piece: LoadedModel, seen: Sequence[Case]) -> list[Case]:
             given[declared.name] = np.asarray(array.astype(onnx.helper.tensor_dtype_to_np_dtype(kind), copy=False))
         cases.append(Case(case.name, given))
     return cases
+
+
+def explained(bench: Bench, marks: Sequence[Boundary], found: Measured) -> Fault:
+    """A guilty part, with the differences between the files in it: first what changed, then what one side lacks."""
+    cuts = _cuts(bench, marks, found.tensor)
+    changes = difference(*(side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True)))
+    told = [*changes.tensors, *(each for each in changes.fields if each.what == "function"), *changes.regions]
+    causes = [each.text for each in sorted(told, key=lambda each: None in (each.a, each.b))]
+    error, allowed = found.found.error, found.found.allowed
+    if not math.isfinite(error):
+        causes = [found.obstacle or f"{found.tensor} {found.found.reason}", *causes]
+    return Fault(found.label, found.tensor, error, allowed, tuple(causes[:_MOST_CAUSES]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
@@ -12,13 +11,10 @@ from math import isnan
 from typing import Any
 
 from rewriter.proof.certificate.certify import Certificate
-from rewriter.proof.rule import Judgement
-from rewriter.proof.validate import ProviderRun, Validation
+from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, Report
 from rewriter.report.tables import (
-    Cell,
     Column,
-    Row,
     Table,
     columns,
     converted_table,
@@ -68,9 +64,9 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
     if proof is None:
         return
     if proof.certificate is not None:
-        yield "proved", "Proved", f"{_proved(proof.certificate)}. Rounding is not part of this."
+        yield "proved", "Proved", f"{proved(proof.certificate)}. Rounding is not part of this."
     if proof.blocks:
-        yield "tested", "Tested", f"{_tested(proof)}."
+        yield "tested", "Tested", f"{tested(proof)}."
     found = _measured(report)
     if found:
         types = " and ".join(dict.fromkeys(kind for _, kind, _, _ in found))
@@ -81,7 +77,8 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
     if proof.providers:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
         where = f"{counted(len(proof.cases), 'input')}, on {', '.join(proof.providers)}"
-        ratio = "".join(f"; their error is {text}" for text in _accuracy(proof))
+        ratio = f"; their error is {proof.error_ratio:.2f} times the original's own error against float64"
+        ratio = "" if isnan(proof.error_ratio) else ratio
         far = f": the outputs differ by at most {written(max(outputs), 'error')}{ratio}" if outputs else ""
         yield "run", "Only run", f"on {where}{far}."
 
@@ -115,6 +112,8 @@ def warnings(report: Report, *, verbose: bool = False) -> list[str]:
             lines.append(f"fell back to the CPU on {provider}: {', '.join(run.cpu_nodes)}")
         if run.cpu_nodes_of_original is None:
             lines.append(f"this onnxruntime cannot tell which nodes {provider} left to the CPU")
+        elif run.cpu_nodes_of_original:
+            lines.append(f"on {provider}, {counted(run.cpu_nodes_of_original, 'node')} of the original ran on the CPU")
     return lines
 
 
@@ -136,26 +135,10 @@ def _failures(failures: Sequence[str]) -> Iterator[Part]:
 
 def _run(proof: Validation) -> Iterator[Part]:
     yield rule_table(proof)
-    yield provider_table(proof)
     yield "Inputs of the proof:"
     yield proof.cases
     if proof.skipped:
         yield skipped(proof, verbose=True)
-
-
-def provider_table(proof: Validation) -> Table:
-    """One line per execution provider."""
-    heads = (
-        *(Column("provider"), Column("result"), Column("error over original's", "ratio")),
-        Column("nodes of the original on the CPU", "count"),
-    )
-
-    def row(name: str, run: ProviderRun) -> Row:
-        failed = len(run.failures)
-        result = Cell(f"{failed} failed", style="bad") if failed else Cell("held", style="good")
-        return (name, result, run.error_ratio, run.cpu_nodes_of_original or None)
-
-    return Table("Execution providers", heads, tuple(row(*each) for each in proof.providers.items())).filled()
 
 
 # -- what was measured at every float ------------------------------------------------------------------------------
@@ -212,7 +195,7 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
         yield "form", f"{report.form}{_HOW.get(report.form, '')}; heads = neurons x heads per neuron"
     yield from _labelled("left", _left(report.left))
     if report.proof is not None and proof:
-        yield from verdict_lines(report.proof)
+        yield from ((word.lower(), text) for _, word, text in certainty(report))
     if report.made is not None:
         before, after = report.before, report.made
         sizes = f", {size(before.bytes)} -> {size(after.bytes)}" if after.bytes else ""
@@ -231,31 +214,13 @@ def _labelled(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
         yield ("" if number else label), text
 
 
-def verdict_lines(proof: Validation) -> Iterator[tuple[str, str]]:
-    """What is proved, what is tested, and what the run showed."""
-    if proof.certificate is not None:
-        yield "proved", _proved(proof.certificate)
-    if proof.blocks:
-        yield "tested", _tested(proof)
-    yield from _labelled(
-        "outputs", _outputs([each for run in proof.providers.values() for each in run.compared.values()])
-    )
-    for text in _accuracy(proof):
-        yield "accuracy", f"{text} on {counted(len(proof.cases), 'input')}"
-
-
-def _tested(proof: Validation) -> str:
+def tested(proof: Validation) -> str:
+    """The blocks that are tested, and on what."""
     sizes = ", ".join(dict.fromkeys(size for each in proof.blocks for size in each.sizes))
     return f"{counted(len(proof.blocks), 'block')}, on inputs of {sizes} rows"
 
 
-def _accuracy(proof: Validation) -> Iterator[str]:
-    """The error ratio, if there is one."""
-    if not isnan(proof.error_ratio):
-        yield f"{proof.error_ratio:.2f} times the original's own error against float64"
-
-
-def _proved(certificate: Certificate) -> str:
+def proved(certificate: Certificate) -> str:
     """What is proved for every input."""
     regions = certificate.regions
     if not certificate.certified:
@@ -293,15 +258,3 @@ def _left(rows: Sequence[BlockRow]) -> Iterator[str]:
         alike.setdefault(row.reason or "", []).append(row.name)
     for reason, names in alike.items():
         yield f"{folded(names)}: {reason}"
-
-
-def _outputs(found: Sequence[Judgement]) -> Iterator[str]:
-    """One line for the outputs of one kind; the largest difference over them and over providers."""
-    alike: dict[str, list[Judgement]] = {}
-    for each in found:
-        alike.setdefault(re.sub(r"\d+", "#", each.name), []).append(each)
-    for group in alike.values():
-        names = list(dict.fromkeys(each.name for each in group))
-        count = f"{counted(len(names), 'output')} " if len(names) > 1 else ""
-        worst = max(group, key=lambda each: each.max_abs)
-        yield f"{count}{folded(names)}: off by at most {written(worst.max_abs, 'error')}"

@@ -296,7 +296,7 @@ def _line(part: Expression, operands: list[Line]) -> Line | None:
         return fmpq(0), part.value
     if operator == "variable":
         return fmpq(1), fmpq(0)
-    if len(operands) != 2 or operator == "where":
+    if len(operands) != 2:
         return None
     (a, b), (c, d) = operands
     if operator == "+":

@@ -13,7 +13,7 @@ from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison
-from rewriter.report.sections import skipped, verdict_lines
+from rewriter.report.sections import proved, skipped, tested
 from rewriter.report.tables import (
     Cell,
     Column,
@@ -70,9 +70,10 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
     if proof.providers:
         console.part(rule_table(proof, found.tolerated))
         console.line(f"inputs: {'; '.join(proof.cases)}")
-    for label, text in verdict_lines(proof):
-        if label in ("proved", "tested"):
-            console.line(f"{label}: {text}")
+    if proof.certificate is not None:
+        console.line(f"proved: {proved(proof.certificate)}")
+    if proof.blocks:
+        console.line(f"tested: {tested(proof)}")
     for text in skipped(proof, verbose=console.verbose):
         console.line(text, "yellow")
     for provider, each in proof.providers.items():

@@ -109,7 +109,7 @@ PLANTED = {
     "a dropped mask": (without_mask, "/h.1/attn/residual/output", "/h.1/attn/masked"),
     "a transposed weight": (transposed_weight, "/h.1/attn/residual/output", "h.1.attn.c_proj.weight"),
     "a transposed output": (transposed_output, "output logits", "turned"),
-    "a type change": (half_precision, "h.2.mlp" + FIRST, "MatMul /h.2/mlp/c_fc/MatMul became"),
+    "a type change": (half_precision, "h.2.mlp" + FIRST, "MatMul '/h.2/mlp/c_fc/MatMul' became"),
     "the final norm": (shifted("ln_f.weight", 1e-2), "output logits", "ln_f.weight"),
 }
 

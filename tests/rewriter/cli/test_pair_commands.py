@@ -75,10 +75,10 @@ def test_diff_shows_both_sides(capsys: Capture) -> None:
     assert run(["diff", "a.onnx", "b.onnx"]) == 0
     text = capsys.readouterr().out
     for part in (
-        "2 nodes, Sigmoid s to Mul h ",
-        "attnonly::NeuronAttention mlp/heads/attention",
+        "2 nodes, Sigmoid 's' to Mul 'h' ",
+        "5 nodes, Mul 'logit",
+        "attnonly::NeuronAttention        0       1       +1",
         "mlp/heads/key",
-        "function   attnonly::NeuronAttention",
         "the same in both: 4 nodes, 4 weights bit for bit",
     ):
         assert part in text, part

@@ -11,13 +11,13 @@ import pytest
 from onnx import numpy_helper
 
 from rewriter.compare import depth
-from rewriter.compare.depth import Bench, Boundary, boundaries, explained, groups, isolate, tap
+from rewriter.compare.depth import Bench, Boundary, boundaries, compare_at, explained, groups
 from rewriter.files.load import load_model
 from rewriter.graph.extract import upstream
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.nudge import Point
-from rewriter.proof.run import open_tapped
+from rewriter.proof.run import open_model
 from tests.textmodels import text_model
 
 TWO_ADDS = "a = MatMul(x, W1) b = MatMul(a, W2) r = Add(x, b) c = MatMul(r, V1) d = Relu(c) e = MatMul(d, W2) "
@@ -75,7 +75,7 @@ def test_noise_tells_how_far_rounding_moves_a_tensor() -> None:
         text = body.replace("a = Relu(x)", "r = Relu(x) a = Mul(r, near)")
         b = Side.of(load_model(text_model(text, constants={"near": np.asarray(1 + delta)})))
         bench = Bench(a, b, make_cases(a.model.proto), "cpu", (Point("a", (), 1),))
-        (found,) = tap(bench, [Boundary("out", "out", "output")])
+        (found,) = compare_at(bench, [Boundary("out", "out", "output")])
         assert (found.exceeds, found.found.rounding > 2.0**-24) == (exceeds, True)
 
 
@@ -98,22 +98,20 @@ def test_several_groups_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     marks = STREAM
     cases = make_cases(a.model.proto)
     opened: list[int] = []
-    monkeypatch.setattr(depth, "open_tapped", counted(opened))
+    monkeypatch.setattr(depth, "open_model", counted(opened))
     bench = Bench(a, b, cases, "cpu")
-    whole = tap(bench, marks)
+    whole = compare_at(bench, marks)
     assert len(opened) == 2
-    single = tap(replace(bench, group_bytes=1), marks)
+    single = compare_at(replace(bench, group_bytes=1), marks)
     assert len(opened) == 2 + 2 * len(marks)
     assert [each.found.error for each in single] == [each.found.error for each in whole]
     assert all(each.exceeds for each in (*single, *whole))
 
 
 def counted(opened: list[int]):  # type: ignore[no-untyped-def]
-    original = open_tapped
-
-    def open_and_count(side, names, provider, *, optimise=False):  # type: ignore[no-untyped-def]
-        opened.append(len(names))
-        return original(side, names, provider, optimise=optimise)
+    def open_and_count(model, provider, *, optimise):  # type: ignore[no-untyped-def]
+        opened.append(len(model.proto.graph.output))
+        return open_model(model, provider, optimise=optimise)
 
     return open_and_count
 
@@ -139,7 +137,7 @@ def test_a_shared_weight_makes_every_user_guilty_and_no_other() -> None:
     a, b = sides(text_model(RESIDUAL), other)
     marks = STREAM
     bench = Bench(a, b, make_cases(a.model.proto), "cpu")
-    found = isolate(bench, marks)
+    found = compare_at(bench, marks, alone=True)
     assert [each.tensor for each in found if each.exceeds] == ["s"]
     innocent = [each for each in found if not each.exceeds]
     assert {each.found.error for each in innocent} == {0.0}
@@ -152,7 +150,7 @@ def test_a_part_that_does_not_run_is_guilty_with_the_reason() -> None:
     other = text_model(RESIDUAL.replace("d = Relu(c)", "d = Reshape(c, two)"), constants={"two": _two()})
     a, b = sides(text_model(RESIDUAL), other)
     marks = STREAM
-    found = {each.tensor: each for each in isolate(Bench(a, b, make_cases(a.model.proto), "cpu"), marks)}
+    found = {each.tensor: each for each in compare_at(Bench(a, b, make_cases(a.model.proto), "cpu"), marks, alone=True)}
     assert not found["r"].exceeds
     assert found["s"].exceeds
     assert "MatMul" in found["s"].obstacle

@@ -40,30 +40,9 @@ from rewriter.proof.certificate.expressions import (
     total,
     where,
 )
+from tests.rewriter.proof.certificate.evaluated import at
 
 U, G = leaf(1), leaf(0)
-
-
-def value(expression: Expression, y: float) -> float:
-    """What an expression of one variable is in double precision."""
-    numbers: dict[Expression, float] = {}
-
-    def of(part: Expression) -> float:
-        if part not in numbers:
-            numbers[part] = _value(part, [of(each) for each in part.operands], y)
-        return numbers[part]
-
-    return of(expression)
-
-
-def _value(part: Expression, x: list[float], y: float) -> float:
-    if isinstance(part.value, fmpq):
-        return float(part.value)
-    known = {"variable": lambda: y, "pi": lambda: math.pi, "exp": lambda: math.exp(x[0])}
-    known |= {"+": lambda: x[0] + x[1], "*": lambda: x[0] * x[1], "/": lambda: x[0] / x[1]}
-    known |= {"erf": lambda: math.erf(x[0]), "softplus": lambda: math.log1p(math.exp(x[0]))}
-    known |= {"sqrt": lambda: math.sqrt(x[0]), "where": lambda: x[1] if x[0] >= 0 else x[2]}
-    return known[part.operator]()
 
 
 UNARY = [key for key in OPERATORS if key[0] == "" and key[1] not in
@@ -92,7 +71,7 @@ def test_an_operator_is_what_onnx_says(key: tuple[str, str]) -> None:
         pytest.skip("onnx here has no reference for it")
     made = scalar_operator(key, {}, [VARIABLE])
     assert made is not None
-    assert [value(made, each) for each in x] == pytest.approx(wanted, rel=1e-6, abs=1e-6)
+    assert [float(at(made, each)) for each in x] == pytest.approx(wanted, rel=1e-6, abs=1e-6)
 
 
 def test_operators_of_onnxruntime() -> None:
@@ -109,6 +88,7 @@ def test_what_is_not_elementwise_is_not_guessed() -> None:
     assert scalar_operator(("ai.other", "Gelu"), {}, [VARIABLE]) is None
     for exponent in (constant(0.5), constant(9), constant(-1), U):
         assert scalar_operator(("", "Pow"), {}, [VARIABLE, exponent]) is None
+    assert scalar_operator(("", "Pow"), {}, [VARIABLE, constant(8)]) is power(VARIABLE, 8)
 
 
 def test_defaults_are_float32_numbers() -> None:
@@ -177,9 +157,9 @@ def test_a_value_of_one_is_folded_away() -> None:
 @pytest.mark.parametrize("further", [0, 40])
 def test_a_softmax_is_a_distribution(further: int) -> None:
     weights = softmax([VARIABLE, constant(2), neg(VARIABLE), *[VARIABLE] * further])
-    assert value(total(weights), 0.7) == pytest.approx(1.0)
+    assert float(at(total(weights), 0.7)) == pytest.approx(1.0)
     whole = math.exp(2) + (1 + further) * math.exp(0.7) + math.exp(-0.7)
-    assert value(weights[1], 0.7) == pytest.approx(math.exp(2) / whole)
+    assert float(at(weights[1], 0.7)) == pytest.approx(math.exp(2) / whole)
 
 
 def test_listings_tell_constants_apart_and_share_parts() -> None:
