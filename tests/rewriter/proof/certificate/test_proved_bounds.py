@@ -237,7 +237,8 @@ def test_a_jump_at_zero_has_no_relative_bound(name: str) -> None:
 
 
 @pytest.mark.parametrize(("gap", "low", "high", "most"), [
-    (mul(number("1/1000"), Y), "-100", "100", 1e-3), (ONE, "1", "5/4", 1.0), (ONE, "-5/4", "-1", 1.0),
+    *((mul(number("1/1000"), Y), *ends, 1e-3) for ends in (("-100", "100"), ("0", "100"), ("-100", "0"))),
+    (ONE, "1", "5/4", 1.0), (ONE, "-5/4", "-1", 1.0),
     (mul(Y, sub(constant(2), Y)), "1", "5/4", 1.0),
 ])  # fmt: skip
 def test_the_relative_error_on_a_wide_cell(gap: Expression, low: str, high: str, most: float) -> None:
