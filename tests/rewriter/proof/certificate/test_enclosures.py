@@ -104,6 +104,7 @@ def test_what_holds_on_a_cell_holds_at_its_numbers(seed: int) -> None:
         (mul(VARIABLE, sigmoid(VARIABLE)), mul(VARIABLE, sigmoid(mul(constant(2), VARIABLE)))),
         (apply("exp", mul(constant(3), VARIABLE)), power(apply("exp", mul(constant(2), VARIABLE)), 3)),
         (div(ONE, add(VARIABLE, constant(2))), HALF),
+        (mul(VARIABLE, apply("softplus", VARIABLE)), apply("softplus", VARIABLE)),
     ],
 )
 def test_algebra_equates_no_two_functions(a: Expression, b: Expression) -> None:
