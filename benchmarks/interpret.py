@@ -44,7 +44,7 @@ from models.training.questions import QUESTIONS, Prompt
 from rewriter import attribute
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import load_model
-from rewriter.proof.inputs.read import open_tokenizer
+from rewriter.files.tokenizer import open_tokenizer
 
 Array = NDArray[Any]
 

@@ -3,7 +3,7 @@
 Both are compared at boundaries, tensors that both models have: inputs, pre-activations, activations and ends of blocks,
 the residual stream, the outputs. They run as a whole; or alone, every part of B between boundaries on the values that A
 computes, so that errors do not propagate and a part is guilty only of its own. All are judged by `rewriter.proof.rule`;
-what rounding amounts to is measured on A (`rewriter.proof.tested.rounded`). Weights stay where they are, and boundaries
+what rounding amounts to is measured on A (`rewriter.proof.nudge.rounded`). Weights stay where they are, and boundaries
 are run in groups whose values fit into bounded memory.
 """
 
@@ -28,10 +28,9 @@ from rewriter.graph.view import GraphView
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.nudge import Point
+from rewriter.proof.nudge import Point, rounded
 from rewriter.proof.rule import Judgement, compared, magnitude
 from rewriter.proof.run import open_model
-from rewriter.proof.tested import rounded
 
 GROUP_BYTES = 256 * 2**20
 """Maximum size in bytes of the values of one model in memory, over all cases; a single boundary may exceed it."""

@@ -19,10 +19,11 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
+from rewriter.files.tokenizer import tokens_as_text
 from rewriter.interpret.attribute import Attribution, FrozenRun, Linear, Written, attribution_of, by_head
 from rewriter.interpret.graph import token_ids
 from rewriter.interpret.index import HeadIndex, count_of, heads
-from rewriter.interpret.rank import head_tokens, tokens_as_text
+from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, only_case, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.why import Scores, listed, made, scores_of

@@ -22,19 +22,16 @@ from passes.match.projections import Projection
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source
+from rewriter.files.tokenizer import TokenText, tokens_as_text
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, count_of, indexed
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, known_output, parts_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.facts import Role
-from rewriter.proof.inputs.read import open_tokenizer, spelling
 from rewriter.proof.inputs.roles import input_specs
 
 Places = NDArray[np.int64]
-TokenText = Callable[[int], str]
-"""A token id in words."""
-
 KINDS = "QKV"
 """What is read: by queries, by keys, by values."""
 
@@ -43,9 +40,6 @@ _ENTRIES = 2**23
 
 _MOST = 2**25
 """Entries of rankings that are kept at most: 400 MB."""
-
-_LONGEST = 40
-"""Characters of a token."""
 
 
 # -- what heads read and write -------------------------------------------------------------------------------------
@@ -582,20 +576,3 @@ def unembedding(index: HeadIndex) -> Array:
     if chain.unembedding is None:
         raise UsageError(f"output {name} is the normalised stream itself: there is no unembedding")
     return _wide(AffineMap(chain.unembedding, index.value_of, index.folded(chain.norm.output)).weight())
-
-
-def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
-    """Token ids in words: by a `tokenizer.json`, or as numbers without one.
-
-    Raises:
-        UsageError: the package tokenizers is missing, or it does not read the file.
-    """
-    if tokenizer is None:
-        return str
-    opened = open_tokenizer(tokenizer)
-
-    def told(token: int) -> str:
-        text = spelling(opened, token)[:_LONGEST]
-        return f"'{text}'" if text else str(token)
-
-    return told

@@ -31,10 +31,11 @@ from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.text import Tokens, tokenized
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
-from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
+from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.run import open_tapped
 

@@ -9,17 +9,28 @@ digits. Phase and kind are inputs of the model, so that one session serves all d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 from rewriter.arrays import Array
+from rewriter.errors import ValidationError
+from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.view import Path, all_views, graph_at, integer_of
+from rewriter.proof.claims import Side
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.rule import Results, compared
+from rewriter.proof.run import Way, run_model
 
 _STEPS = 2.0**10
 """Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which moves the
@@ -108,52 +119,104 @@ def feeds(model: onnx.ModelProto, prefix: str, draw: Mapping[str, float]) -> dic
     return found
 
 
+def noisy(
+    model: LoadedModel, cases: Sequence[Case], points: Sequence[Point], ways: Sequence[Way], **options: Any
+) -> Mapping[Way, Sequence[Results]]:
+    """The results of a model with noise, draw by draw, in each way; nothing where it does not run.
+
+    Args:
+        model: the model, or a part of one.
+        cases: what it reads.
+        points: where noise is added; those that the model lacks are left out.
+        ways: how to run it.
+        **options: further ones of `run_model`.
+    """
+    proto, prefix = nudged(model.proto, points)
+    drawn = [
+        Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)})
+        for draw in (DRAWS if prefix else ())
+        for case in cases
+    ]
+    starts = range(0, len(drawn), len(cases) or 1)
+    with suppress(ValidationError):
+        side = Side.of(replace(model, proto=proto, path=None))
+        runs = run_model(side, drawn, ways if drawn else (), what="the original with noise", **options)
+        return {way: [ran.results[start : start + len(cases)] for start in starts] for way, ran in runs.ways.items()}
+    return {}
+
+
+def rounded(
+    model: LoadedModel, cases: Sequence[Case], plain: Results, provider: str, points: Sequence[Point]
+) -> list[Results]:
+    """Results of a model, or of a part of one, that differ from `plain` by rounding alone.
+
+    With graph optimisation; with noise, draw by draw; and in float64, but for outputs where an operator decides
+    something by rounding, which makes another function of it there. What does not run in some way says nothing.
+
+    Args:
+        model: the model; a part of one may begin behind the argument of an activation, or behind the value of a gate.
+        cases: what it reads.
+        plain: its results without optimisation.
+        provider: execution provider.
+        points: where noise is added.
+    """
+    fused, unfused = Way(provider, optimise=True), Way(provider, optimise=False)
+    found: list[Results] = []
+    exact: Results | None = None
+    with suppress(ValidationError):
+        runs = run_model(Side.of(model), cases, [fused], wide=True)
+        found, exact = [runs.ways[fused].results], runs.truth
+    found += noisy(model, cases, points, [unfused]).get(unfused, ())
+    if exact is not None:
+        near = {name for name in plain[0] if _only_rounds(name, plain, exact)}
+        found.append([{**own, **{name: each[name] for name in near}} for own, each in zip(plain, exact, strict=True)])
+    return found
+
+
+def _only_rounds(name: str, plain: Results, exact: Results) -> bool:
+    dtype = plain[0][name].dtype
+    if not is_float(dtype):
+        return False
+    moved = compared(name, plain, [], [{name: each[name].astype(dtype)} for each in exact])
+    return moved.error < math.sqrt(float(ml_dtypes.finfo(dtype).eps))
+
+
+_NOISE = """noise (float raw, float argument, float factor, float value, float phase, float steady) => (float noisy) {
+    frequency = Constant<value = TYPE {FREQUENCY}>() one = Constant<value = TYPE {1}>()
+    eps = Constant<value = TYPE {EPS}>() error = Constant<value = TYPE {ERROR}>()
+    x = Cast<to = WIDE>(raw) y = Cast<to = WIDE>(argument) g = Cast<to = WIDE>(factor) u = Cast<to = WIDE>(value)
+    turns = Mul(x, frequency) angle = Add(turns, phase) sine = Sin(angle)
+    mixed = Sub(one, steady) part = Mul(sine, mixed) sign = Add(part, steady)
+    size = Abs(x) product = Mul(y, g) large = Abs(product) digits = Max(large, size) rounding = Mul(digits, eps)
+    unit = Abs(u) scale = Max(unit, size) certified = Mul(scale, error)
+    most = Add(rounding, certified) moved = Mul(most, sign) sum = Add(x, moved) noisy = Cast<to = MADE>(sum) }"""
+
+
 def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units: float) -> None:
     """Let the producer write to another name, and the noise to the old one, so that nothing has to be renamed."""
     place, node = next((place, node) for place, node in enumerate(graph.node) if point.tensor in node.output)
     output = list(node.output).index(point.tensor)
-    node.output[output] = f"{prefix}{point.tensor}/raw"
-    nodes = [*graph.node[: place + 1], *_noise(point, made, prefix, units), *graph.node[place + 1 :]]
-    set_nodes(graph, nodes)
-
-
-def _noise(point: Point, made: int, prefix: str, units: float) -> Iterator[onnx.NodeProto]:
     own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]
-    phase, steady = (f"{prefix}{name}_{wide}" for name in ("phase", "steady"))
+    node.output[output] = f"{own}raw"
     numbers = {
-        "frequency": FREQUENCY,
-        "one": 1.0,
-        "eps": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
-        "error": point.error,
+        "FREQUENCY": FREQUENCY,
+        "EPS": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
+        "ERROR": point.error,
+        "TYPE": "double" if wide == TensorProto.DOUBLE else "float",
+        "WIDE": wide,
+        "MADE": made,
     }
-    for name, number in numbers.items():
-        value = helper.make_tensor(f"{own}{name}", wide, [], [number])
-        yield helper.make_node("Constant", [], [f"{own}{name}"], value=value)
-
-    def node(operator: str, inputs: Sequence[str], output: str) -> onnx.NodeProto:
-        names = [each if "/" in each else f"{own}{each}" for each in inputs]
-        return helper.make_node(operator, names, [f"{own}{output}"])
-
-    yield helper.make_node("Cast", [f"{own}raw"], [f"{own}x"], to=wide)
-    yield node("Mul", ["x", "frequency"], "turns")
-    yield helper.make_node("Add", [f"{own}turns", phase], [f"{own}angle"])
-    yield node("Sin", ["angle"], "sine")
-    yield helper.make_node("Sub", [f"{own}one", steady], [f"{own}mixed"])
-    yield node("Mul", ["sine", "mixed"], "part")
-    yield helper.make_node("Add", [f"{own}part", steady], [f"{own}sign"])
-    yield node("Abs", ["x"], "size")
-    for name, tensor in (("unit", point.value), ("argument", point.argument)):
-        if tensor:
-            yield helper.make_node("Cast", [tensor], [f"{own}{name}/wide"], to=wide)
-            yield helper.make_node("Abs", [f"{own}{name}/wide"], [f"{own}{name}"])
-        else:
-            yield helper.make_node("Identity", [f"{own}one" if name == "unit" else f"{own}size"], [f"{own}{name}"])
-    yield node("Mul", ["argument", "unit"] if point.value and point.argument else ["argument", "one"], "product")
-    yield node("Max", ["product", "size"], "digits")
-    yield node("Mul", ["digits", "eps"], "rounding")
-    yield node("Max", ["unit", "size"], "scale")
-    yield node("Mul", ["scale", "error"], "certified")
-    yield node("Add", ["rounding", "certified"], "most")
-    yield node("Mul", ["most", "sign"], "noise")
-    yield node("Add", ["x", "noise"], "noisy")
-    yield helper.make_node("Cast", [f"{own}noisy"], [point.tensor], to=made)
+    noise = parser.parse_graph(re.sub("|".join(numbers), lambda found: f"{numbers[found[0]]}", _NOISE))
+    names = {
+        "": "",
+        "argument": point.argument or f"{own}raw",
+        "factor": (point.argument and point.value) or f"{own}one",
+        "value": point.value or f"{own}one",
+        "phase": f"{prefix}phase_{wide}",
+        "steady": f"{prefix}steady_{wide}",
+        "noisy": point.tensor,
+    }
+    for each in noise.node:
+        for field in (each.input, each.output):
+            field[:] = [names.get(name, f"{own}{name}") for name in field]
+    set_nodes(graph, [*graph.node[: place + 1], *noise.node, *graph.node[place + 1 :]])

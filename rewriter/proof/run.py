@@ -22,14 +22,8 @@ from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.rule import magnitude
+from rewriter.proof.rule import Results, magnitude
 from rewriter.text import quoted
-
-Results = Sequence[Mapping[str, Array]]
-"""Case by case, a map from an output to its array."""
-
-TAPPED = 2
-"""Number of cases in which tapped tensors are recorded: they become the real inputs of the blocks."""
 
 SEGMENT = 2**27
 """Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
@@ -49,27 +43,6 @@ class Way:
     def __str__(self) -> str:
         level = "default optimisation" if self.optimise else "no optimisation"
         return f"{self.provider}, {level}{', again' if self.again else ''}"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What to run and record of a model.
-
-    Attributes:
-        ways: how to run it.
-        taps: tensors whose values are recorded, in the first way and the first `TAPPED` cases.
-        watched: tensors whose largest finite |entry| over all cases is recorded, in the first way.
-        wide: whether to evaluate it in float64, if it is loaded as a whole.
-        may_refuse: whether cases that the first way cannot run are dropped; otherwise they are an error.
-        what: the model's name in progress messages.
-    """
-
-    ways: tuple[Way, ...] = ()
-    taps: tuple[str, ...] = ()
-    watched: tuple[str, ...] = ()
-    wide: bool = False
-    may_refuse: bool = False
-    what: str = "the model"
 
 
 @dataclass(eq=False)
@@ -101,7 +74,6 @@ class ModelRuns:
         cases: the cases that the model accepts.
         skipped: the names of the others, with reasons.
         ways: the results of each way.
-        taps: values of the tapped tensors in the first cases.
         truth: its float64 evaluation; None if there is none.
         segments: number of parts that were loaded one after the other.
         reached: largest finite |entry| of each watched tensor over all cases.
@@ -110,17 +82,38 @@ class ModelRuns:
     cases: tuple[Case, ...]
     skipped: tuple[str, ...]
     ways: Mapping[Way, Ran]
-    taps: Results
-    truth: Results | None
+    truth: Results | None = None
     segments: int = 1
     reached: Mapping[str, float] = field(default_factory=dict)
 
 
-def run_model(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progress, *, by_blocks: bool) -> ModelRuns:
-    """Run a model; with `by_blocks` it is never loaded as a whole.
+def run_model(
+    side: Side,
+    cases: Sequence[Case],
+    ways: Sequence[Way],
+    *,
+    watched: Sequence[str] = (),
+    wide: bool = False,
+    may_refuse: bool = False,
+    by_blocks: bool = False,
+    progress: Progress = lambda _what, _done, _total: None,
+    what: str = "the model",
+) -> ModelRuns:
+    """Run a model, or a part of one.
+
+    Args:
+        side: the model.
+        cases: its inputs; of a part, what it does not read is left out.
+        ways: how to run it.
+        watched: tensors whose largest finite |entry| over all cases is recorded, in the first way.
+        wide: whether to evaluate it in float64, if it is loaded as a whole.
+        may_refuse: whether cases that the first way cannot run are dropped; otherwise they are an error.
+        by_blocks: never load it as a whole.
+        progress: called with (activity, steps done, total steps).
+        what: the model's name in progress messages.
 
     Raises:
-        ValidationError: onnxruntime cannot load it, or refuses a case although `wanted.may_refuse` is not set.
+        ValidationError: onnxruntime cannot load it, or refuses a case although `may_refuse` is not set.
         UsageError: with `by_blocks`, a case feeds an input that has a default; the segments contain the default.
     """
     given = {name for case in cases for name in case.feeds} - set(side.main.inputs)
@@ -129,40 +122,35 @@ def run_model(side: Side, cases: Sequence[Case], wanted: Wanted, progress: Progr
             f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
             "prove with --option proof=whole"
         )
-    inside = (*wanted.taps, *wanted.watched)
-    cuts: Sequence[Cut | None] = split(side.main, inside, SEGMENT) if by_blocks else (None,)
+    cuts: Sequence[Cut | None] = split(side.main, watched, SEGMENT) if by_blocks else (None,)
     # Of each way, the values of the tensors that later segments read, case by case.
-    flows: list[list[dict[str, Array]]] = [[dict(case.feeds) for case in cases] for _ in wanted.ways]
-    ways = {way: Ran() for way in wanted.ways}
+    flows: list[list[dict[str, Array]]] = [[dict(case.feeds) for case in cases] for _ in ways]
+    runs = {way: Ran() for way in ways}
     kept, skipped = list(cases), list[str]()
     reached: dict[str, float] = {}
     for number, part in enumerate(cuts):
         later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*side.main.outputs}
-        for place, (way, flow) in enumerate(zip(wanted.ways, flows, strict=True)):
-            progress(f"running {wanted.what}, {way}", number * len(flows) + place, len(cuts) * len(flows))
+        for place, (way, flow) in enumerate(zip(ways, flows, strict=True)):
+            progress(f"running {what}, {way}", number * len(flows) + place, len(cuts) * len(flows))
             # Only the first way records tensors inside the model, since additional outputs keep onnxruntime from fusing
             # nodes, and only it may refuse a case: one that another way refuses is an error, not an invalid input.
-            here = () if place else inside
-            over = flows[wanted.ways.index(replace(way, again=False))] if way.again else ()
-            may_refuse = wanted.may_refuse and not place
-            refused = _run_part(side, part, way, ways[way], flow, here, over=over, may_refuse=may_refuse)
+            here = () if place else watched
+            over = flows[ways.index(replace(way, again=False))] if way.again else ()
+            refused = _run_part(side, part, way, runs[way], flow, here, over=over, may_refuse=may_refuse and not place)
             skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
             for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
                 del kept[index]
                 for other in flows:
                     del other[index]
-            for index, values in enumerate(flow):
-                for name in () if place else values.keys() & {*wanted.watched}:
+            for values in flow:
+                for name in values.keys() & {*here}:
                     reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))
-                for name in values.keys() - later.union(() if place or index >= TAPPED else wanted.taps):
+                for name in values.keys() - later:
                     del values[name]
-    for ran, flow in zip(ways.values(), flows, strict=True):
+    for ran, flow in zip(runs.values(), flows, strict=True):
         ran.results = [{name: values[name] for name in side.main.outputs} for values in flow]
-    # A case that moves up because another is refused later lacks some of the taps.
-    complete = [values for values in (flows[0] if flows else ()) if all(name in values for name in wanted.taps)]
-    taps = [{name: values[name] for name in wanted.taps} for values in complete[:TAPPED]]
-    truth = _in_float64(side.model, kept, progress) if wanted.wide and not by_blocks else None
-    return ModelRuns(tuple(kept), tuple(skipped), ways, taps, truth, segments=len(cuts), reached=reached)
+    truth = _in_float64(side.model, kept, progress) if wide and not by_blocks else None
+    return ModelRuns(tuple(kept), tuple(skipped), runs, truth, segments=len(cuts), reached=reached)
 
 
 def _run_part(
@@ -171,7 +159,7 @@ def _run_part(
     way: Way,
     ran: Ran,
     flow: Sequence[dict[str, Array]],
-    taps: Sequence[str],
+    watched: Sequence[str],
     *,
     over: Sequence[Mapping[str, Array]],
     may_refuse: bool,
@@ -183,18 +171,18 @@ def _run_part(
     refused: dict[int, str] = {}
     if not flow:
         return refused
-    read: Sequence[str] | None = None
     if part is None:
-        session = open_tapped(side, taps, way.provider, optimise=way.optimise)
+        session = open_tapped(side, watched, way.provider, optimise=way.optimise)
+        read = {value.name for value in side.model.proto.graph.input}
     else:
         model = side.extracted(part)
         for value in model.proto.graph.input:  # inference knows no types behind custom operators
             value.type.tensor_type.elem_type = _elem_type(flow[0][value.name])
         session = open_model(model, way.provider, optimise=way.optimise, prepack=False)
-        read = [value.name for value in model.proto.graph.input if value.name in part.inputs]
+        read = {value.name for value in model.proto.graph.input}.intersection(part.inputs)
     ran.loaded(session)
     for index, values in enumerate(flow):
-        feeds = values if read is None else {name: values[name] for name in read}
+        feeds = {name: values[name] for name in values if name in read}
         try:
             values.update(session.run(feeds, over=over[index] if over else None))
         except ValidationError as error:

@@ -24,7 +24,8 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.types import FLOATS
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import rounds_to_bytes
-from rewriter.proof.run import ModelRuns, Results
+from rewriter.proof.rule import Results
+from rewriter.proof.run import ModelRuns
 
 _CLOSE = 1e-3
 """Runs on a GPU may differ by rounding, relative to the element; that is the rule's affair."""
@@ -47,16 +48,17 @@ def gaps(runs: ModelRuns) -> Gaps:
 
 
 def without(runs: ModelRuns, left_out: Gaps) -> ModelRuns:
-    """The same runs with zeros at the gaps; an array of another shape stays, and will be refused."""
+    """The same runs with zeros at the gaps."""
+    ways = {way: replace(ran, results=cleared(ran.results, left_out)) for way, ran in runs.ways.items()}
+    return replace(runs, ways=ways, truth=None if runs.truth is None else cleared(runs.truth, left_out))
 
-    def cleared(results: Results) -> Results:
-        return [
-            {name: _cleared(values, masks[name]) if name in masks else values for name, values in case.items()}
-            for case, masks in zip(results, left_out, strict=True)
-        ]
 
-    ways = {way: replace(ran, results=cleared(ran.results)) for way, ran in runs.ways.items()}
-    return replace(runs, ways=ways, truth=None if runs.truth is None else cleared(runs.truth))
+def cleared(results: Results, left_out: Gaps) -> Results:
+    """The same results with zeros at the gaps; an array of another shape stays, and will be refused."""
+    return [
+        {name: _cleared(values, masks[name]) if name in masks else values for name, values in case.items()}
+        for case, masks in zip(results, left_out, strict=True)
+    ]
 
 
 def told(runs: ModelRuns, left_out: Gaps) -> Iterator[str]:

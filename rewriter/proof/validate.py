@@ -11,9 +11,9 @@ to be the original's, and each block is tested by itself (`rewriter.proof.tested
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import nan
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -29,12 +29,12 @@ from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
+from rewriter.proof.nudge import Point, noisy
 from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Wanted, Way, run_model
+from rewriter.proof.run import ModelRuns, Progress, Way, run_model
 from rewriter.proof.settings import Settings
-from rewriter.proof.tested import BlockTest, needs, tested_block
-from rewriter.proof.unsteady import Gaps, gaps, moved, stability, told, without
+from rewriter.proof.tested import BlockTest, tested_block
+from rewriter.proof.unsteady import Gaps, cleared, gaps, moved, stability, told, without
 
 __all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
 
@@ -212,30 +212,20 @@ class _Judge:
         old, named = Side.of(self.original), Side.of(self.named)
         tested = tuple(claim for claim in claims if claim.name in certificate.left)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
+        again = tuple(Way(name, optimise=False, again=True) for name in providers)
         longest = 0 if self.alone is None else max((claim.longest or 0 for claim in claims), default=0)
-        taps = {claim.name: needs(named, claim) for claim in tested if not claim.path}
         watched = dict(_domains(claims, certificate))
         # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
         cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
-        again = tuple(Way(name, optimise=False, again=True) for name in providers)
-        inside = Wanted(
-            (*ways, *again),
-            tuple(dict.fromkeys(name for names in taps.values() for name in names)),
-            tuple(watched),
-            wide=self.original.size <= CHEAP,
-            what="the original",
-        )
-        first = replace(inside, may_refuse=True)
-        if self.named is self.original:
-            before = self._accepted(old, cases, first)
-        else:
-            # Only the lowered form, which computes the same, has the tensors under these names.
-            before = self._accepted(old, cases, replace(first, taps=(), watched=()))
-            there = self._run(named, before.cases, replace(inside, ways=inside.ways[:1], wide=False))
-            before = replace(before, taps=there.taps, reached=there.reached)
+        wide = self.original.size <= CHEAP
+        before = run_accepted(
+            old, cases, (*ways, *again), self.settings,
+            wide=wide, by_blocks=self.by_blocks, progress=self.progress, what="the original",
+        )  # fmt: skip
+        # Only the lowered form, which computes the same, has the tensors under these names.
+        reached = self._run(named, before.cases, ways[:1], watched=tuple(watched)).reached if watched else {}
         try:
-            wanted = Wanted(ways, wide=inside.wide, what="the rewritten model")
-            after = self._run(Side.of(self.rewritten), before.cases, wanted)
+            after = self._run(Side.of(self.rewritten), before.cases, ways, wide=wide, what="the rewritten model")
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
@@ -251,14 +241,13 @@ class _Judge:
         blocks = []
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
-            seen = [] if claim.path else [{name: each[name] for name in taps[claim.name]} for each in before.taps]
             apart = Side.of(self.alone or self.rewritten)
-            blocks.append(tested_block(named, apart, claim, seen, ways, self.settings.seed))
+            blocks.append(tested_block(named, apart, claim, ways, self.settings.seed))
         runs = {name: _provider(name, before, after, judged, strict, coarsest) for name in providers}
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
-            *_beyond(watched, before),
+            *_beyond(watched, reached),
             *_foreign(claims, Side.of(self.rewritten)),
             *(failure for each in runs.values() for failure in each.failures),
         ]
@@ -286,41 +275,23 @@ class _Judge:
         """What is to be expected of the tokens that a model chooses, where rounding alone may change them."""
         other, way = moved(self.original), Way(self.settings.providers[0], optimise=False)
         if other is not None:
-            again = self._run(Side.of(other), before.cases, Wanted((way,), what="the original with other weights"))
+            again = self._run(Side.of(other), before.cases, (way,), what="the original with other weights")
             yield from stability(*(runs.ways[way].results for runs in (before, again, after)))
 
-    def _run(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
-        return run_model(side, cases, wanted, self.progress, by_blocks=self.by_blocks)
-
-    def _accepted(self, side: Side, cases: Sequence[Case], wanted: Wanted) -> ModelRuns:
-        return run_accepted(side, cases, wanted, self.settings, self.progress, by_blocks=self.by_blocks)
+    def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
+        return run_model(side, cases, ways, by_blocks=self.by_blocks, progress=self.progress, **options)
 
     def _judgements(
         self, before: ModelRuns, after: ModelRuns, points: Sequence[Point], left_out: Gaps
     ) -> dict[tuple[Way, str], Judgement]:
         """The rule on every output in every way; noise at `points` shows how far rounding moves the original's."""
-        proto, prefix = nudged(self.original.proto, points)
-        noisy: dict[str, list[Results]] = {}
-        drawn = [
-            Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)})
-            for draw in DRAWS
-            for case in (before.cases if prefix else ())
-        ]
-        if drawn:
-            side = Side.of(replace(self.original, proto=proto, path=None))
-            plain = tuple(Way(name, optimise=False) for name in self.settings.providers)
-            starts = range(0, len(drawn), len(before.cases))
-            # If that does not run, what optimisation changes in the original is all that is known of its rounding.
-            with suppress(ValidationError):
-                ran = self._run(side, drawn, Wanted(plain, what="the original with noise"))
-                ran = without(ran, [*left_out] * len(DRAWS))
-                for way in plain:
-                    found = ran.ways[way].results
-                    noisy[way.provider] = [found[start : start + len(before.cases)] for start in starts]
+        plain = tuple(Way(name, optimise=False) for name in self.settings.providers)
+        # If that does not run, what optimisation changes in the original is all that is known of its rounding.
+        shaken = noisy(self.original, before.cases, points, plain, by_blocks=self.by_blocks, progress=self.progress)
         judged = {}
         for way in after.ways:
             own, optimised = (before.ways[Way(way.provider, level)].results for level in (False, True))
-            variants = [optimised, *noisy.get(way.provider, ())]
+            variants = [optimised, *(cleared(each, left_out) for each in shaken.get(replace(way, optimise=False), ()))]
             for output in own[0]:
                 judged[way, output] = self.rule(output, own, variants, after.ways[way].results)
         return judged
@@ -360,10 +331,10 @@ def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tupl
             yield claim.gate, (claim.name, claim.domain)
 
 
-def _beyond(watched: Mapping[str, tuple[str, float]], before: ModelRuns) -> Iterator[str]:
+def _beyond(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, float]) -> Iterator[str]:
     """Blocks whose pre-activations left the domain of their program on some input."""
     for tensor, (name, domain) in watched.items():
-        largest = before.reached.get(tensor, 0.0)
+        largest = reached.get(tensor, 0.0)
         if largest > domain:
             yield (
                 f"{name}: pre-activations reach {largest:.4g}, its program holds up to {domain:.4g}; exclude it with "
@@ -383,16 +354,16 @@ def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bo
 
 
 def run_accepted(
-    side: Side, cases: Sequence[Case], wanted: Wanted, settings: Settings, progress: Progress, *, by_blocks: bool
+    side: Side, cases: Sequence[Case], ways: Sequence[Way], settings: Settings, **options: Any
 ) -> ModelRuns:
-    """The runs of the original on the cases that it accepts.
+    """The runs of the original on the cases that it accepts; `options` are further ones of `run_model`.
 
     Raises:
         UsageError: the original accepts none of the inputs that were given.
         ValidationError: the original cannot be loaded, or accepts nothing.
     """
     try:
-        runs = run_model(side, cases, wanted, progress, by_blocks=by_blocks)
+        runs = run_model(side, cases, ways, may_refuse=True, **options)
     except ValidationError as error:
         raise ValidationError(_refused(side.model, error)) from error
     if runs.cases:
@@ -419,9 +390,11 @@ def largest_magnitudes(
     taps = tuple(name for name in dict.fromkeys(tensors) if name in side.main.producer)
     if not taps:
         return {}
-    wanted = Wanted((Way("cpu", optimise=True),), watched=taps, may_refuse=True, what="the original")
-    cases, by_blocks = cases_of(model, settings, 0), settings.by_blocks(model.size)
-    return dict(run_accepted(side, cases, wanted, settings, progress, by_blocks=by_blocks).reached)
+    found = run_accepted(
+        side, cases_of(model, settings, 0), [Way("cpu", optimise=True)], settings,
+        watched=taps, by_blocks=settings.by_blocks(model.size), progress=progress, what="the original",
+    )  # fmt: skip
+    return dict(found.reached)
 
 
 def noise_points(

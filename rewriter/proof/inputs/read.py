@@ -1,9 +1,6 @@
-"""Inputs that a user gives, made to fit a model: arrays in Python or in an npz file, or text with a tokenizer.
+"""Inputs that a user gives, made to fit a model: arrays in Python or in an npz file.
 
-In a file a key is the name of an input, or `case/input` if there are several cases. Nothing is unpickled. A text gives
-the token ids, and the other inputs follow from the model; each text is a case of its own, so nothing is padded: masks
-are ones, positions count from 0, caches are empty. The package `tokenizers` (extra `text`) reads the tokenizer, from a
-`tokenizer.json` as Hugging Face models have it.
+In a file a key is the name of an input, or `case/input` if there are several cases. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -11,8 +8,6 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +17,10 @@ from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
 from rewriter.graph.types import declared_types
-from rewriter.proof.inputs.cases import Case, Maker, Setting
-from rewriter.proof.inputs.facts import Role
-from rewriter.proof.inputs.given import Arrays, Given, Text
-from rewriter.proof.inputs.roles import InputSpec, numpy_type
-from rewriter.text import clean, one_line, quoted
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.given import Arrays, Given
+from rewriter.proof.inputs.roles import numpy_type
+from rewriter.text import one_line, quoted
 
 _ONLY = "the given inputs"
 
@@ -134,146 +128,3 @@ def _check_shape(what: str, given: tuple[int, ...], wanted: Sequence[int | str |
     )
     if not fits:
         raise UsageError(f"{what} has shape {list(given)}, the model takes {spelled}")
-
-
-# -- text ------------------------------------------------------------------------------------------------------------
-
-_FILE = "tokenizer.json"
-_UNKNOWN = (Role.FLOATS, Role.INTEGERS, Role.TIMESTEP, Role.KEEP)
-"""Roles of inputs that text says nothing about."""
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """Texts as token ids, and the spelling of these.
-
-    Attributes:
-        cases: the inputs, one case per text.
-        spelled: the tokens of each text.
-        texts: the texts.
-        tokenizer: the `tokenizers.Tokenizer`.
-    """
-
-    cases: tuple[Case, ...]
-    spelled: tuple[tuple[str, ...], ...]
-    texts: tuple[str, ...]
-    tokenizer: Any
-
-    def entry(self, number: int, count: int) -> str:
-        """How the tokenizer spells entry `number` of an output with `count` entries; empty if these are no tokens."""
-        number %= count
-        known = self.tokenizer.get_vocab_size()
-        return spelling(self.tokenizer, number) if number < known <= count else ""
-
-
-def tokenized(given: Text, model: onnx.ModelProto) -> Tokens:
-    """The inputs of a model for given texts.
-
-    Raises:
-        UsageError: `tokenizers` is not installed, the tokenizer cannot be read or belongs to another model, a text has
-            no tokens, or the model has inputs that text says nothing about.
-    """
-    tokenizer = open_tokenizer(given.tokenizer)
-    texts = (given.text,) if isinstance(given.text, str) else tuple(given.text)
-    if not texts:
-        raise UsageError("there is no text")
-    maker = Maker(model)
-    ids = _ids_input(maker.specs)
-    cases, spelled = [], []
-    for number, text in enumerate(texts):
-        with _refused(f"the tokenizer cannot encode {quoted(text)}"):
-            encoding = tokenizer.encode(text)
-        _check(encoding.ids, text, ids, maker.facts.longest)
-        feeds = dict(maker.case(Setting(1, len(encoding.ids)), number=1).feeds)
-        for spec in maker.specs:
-            if spec.role in {Role.IDS, Role.TOKEN_TYPES}:
-                own = encoding.ids if spec.role is Role.IDS else encoding.type_ids
-                shape = feeds[spec.name].shape
-                if int(np.prod(shape)) != len(own):
-                    raise UsageError(f"input {quoted(spec.name)} has shape {list(shape)}, which one text does not fill")
-                feeds[spec.name] = np.asarray(own, dtype=spec.dtype).reshape(shape)
-        cases.append(Case(str(number), feeds))
-        with _refused(f"the tokenizer cannot decode {quoted(text)}"):
-            spelled.append(tuple(spelling(tokenizer, each) for each in encoding.ids))
-    return Tokens(tuple(cases), tuple(spelled), texts, tokenizer)
-
-
-def spelling(tokenizer: Any, number: int) -> str:
-    """One token, as text where it is whole characters, else as the tokenizer names it; without control characters."""
-    decoded = str(tokenizer.decode([number], skip_special_tokens=False))
-    named = tokenizer.id_to_token(number)
-    usable = decoded and "\N{REPLACEMENT CHARACTER}" not in decoded
-    return _visible(decoded if usable or named is None else str(named))
-
-
-def _visible(text: str) -> str:
-    """Line breaks and tabs as their escapes, other control characters replaced."""
-    return clean(text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t"))
-
-
-def open_tokenizer(tokenizer: Any) -> Any:
-    """A `tokenizers.Tokenizer` without padding and truncation; `tokenizer` is as in `Text`.
-
-    Raises:
-        UsageError: `tokenizers` is not installed, or the tokenizer cannot be read.
-    """
-    try:
-        from tokenizers import Tokenizer
-    except ImportError:
-        raise UsageError("this needs the package tokenizers: pip install 'attnonly[text]'") from None
-    if isinstance(tokenizer, Tokenizer):
-        # A copy: padding and truncation of the caller's own stay as they are.
-        opened = Tokenizer.from_str(tokenizer.to_str())
-    else:
-        try:
-            path = Path(tokenizer)
-        except TypeError:
-            kind = type(tokenizer).__name__
-            raise UsageError(f"a tokenizer is a {_FILE} or a tokenizers.Tokenizer, not a {kind}") from None
-        path = path / _FILE if path.is_dir() else path
-        if not path.is_file():
-            raise UsageError(f"{quoted(path)}: no such file; a tokenizer is a {_FILE}, as Hugging Face models have it")
-        with _refused(f"{quoted(path)} is not a {_FILE}"):
-            opened = Tokenizer.from_file(str(path))
-    opened.no_padding()
-    opened.no_truncation()
-    return opened
-
-
-@contextmanager
-def _refused(what: str) -> Iterator[None]:
-    """Raises UsageError for whatever the package raises: Exception itself, and a BaseException where Rust panics."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:  # noqa: BLE001 - see above
-        raise UsageError(f"{what}: {one_line(error, 120)}") from None
-
-
-def _ids_input(specs: Sequence[InputSpec]) -> InputSpec:
-    """The input of token ids. Raises UsageError if there is none, or more than one."""
-    unknown = next((spec for spec in specs if spec.role in _UNKNOWN), None)
-    if unknown is not None:
-        raise UsageError(f"text does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
-    found = [spec for spec in specs if spec.role is Role.IDS]
-    if not found:
-        raise UsageError("the model has no input of token ids: give its inputs as arrays")
-    if len(found) > 1:
-        listed = " and ".join(quoted(spec.name) for spec in found)
-        raise UsageError(f"inputs {listed} both take tokens, and there is one text: give all inputs as arrays")
-    return found[0]
-
-
-def _check(ids: Sequence[int], text: str, spec: InputSpec, longest: int | None) -> None:
-    """Raises UsageError if a model cannot take these tokens."""
-    if not ids:
-        raise UsageError(f"the tokenizer makes no tokens of {quoted(text)}")
-    if spec.rows is not None and max(ids) >= spec.rows:
-        what = f"the tokenizer gives token {max(ids)}, and the model knows {spec.rows}"
-        raise UsageError(f"{what}: the tokenizer belongs to another model")
-    if longest is not None and len(ids) > longest:
-        raise UsageError(f"the text has {len(ids)} tokens, and the model takes at most {longest}")
-    fixed = spec.shape[-1] if spec.shape else 1
-    if isinstance(fixed, int) and fixed != len(ids):
-        raise UsageError(f"the text has {len(ids)} tokens, and input {quoted(spec.name)} takes exactly {fixed}")

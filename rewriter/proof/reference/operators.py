@@ -66,10 +66,6 @@ def _quick_gelu(attributes: Attributes, x: Array) -> Array:
     return x * _sigmoid(_number(attributes, "alpha", 1.702) * x)
 
 
-def _swiglu(attributes: Attributes, gate: Array, value: Array) -> Array:
-    return _quick_gelu({"alpha": 1.0, **attributes}, gate) * value
-
-
 def _hard_swish(_: Attributes, x: Array) -> Array:
     return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
 
@@ -85,50 +81,24 @@ def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
 # -- normalisation ---------------------------------------------------------------------------------------------------
 
 
-def _normalised(attributes: Attributes, x: Array, *, centred: bool) -> tuple[Array, Array, Array]:
-    """The input normalised over the axes from `axis` on, its mean, and the reciprocal of its deviation."""
-    axis = int(attributes.get("axis", -1)) % x.ndim
-    axes = tuple(range(axis, x.ndim))
-    mean = x.mean(axes, keepdims=True)
-    shifted = x - mean if centred else x
-    inverse = 1 / np.sqrt((shifted * shifted).mean(axes, keepdims=True) + _number(attributes, "epsilon", 1e-5))
-    return shifted * inverse, mean, inverse
+def _normalised(
+    attributes: Attributes, x: Array, scale: Array, bias: Array | float = 0.0, *, centred: bool, epsilon: float = 1e-5
+) -> Array:
+    """Over the axes from `axis` on; `epsilon` is the default of the operator."""
+    axes = tuple(range(int(attributes.get("axis", -1)) % x.ndim, x.ndim))
+    x = x - x.mean(axes, keepdims=True) if centred else x
+    variance = (x * x).mean(axes, keepdims=True) + _number(attributes, "epsilon", epsilon)
+    return np.asarray(x / np.sqrt(variance) * scale + bias)
 
 
-def _layer_norm(
-    attributes: Attributes, x: Array, scale: Array, bias: Array | None = None
-) -> tuple[Array, Array, Array]:
-    """LayerNormalization: the result, the mean, and the reciprocal of the deviation."""
-    y, mean, inverse = _normalised(attributes, x, centred=True)
-    return y * scale if bias is None else y * scale + bias, mean, inverse
-
-
-def _rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
-    """RMSNormalization, and onnxruntime's SimplifiedLayerNormalization."""
-    return np.asarray(_normalised(attributes, x, centred=False)[0] * scale)
-
-
-def _skip_layer_norm(
-    attributes: Attributes,
-    x: Array,
-    skip: Array,
-    gamma: Array,
-    beta: Array | None = None,
-    bias: Array | None = None,
+def _skip_norm(
+    attributes: Attributes, x: Array, skip: Array, scale: Array, *further: Array | None, centred: bool
 ) -> tuple[Array | None, ...]:
-    """SkipLayerNormalization: as LayerNormalization, and the sum that was normalised."""
+    """The sum normalised, and the sum; onnxruntime never makes the two outputs in between."""
+    beta, bias = (*(() if centred else (None,)), *further, None, None)[:2]
     total = x + skip if bias is None else x + skip + bias
-    wanted = {"epsilon": _number(attributes, "epsilon", 1e-12)}
-    return *_layer_norm(wanted, total, gamma, beta), total
-
-
-def _skip_rms_norm(
-    attributes: Attributes, x: Array, skip: Array, gamma: Array, bias: Array | None = None
-) -> tuple[Array | None, ...]:
-    """SkipSimplifiedLayerNormalization: the result, and the sum that was normalised."""
-    total = x + skip if bias is None else x + skip + bias
-    wanted = {"epsilon": _number(attributes, "epsilon", 1e-12)}
-    return _rms_norm(wanted, total, gamma), total, total, total  # onnxruntime never makes the two in the middle
+    made = _normalised(attributes, total, scale, 0.0 if beta is None else beta, centred=centred, epsilon=1e-12)
+    return made, total, total, total
 
 
 # -- what onnx's evaluator computes otherwise --------------------------------------------------------------------------
@@ -169,18 +139,15 @@ OPERATORS: Mapping[Key, Operator] = {
     ("", "Erf"): _erf,
     ("", "Gelu"): _gelu,
     ("", "HardSwish"): _hard_swish,
-    ("", "SwiGLU"): _swiglu,
-    ("", "LayerNormalization"): _layer_norm,
-    ("", "RMSNormalization"): _rms_norm,
-    ("", "SimplifiedLayerNormalization"): _rms_norm,
+    ("", "SimplifiedLayerNormalization"): partial(_normalised, centred=False),
     ("", "BatchNormalization"): _batch_norm,
     (_MICROSOFT, "Gelu"): _gelu,
     (_MICROSOFT, "FastGelu"): _fast_gelu,
     (_MICROSOFT, "BiasGelu"): _bias_gelu,
     (_MICROSOFT, "QuickGelu"): _quick_gelu,
     (_MICROSOFT, "FusedMatMul"): _fused_matmul,
-    (_MICROSOFT, "SkipLayerNormalization"): _skip_layer_norm,
-    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_rms_norm,
+    (_MICROSOFT, "SkipLayerNormalization"): partial(_skip_norm, centred=True),
+    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): partial(_skip_norm, centred=False),
 }
 """Maps domain and operator to a function of attributes and operands that returns the output, or a tuple of all."""
 

@@ -17,16 +17,13 @@ from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case, make_cases
-from rewriter.proof.run import ModelRuns, Results, Wanted, Way, run_model
+from rewriter.proof.rule import Results
+from rewriter.proof.run import ModelRuns, Way, run_model
 from rewriter.proof.settings import LARGE, Settings
 from tests.committed import FOLDER as MODELS
 from tests.textmodels import SILU, mlp, text_model, values
 
 WAYS = (Way("cpu", optimise=False), Way("cpu", optimise=True))
-
-
-def quiet(_what: str, _done: int, _total: int) -> None:
-    """No progress."""
 
 
 def difference(left: Results, right: Results) -> float:
@@ -42,16 +39,17 @@ def test_same_as_the_whole(file: str, limit: int, monkeypatch: pytest.MonkeyPatc
     side = Side.of(load_model(MODELS / file))
     cases = make_cases(side.model.proto)[1:4]
     taps = tuple(node.output[0] for node in side.main.nodes if node.op_type in {"Gemm", "Softmax"})[:2]
-    wanted = Wanted(WAYS, taps, may_refuse=True)
     monkeypatch.setattr("rewriter.proof.run.SEGMENT", limit)
-    whole, parts = (run_model(side, cases, wanted, quiet, by_blocks=by_blocks) for by_blocks in (False, True))
+    whole, parts = (
+        run_model(side, cases, WAYS, watched=taps, may_refuse=True, by_blocks=by_blocks) for by_blocks in (False, True)
+    )
     assert parts.segments > 5 > whole.segments == 1
     assert [case.name for case in parts.cases] == [case.name for case in whole.cases]
     for way in WAYS:
         assert difference(parts.ways[way].results, whole.ways[way].results) < 1e-5
         assert parts.ways[way].cpu_nodes == ()
-    assert len(parts.taps) == 2
-    assert difference(parts.taps, whole.taps) < 1e-5
+    assert parts.reached == pytest.approx(whole.reached, rel=1e-5)
+    assert parts.reached.keys() == {*taps}
 
 
 PICKY = """<ir_version: 8, opset_import: ["": 17]>
@@ -67,7 +65,7 @@ def run_picky(*cases: Case, may_refuse: bool) -> ModelRuns:
     side = Side.of(load_model(onnx.parser.parse_model(PICKY)))
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr("rewriter.proof.run.SEGMENT", 1)
-        return run_model(side, cases, Wanted(WAYS, ("twice",), may_refuse=may_refuse), quiet, by_blocks=True)
+        return run_model(side, cases, WAYS, watched=("twice",), may_refuse=may_refuse, by_blocks=True)
 
 
 def test_cases_that_the_model_refuses_are_left_out_in_every_engine() -> None:
@@ -79,7 +77,7 @@ def test_cases_that_the_model_refuses_are_left_out_in_every_engine() -> None:
     results: list[Results] = [runs.ways[way].results for way in WAYS]
     for found in results:
         assert [case["out"].tolist() for case in found] == [[3, 5], [9]]
-    assert [case["twice"].tolist() for case in runs.taps] == [[2, 4], [4]]
+    assert runs.reached == {"twice": 4.0}
 
 
 def test_cases_that_may_not_be_refused() -> None:
@@ -94,7 +92,7 @@ def test_a_default_that_a_case_replaces_is_fed() -> None:
     )
     side = Side.of(load_model(model))
     case = Case("own", {"x": np.ones(2, np.float32), "b": np.asarray([2.0], np.float32)})
-    runs = run_model(side, [case], Wanted(WAYS, wide=True), quiet, by_blocks=False)
+    runs = run_model(side, [case], WAYS, wide=True)
     assert runs.truth is not None
     np.testing.assert_array_equal(runs.truth[0]["y"], [3.0, 3.0])
 
@@ -110,7 +108,7 @@ def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("rewriter.proof.run.open_session", watched)
     side = Side.of(load_model(MODELS / "silu-decoder.onnx"))
-    run_model(side, make_cases(side.model.proto)[:1], Wanted(WAYS), quiet, by_blocks=False)
+    run_model(side, make_cases(side.model.proto)[:1], WAYS)
     assert len(alive) == len(WAYS)
 
 

@@ -1,4 +1,4 @@
-"""Further inputs of a block: other batches and tokens, no two rows alike; all position slots."""
+"""Inputs of a block that is tested: of several batches and lengths, unless the model fixes them; no two rows alike."""
 
 from __future__ import annotations
 
@@ -8,108 +8,53 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from rewriter.files.load import LoadedModel
+from rewriter.errors import ValidationError
+from rewriter.graph.view import GraphView, all_views
 from rewriter.proof.claims import Claim
-from rewriter.proof.inputs.cases import Case
-from rewriter.proof.tested import longest, sizes_of, spread, wanted
+from rewriter.proof.tested import drawn_case
 
 
-def _claim(**given: Any) -> Claim:
-    return Claim("mlp", ("y",), "h", ("x",), ("out",), 0.0, TensorProto.FLOAT, **given)
+def _view(shape: Any, kind: int = TensorProto.FLOAT) -> GraphView:
+    graph = helper.make_graph([], "block", [helper.make_tensor_value_info("x", kind, shape)], [])
+    return next(iter(all_views(helper.make_model(graph))))
 
 
-def _real(*shape: int) -> list[dict[str, np.ndarray]]:
-    return [{"x": np.random.default_rng(1).normal(size=shape).astype(np.float32)}]
+def _drawn(shape: Any, kind: int = TensorProto.FLOAT, scale: float = 1.0, width: int | None = 8, axis: int = -1) -> Any:
+    claim = Claim("mlp", ("y",), "h", ("x",), ("out",), 0.0, TensorProto.FLOAT, width=width, axis=axis)
+    return drawn_case(_view(shape, kind), claim, 2, 67, scale, seed=0).feeds["x"]
 
 
 @pytest.mark.parametrize(
-    ("shape", "longest", "expected"),
+    ("shape", "axis", "expected"),
     [
-        ((1, 17, 8), None, [(2, 67, 8), (6, 19, 8), (1, 131, 8)]),
-        ((17, 8), None, [(67, 8), (19, 8), (131, 8)]),
-        ((1, 5, 8), 6, [(2, 6, 8), (6, 6, 8), (1, 6, 8)]),
-        ((2, 3, 4, 8), None, [(2, 1, 67, 8), (6, 1, 19, 8), (1, 1, 131, 8)]),
+        (["b", "s", 8], -1, (2, 67, 8)),
+        (["s", 8], -1, (67, 8)),
+        ([8], -1, (8,)),
+        (["b", 4, "s", 8], -1, (2, 4, 67, 8)),
+        (["b", "h", "w", "c"], -1, (2, 1, 67, 8)),
+        (["b", "c", "s"], -2, (2, 8, 67)),
+        (["b", "c", "h", "w"], -3, (2, 8, 1, 67)),
+        (["b", 17, 8], -1, (2, 17, 8)),
+        ([1, "s", 8], -1, (1, 67, 8)),
+        (None, -1, (2, 67, 8)),
     ],
 )
-def test_sizes(shape: tuple[int, ...], longest: int | None, expected: list[tuple[int, ...]]) -> None:
-    cases = spread(_claim(longest=longest), _real(*shape))
-    assert [case.feeds["x"].shape for case in cases] == expected
+def test_sizes(shape: Any, axis: int, expected: tuple[int, ...]) -> None:
+    assert _drawn(shape, axis=axis).shape == expected
 
 
-def test_channels_that_are_not_last() -> None:
-    """As before a convolution; the lengths of the real inputs may differ."""
-    feeds = [*_real(1, 8, 17), *_real(2, 8, 5)]
-    cases = spread(_claim(axis=-2), feeds)
-    assert [case.feeds["x"].shape for case in cases] == [(2, 8, 67), (6, 8, 19), (1, 8, 131)]
-    assert [sizes_of(_claim(axis=-2), case) for case in cases] == [(2, 67), (6, 19), (1, 131)]
-    (image, *_) = spread(_claim(axis=-3), _real(2, 8, 4, 3))
-    assert image.feeds["x"].shape == (2, 8, 1, 67)
-    drawn = image.feeds["x"][0, :, 0, 0]
-    rows = np.moveaxis(_real(2, 8, 4, 3)[0]["x"], 1, -1).reshape(-1, 8)
-    assert np.isclose(drawn / rows, (drawn / rows)[:, :1], rtol=1e-5).all(axis=1).any()  # a row, scaled
-
-
-def test_no_two_rows_are_alike() -> None:
-    for case in spread(_claim(), _real(1, 3, 8)):
-        rows = case.feeds["x"].reshape(-1, 8)
-        assert len(np.unique(rows, axis=0)) == len(rows)
-
-
-def test_a_block_that_reads_shapes_is_tried_on_real_inputs_only() -> None:
-    feeds = [{"x": np.zeros((1, 3, 8), np.float32), "shape": np.asarray([1, 3])}]
-    assert spread(_claim(), feeds) == []
-
-
-def test_every_position_slot_is_filled() -> None:
-    claim = _claim(longest=40)
-    found = longest(claim, spread(claim, _real(1, 17, 8)))
-    assert [case.feeds["x"].shape for case in found] == [(1, 40, 8)]
-
-
-def test_nothing_to_fill_without_slots() -> None:
-    assert longest(_claim(), spread(_claim(), _real(1, 17, 8))) == []
-    assert longest(_claim(longest=9), [Case("shapes", {"x": np.zeros(3), "shape": np.zeros(2)})]) == []
-
-
-def test_what_a_part_does_not_read_is_not_given() -> None:
-    graph = helper.make_graph([], "part", [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)], [])
-    part = LoadedModel(helper.make_model(graph), None, None, (), 0)
-    one, other = np.zeros(1), np.ones(1)
-    assert wanted({"x": one, "z": other}, part) == {"x": one}
-
-
-def test_rows_are_real_ones_scaled() -> None:
-    """By a factor between a half and three halves, each row by its own; of the type of the input."""
-    rows = np.array([[1.0, 0.0], [0.0, 1.0]], np.float16)
-    (large, *_) = spread(_claim(), [{"x": rows[None, :1]}, {"x": rows[None, 1:]}])
-    made = large.feeds["x"]
+def test_values() -> None:
+    made = _drawn(["b", "s", 8], TensorProto.FLOAT16, scale=8.0)
     assert made.dtype == np.float16
-    flat = made.reshape(-1, 2).astype(np.float64)
-    assert np.all((flat == 0.0).sum(1) == 1), "each is a multiple of one of the rows"
-    factors = flat.sum(1)
-    assert 0.5 <= factors.min() < 0.6
-    assert 1.4 < factors.max() <= 1.5
-    assert {int(place) for place in flat.argmax(1)} == {0, 1}
-    assert large.name == "batch 2, 67 tokens"
+    assert 7 < made.astype(float).std() < 9
+    rows = made.reshape(-1, 8)
+    assert len(np.unique(rows, axis=0)) == len(rows)
+    packed = _drawn(["b", "s", 8], TensorProto.UINT8)
+    assert packed.dtype == np.uint8
+    assert len(np.unique(packed)) > 100
 
 
-def test_inputs_that_are_no_floats_or_empty() -> None:
-    assert spread(_claim(), [{"x": np.zeros((1, 3, 8), np.int64)}]) == []
-    assert spread(_claim(), [{"x": np.zeros((1, 0, 8), np.float32)}]) == []
-    assert spread(_claim(), []) == []
-    assert len(spread(_claim(), [{"x": np.zeros((1, n, 8), np.float32)} for n in (0, 2)])) == 3
-
-
-@pytest.mark.parametrize(("slots", "tried"), [(4096, True), (4097, False)])
-def test_very_long_sequences_are_not_tried(slots: int, tried: bool) -> None:
-    claim = _claim(longest=slots)
-    assert len(longest(claim, spread(claim, _real(1, 17, 8)))) == tried
-
-
-@pytest.mark.parametrize(
-    "feeds", [{}, {"y": np.zeros((1, 17, 8), np.float32)}, {"x": np.zeros((1, 17, 8)), "n": np.ones(1)}]
-)
-def test_only_what_the_block_reads_is_varied(feeds: dict[str, np.ndarray]) -> None:
-    """Neither where something else is given nor where more is, such as shapes."""
-    assert spread(_claim(), [feeds]) == []
-    assert longest(_claim(longest=9), [Case("other", feeds)]) == []
+def test_unknown_channels() -> None:
+    assert _drawn(["b", "s", 5], width=None).shape == (2, 67, 5)
+    with pytest.raises(ValidationError, match="nothing tells how many channels 'x' has"):
+        _drawn(["b", "s", "c"], width=None)

@@ -64,7 +64,7 @@ def test_an_error_in_the_written_part_is_refused() -> None:
 
 def runs(values: np.ndarray, again: np.ndarray) -> ModelRuns:
     ways = {way: Ran([{"out": each}]) for way, each in ((PLAIN, values), (AGAIN, again))}
-    return ModelRuns((Case("one", {}),), (), ways, (), None)
+    return ModelRuns((Case("one", {}),), (), ways)
 
 
 FILLED = np.full(4, 0xFF, np.uint8).view(np.float32)[0]

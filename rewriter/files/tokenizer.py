@@ -1,0 +1,90 @@
+"""A tokenizer in a file, as Hugging Face models have it, read by the package `tokenizers` (extra `text`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rewriter.errors import UsageError
+from rewriter.text import clean, one_line, quoted
+
+_FILE = "tokenizer.json"
+
+_LONGEST = 40
+"""Characters of a token."""
+
+TokenText = Callable[[int], str]
+"""A token id in words."""
+
+
+def open_tokenizer(tokenizer: Any) -> Any:
+    """A `tokenizers.Tokenizer` without padding and truncation; from a `tokenizer.json`, a folder with one, or a copy.
+
+    Raises:
+        UsageError: `tokenizers` is not installed, or the tokenizer cannot be read.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise UsageError("this needs the package tokenizers: pip install 'attnonly[text]'") from None
+    if isinstance(tokenizer, Tokenizer):
+        # A copy: padding and truncation of the caller's own stay as they are.
+        opened = Tokenizer.from_str(tokenizer.to_str())
+    else:
+        try:
+            path = Path(tokenizer)
+        except TypeError:
+            kind = type(tokenizer).__name__
+            raise UsageError(f"a tokenizer is a {_FILE} or a tokenizers.Tokenizer, not a {kind}") from None
+        path = path / _FILE if path.is_dir() else path
+        if not path.is_file():
+            raise UsageError(f"{quoted(path)}: no such file; a tokenizer is a {_FILE}, as Hugging Face models have it")
+        with refusing(f"{quoted(path)} is not a {_FILE}"):
+            opened = Tokenizer.from_file(str(path))
+    opened.no_padding()
+    opened.no_truncation()
+    return opened
+
+
+def spelling(tokenizer: Any, number: int) -> str:
+    """One token, as text where it is whole characters, else as the tokenizer names it; without control characters."""
+    decoded = str(tokenizer.decode([number], skip_special_tokens=False))
+    named = tokenizer.id_to_token(number)
+    usable = decoded and "\N{REPLACEMENT CHARACTER}" not in decoded
+    return _visible(decoded if usable or named is None else str(named))
+
+
+def _visible(text: str) -> str:
+    """Line breaks and tabs as their escapes, other control characters replaced."""
+    return clean(text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t"))
+
+
+def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
+    """Token ids in words: by a `tokenizer.json`, or as numbers without one.
+
+    Raises:
+        UsageError: the package tokenizers is missing, or it does not read the file.
+    """
+    if tokenizer is None:
+        return str
+    opened = open_tokenizer(tokenizer)
+
+    def told(token: int) -> str:
+        text = spelling(opened, token)[:_LONGEST]
+        return f"'{text}'" if text else str(token)
+
+    return told
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Raises UsageError for whatever the package raises: Exception itself, and a BaseException where Rust panics."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # noqa: BLE001 - see above
+        raise UsageError(f"{what}: {one_line(error, 120)}") from None
