@@ -28,21 +28,6 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Added:
-    """A constant that is added to queries, keys or values.
-
-    Attributes:
-        name: the constant.
-        positions: [heads, d_head], positions in the flattened constant.
-        factor: its factor.
-    """
-
-    name: str
-    positions: Indices
-    factor: float
-
-
-@dataclass(frozen=True, eq=False)
 class HeadColumns:
     """Queries, keys or values of all heads: `factor` times columns of a linear operator's output, plus constants.
 
@@ -50,14 +35,14 @@ class HeadColumns:
         operator: the linear operator.
         columns: [heads, d_head], columns of its output.
         factor: the factor.
-        added: the constants, such as a bias in an Add of its own.
+        added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
         rotary: whether a rotary embedding follows.
     """
 
     operator: LinearOperator
     columns: Indices
     factor: float
-    added: tuple[Added, ...]
+    added: tuple[EntrySource, ...]
     rotary: bool
 
 
@@ -102,11 +87,12 @@ def _one(part: EntrySource, where: str) -> float:
     return float(factors[0])
 
 
-def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, where: str) -> Added:
-    positions = part.index.reshape(-1, heads, *part.index.shape[-2:])[:, :, kept]
-    if (positions < 0).any() or (positions != positions[:1, :, :1]).any():
+def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, where: str) -> EntrySource:
+    index = part.index.reshape(-1, heads, *part.index.shape[-2:])[:, :, kept]
+    factor = part.factor.reshape(-1, heads, *part.factor.shape[-2:])[0, :, kept.argmax()]
+    if (index < 0).any() or (index != index[:1, :, :1]).any():
         raise LostError(f"the constant '{part.name}' that is added differs from token to token", where)
-    return Added(part.name, positions[0, :, 0], _one(part, where))
+    return EntrySource(part.name, index[0, :, 0], factor)
 
 
 def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
