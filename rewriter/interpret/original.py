@@ -123,6 +123,9 @@ _DEPTH = 24
 _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout", "Tanh", "Concat", "Sub"}
 """Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them."""
 
+_WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}
+"""Between the product and the values, where weights are no Softmax."""
+
 _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice"}
 
 
@@ -286,17 +289,10 @@ def _scores(tracer: Tracer, tensor: str) -> str:
 
 def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
     """Raise LostError where the left factor of a product is made of another one without a Softmax."""
-    pending, seen = [node.input[0]] if _is_product(tracer, node) else [], set[str]()
-    while pending:
-        name = pending.pop()
+    for name in tracer.view.back(node.input[0], _WEIGHING) if _is_product(tracer, node) else ():
         maker = tracer.view.made_by(name)
-        if maker is None or name in tracer.constants or tracer.operator(name) is not None or name in seen:
-            continue
-        seen.add(name)
-        if _is_product(tracer, maker):
+        if maker is not None and _is_product(tracer, maker):
             raise LostError("its weights are no Softmax of its scores", label(maker))
-        if maker.op_type in NONLINEAR or maker.op_type in _MASKING | {"ReduceSum", "Abs"}:
-            pending += maker.input
 
 
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:

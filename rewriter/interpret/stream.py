@@ -190,16 +190,7 @@ def parts_of(view: GraphView, constants: Constants, tensor: str, ends: Collectio
     It ends at `ends`, at inputs of the graph, and at results of whatever mixes channels or tokens. Constants are left
     out. Shapes and sizes that nodes read count as data, and end there too.
     """
-    pending, seen = [tensor], {tensor}
-    while pending:
-        name = pending.pop()
-        node = view.made_by(name)
-        if name in ends or node is None or node.op_type not in _STREAM:
-            yield name
-            continue
-        fresh = [each for each in node.input if each and each not in seen and each not in constants]
-        seen.update(fresh)
-        pending += fresh
+    return (name for name in view.back(tensor, _STREAM, {*ends}) if name == tensor or name not in constants)
 
 
 # -- the way to a logit ---------------------------------------------------------------------------------------------
