@@ -13,7 +13,7 @@ from rewriter.compare.graphs import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.options import build, values_of
-from rewriter.proof.inputs.cases import Maker, Setting
+from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.inputs.facts import Kind
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.settings import Settings, checked
@@ -147,7 +147,7 @@ def inputs_of(model: onnx.ModelProto, options: BenchOptions, settings: Settings)
 
 
 def _made(maker: Maker, options: BenchOptions, tokens: int | None) -> Case:
-    setting = Setting(options.batch, TOKENS if tokens is None else tokens, past=options.past)
+    setting = options.batch, TOKENS if tokens is None else tokens, options.past
     _, sizes = maker.sizes(setting)
     asked = {Kind.SEQUENCE: tokens, Kind.BATCH: options.batch, Kind.PAST: options.past}
     for kind, size in asked.items():

@@ -1,4 +1,4 @@
-"""Inputs made for a model, valid by construction: ids within their tables, masks with padding, positions that agree.
+"""Inputs made for a model, valid by construction: ids within their tables, masks with padding, matching lengths.
 
 Each `Setting` exercises one aspect of the model (padding, one token, a past, a long sequence), instead of all
 combinations. A dimension has the size that is declared, or that the caller gives its name, or that an operator needs,
@@ -37,19 +37,8 @@ _VOCABULARY = 100
 """Number of token ids if no table tells how many there are."""
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What a case exercises; sizes apply only to dimensions that the model leaves open.
-
-    Attributes:
-        batch: number of rows.
-        sequence: number of tokens.
-        past: number of past tokens.
-    """
-
-    batch: int
-    sequence: int
-    past: int = 0
+Setting = tuple[int, int, int]
+"""Number of rows, of tokens, and of past tokens, for dimensions that the model leaves open."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,18 +78,16 @@ def make_cases(
         UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
     """
     maker = Maker(model, seed=seed, dims=dims)
-    settings = [Setting(3, 17), Setting(1, 64), Setting(1, 17)]
-    if maker.cached:
-        settings += [Setting(1, 1 if maker.branches else 2, past=5), Setting(1, 1, past=9), Setting(3, 1, past=17)]
-    else:
-        settings += [Setting(1, 1), Setting(3, 2)]
-    if longest > max(setting.sequence for setting in settings):
-        settings.append(Setting(1, longest))
+    with_past = (1, 1 if maker.branches else 2, 5), (1, 1, 9), (3, 1, 17)
+    settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
+    settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
+    if longest > max(tokens for _, tokens, _ in settings):
+        settings.append((1, longest, 0))
     # Settings collapse into one where the model fixes what distinguishes them.
     distinct: dict[object, Setting] = {}
     for setting in settings:
         shapes, _ = maker.sizes(setting)
-        distinct.setdefault((*shapes.values(), maker.branches and setting.past > 0), setting)
+        distinct.setdefault((*shapes.values(), maker.branches and setting[-1] > 0), setting)
     made = [maker.case(setting, number=number) for number, setting in enumerate(distinct.values())]
     if len(made) == 1:  # a fixed shape is tried with different values
         both = (made[0], maker.case(settings[0], number=1))
@@ -184,7 +171,8 @@ class Maker:
 
     def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
-        past, sequence, longest = pinned.get(Kind.PAST, setting.past), setting.sequence, self.facts.longest
+        (batch, sequence, past), longest = setting, self.facts.longest
+        past = pinned.get(Kind.PAST, past)
         if longest is not None:
             # Positions beyond the table would be out of range; at least one new token must remain.
             past = min(past, max(longest - 1, 0))
@@ -197,7 +185,7 @@ class Maker:
         side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
         return {
             **_USUAL,
-            Kind.BATCH: setting.batch,
+            Kind.BATCH: batch,
             Kind.ENCODER: encoder,
             Kind.FRAMES: 64 + 2 * sequence,
             Kind.SAMPLES: 3200 + 100 * sequence,
@@ -216,11 +204,7 @@ class Maker:
         for spec in sorted(self.specs, key=lambda spec: spec.role is not Role.IDS):
             for dim, kind in zip(spec.shape, spec.kinds, strict=True) if spec.role in roles else ():
                 # A batch of 1 in one input (position ids) is often meant to broadcast.
-                if (
-                    isinstance(dim, int)
-                    and kind not in {Kind.ONE, Kind.TOTAL}
-                    and not (dim == 1 and kind is Kind.BATCH)
-                ):
+                if isinstance(dim, int) and kind not in {Kind.ONE, Kind.TOTAL} and (kind, dim) != (Kind.BATCH, 1):
                     pinned.setdefault(kind, dim)
         return pinned
 
@@ -229,7 +213,7 @@ class Maker:
         shapes, kinds = self.sizes(setting)
         parts = [f"{kind.value} {kinds[kind]}" for kind in _NAMED if kind in self.varied]
         if self.branches:
-            parts.append("cache branch on" if setting.past else "cache branch off")
+            parts.append("cache branch on" if setting[-1] else "cache branch off")
         name = ", ".join(parts or ["fixed shapes"])
         feeds = {spec.name: self._values(spec, shapes[spec.name], kinds, setting, number) for spec in self.specs}
         return Case(name, feeds)
@@ -246,7 +230,7 @@ class Maker:
             case Role.IDS | Role.INTEGERS | Role.TIMESTEP:
                 made = random.integers(0, _most(spec), shape)
             case Role.FLAG if _is_branch(spec):
-                made = setting.past > 0
+                made = setting[-1] > 0
             case Role.FLAG:
                 # A single switch alternates from case to case, so that both of its positions occur.
                 made = number % 2 == 0 if np.prod(shape) == 1 else random.integers(0, 2, shape) == 1
