@@ -24,7 +24,7 @@ from benchmarks.figures import Curve, Panel, drawing
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.graph.extract import with_outputs
-from rewriter.graph.view import view_model
+from rewriter.graph.view import all_views
 from rewriter.ort.sessions import open_session
 from rewriter.proof.reference.float64 import open_reference
 
@@ -132,7 +132,7 @@ def _built(model: onnx.ModelProto, form: str, tokens: int) -> onnx.ModelProto:
 
 
 def _tapped(model: onnx.ModelProto, names: list[str]) -> onnx.ModelProto:
-    return with_outputs(model, view_model(model), names)
+    return with_outputs(model, all_views(model)[0], names)
 
 
 # -- what is written ---------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.fitted import fitted_programs, lines
 from passes.programs.line import Line
 from passes.programs.program import Program
-from rewriter.graph.view import view_model
+from rewriter.graph.view import all_views
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
@@ -165,7 +165,7 @@ def _model(portrait: Portrait) -> onnx.ModelProto:
     )
     program = portrait.program.rounded(np.float64 if portrait.double else np.float32)
     conversion = Conversion(block=block, program=program, form="local", inline=True, double=portrait.double)
-    replacement = emit_local(view_model(model), conversion)
+    replacement = emit_local(all_views(model)[0], conversion)
     del model.graph.node[:]
     model.graph.node.extend(replacement.nodes)
     model.graph.initializer.extend(replacement.initializers)

@@ -5,7 +5,7 @@ Head counts are given for the form that the plan chose, with the cost of each fo
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -19,7 +19,7 @@ from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, captured_names, key_of, label
-from rewriter.graph.walk import iter_nodes
+from rewriter.graph.walk import functions_with
 
 PURE = frozenset(
     """
@@ -199,7 +199,8 @@ def _remaining(plan: Plan) -> dict[str, int]:
         (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
     }
     converted |= {(view.path, index) for view in plan.views for index in plan.recognised.nodes(view)}
-    pure = _pure_functions(plan.model)
+    local = {(each.domain, each.name) for each in plan.model.functions}
+    pure = local - functions_with(plan.model, lambda node: key_of(node) not in local and not _pure(node))
     counts: Counter[str] = Counter()
     counted: set[tuple[Path, int]] = set()
     for view in plan.views:
@@ -228,19 +229,3 @@ def _pure(node: onnx.NodeProto) -> bool:
     """Whether an operator does not count; a call of a local function does."""
     known = key_of(node)[0] in _KNOWN_DOMAINS and node.op_type in PURE
     return known and attributes(node).get("activation") in (None, 0, b"", b"none")
-
-
-def _pure_functions(model: onnx.ModelProto) -> set[tuple[str, str]]:
-    """The local functions in which no operator counts, nor in those that they call."""
-    bodies = {(each.domain, each.name): [*iter_nodes(each.node)] for each in model.functions}
-    callers = defaultdict[tuple[str, str], set[tuple[str, str]]](set)
-    for name, nodes in bodies.items():
-        for called in {key_of(node) for node in nodes} & bodies.keys():
-            callers[called].add(name)
-    pending = [name for name, nodes in bodies.items() if any(key_of(n) not in bodies and not _pure(n) for n in nodes)]
-    counted = set[tuple[str, str]]()
-    while pending:
-        if (name := pending.pop()) not in counted:
-            counted.add(name)
-            pending += callers[name]
-    return bodies.keys() - counted

@@ -68,22 +68,15 @@ class Conversion(Heads):
     Attributes:
         block: the block.
         by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
-        written: the program with the coefficients that the form writes, if it adds some of them up first.
     """
 
     block: Block
     by_reference: str = ""
-    written: Program | None = None
 
     @property
     def compute_type(self) -> int:
         """Element type of the heads' arithmetic."""
         return _DOUBLE if self.double else _FLOAT
-
-    @property
-    def emitted(self) -> Program:
-        """The program as it stands in the graph, number by number."""
-        return self.program if self.written is None else self.written
 
     @property
     def whole_block(self) -> Projections:

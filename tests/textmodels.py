@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from passes.match.blocks import Block, Finder, Left
 from passes.match.names import Namer
 from passes.options import Options
-from rewriter.graph.view import view_model
+from rewriter.graph.view import all_views
 
 Array = NDArray[Any]
 
@@ -119,7 +119,7 @@ class Findings(NamedTuple):
 
 def findings(model: onnx.ModelProto) -> Findings:
     """What the matcher finds in the main graph of a model."""
-    return Findings(*Finder(view_model(model), Namer(), Options(fit=False)).run())
+    return Findings(*Finder(all_views(model)[0], Namer(), Options(fit=False)).run())
 
 
 def only_block(model: onnx.ModelProto) -> Block:

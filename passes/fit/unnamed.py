@@ -6,6 +6,7 @@ The function is evaluated by the region's own nodes. It is fitted once for each 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 from passes.fit.runtime import fit_function
@@ -73,7 +74,7 @@ def fitted(
     if isinstance(program, str):
         return program
     if program.rounding > _SHARP * arithmetic.tolerance:
-        program = program.in_double(gated=False)
+        program = replace(program, double=True)
     if program.max_error > allowed:
         return (
             f"the closest fit on |y| <= {domain:g} has error {program.max_error:.2g}; accept it with "

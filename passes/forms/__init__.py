@@ -17,7 +17,6 @@ from passes.forms.square import (
     emit_whole,
     prepare_masked,
     prepare_maskless,
-    prepare_staged,
 )
 from passes.match.blocks import Block
 from passes.options import Options
@@ -90,7 +89,7 @@ FORMS: dict[str, Form] = {
         Form("compact", "the pattern over {self, bias tokens}", (), _compact, prepare_compact, emit_compact),
         Form("masked", "one attention sublayer under a mask", (), _square, prepare_masked, emit_masked),
         Form("maskless", "positions and -omega in W_QK, no mask", (), _square, prepare_maskless, emit_maskless),
-        Form("staged", _THREE, ("head_dim",), _staged, prepare_staged, emit_staged),
+        Form("staged", _THREE, ("head_dim",), _staged, prepare_maskless, emit_staged),
         Form("whole", _WHOLE, (), _square, prepare_maskless, emit_whole),
     )
 }

@@ -57,10 +57,10 @@ def prepare_spelled(view: GraphView, conversion: Conversion) -> Conversion:
     if not _wide(prepared):
         return prepared
     program = _narrowed(prepared.program)
-    written = as_written(program, np.float64)
-    change = largest_change(prepared.emitted, written) if written != prepared.emitted else 0.0
+    before, after = (as_written(each, np.float64) for each in (prepared.program, program))
+    change = largest_change(before, after) if after != before else 0.0
     program = replace(program, coefficient_error=program.coefficient_error + change)
-    return replace(prepared, program=program, written=written)
+    return replace(prepared, program=program)
 
 
 def _narrowed(program: Program) -> Program:

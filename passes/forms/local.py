@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-import numpy as np
 import onnx
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder, replacement
@@ -36,7 +34,7 @@ from passes.forms.spelling import (
     zero_bias,
 )
 from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of
-from passes.programs.head import FACTORED, Head, heads_over
+from passes.programs.head import FACTORED, Head
 from passes.programs.line import Line
 from passes.programs.powers import Powers
 from passes.programs.program import Program
@@ -46,31 +44,8 @@ from rewriter.graph.view import GraphView
 
 
 def prepare_local(view: GraphView, conversion: Conversion) -> Conversion:
-    """Decide how the coefficients are written; every block can be converted, with an operator Softmax from opset 11."""
-    if conversion.options.spelling == "softmax":
-        return prepare_spelled(view, conversion)
-    return replace(conversion, written=_as_written(conversion.program, conversion.dtype))
-
-
-def _as_written(program: Program, dtype: DTypeLike) -> Program:
-    """The program that the graph computes: shared keys as stored, with a linear term absorbed into them."""
-    if program.powers is not None or not program.heads:
-        return program
-    groups, linear = by_keys(program)
-    heads: list[Head] = []
-    for group in groups:
-        heads += group.heads if group.keys is None else _rounded(group.keys, group.own, dtype)
-    return replace(program, heads=tuple(heads), linear=float(np.asarray(linear, dtype=dtype)))
-
-
-def _rounded(keys: Sequence[SharedKey], own: int, dtype: DTypeLike) -> tuple[Head, ...]:
-    """One head per own key, over all keys, with the coefficients rounded to a type."""
-    numbers = [
-        SharedKey(*(float(np.asarray(number, dtype=dtype)) for number in (key.slope, key.offset, key.weight, key.part)))
-        for key in keys
-    ]
-    logits = [(key.slope, key.offset + math.log(key.weight)) for key in numbers]
-    return heads_over(logits, [key.part / key.weight for key in numbers[:own]])
+    """Every block can be converted, with an operator Softmax from opset 11."""
+    return prepare_spelled(view, conversion) if conversion.options.spelling == "softmax" else conversion
 
 
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:

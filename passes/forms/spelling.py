@@ -37,43 +37,6 @@ _HIGHEST_LOGIT = 80.0
 LARGEST_PART = 2.0**12
 """The largest weight or part of a bias token with which its product with e^80 is finite."""
 
-_DOC_ONE = (
-    "The activation evaluated as fused softmax attention over {self, bias token}, with W1 and W2 as stacked "
-    "projections; as in FlashAttention the pattern is never stored. Each neuron's head has two keys: the token itself "
-    "(logit query * key, value `value`) and the bias token, whose key and value are zero. Theorem 3 of Huben and "
-    "Morris 2023, arXiv 2309.08593; the mask is structural. query and value: [..., heads], head dimension 1; key: a "
-    "scalar."
-)
-_DOC_MANY = (
-    "Softmax attention of each neuron's head over {k} keys: the token itself (logit {own}, value `value`) and {m} "
-    "constant bias tokens (logit query * bias_key[j] + log(bias_weight[j]){offset}, value {parts}), {end}. query, "
-    "value: [..., heads]; {arrays}: [{m}]."
-)
-_END_PLAIN = "keys in ascending order; the largest logit is subtracted first"
-_END_CENTRED = "whose logits are clipped where all weight is on one side"
-_DOC_LINE = (
-    "The line g = query as softmax attention over {n} keys: with x = -step * query, the shares e^(-r x) for r = 0, "
-    "r = 1 and r = rates[1] ... rates[{last}], each with its mirror image 1 - r (none for 1/2), times the weights. The "
-    "keys r = 0 and r = 1 have opposite values, the others are bias tokens of value 0. query: [..., heads]; step: a "
-    "scalar; rates, weights: of the mirrored pairs, the pair of 0 and 1 first."
-)
-_DOC_POWERS = (
-    "Softmax attention of each neuron's heads over the same {k} keys, with logits j * {step}query + log(w_j): their "
-    "shares are powers of one exponential r. With z = r + 1/r and h = {h}, the weight of value is r + h and the total "
-    "weight r + 1/r + 2 h. query, value: [..., heads]; parts, shifts: [{m}]{scalars}."
-)
-_DOC_PROGRESSION = (
-    "Softmax attention of {n} heads of each neuron over the same {k} keys with logits j * {step}query + "
-    "log(weights[j]), j = 0 ... {last}: their shares are powers of one exponential, and the last weight is 1. The "
-    "first key has the value {first}, the others have value. query, value: [..., heads]; weights: [{last}]{scalars}."
-)
-_DOC_SHARED = (
-    "Softmax attention of {n} heads of each neuron over the same {k} keys with logits query * keys[j] + log(weights[j])"
-    "{offset}; key j is head j's own for j < {n}, with value parts[j] / weights[j] * value, and a bias token's "
-    "otherwise. The sum of the heads is value times the mean of these multiples; the largest logit is subtracted "
-    "first. query, value: [..., heads]; keys, weights, parts: [{k}]."
-)
-
 SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
 BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")
 """The inputs of slope, weight, part and offset: of shared keys, and of a head's bias tokens."""
@@ -90,14 +53,12 @@ class Spelling:
         name: name of the model-local function, which says all that its nodes depend on.
         inputs: its formal inputs.
         double: whether the arithmetic is float64 (else float32).
-        doc: its doc string.
-        emit: adds the nodes, of which the last is called `output`.
+        emit: adds the nodes, of which the last is called `output`; its docstring becomes that of the function.
     """
 
     name: str
     inputs: tuple[str, ...]
     double: bool
-    doc: str = field(compare=False)
     emit: Callable[[Builder, Inputs], Variable] = field(compare=False)
 
 
@@ -107,7 +68,8 @@ def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
     kind = onnx.TensorProto.DOUBLE if spelling.double else onnx.TensorProto.FLOAT
     body = Builder("", opset=opset, compute_type=kind)
     spelling.emit(body, {name: body.tensor(name) for name in spelling.inputs})
-    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=spelling.doc)
+    doc = " ".join((spelling.emit.__doc__ or "").split())
+    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=doc)
 
 
 def _named(name: str, **given: bool) -> str:
@@ -118,6 +80,12 @@ def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling
     """A head with one bias token, with key and value zero: the short spelling of Theorem 3."""
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of each neuron's head over {self, bias token}, fused with what follows.
+
+        Self has the logit query * key and the value `value`; key and value of the bias token are zero: Theorem 3 of
+        Huben and Morris 2023, arXiv 2309.08593. W1 and W2 are the stacked projections, the mask is structural, and as
+        in FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
+        """
         # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
         logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
         logit = b.node("Neg", [logit], "bias_logit")
@@ -127,7 +95,7 @@ def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling
         total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
         return b.node("Div", [inputs["value"], total], "output")
 
-    return Spelling(_named("NeuronAttention", steep=steep, double=double), tuple(inputs), double, _DOC_ONE, emit)
+    return Spelling(_named("NeuronAttention", steep=steep, double=double), tuple(inputs), double, emit)
 
 
 def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...], *, double: bool) -> Spelling:
@@ -140,6 +108,12 @@ def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...],
     names = [f"bias_{j}" for j in range(bias_tokens)]
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of each neuron's head over its own key and m constant bias tokens.
+
+        Self has the logit query * key (0 without `key`) and the value `value`. Bias token j has the logit query *
+        bias_key[j] + log(bias_weight[j]), plus bias_offset[j] if there are any, and the value bias_part[j] /
+        bias_weight[j]; that of a silent one is 0. query, value: [..., heads]; key: a scalar; all others: [m].
+        """
         shares: list[Tensor] = []
         weights: list[Tensor] = [b.numbers("self_share", 1.0)] if centred else []
         parts: list[Tensor] = [inputs["value"]] if centred else []
@@ -164,20 +138,9 @@ def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...],
         total = b.total(weights, "total_weight")
         return b.node("Div", [b.total(parts, "weighted_sum"), total], "output")
 
-    values = ["bias_part[j] / bias_weight[j]"] if "bias_part" in inputs else []
-    values += ["0 for " + " and ".join(f"j = {j}" for j in silent)] if silent else []
-    doc = _DOC_MANY.format(
-        own="0" if centred else "query * key",
-        end=_END_CENTRED if centred else _END_PLAIN,
-        k=bias_tokens + 1,
-        m=bias_tokens,
-        offset=" + bias_offset[j]" if steep else "",
-        parts=", ".join(values),
-        arrays=", ".join(name for name in BIAS_ARRAYS[:3] if name in inputs),
-    )
     quiet = {"_".join(["silent", *map(str, silent)]): bool(silent)}
     kind = {"steep": steep and not centred, "centred": centred, **quiet, "double": double}
-    return Spelling(_named(f"NeuronAttention_{bias_tokens}", **kind), tuple(inputs), double, doc, emit)
+    return Spelling(_named(f"NeuronAttention_{bias_tokens}", **kind), tuple(inputs), double, emit)
 
 
 def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool) -> Spelling:
@@ -186,6 +149,12 @@ def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool)
     names = [f"key_{j}" for j in range(keys)]
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of n heads of each neuron over the same k keys.
+
+        Logits are query * keys[j] + log(weights[j]), plus offsets[j] if there are any. Key j is head j's own for j < n,
+        with the value parts[j] / weights[j] * value, and a bias token's of value 0 otherwise; the sum of the heads is
+        value times the mean of these multiples. query, value: [..., heads]; all others: [k].
+        """
         query = b.bounded(inputs["query"], "finite_query")
         logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
         shares = _shares(b, logits, logits, names, steep=False)
@@ -200,14 +169,20 @@ def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool)
         return b.node("Mul", [inputs["value"], mean], "output")
 
     name = _named(f"NeuronHeads_{heads}_{keys}", steep=steep, double=double)
-    doc = _DOC_SHARED.format(n=heads, k=keys, offset=" + offsets[j]" if steep else "")
-    return Spelling(name, tuple(inputs), double, doc, emit)
+    return Spelling(name, tuple(inputs), double, emit)
 
 
 def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) -> Spelling:
     """The line g as attention (`passes.programs.line`): mirrored pairs of nodes, and perhaps a node 1/2."""
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
+        """The line g = query as softmax attention.
+
+        With x = -step * query, the shares are e^(-r x) times the weights, for r = 0, r = 1 and r = rates[1] ..., each
+        with its mirror image 1 - r (none for 1/2). The keys r = 0 and r = 1 have opposite values, the others are bias
+        tokens of value 0. query: [..., heads]; step: a scalar; rates, weights: of the mirrored pairs, that of 0 and 1
+        first.
+        """
         one = b.numbers("self_share", 1.0)
         score = b.node("Mul", [inputs["query"], inputs["step"]], "score")
         logit = b.clipped(score, (-HIGHEST, -LOWEST), "logit")
@@ -224,8 +199,7 @@ def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) 
         return b.node("Div", [b.node("Sub", [one, last], "values"), total], "output")
 
     nodes = 2 * pairs + 2 + middle
-    doc = _DOC_LINE.format(n=nodes, last=pairs + middle)
-    return Spelling(_named(f"NeuronLine_{nodes}", double=double), tuple(inputs), double, doc, emit)
+    return Spelling(_named(f"NeuronLine_{nodes}", double=double), tuple(inputs), double, emit)
 
 
 def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool) -> Spelling:
@@ -236,6 +210,13 @@ def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool
     stepped, based = "step" in inputs, "base" in inputs
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of each neuron's heads over the same 2 m + 3 keys.
+
+        Logits are j * step * query + log(w_j), so that the shares are powers of one exponential r. With z = r + 1/r and
+        h = base + parts[j] / (z + shifts[j]) + ..., the weight of value is r + h and the total weight r + 1/r + 2 h. In
+        the pairs, which come last, shifts[j] has parts[j + 1] / (z + shifts[j + 1]) beside it. step is 1 and base 0
+        unless given. query, value: [..., heads]; parts, shifts: [m]; step, base: scalars.
+        """
         # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
         share = b.node("Exp", [b.clipped(_stepped(b, inputs), (-np.inf, REACH), "logit")], "share")
         inverse = b.node("Reciprocal", [share], "inverse_share")
@@ -260,17 +241,9 @@ def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool
         mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
         return b.node("Mul", [inputs["value"], mean], "output")
 
-    parts = singles + 2 * pairs
-    terms = [*["base"] * based, *(f"parts[{j}] / (z + shifts[{j}])" for j in range(singles))]
-    terms += [
-        f"parts[{j}] / (z + shifts[{j}] + parts[{j + 1}] / (z + shifts[{j + 1}]))" for j in range(singles, parts, 2)
-    ]
-    doc = _DOC_POWERS.format(
-        k=2 * parts + 3, m=parts, step="step * " if stepped else "", h=" + ".join(terms), scalars=_scalars(inputs)
-    )
     paired = f"_{pairs}" if pairs else ""
-    name = _named(f"NeuronPowers_{2 * parts + 3}{paired}", step=stepped, base=based, double=double)
-    return Spelling(name, tuple(inputs), double, doc, emit)
+    name = _named(f"NeuronPowers_{2 * singles + 4 * pairs + 3}{paired}", step=stepped, base=based, double=double)
+    return Spelling(name, tuple(inputs), double, emit)
 
 
 def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double: bool) -> Spelling:
@@ -281,6 +254,12 @@ def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double:
     stepped, valued = "step" in inputs, "part" in inputs
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of each neuron's heads over the same k keys.
+
+        Logits are j * step * query + log(weights[j]), j = 0 ... k - 1, so that the shares are powers of one
+        exponential; the last weight is 1. The first key has the value part / weights[0] * value, the others have
+        value. step is 1 and part 0 unless given. query, value: [..., heads]; weights: [k - 1]; step, part: scalars.
+        """
         # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
         ends = _lowest(b) if steep else -np.inf, REACH / (keys - 1)
         share = b.node("Exp", [b.clipped(_stepped(b, inputs), ends, "logit")], "share")
@@ -292,16 +271,8 @@ def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double:
         weighted = b.node("Add", [others, inputs["part"]], "weighted_sum") if valued else others
         return b.node("Mul", [inputs["value"], b.node("Div", [weighted, total], "mean")], "output")
 
-    doc = _DOC_PROGRESSION.format(
-        n=keys - 1 + valued,
-        k=keys,
-        last=keys - 1,
-        step="step * " if stepped else "",
-        first="part / weights[0] * value" if valued else "0",
-        scalars=_scalars(inputs),
-    )
     name = _named(f"NeuronProgression_{keys}", step=stepped, steep=steep, valued=valued, double=double)
-    return Spelling(name, tuple(inputs), double, doc, emit)
+    return Spelling(name, tuple(inputs), double, emit)
 
 
 def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j: int, name: str) -> Variable:
@@ -325,11 +296,6 @@ def _shares(
 def _stepped(b: Builder, inputs: Inputs) -> Tensor:
     """The query, times the step if there is one."""
     return b.node("Mul", [inputs["query"], inputs["step"]], "score") if "step" in inputs else inputs["query"]
-
-
-def _scalars(inputs: Collection[str]) -> str:
-    """The end of a doc string: the operands that are scalars."""
-    return "".join(f"; {name}: a scalar" for name in inputs if name in ("step", "base", "part"))
 
 
 def _lowest(b: Builder) -> float:

@@ -48,7 +48,7 @@ from passes.forms.sublayer import (
 )
 from passes.match.projections import projections_of
 from passes.options import WHOLE
-from passes.programs.groups import Group, as_written, groups_of, spread_error, spreads
+from passes.programs.groups import Group, groups_of, spread_error, spreads
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
@@ -79,7 +79,7 @@ def neuron_scores(bias_tokens: int) -> str:
 
 
 def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
-    """The program as heads with a literal softmax write it; LostError where the model's opset is too old for that."""
+    """The conversion; LostError where the model's opset is too old for heads with a literal softmax."""
     opset, form = view.opsets.get("", 1), conversion.form
     if opset < SMALLEST_OPSET:
         what = "--option spelling=softmax" if form == "local" else f"form {form}"
@@ -88,7 +88,7 @@ def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
             "first, or use form local",
             conversion.block.output,
         )
-    return replace(conversion, written=as_written(conversion.program, conversion.dtype))
+    return conversion
 
 
 def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
@@ -117,13 +117,6 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
         most = f"more than {LARGEST_PATTERN >> 20} MB; lower --max-tokens"
         raise LostError(f"W_QK of {slots} positions takes {size / 2**20:.0f} MB, {most}", output)
     return replace(prepared, options=replace(options, max_tokens=limit))
-
-
-def prepare_staged(view: GraphView, conversion: Conversion) -> Conversion:
-    """As for form `maskless`; if the activation is written in place, the skip connection adds the linear term."""
-    prepared = prepare_maskless(view, conversion)
-    minus, in_place = activation(prepared)
-    return replace(prepared, written=replace(as_written(minus, prepared.dtype), linear=1.0)) if in_place else prepared
 
 
 def activation(conversion: Conversion) -> tuple[Program, bool]:

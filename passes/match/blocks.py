@@ -26,6 +26,7 @@ from passes.match.names import Namer
 from passes.options import Options
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
+from rewriter.graph.extract import ancestors
 from rewriter.graph.fused import FUSED
 from rewriter.graph.mixtures import plain_experts
 from rewriter.graph.types import FLOATS
@@ -228,15 +229,9 @@ class Dataflow:
 
     def region(self, output: str, leaves: tuple[str, ...]) -> Region:
         """The nodes that compute `output` from `leaves`, in topological order."""
-        inside: set[int] = set()
-        pending = [output]
-        while pending:
-            index = self._view.producer[pending.pop()]
-            if index not in inside:
-                inside.add(index)
-                names = self._view.nodes[index].input
-                pending.extend(name for name in names if name in self.facts and name not in leaves)
-        return Region(output, leaves, tuple(sorted(inside)))
+        inside = ancestors(self._view, frozenset(leaves), [output])
+        nodes = (index for index in inside if not self.facts.keys().isdisjoint(self._view.nodes[index].output))
+        return Region(output, leaves, tuple(sorted(nodes)))
 
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         if not node.input:  # a source, or a broken node

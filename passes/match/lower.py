@@ -19,7 +19,7 @@ from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.fused import FUSED, SATURATING, step
 from rewriter.graph.view import ONNX_DOMAINS, REARRANGED, key_of
-from rewriter.graph.walk import all_graphs, iter_nodes
+from rewriter.graph.walk import all_graphs, functions_with
 
 _PARTS_OF_BLOCKS = {
     *(operator for _, operator in LINEAR_OPERATORS),
@@ -67,7 +67,8 @@ def lower(
         keep: outputs of fused operators that stay.
         whole: local functions that stay, (domain, name): those of heads that an earlier run made.
     """
-    model, functions = _inlined(model, _relevant_functions(model, whole))
+    # Those that contain a linear operator or an activation, or call one that does.
+    model, functions = _inlined(model, sorted(functions_with(model, _is_part, whole)))
     found = [
         node.output[0]
         for graph in all_graphs(model.graph)
@@ -95,26 +96,6 @@ def _inlined(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> tuple[
         return inlined(model, functions), functions
     except RuntimeError:
         return model, []
-
-
-def _relevant_functions(model: onnx.ModelProto, whole: frozenset[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Local functions that contain a linear operator or an activation, directly or in a function that they call."""
-    holding = {
-        (function.domain, function.name)
-        for function in model.functions
-        if (function.domain, function.name) not in whole and any(_is_part(node) for node in iter_nodes(function.node))
-    }
-    # Up the call graph to a fixed point. ONNX forbids recursion, so it ends after as many rounds as calls are nested.
-    grown = True
-    while grown:
-        callers = {
-            (function.domain, function.name)
-            for function in model.functions
-            if any((node.domain, node.op_type) in holding for node in iter_nodes(function.node))
-        }
-        grown = not callers <= holding
-        holding |= callers
-    return sorted(holding)
 
 
 def _is_part(node: onnx.NodeProto) -> bool:

@@ -112,8 +112,8 @@ def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
     bent, error = _bent(0.0, depth, rate, arithmetic.steepness)
     line = gate(two_slopes((right, 0.0), arithmetic), arithmetic)
     bounded = gate(Program("elu", (bent,), max_error=error), arithmetic)
-    made = replace(bounded, heads=(*line.heads, *bounded.heads), max_error=line.max_error + error, domain=line.domain)
-    return made.in_double(gated=True)
+    heads, error = (*line.heads, *bounded.heads), line.max_error + error
+    return replace(bounded, heads=heads, max_error=error, domain=line.domain, double=True)
 
 
 def _bent(right: float, depth: float, rate: float, k: float) -> tuple[Head, float]:
@@ -129,13 +129,13 @@ def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:
     rate, factor = p
     far = 600.0 if arithmetic.tolerance < 1e-10 else 160.0
     far = min(far, math.floor(_LARGEST - math.log(abs(factor))))
-    made = Program(
+    return Program(
         "exp",
         (Head(beta=rate, gamma=-far, c=0.0, d=factor * math.exp(far)),),
         max_error=math.exp(-_FAR_LOGIT) + 2.0**-51,
         domain=(far - _FAR_LOGIT) / abs(rate),
+        double=True,
     )
-    return made.in_double(gated=False)
 
 
 def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -150,7 +150,7 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     heads = heads_over([key[:2] for key in keys], [p[0] * value for _, _, value in keys])
     missing = max(abs(Fraction(p[0] * value) - Fraction(p[0]) * Fraction(value)) for _, _, value in keys)
     error = abs(p[0]) * (2.0 * KINK / k + 1.5 * (3.0 * small) ** 2 / 3.0 + 2.0**-50) + 3.0 * float(missing)
-    return Program("hard_swish", heads, max_error=error).in_double(gated=False)
+    return Program("hard_swish", heads, max_error=error, double=True)
 
 
 def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -> Program:

@@ -60,7 +60,6 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
         name=f"{program.name}_gate",
         line=line,
         max_error=program.max_error + added * (1.0 + program.max_error),
-        rounding=program.rounding + _LINE_ROUNDING[arithmetic.lines] / abs(line.step),
         domain=domain,
     )
 
@@ -91,9 +90,6 @@ def needs_line(program: Program) -> bool:
 
 _ADDED = 2.0
 """A line is close enough if it adds at most this times the arithmetic's tolerance."""
-
-_LINE_ROUNDING = {"single": 2.0**-23, "half": 2.0**-23, "double": 2.0**-52}
-"""Rounding of 1 - e^-x near x = 0, where e^-x is a multiple of half this or of this; divided by the step."""
 
 
 def _line_error(program: Program, line: Line, domain: float) -> float:
@@ -173,7 +169,7 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
         max_error=program.max_error + added * (1.0 + program.max_error),
         domain=domain,
     )
-    return made.as_heads.in_double(gated=True)
+    return replace(made.as_heads, double=True)
 
 
 def _pairable(head: Head) -> bool:
@@ -240,12 +236,7 @@ def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) ->
     # x^2 / 3 <= limit; and x <= 1/2, as the series in `limit_error` need.
     domain = min(split.domain, min(math.sqrt(3.0 * arithmetic.limit), 0.5) / small)
     cost = limit_error(head, linear, small, domain) + _values(head, small)
-    made = replace(
-        split,
-        max_error=split.max_error + cost * (1.0 + split.max_error),
-        domain=domain,
-    )
-    return made.in_double(gated=True)
+    return replace(split, max_error=split.max_error + cost * (1.0 + split.max_error), domain=domain, double=True)
 
 
 def _values(head: Head, small: float) -> float:

@@ -23,9 +23,6 @@ from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[np.float64]
 
-UNIT = 2.0**-53
-"""Unit roundoff of float64."""
-
 FACTORED = 60.0
 """Offsets up to this magnitude are taken out of the exponential: e^(a y + b) = e^b e^(a y).
 

@@ -15,7 +15,7 @@ from functools import cache, cached_property
 import numpy as np
 from numpy.typing import DTypeLike
 
-from passes.programs.head import UNIT, Array, BiasToken, Head, narrowed
+from passes.programs.head import Array, BiasToken, Head, narrowed
 from passes.programs.line import Line
 from passes.programs.powers import Powers
 
@@ -33,8 +33,8 @@ class Program:
             given coefficients. It is derived or measured on a dense grid with a margin: a claim, which the certificate
             of a rewritten model proves. Only Mish's ln 2 means the real number.
         coefficient_error: the change, over max(1, |f|), from rounding the coefficients to a type; a claim likewise.
-        rounding: what evaluating the program adds to `max_error`, over max(1, |f|): measured in float32 (a few units in
-            the last place for an exact program), estimated by `in_double`.
+        rounding: what evaluating fitted heads in float32 adds to `max_error`, over max(1, |f|), as it was measured; a
+            few units in the last place for others.
         domain: largest |y| for which `max_error` holds.
         double: whether the heads need float64 arithmetic, since they are small differences of large values.
         measured: whether the heads were fitted for this run.
@@ -103,24 +103,6 @@ class Program:
         """The pre-activations at which two keys of a head have equal weights; 1-D."""
         return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
-    def in_double(self, *, gated: bool) -> Program:
-        """The program marked for float64 arithmetic, whose rounding follows from the sizes of what it adds up.
-
-        For a gate it is that of the weight, with self values of 1; otherwise self values are y.
-        """
-        reach = min(self.domain, _FAR)
-        y = np.concatenate([np.linspace(-32.0, 32.0, 1025), np.linspace(-reach, reach, 257)])
-        y = y[np.abs(y) <= reach]
-        z = np.ones_like(y) if gated else y
-        size = np.abs(self.linear * z) + abs(self.constant)
-        for head in self.heads:
-            # Rounding of a logit is proportional to it, but steep keys have weight 0 or 1 whatever rounding does.
-            logits = np.where(np.abs(np.array(head.logits)[:, :1]) > _STEEP, 0.0, np.abs(head.logits_at(y)))
-            size = size + np.sum(head.weights(y) * np.abs(head.values(z)) * (_OPERATIONS + logits), axis=0)
-        return replace(
-            self, double=True, rounding=float(np.max(UNIT * size / np.maximum(1.0, np.abs(self.evaluate(y, z)))))
-        )
-
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
         """The program with coefficients rounded as a graph of type `dtype` stores them.
 
@@ -150,7 +132,6 @@ class Program:
             linear=self.linear * inner * outer,
             constant=self.constant * outer,
             max_error=self.max_error * abs(outer) + _RESCALED * max(1.0, abs(outer)),
-            rounding=self.rounding * max(1.0, abs(outer)),
             domain=self.domain / abs(inner),
             powers=None if self.powers is None else self.powers.scaled(inner, outer),
         )
@@ -158,15 +139,6 @@ class Program:
 
 _RESCALED = 2.0**-40
 """Bound on the effect of rounding all coefficients of a fitted program to float64, over max(1, |f|)."""
-
-_FAR = 1e4
-"""Beyond this |y|, float64 rounding is proportional to |f|."""
-
-_STEEP = 1e6
-"""Keys with larger slopes have weight 0 or 1 but for a tiny part of the axis."""
-
-_OPERATIONS = 16.0
-"""Roundings per term of a sum, in units of the last place."""
 
 MARGIN = 1.05
 """What is measured on a grid is stated with this factor, since it may be larger between the points."""

@@ -60,7 +60,6 @@ def _show(console: Console, found: Inspection) -> None:
         console.line(f"note: {note}", "yellow")
     accounting = found.accounting
     if accounting.blocks:
-        console.part(_blocks(accounting))
         console.part(_forms(accounting))
         refused = Counter(reason for block in accounting.blocks for reason in block.refused)
         for (form, reason), number in refused.items():
@@ -76,18 +75,6 @@ def _show(console: Console, found: Inspection) -> None:
         console.line(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}")
     if not found.report.converted:
         show_verdict(console, found.report)
-
-
-def _blocks(accounting: Accounting) -> Table:
-    """The size of the blocks, and their heads."""
-    from rewriter.report.tables import Column, Table, columns
-
-    heads = (
-        *(Column("block", "name"), *columns("count", "d_model", "d_ff", "parameters")),
-        *(Column("share", "share"), *columns("count", "heads")),
-    )
-    rows = ((each.name, each.d_model, each.d_ff, each.parameters, each.share, each.heads) for each in accounting.blocks)
-    return Table("Accounting: heads of form local", heads, tuple(rows))
 
 
 def _forms(accounting: Accounting) -> Table:

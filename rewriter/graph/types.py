@@ -96,19 +96,11 @@ def elem_name(elem_type: int) -> str:
     return "float32" if elem_type == onnx.TensorProto.FLOAT else known.Name(elem_type).lower()
 
 
-def infer_types(model: onnx.ModelProto) -> dict[str, TensorType]:
-    """Infer the types of all tensors of the main graph.
-
-    Inference stops at operators that onnx does not know (custom domains); what it cannot determine is left out.
-    Where inference fails altogether, the types that the model declares remain.
-    """
-    return declared_types(inferred_graph(model))
-
-
 def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
-    """The main graph of `model` with inferred types in the value_info of every graph.
+    """The main graph of `model` with inferred types in the value_info of every graph, as far as inference gets.
 
-    It has no large weights. Its nodes are in the same order and have the same bodies; fused operators may be others.
+    Where it fails altogether, the types that the model declares remain. It has no large weights. Its nodes are in the
+    same order and have the same bodies; fused operators may be others.
     """
     skeleton = skeleton_of(model)
     for node in skeleton.graph.node:

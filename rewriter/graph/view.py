@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import onnx
 
-from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_graph
+from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.walk import subgraphs
 
 ONNX_DOMAINS = ("", "ai.onnx")
@@ -209,11 +209,6 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
             if name.startswith(prefix):
                 return onnx.numpy_helper.from_array(np.array(value, dtype))
     return None
-
-
-def view_model(model: onnx.ModelProto) -> GraphView:
-    """Index the main graph of `model`, with inferred types."""
-    return view_graph(model.graph, opsets(model.opset_import), types=infer_types(model))
 
 
 def view_graph(

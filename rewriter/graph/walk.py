@@ -6,7 +6,7 @@ checking, changing and saving share it, so that no tensor is checked by one and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import TypeAlias
 
 import onnx
@@ -37,6 +37,28 @@ def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def iter_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and the nodes of their subgraphs, at any depth."""
     yield from (thing for thing in _descend(nodes) if isinstance(thing, onnx.NodeProto))
+
+
+def functions_with(
+    model: onnx.ModelProto, wanted: Callable[[onnx.NodeProto], bool], but: Container[tuple[str, str]] = ()
+) -> set[tuple[str, str]]:
+    """The local functions, (domain, name), that hold a wanted node, themselves or in a function that they call.
+
+    What stands in the functions `but` does not count.
+    """
+    every = {(each.domain, each.name): each.node for each in model.functions}
+    bodies = {name: [*iter_nodes(nodes)] for name, nodes in every.items() if name not in but}
+    callers: dict[tuple[str, str], list[tuple[str, str]]] = {name: [] for name in bodies}
+    for name, nodes in bodies.items():
+        for node in nodes:
+            callers.get((node.domain, node.op_type), []).append(name)
+    pending = [name for name, nodes in bodies.items() if any(map(wanted, nodes))]
+    found = set[tuple[str, str]]()
+    while pending:
+        if (name := pending.pop()) not in found:
+            found.add(name)
+            pending += callers[name]
+    return found
 
 
 def iter_all(model: onnx.ModelProto) -> Iterator[Thing]:

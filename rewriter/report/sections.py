@@ -11,12 +11,10 @@ from math import isnan
 from typing import Any
 
 from rewriter.proof.certificate.certify import Certificate
-from rewriter.proof.validate import ProviderRun, Validation
+from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, Report
 from rewriter.report.tables import (
-    Cell,
     Column,
-    Row,
     Table,
     columns,
     converted_table,
@@ -114,6 +112,8 @@ def warnings(report: Report, *, verbose: bool = False) -> list[str]:
             lines.append(f"fell back to the CPU on {provider}: {', '.join(run.cpu_nodes)}")
         if run.cpu_nodes_of_original is None:
             lines.append(f"this onnxruntime cannot tell which nodes {provider} left to the CPU")
+        elif run.cpu_nodes_of_original:
+            lines.append(f"on {provider}, {counted(run.cpu_nodes_of_original, 'node')} of the original ran on the CPU")
     return lines
 
 
@@ -135,26 +135,10 @@ def _failures(failures: Sequence[str]) -> Iterator[Part]:
 
 def _run(proof: Validation) -> Iterator[Part]:
     yield rule_table(proof)
-    yield provider_table(proof)
     yield "Inputs of the proof:"
     yield proof.cases
     if proof.skipped:
         yield skipped(proof, verbose=True)
-
-
-def provider_table(proof: Validation) -> Table:
-    """One line per execution provider."""
-    heads = (
-        *(Column("provider"), Column("result"), Column("error over original's", "ratio")),
-        Column("nodes of the original on the CPU", "count"),
-    )
-
-    def row(name: str, run: ProviderRun) -> Row:
-        failed = len(run.failures)
-        result = Cell(f"{failed} failed", style="bad") if failed else Cell("held", style="good")
-        return (name, result, run.error_ratio, run.cpu_nodes_of_original or None)
-
-    return Table("Execution providers", heads, tuple(row(*each) for each in proof.providers.items())).filled()
 
 
 # -- what was measured at every float ------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_clipped_exponentials_are_nothing_beside_factors() -> None:
     program = Program("made", (Head(beta=0.0, c=0.0, d=1.0, bias_tokens=tokens),)).rounded(np.float32)
     plan = make_plan(model_of("h = Relu(y)"), Options(inline=True))
     (conversion,) = plan.conversions
-    model = apply(replace(plan, conversions=(replace(conversion, program=program, written=None),)))
+    model = apply(replace(plan, conversions=(replace(conversion, program=program),)))
     y = np.linspace(-30.0, 30.0, 601)
     found = np.asarray(evaluate(model, {"x": y[:, None]})["h"])[:, 0]
     assert np.abs(found - program.evaluate(y)).max() <= 1e-13

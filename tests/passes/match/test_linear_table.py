@@ -9,7 +9,7 @@ import pytest
 
 from passes.match.linear import LINEAR_OPERATORS, LinearOperator, linear_operator
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import Miss, view_model
+from rewriter.graph.view import Miss, all_views
 from tests.textmodels import text_model
 
 INPUTS = "float[batch, tokens, 4] x, float[batch, tokens, 4] z, float[4, tokens] t, float[batch, 4, n, m] image"
@@ -34,7 +34,7 @@ def recognised(node: str, constants: dict[str, Any] | None = None) -> LinearOper
         constants={**WEIGHTS, **(constants or {})},
         domains={"com.microsoft": 1, "custom": 1},
     )
-    view = view_model(model)
+    view = all_views(model)[0]
     return linear_operator(view, Constants(view), len(view.nodes) - 2)
 
 

@@ -59,7 +59,7 @@ def test_a_gate_multiplies_what_the_values_read(linear: float, c: float) -> None
     u = np.linspace(-3.0, 3.0, len(G))
     h = (np.exp(G) * (c * G + 0.5) + 0.25) / (np.exp(G) + 1.0) + linear * G - 1.0
     error = np.abs(made.evaluate(G, u) - h * u) / (np.maximum(1.0, np.abs(h)) * np.maximum(np.abs(u), 1e-300))
-    allowed = made.max_error + made.rounding
+    allowed = made.max_error + 2.0**-26  # of which float64's rounding over e is a tenth
     assert np.max(error) <= max(allowed, 1e-14)
     assert made.max_error <= 4.0 * FLOAT.limit
     assert made.double is bool(c or linear)

@@ -67,13 +67,6 @@ def quick(name: str, elem_type: int = 1) -> Program:
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_what_gates_are_granted_for_rounding(name: str) -> None:
-    """A few spacings of the type over the line's step, not a share of the value."""
-    assert 2.0**-24 < quick(name).rounding < 16 * 2.0**-24 / 0.25
-    assert quick(name, 10).rounding < 64 * 2.0**-11 / 0.25
-
-
-@pytest.mark.parametrize("name", GATES)
 def test_gates_are_heads_over_pairs_of_keys(name: str) -> None:
     """The heads, each with its own self key, against the spelling with a line; neither knows the other's formula."""
     program = quick(name)

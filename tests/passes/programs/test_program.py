@@ -73,7 +73,6 @@ def test_scaling(inner: float, outer: float) -> None:
     scaled = BOTH.scaled(inner=inner, outer=outer)
     np.testing.assert_allclose(scaled.evaluate(Y), outer * BOTH.evaluate(inner * Y), rtol=1e-13, atol=1e-13)
     assert scaled.max_error == pytest.approx(1e-3 * abs(outer) + 2.0**-40 * max(1.0, abs(outer)), rel=1e-12)
-    assert scaled.rounding == BOTH.rounding * max(1.0, abs(outer))
     assert scaled.domain == 8.0 / abs(inner)
 
 

@@ -12,7 +12,7 @@ from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan, sublayers_only
 from rewriter import ExitStatus, rewrite
 from rewriter.graph.extract import ancestors
-from rewriter.graph.view import view_model
+from rewriter.graph.view import all_views
 from rewriter.ort.sessions import open_session
 from tests.committed import FOLDER as MODELS
 from tests.committed import feeds
@@ -72,7 +72,7 @@ def nodes_of_network(model: onnx.ModelProto, plan: Plan) -> list[onnx.NodeProto]
     """The nodes between the embeddings and the last stream whose results are numbers, not shapes or truth values."""
     assert plan.whole is not None
     inferred = shape_inference.infer_shapes(model)
-    view = view_model(inferred)
+    view = all_views(inferred)[0]
     above = ancestors(view, frozenset([plan.whole.entry]), [f"{PREFIX}/{last_stream(plan)}/wide"])
     return [
         view.nodes[index] for index in sorted(above) if view.type_of(view.nodes[index].output[0]).elem_type in FLOATS

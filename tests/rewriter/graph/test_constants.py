@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import view_model
+from rewriter.graph.view import all_views
 
 LARGE = 1024
 """Maximum number of elements of a constant that has a value."""
@@ -19,12 +19,12 @@ def constants_of(body: str, weights: str = "", *, inputs: str = "float[2] x", op
     """Constants of a graph of these nodes, whose output is `x` passed through."""
     imports = f'"": {opset}, "custom": 1'
     return Constants(
-        view_model(
+        all_views(
             onnx.parser.parse_model(
                 f"<ir_version: 8, opset_import: [{imports}]> g ({inputs}) => (float[2] out) "
                 f"<{weights}> {{ {body} out = Identity(x) }}"
             )
-        )
+        )[0]
     )
 
 
@@ -165,7 +165,7 @@ def test_external_data_is_not_read() -> None:
     stub.data_location = onnx.TensorProto.EXTERNAL
     stub.external_data.add(key="location", value="nowhere")
     model.graph.initializer.append(stub)
-    constants = Constants(view_model(model))
+    constants = Constants(all_views(model)[0])
     assert "w" in constants
     assert constants.value("w") is None
     assert constants.shape("w") == (2,)

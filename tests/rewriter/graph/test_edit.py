@@ -11,7 +11,7 @@ from onnx import parser
 
 from rewriter.files.load import load_model
 from rewriter.graph.edit import Replacement, drop_dead, inlined, splice
-from rewriter.graph.view import GraphView, all_views, graph_at, view_model
+from rewriter.graph.view import GraphView, all_views, graph_at
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate.certify import certify
 
@@ -26,7 +26,7 @@ def model_of(body: str, weights: str = "", outputs: str = "") -> onnx.ModelProto
 
 def replaced(model: onnx.ModelProto, output: str, operator: str, *inputs: str) -> onnx.ModelProto:
     """The model with the maker of `output` replaced by one new node."""
-    view = view_model(model)
+    view = all_views(model)[0]
     splice(model, view, [by(view, output, onnx.helper.make_node(operator, list(inputs), [output], "new"))])
     return model
 
@@ -76,7 +76,7 @@ def test_new_constants_change_no_signature(version: int) -> None:
     """Before IR version 4 every initializer is an input too, so a new constant becomes a node there."""
     model = model_of("a = Exp(x) b = Neg(a) out = Abs(b)")
     model.ir_version = version
-    view = view_model(model)
+    view = all_views(model)[0]
     new = onnx.helper.make_node("Mul", ["x", "k"], ["b"], "new")
     constant = onnx.helper.make_tensor("k", onnx.TensorProto.FLOAT, [2], [3.0, 4.0])
     splice(model, view, [by(view, "b", new, initializers=(constant,))])
@@ -96,7 +96,7 @@ def test_new_constants_change_no_signature(version: int) -> None:
 def test_what_the_new_nodes_read_stays() -> None:
     """Also where only a body of a new node reads it."""
     model = model_of("k = Sin(x) l = Cos(x) m = Add(k, l) b = Neg(m) out = Abs(b)", "float[2] w = {1, 2}")
-    view = view_model(model)
+    view = all_views(model)[0]
     holder = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[2] k, bool c) => (float[2] b) { b = If (c) '
         "<then_branch = t () => (float[2] p) { p = Exp(l) }, else_branch = e () => (float[2] q) { q = Exp(l) }> }"
@@ -112,7 +112,7 @@ def test_replacements_that_belong_together() -> None:
     exposed = onnx.helper.make_tensor_value_info("a2", onnx.TensorProto.FLOAT, [2])
     body = "z = Sin(x) a = Exp(z) b = Neg(a) y = Cos(x) c = Abs(y) out = Add(b, c)"
     model = model_of(body)
-    view = view_model(model)
+    view = all_views(model)[0]
     first = onnx.helper.make_node("Relu", ["x"], ["b"])
     copies = (onnx.helper.make_node("Identity", ["x"], ["a2"]), onnx.helper.make_node("Tanh", ["a2"], ["c"]))
     other = by(view, "c", *copies, exposed=(exposed,))
@@ -125,7 +125,7 @@ def test_replacements_that_belong_together() -> None:
 def test_replaced_nodes_that_read_each_other() -> None:
     """The second region reads the first one's output; what only the old nodes read goes."""
     model = model_of("z = Sin(x) a = Exp(z) b = Neg(a) c = Add(b, z) out = Abs(c)")
-    view = view_model(model)
+    view = all_views(model)[0]
     parts = [
         by(view, name, onnx.helper.make_node(operator, [given], [name]))
         for name, operator, given in (("b", "Relu", "x"), ("c", "Tanh", "b"))
@@ -163,7 +163,7 @@ def test_functions_come_once_with_their_domains() -> None:
     kept.doc_string = "was there"
     model.functions.append(kept)
     model.opset_import.append(onnx.helper.make_opsetid("d", 7))
-    view = view_model(model)
+    view = all_views(model)[0]
     replacements = [
         by(view, output, onnx.helper.make_node("f", ["x"], [output], domain=domain), functions=given)
         for output, domain, given in (("b", "d", (CALLED, OTHER)), ("c", "e", (OTHER,)))

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from rewriter.graph.extract import Cut, bytes_of, cut, extract, split, upstream, with_outputs
-from rewriter.graph.view import GraphView, reads, view_model
+from rewriter.graph.view import GraphView, all_views, reads
 from tests.committed import FOLDER as MODELS
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -36,7 +36,7 @@ def model() -> onnx.ModelProto:
 
 
 def view() -> GraphView:
-    return view_model(model())
+    return all_views(model())[0]
 
 
 @pytest.mark.parametrize(
@@ -58,12 +58,12 @@ def test_cut(inputs: list[str], outputs: list[str], expected: Cut) -> None:
 
 def test_constants_that_only_another_part_needs_are_left_out() -> None:
     """A constant is an ancestor here, but of an operand that is an input of the part."""
-    graph = view_model(
+    graph = all_views(
         onnx.parser.parse_model(
             '<ir_version: 9, opset_import: ["": 17]> g (float[4] x, float[4] other) => (float[4] out) '
             "<float[4] c = {5, 6, 7, 8}> { k = Exp(c) side = Mul(other, k) h = Neg(x) out = Add(h, side) }"
         )
-    )
+    )[0]
     assert cut(graph, ["x"], ["out"]) == Cut(("x", "side"), ("out",), (2, 3))
 
 
@@ -98,7 +98,7 @@ g (float[n] x, float[n] scale) => (float[n] out) {
 
 
 def test_what_a_body_captures_is_upstream() -> None:
-    graph = view_model(onnx.parser.parse_model(LOOP))
+    graph = all_views(onnx.parser.parse_model(LOOP))[0]
     assert upstream(graph, frozenset(), ["out"]) == Cut(("scale", "x"), ("out",), (0, 1, 2, 3))
     assert upstream(graph, frozenset({"twice"}), ["out"]) == Cut(("x", "twice"), ("out",), (0, 1, 3))
     assert reads(graph.nodes[3]) == ["trips", "always", "x", "twice"]
@@ -118,7 +118,7 @@ def test_a_part_as_a_model() -> None:
     whole.functions.append(
         onnx.parser.parse_function('<opset_import: ["": 17], domain: "custom"> f (p) => (q) { q = Neg(p) }')
     )
-    graph = view_model(whole)
+    graph = all_views(whole)[0]
     part = extract(whole, graph, Cut(("h", "odd", "not-read"), ("y", "b"), (Y,)), read)
     assert part.ir_version == 9
     assert [(entry.domain, entry.version) for entry in part.opset_import] == [("", 17), ("custom", 2)]
@@ -140,7 +140,7 @@ def test_inputs_of_unknown_type(elem_type: int | None, expected: int) -> None:
     )
     given = {} if elem_type is None else {"elem_type": elem_type}
     whole.graph.output[0].type.tensor_type.elem_type = 0
-    part = extract(whole, view_model(whole), Cut(("odd", "x"), ("out",), (1,)), lambda tensor: tensor, **given)
+    part = extract(whole, all_views(whole)[0], Cut(("odd", "x"), ("out",), (1,)), lambda tensor: tensor, **given)
     assert [declared(value) for value in part.graph.input] == [
         ("odd", expected, False),
         ("x", onnx.TensorProto.DOUBLE, False),
@@ -151,7 +151,7 @@ def test_inputs_of_unknown_type(elem_type: int | None, expected: int) -> None:
 
 def test_further_outputs() -> None:
     whole = model()
-    more = with_outputs(whole, view_model(whole), ["y", "out", "turned", "y", "odd"])
+    more = with_outputs(whole, all_views(whole)[0], ["y", "out", "turned", "y", "odd"])
     assert [declared(value) for value in more.graph.output] == [
         ("out", FLOAT, True),
         ("y", FLOAT, False),
@@ -185,7 +185,7 @@ SIZE = 64
 
 
 def chain() -> GraphView:
-    return view_model(onnx.parser.parse_model(CHAIN))
+    return all_views(onnx.parser.parse_model(CHAIN))[0]
 
 
 def operators(limit: int, *taps: str) -> list[list[str]]:
@@ -216,7 +216,7 @@ def test_what_crosses() -> None:
 @pytest.mark.parametrize("file", sorted(path.name for path in MODELS.glob("*.onnx")))
 @pytest.mark.parametrize("limit", [2000, 20_000, 10**9])
 def test_parts_are_bounded_ordered_and_complete(file: str, limit: int) -> None:
-    graph = view_model(onnx.load(MODELS / file))
+    graph = all_views(onnx.load(MODELS / file))[0]
     parts = split(graph, (), limit)
     known = set(graph.inputs)
     for part in parts:

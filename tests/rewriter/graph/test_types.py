@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from rewriter.graph.types import TensorType, declared_types, infer_types, inferred_graph, skeleton_of
+from rewriter.graph.types import TensorType, declared_types, inferred_graph, skeleton_of
 
 UNSHAPED: tuple[int | str, ...] = ()
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -65,7 +65,7 @@ def test_what_is_declared() -> None:
 def test_inference_goes_on_behind_fused_operators(body: str, shape: tuple[int | str, ...] | None) -> None:
     weights = f"float[4] b = {{{ones(4)}}}, float[4, 2] w = {{{ones(8)}}}"
     model = model_of(f"{body} g = Exp(h) out = Identity(x)", weights, inputs="float[n, 4] x, int32[m, s] ids")
-    known = infer_types(model)
+    known = declared_types(inferred_graph(model))
     assert not {"mean", "deviation"} & known.keys()
     for name in "hg":
         assert known.get(name) == (TensorType(FLOAT, shape or None) if shape is not None else None)
@@ -85,20 +85,20 @@ def test_inference_goes_on_in_bodies_and_leaves_functions_of_the_model_alone() -
     )
     model = model_of("y = com.microsoft.BiasGelu(x, x) out = Identity(x)")
     del model.opset_import[1:]  # onnxruntime does not need its own domains to be imported
-    assert infer_types(model)["y"] == TensorType(FLOAT, ("n", 4))
+    assert declared_types(inferred_graph(model))["y"] == TensorType(FLOAT, ("n", 4))
     model.functions.append(own)
-    assert infer_types(model)["y"] == TensorType(INT64, (2,))
+    assert declared_types(inferred_graph(model))["y"] == TensorType(INT64, (2,))
 
 
 def test_declared_types_remain_where_inference_fails() -> None:
     model = model_of("out = Transpose<perm = [0, 1, 2, 3, 3]>(x) h = Exp(x)")
     model.graph.node[0].attribute[0].ints[:] = [7, 9]
-    assert infer_types(model)["x"] == TensorType(FLOAT, ("n", 4))
+    assert declared_types(inferred_graph(model))["x"] == TensorType(FLOAT, ("n", 4))
 
 
 def test_operands_of_shape_operators_are_read() -> None:
     model = model_of("t = Reshape(x, s) out = Identity(x)", "int64[3] s = {2, 2, -1}", inputs="float[4, 4] x")
-    assert infer_types(model)["t"] == TensorType(FLOAT, (2, 2, 4))
+    assert declared_types(inferred_graph(model))["t"] == TensorType(FLOAT, (2, 2, 4))
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1024, True), (1025, False)])
@@ -123,7 +123,7 @@ def test_large_constant_nodes_are_stubs(count: int, kept: bool) -> None:
     value = node.attribute[0].t
     assert (value.data_type, list(value.dims)) == (FLOAT, [count])
     assert bool(value.float_data or value.raw_data) is kept
-    assert infer_types(model)["c"] == TensorType(FLOAT, (count,))
+    assert declared_types(inferred_graph(model))["c"] == TensorType(FLOAT, (count,))
 
 
 def test_a_skeleton_has_all_but_weights() -> None:
@@ -148,7 +148,7 @@ def test_products_with_packed_weights() -> None:
             "<uint8[64, 1, 16] B = {0}, float[64] scales = {0}> "
             f"{{ y = com.microsoft.MatMulNBits<{attributes}>(x, B, scales) z = Relu(x) out = Relu(y) }}"
         )
-        found = infer_types(model)
+        found = declared_types(inferred_graph(model))
         assert found.get("y") == (TensorType(onnx.TensorProto.FLOAT, ("n", 64)) if known else None)
         assert found["z"] == TensorType(onnx.TensorProto.FLOAT, ("n", 32))
         assert "y/unpacked" not in found

@@ -6,7 +6,7 @@ import onnx
 
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import TensorType
-from rewriter.graph.view import all_views, captured_names, graph_at, holder_name, view_model
+from rewriter.graph.view import all_views, captured_names, graph_at, holder_name
 from rewriter.graph.walk import all_graphs, subgraphs
 
 LOOP = """
@@ -46,7 +46,7 @@ def test_integers_are_folded_exactly() -> None:
         '<ir_version: 9, opset_import: ["": 17]> g (float[1] x) => (float[1] y) '
         f"{{ c = Constant<value_int = {large}>() i = Identity(c) n = Neg(c) y = Identity(x) }}"
     )
-    constants = Constants(view_model(model))
+    constants = Constants(all_views(model)[0])
     assert [int(value) for name in ("i", "n") if (value := constants.value(name)) is not None] == [large, -large]
 
 
@@ -74,7 +74,7 @@ def test_an_index() -> None:
         '<ir_version: 8, opset_import: ["": 17, "custom": 2]> g (float[2] x, float[2] w) => (float[2] out) '
         "<float[2] w = {1, 2}, float[2] v = {1, 2}> { a = Add(x, x) b, , e = custom.Two(a, , v) out = Mul(b, w) }"
     )
-    view = view_model(model)
+    view = all_views(model)[0]
     assert (view.where, view.path) == ("", ())
     assert [node.op_type for node in view.nodes] == ["Add", "Two", "Mul"]
     assert view.producer == {"a": 0, "b": 1, "e": 1, "out": 2}
@@ -98,8 +98,8 @@ def test_initializers_of_old_files_are_not_overridable() -> None:
         '<ir_version: 3, opset_import: ["": 17]> g (float[2] x, float[2] w) => (float[2] out) '
         "<float[2] w = {1, 2}> { out = Mul(x, w) }"
     )
-    assert view_model(model).overridable == frozenset()
-    assert view_model(model).inputs == ("x",)
+    assert all_views(model)[0].overridable == frozenset()
+    assert all_views(model)[0].inputs == ("x",)
 
 
 def test_views_of_bodies() -> None:
