@@ -78,9 +78,12 @@ def test_which_programs_are_exact(activation: str, program: Program) -> None:
     assert program.exact == (program.max_error == 0.0)
 
 
-@pytest.mark.parametrize(("activation", "program"), [*FITTED, *IN_FLOAT])
+@pytest.mark.parametrize(("activation", "program"), FITTED)
 def test_float32_error(activation: str, program: Program) -> None:
-    """The sum of all stated errors bounds the error in float32; any NaN would fail the comparison."""
+    """The sum of all stated errors bounds the error in float32; any NaN would fail the comparison.
+
+    How accurate the graphs of all programs are is tested in `tests/passes/test_same_function.py`.
+    """
     narrow = program.rounded(np.float32)
     inside = np.abs(POINTS) < 2.0**60  # the graph clips queries there, so that no logit is infinite
     y = POINTS[inside].astype(np.float32)
