@@ -89,7 +89,7 @@ def test_float32_error(activation: str, program: Program) -> None:
     y = POINTS[inside].astype(np.float32)
     entry = next(entry for entry in ACTIVATIONS if entry.name == activation)
     expected = entry.function(y.astype(np.float64), PARAMETERS.get(activation, entry.usual))
-    error = relative(float32.evaluate(narrow, y), expected)
+    error = relative(float32.evaluate(narrow, y).astype(np.float64), expected)
     assert error <= narrow.max_error + narrow.coefficient_error + 1.05 * narrow.rounding + 2.0**-24
 
 
