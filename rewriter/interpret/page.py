@@ -70,8 +70,7 @@ def head_pictures(
         most: how many neurons are shown.
 
     Raises:
-        UsageError: an argument is out of range, or the output cannot be attributed.
-        ModelError: the model is unreadable, malformed or unsafe.
+        UsageError, ModelError: as `attribute`.
         ValidationError: the model cannot be run on these inputs.
     """
     if most < 0:
