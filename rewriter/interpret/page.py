@@ -234,6 +234,7 @@ def _explained(
         (names of sources, head to its scores: places of query and key in the window, the score, what masks and position
         biases add to it, and the largest terms as [source at the query, source at the key, value]).
     """
+    window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
     names, rows = dict[str, int](), dict[str, list[list[Any]]]()
     written = Written(linear.links, run.beginning, by_head(window))
