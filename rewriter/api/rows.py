@@ -53,7 +53,7 @@ def domain_notes(plan: Plan) -> tuple[str, ...]:
     domains = {each.block.name: each.program.domain for each in plan.conversions if isfinite(each.program.domain)}
     note = (
         f"the heads of {counted(len(domains), 'block')} ({first_of(list(domains))}) hold for |pre-activation| up to "
-        f"{min(domains.values(), default=0.0):.3g}; the proof checks only the inputs that it runs"
+        f"{min(domains.values(), default=0.0):.3g}; that the model stays there is checked only on the inputs of the run"
     )
     return (note,) if domains else ()
 

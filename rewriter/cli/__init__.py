@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, shell_complete
 
 from rewriter.cli.convert import convert
 from rewriter.cli.inspect import doctor, inspect
@@ -43,6 +44,7 @@ COMMANDS: dict[str, click.Command] = {
 }
 """Subcommand name to command; the plain command is `convert`."""
 
+_COMPLETE = "_REWRITE_COMPLETE"
 _INTERRUPTED = 128 + signal.SIGINT
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -86,8 +88,25 @@ class Forgiving:
             self._stream.flush()
 
 
+class _Completing(click.Group):
+    """What a shell completes: the first word is a command or a model, the others belong to the command."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, args) if args[0] in COMMANDS else ("rewrite", convert, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, and what the plain one takes."""
+        plain = convert.make_context("rewrite", [], resilient_parsing=True)
+        return [*super().shell_complete(ctx, incomplete), *convert.shell_complete(plain, incomplete)]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script; exits with an `ExitStatus`."""
+    if _COMPLETE in os.environ:
+        group = _Completing("rewrite", commands=COMMANDS, add_help_option=False)
+        sys.exit(shell_complete(group, {}, "rewrite", _COMPLETE, os.environ[_COMPLETE]))
     signal.signal(signal.SIGTERM, _terminate)
     sys.stdout, sys.stderr = Forgiving(sys.stdout), Forgiving(sys.stderr)
     status = run(arguments)

@@ -57,7 +57,7 @@ Exit status:
 
 
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
-    if not value:
+    if not value or ctx.resilient_parsing:
         return
     from rewriter.api.run import environment
 

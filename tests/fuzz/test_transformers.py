@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -20,7 +21,7 @@ from tests.cases import run
 from tests.changes import maker
 from tests.conftest import slow
 from tests.fuzz.random_transformers import Transformer, transformer
-from tests.fuzz.trial import WRONG, a_way, tried_transformer, unproved
+from tests.fuzz.trial import ALARM, WRONG, a_way, tried_transformer, unproved
 from tests.oracle import evaluate
 
 DRAWN = partial(settings, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -76,6 +77,23 @@ def test_another_function_is_a_finding(form: str, monkeypatch: pytest.MonkeyPatc
     assert outcome.status == WRONG
     assert outcome.finding
     assert "differs by 2, more than 0.0001" in outcome.message
+
+
+def test_a_failed_proof_of_the_same_function_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(model: onnx.ModelProto, **options: Any) -> Report:
+        report = rewrite(model, **options)
+        if not options["validate"]:
+            return report
+        return replace(
+            report,
+            exit_status=ExitStatus.VALIDATION_FAILED,
+            proof=replace(report.validation, failures=("for nothing",)),
+        )
+
+    monkeypatch.setattr("tests.fuzz.trial.rewrite", failing)
+    outcome = tried_transformer(_plain(), {"command": "rewrite", "validate": True}, 0)
+    assert outcome.status == ALARM
+    assert "and fails the proof: for nothing" in outcome.message
 
 
 MENDED = {

@@ -20,13 +20,13 @@ from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
 from rewriter.graph.walk import iter_nodes, subgraphs
+from rewriter.proof.certificate.attention import unfold
 from rewriter.proof.certificate.bounds import Bound, bound
-from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, in_order, rank, sizes, whole_shape
+from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, before_casts, in_order, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
-from rewriter.proof.certificate.rows import Layer, before_casts, front, read_layer, width
-from rewriter.proof.certificate.square import unfold
+from rewriter.proof.certificate.rows import Layer, extent, read_layer
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
 
@@ -185,6 +185,7 @@ def certify(
     try:
         a = Model(original)
         b = Model(rewritten, a)
+        unfold(a)
         unfold(b)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
     except NotCertifiable as error:
@@ -434,7 +435,7 @@ class _Matching:
         """Whether the axes in front of the last are the same."""
         found = []
         for tensor in (a, b):
-            axes = front(tensor)
+            axes = extent(tensor).front
             if axes.stop != -1:
                 axes = yield self._all_but_last(a.scope, axes)
             if axes is None or axes.stop != -1:
@@ -449,7 +450,7 @@ class _Matching:
         """Axes by their numbers as those of another tensor, if the tensor has one more."""
         tensor = before_casts(axes.tensor)
         known = yield self._of_original(original, tensor)
-        return front(tensor) if known is not None and known.type.rank == (axes.stop or 0) + 1 else None
+        return extent(tensor).front if known is not None and known.type.rank == (axes.stop or 0) + 1 else None
 
     def _of_original(self, original: Scope, tensor: Tensor) -> Reading:
         """The tensor, or the same one of the original: what the rewritten model says of its shapes is not believed."""
@@ -463,7 +464,7 @@ class _Matching:
     def _same_sizes(self, a: Tensor, b: Tensor) -> Reading:
         """Whether both are the shape of the same rows, one of them without a tensor that has it."""
         measured, written = whole_shape(a), sizes(b)
-        last = width(measured) if measured is not None else None
+        last = extent(measured).width if measured is not None else None
         if measured is None or written is None or last is None or len(written) != 2 or written[1] != last:
             return False
         if not isinstance(written[0], Axes) or written[0][1:] != (0, -1):
@@ -602,7 +603,7 @@ def _is_matrix(tensor: Tensor, layer: Layer) -> bool:
     tensor = before_casts(tensor)
     node = tensor.node
     if tensor.scope.model.original and tensor.type.rank == 2:
-        return width(tensor) == len(layer.bias)
+        return extent(tensor).width == len(layer.bias)
     if node is None or node.domain or node.op_type != "Reshape":
         return node is not None and not node.domain and node.op_type == "Gemm"
     shape = sizes(tensor.scope.find(node.input[1]))
@@ -642,7 +643,7 @@ def _alike(tensors: tuple[Tensor, ...]) -> bool:
     first, *shapes = (tensor.type.shape for tensor in tensors)
     if first is not None and None not in first and all(shape == first for shape in shapes):
         return True
-    return len({(front(tensor), width(tensor)) for tensor in tensors}) == 1 and width(tensors[0]) is not None
+    return len({extent(tensor) for tensor in tensors}) == 1 and extent(tensors[0]).width is not None
 
 
 def _narrowest(region: Region) -> int:

@@ -1,4 +1,4 @@
-"""Tensors and constants that are only laid out in another way, and shapes put together from the axes of tensors."""
+"""Constants, tensors that are only laid out in another way, and shapes put together from the axes of tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from flint import fmpq
 
 from rewriter.graph.constants import computed
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import integer_of, key_of
+from rewriter.graph.view import attributes, integer_of, key_of
+from rewriter.proof.certificate.expressions import Expression, constant
 from rewriter.proof.certificate.graphs import Scope, Tensor
 
 DEEPEST = 100
@@ -92,6 +93,30 @@ def in_order(tensor: Tensor) -> Tensor:
             break
         tensor = source
     return tensor
+
+
+def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
+    """The tensor that casts between floating-point types make this one of; these are added to `passed`."""
+    while tensor.node is not None and key_of(tensor.node) == ("", "Cast") and tensor.elem_type in FLOATS:
+        source = tensor.scope.find(tensor.node.input[0])
+        if source.elem_type not in FLOATS:
+            break
+        if passed is not None:
+            passed.append(tensor)
+        tensor = source
+    return tensor
+
+
+def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Expression | None] | None:
+    """Both ends of a Clip, None for an infinite one; None for a Clip that is not read."""
+    ends: list[Expression | None] = []
+    for place, (name, nowhere) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
+        given = node.input[place] if len(node.input) > place else ""
+        numbers = scope.find(given).values if given else np.array(attributes(node).get(name, nowhere))
+        if numbers is None or numbers.size != 1 or np.isnan(end := float(numbers.ravel()[0])) or end == -nowhere:
+            return None
+        ends.append(None if np.isinf(end) else constant(end))
+    return ends[0], ends[1]
 
 
 # -- shapes ----------------------------------------------------------------------------------------------------------

@@ -251,9 +251,9 @@ class Scope:
         made: tensor to the node that makes it and the place among its outputs.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
-        fronts: what `rewriter.proof.certificate.rows.front` found so far.
+        extents: what `rewriter.proof.certificate.rows.extent` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
-        rows: by tensor, what `rewriter.proof.certificate.square` read as a function of rows.
+        rows: by tensor, what `rewriter.proof.certificate.attention` read as a function of rows.
         unread: by tensor, why it was not.
     """
 
@@ -281,7 +281,7 @@ class Scope:
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
-        self.fronts: dict[Tensor, Any] = {}
+        self.extents: dict[Tensor, Any] = {}
         self.rows: dict[str, Rows] = {}
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -301,7 +301,7 @@ class Scope:
         """Let a node make a tensor, in place of the one that does, if there is one."""
         name = node.output[0]
         self.made[name] = node, 0
-        self.types[name] = TensorType(elem_type, None)
+        self.types.setdefault(name, TensorType(elem_type, None))
         self._tensors.pop(name, None)
         self.number_node(node)
 

@@ -1,15 +1,15 @@
 """Regions: the expression that a tensor is of other tensors of the same shape, entry by entry.
 
 From a tensor upwards, elementwise operators with scalar constants are read as one `Expression` of at most two *leaves*,
-tensors that are not read any further. Attention over a static axis of keys, which computes one number per entry, is
-read as the sum that it is (`rewriter.proof.certificate.rows`). Everything is read from the nodes: nobody's word about
-what a block computes is taken.
+tensors that are not read any further. Attention is read as the function that it is
+(`rewriter.proof.certificate.attention`). Everything is read from the nodes: nobody's word about what a block computes
+is taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
@@ -18,6 +18,7 @@ import onnx
 
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, key_of
+from rewriter.proof.certificate.constants import clip_ends
 from rewriter.proof.certificate.expressions import (
     ONE,
     OPERATORS,
@@ -36,7 +37,6 @@ from rewriter.proof.certificate.expressions import (
     where,
 )
 from rewriter.proof.certificate.graphs import Scope, Tensor
-from rewriter.proof.certificate.rows import clip_ends, read_keys
 
 MOST_LEAVES = 2
 _MOST_CONDITIONS = 16
@@ -44,10 +44,7 @@ _MOST_NAMES = 100
 _PLAIN_BROADCAST = 7
 """The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-_FURTHER = (
-    *("Where", "Clip", "Cast", "Reshape", "Log", "Not", "And", "Or", *_COMPARISONS),
-    *("Unsqueeze", "Softmax", "MatMul", "Concat", "Split", "ReduceSum"),
-)
+_FURTHER = ("Where", "Clip", "Cast", "Log", "Not", "And", "Or", "Heads", *_COMPARISONS)
 """What a region may have beside `OPERATORS`."""
 
 Reading = Generator[Any, Any, Any]
@@ -80,7 +77,7 @@ class Region:
 
     Attributes:
         expression: over the leaves.
-        leaves: leaf of the expression to tensor.
+        leaves: leaf to tensor: all that were met on the way and have a say in the shape, even where they cancel.
         inside: the tensors of the region that are no leaves, its own included.
         vectors: whether a constant of it has an axis.
         together: whether it holds only if all leaves have the same shape.
@@ -90,28 +87,11 @@ class Region:
 
     expression: Expression
     leaves: Mapping[Expression, Tensor]
-    inside: tuple[Tensor, ...]
-    vectors: bool
-    together: bool
-    added: float = 0.0
-    tokens: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """An expression, and all that was met on the way and has a say in the shape, even where it cancels.
-
-    Attributes:
-        expression: the expression.
-        leaves: the leaves.
-        vectors: whether there were constants with an axis.
-        together: whether leaves met that must have the same shape.
-    """
-
-    expression: Expression
-    leaves: frozenset[Expression] = frozenset()
+    inside: frozenset[Tensor] = frozenset()
     vectors: bool = False
     together: bool = False
+    added: float = 0.0
+    tokens: int | None = None
 
 
 class Reader:
@@ -123,30 +103,16 @@ class Reader:
 
     def __init__(self, stops: Collection[str] = ()) -> None:
         self._stops = stops
-        self._known: dict[Tensor, _Read | None] = {}
-        self._leaves: dict[tuple[int, str], Expression] = {}
-        self._tensors: dict[Expression, Tensor] = {}
-        self._inside: dict[Expression, list[Tensor]] = {}
+        self._known: dict[Tensor, Region | None] = {}
+        self._leaves: dict[tuple[int, str], Region] = {}
 
     def region(self, tensor: Tensor) -> Region | None:
         """The largest region above a tensor that is made by an elementwise operator; None if it has too many leaves."""
         found = complete(self._expression(tensor))
         if found is None or not 1 <= len(found.leaves) <= MOST_LEAVES:
             return None
-        parts = ordered(found.expression)
-        if any(each not in parts for each in found.leaves):
-            return None
-        leaves = {part: self._tensors[part] for part in parts if part.operator == "leaf"}
-        inside = [(part, each) for part in parts for each in self._inside.get(part, [])]
-        rows = {part: each.scope.rows[each.name] for part, each in inside if each.name in each.scope.rows}
-        last = rows.pop(found.expression, None)
-        if any(each.added for each in rows.values()):
-            return None  # what is made of them would have to be bounded
-        most = min((each.tokens for each in (last, *rows.values()) if each and each.tokens), default=None)
-        added = last.added if last else 0.0
-        return Region(
-            found.expression, leaves, tuple(each for _, each in inside), found.vectors, found.together, added, most
-        )
+        leaves = {part: found.leaves[part] for part in ordered(found.expression) if part in found.leaves}
+        return replace(found, leaves=leaves) if len(leaves) == len(found.leaves) else None
 
     def names_above(self, tensor: Tensor) -> set[str]:
         """The names of the nearest tensors that elementwise operators make a tensor of, directly or not."""
@@ -163,31 +129,26 @@ class Reader:
                     pending.append(found)
         return names
 
-    def leaf(self, tensor: Tensor) -> Expression:
+    def leaf(self, tensor: Tensor) -> Region:
         """The tensor as a leaf: the same one for all tensors of a graph that are computed alike."""
         key = id(tensor.scope), tensor.number
-        found = self._leaves.get(key)
-        if found is None:
-            found = self._leaves[key] = leaf(len(self._leaves))
-            self._tensors[found] = tensor
-        return found
-
-    def _leaf(self, tensor: Tensor) -> _Read:
-        found = self.leaf(tensor)
-        return _Read(found, frozenset((found,)))
+        if key not in self._leaves:
+            found = leaf(len(self._leaves))
+            self._leaves[key] = Region(found, {found: tensor})
+        return self._leaves[key]
 
     def _operand(self, scope: Scope, name: str, *, integer: bool = False) -> Reading:
         """An operand as an expression; None where the operator is not elementwise because of it."""
         tensor = scope.find(name)
         if tensor.values is not None:
             number = _number(tensor.values, integer=integer)
-            return None if number is None else _Read(number, vectors=tensor.values.ndim > 0)
+            return None if number is None else Region(number, {}, vectors=tensor.values.ndim > 0)
         if tensor.constant is not None:
             return None
         if tensor.name in self._stops:
-            return self._leaf(tensor)
+            return self.leaf(tensor)
         found = yield self._expression(tensor)
-        return self._leaf(tensor) if found is None or len(found.leaves) > MOST_LEAVES else found
+        return self.leaf(tensor) if found is None or len(found.leaves) > MOST_LEAVES else found
 
     def _operands(self, scope: Scope, names: Sequence[str], integers: Collection[int] = ()) -> Reading:
         """Several operands; None where one of them is."""
@@ -208,19 +169,15 @@ class Reader:
                     found = yield self._operator(tensor.scope, tensor.node)
                 except NotAFunction:
                     found = None
-            self._known[tensor] = found
-            if found is not None:
-                self._inside.setdefault(found.expression, []).append(tensor)
+            self._known[tensor] = None if found is None else replace(found, inside=found.inside | {tensor})
         return self._known[tensor]
 
     def _operator(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         key = key_of(node)
         if scope.model.opsets.get("", _PLAIN_BROADCAST) < _PLAIN_BROADCAST:
             return None
-        if key == ("", "Reshape"):
-            return self._keys(scope, node)
         if node.output[0] in scope.rows:
-            return self._rows(scope, node)
+            return self._heads(scope, node)
         if key == ("", "Where"):
             return (yield self._where(scope, node))
         if key == ("", "Clip"):
@@ -234,30 +191,25 @@ class Reader:
         operands = yield self._operands(scope, node.input, (1,) if key == ("", "Pow") else ())
         if operands is None:
             return None
-        return _read(scalar_operator(key, attributes(node), [each.expression for each in operands]), *operands)
+        made = scalar_operator(key, attributes(node), [each.expression for each in operands])
+        return None if made is None else _read(made, *operands)
 
-    def _keys(self, scope: Scope, node: onnx.NodeProto) -> _Read | None:
-        keys = read_keys(scope, node, self.leaf)
-        if keys is None:
-            return None
-        self._inside.setdefault(keys.expression, []).extend(keys.inside)
-        leaves = frozenset(part for part in ordered(keys.expression) if part.operator == "leaf")
-        return _Read(keys.expression, leaves, together=keys.together)
-
-    def _rows(self, scope: Scope, node: onnx.NodeProto) -> _Read:
-        """What heads over a square pattern compute of rows."""
+    def _heads(self, scope: Scope, node: onnx.NodeProto) -> Region:
+        """What attention computes of entries or rows."""
         rows = scope.rows[node.output[0]]
         leaves = [self.leaf(scope.find(name)) for name in node.input]
-        found = substitute(rows.expression, dict(zip(rows.leaves, leaves, strict=True)))
-        self._inside.setdefault(found, []).extend(rows.inside)
-        return _Read(found, frozenset(leaves), together=len(leaves) > 1)
+        expression = substitute(rows.expression, {a: b.expression for a, b in zip(rows.leaves, leaves, strict=True)})
+        found = _read(expression, *leaves)
+        return replace(
+            found, inside=frozenset(rows.inside), together=len(leaves) > 1, added=rows.added, tokens=rows.tokens
+        )
 
     def _cast(self, scope: Scope, node: onnx.NodeProto) -> Reading:
         """The same number; of a condition, 1 where it holds and 0 where it does not."""
         if attributes(node).get("to") not in FLOATS:
             return None
         if scope.find(node.input[0]).elem_type == onnx.TensorProto.BOOL:
-            return (yield self._chosen(scope, node.input[0], _Read(ONE), _Read(ZERO), _MOST_CONDITIONS))
+            return (yield self._chosen(scope, node.input[0], Region(ONE, {}), Region(ZERO, {}), _MOST_CONDITIONS))
         return (yield self._operand(scope, node.input[0], integer=True))
 
     def _clip(self, scope: Scope, node: onnx.NodeProto) -> Reading:
@@ -270,7 +222,7 @@ class Reader:
             return None
         return (yield self._chosen(scope, node.input[0], branches[0], branches[1], _MOST_CONDITIONS))
 
-    def _chosen(self, scope: Scope, name: str, a: _Read, b: _Read, most: int) -> Reading:
+    def _chosen(self, scope: Scope, name: str, a: Region, b: Region, most: int) -> Reading:
         """`a` where the condition holds, else `b`; None where the condition is no comparison of numbers."""
         tensor = scope.find(name)
         node = tensor.node
@@ -294,15 +246,23 @@ class Reader:
         return _read(_compared(key[1], x, y, a.expression, b.expression), *operands, a, b)
 
 
-def _read(expression: Expression | None, *operands: _Read) -> _Read | None:
-    """An expression, and what its operands have met."""
-    if expression is None:
-        return None
-    leaves = frozenset().union(*(each.leaves for each in operands))
-    return _Read(expression, leaves, any(each.vectors for each in operands), any(each.together for each in operands))
+def _read(expression: Expression, *operands: Region) -> Region:
+    """An expression, and what its operands have met. Raises NotAFunction where something is added to one of them."""
+    if any(each.added and each.expression is not expression for each in operands):
+        raise NotAFunction("what is made of what other rows add would have to be bounded")
+    leaves = {leaf: tensor for each in operands for leaf, tensor in each.leaves.items()}
+    return Region(
+        expression,
+        leaves,
+        frozenset().union(*(each.inside for each in operands)),
+        any(each.vectors for each in operands),
+        any(each.together for each in operands),
+        max((each.added for each in operands), default=0.0),
+        min((each.tokens for each in operands if each.tokens), default=None),
+    )
 
 
-def _log(operand: _Read | None) -> _Read | None:
+def _log(operand: Region | None) -> Region | None:
     """log(1 + exp(y)) is softplus; of other logarithms no bounds are known."""
     if operand is None or operand.expression.operator != "+":
         return None

@@ -275,6 +275,7 @@ def test_a_note_says_how_far_heads_hold() -> None:
     gate = "y = MatMul(x, W1) u = MatMul(x, V1)"
     (note,) = rewrite(mlp(SWIGLU, first=gate)).notes
     assert note == (
-        "the heads of 1 block (mlp) hold for |pre-activation| up to 508; the proof checks only the inputs that it runs"
+        "the heads of 1 block (mlp) hold for |pre-activation| up to 508; that the model stays "
+        "there is checked only on the inputs of the run"
     )
     assert rewrite(mlp(SWIGLU, first=gate), gate="product").notes == ()
