@@ -26,7 +26,11 @@ _PACKAGES = ("attnonly", "onnx", "onnxruntime", "onnxruntime-gpu", "onnx-graphsu
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], object]], *, repeats: int, warmup: int = 2
+    candidates: Mapping[str, Callable[[], object]],
+    *,
+    repeats: int,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each candidate in each of `repeats` rounds, one run per candidate and round.
 
@@ -38,9 +42,9 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for order in rounds(tuple(candidates), repeats):
         for name in order:
-            start = time.perf_counter()
+            start = clock()
             candidates[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 

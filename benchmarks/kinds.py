@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewriter.ort.providers import load_onnxruntime, require_provider
+
+Of = Callable[[list[float]], Any]
+"""Makes one number of the seconds of several runs."""
 
 _KERNEL = "_kernel_time"
 _WARM, _RUNS = 1, 16
@@ -31,15 +34,19 @@ class Node:
     Attributes:
         kind: its operator.
         provider: the execution provider that ran it, by onnxruntime's name.
-        seconds: median over the runs.
+        seconds: median over the runs, unless told.
+        bytes: of what it reads and writes, without constants.
     """
 
     kind: str
     provider: str
     seconds: float
+    bytes: int = 0
 
 
-def nodes_of(model: Path, provider: str, feeds: Mapping[str, NDArray[Any]], threads: int = 0) -> dict[str, Node]:
+def nodes_of(
+    model: Path, provider: str, feeds: Mapping[str, NDArray[Any]], threads: int = 0, of: Of = np.median
+) -> dict[str, Node]:
     """Run a model with profiling on: node name to node. The names are those after onnxruntime's optimisation."""
     ort = load_onnxruntime()
     with TemporaryDirectory(prefix="attnonly-profile-") as folder:
@@ -49,20 +56,28 @@ def nodes_of(model: Path, provider: str, feeds: Mapping[str, NDArray[Any]], thre
         session = ort.InferenceSession(str(model), options, providers=require_provider(provider).onnxruntime)
         for _ in range(_WARM + _RUNS):
             session.run(None, dict(feeds))
-        return read_profile(Path(session.end_profiling()).read_text(encoding="utf-8"), skip=_WARM)
+        return read_profile(Path(session.end_profiling()).read_text(encoding="utf-8"), skip=_WARM, of=of)
 
 
-def read_profile(text: str, *, skip: int = 0) -> dict[str, Node]:
-    """The nodes of a profile; the first `skip` runs of each do not count."""
+def read_profile(text: str, *, skip: int = 0, of: Of = np.median) -> dict[str, Node]:
+    """The nodes of a profile; the first `skip` runs of each do not count, of the others what `of` makes of them."""
     found: dict[str, list[float]] = defaultdict(list)
-    about: dict[str, tuple[str, str]] = {}
+    about: dict[str, Any] = {}
     for event in json.loads(text):
         name = str(event.get("name", ""))
         if event.get("cat") == "Node" and name.endswith(_KERNEL):
             key = name.removesuffix(_KERNEL)
             found[key].append(1e-6 * float(event["dur"]))
-            about[key] = (str(event["args"]["op_name"]), str(event["args"]["provider"]))
-    return {key: Node(*about[key], float(np.median(times[skip:] or times))) for key, times in found.items()}
+            about[key] = event["args"]
+    return {
+        key: Node(
+            about[key]["op_name"],
+            about[key]["provider"],
+            float(of(times[skip:] or times)),
+            sum(int(about[key].get(size, 0)) for size in ("activation_size", "output_size")),
+        )
+        for key, times in found.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ Heads:
     why                why a neuron or an attention score is what it is
     attribution_graph  the graph of a logit
     compositions       which heads work together; head_tokens: on what
+    changed_heads      which heads a quantisation changed most
     head_pictures      the data of the page about heads
     ablate, patch, freeze    models in which heads are changed
 

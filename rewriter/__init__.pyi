@@ -14,6 +14,7 @@ from rewriter.errors import ProviderError as ProviderError
 from rewriter.errors import RewriteError as RewriteError
 from rewriter.errors import UsageError as UsageError
 from rewriter.errors import ValidationError as ValidationError
+from rewriter.interpret.against import changed_heads as changed_heads
 from rewriter.interpret.attribute import attribute as attribute
 from rewriter.interpret.graph import attribution_graph as attribution_graph
 from rewriter.interpret.index import heads as heads

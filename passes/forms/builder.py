@@ -199,12 +199,11 @@ class Builder(Fragment):
         limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_SINGLE
         return self.clipped(query, (-limit, limit), name)
 
-    def paired(self, query: Tensor, name: str) -> Variable:
-        """The query (y, 1), whose second entry multiplies the offsets of the keys."""
+    def paired(self, query: Tensor, name: str, *, one_first: bool = False) -> Variable:
+        """The query (y, 1), or (1, y), whose 1 multiplies the offsets of the keys."""
         shape = self.node("Shape", [query], f"{name}_shape")
-        return self.concat(
-            [query, self.node("Expand", [self.numbers(f"{name}_one", 1.0), shape], f"{name}_ones")], 3, name
-        )
+        pair = [query, self.node("Expand", [self.numbers(f"{name}_one", 1.0), shape], f"{name}_ones")]
+        return self.concat(pair[::-1] if one_first else pair, 3, name)
 
     def padded(self, tensor: Tensor, before: int, after: int, name: str) -> Variable:
         """A tensor of three axes with columns of zeros before and after its own."""
@@ -219,7 +218,6 @@ class Builder(Fragment):
         mask: Tensor | None = None,
         added: Tensor | None = None,
         sizes: Sequence[int | None] = (None, None, None, None),
-        narrow: bool = False,
     ) -> Variable:
         """The softmax over the last axis of query key^T, [..., queries, keys], in this builder's type.
 
@@ -230,17 +228,14 @@ class Builder(Fragment):
             mask: where False, the weight is 0.
             added: scores that are added.
             sizes: the shape of the pattern, for such outputs.
-            narrow: whether query and key are float64, and the scores become float32 before the softmax.
         """
         turned = self.transpose(key, (0, 1, 3, 2), f"key_transposed{suffix}")
-        made = "unmasked_" if mask is not None else "own_" if added is not None else "wide_" if narrow else ""
+        made = "unmasked_" if mask is not None else "own_" if added is not None else ""
         scores = self.node("MatMul", [query, turned], f"{made}scores{suffix}")
         if mask is not None:
             scores = self.node("Where", [mask, scores, self.numbers("forbidden", -np.inf)], f"scores{suffix}")
         if added is not None:
             scores = self.node("Add", [scores, added], f"scores{suffix}")
-        if narrow:
-            scores = self.node("Cast", [scores], f"scores{suffix}", to=int(self.compute_type))
         self.expose("scores", scores, sizes)
         result = self.node("Softmax", [scores], f"pattern{suffix}", axis=3)
         self.expose("pattern", result, sizes)

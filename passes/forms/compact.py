@@ -5,9 +5,10 @@ the mask leaves it, its own and those of the bias tokens, so the pattern is [bat
 literal Softmax over the last axis; the rest of the square pattern is exactly 0. Keys and
 values of the bias tokens are constants, `k_bias` [m, d_head] and `v_bias` [m, 1], so the stream has no rows for them.
 
-Projections are computed in the model's type (half precision: float32). Programs whose offsets would cost digits have
-float64 scores, from which an affine function of y is subtracted that softmax does not see (`Head.conditioned`), so
-that float32 holds what remains; programs marked `double` are float64 up to z.
+All of it is float32 in models of that type or narrower. A logit is the sum of b and a y in this order, less an affine
+function of y that softmax does not see (`Head.conditioned`): where a product is added without being rounded first, as
+in onnxruntime on usual processors, there is one rounding, of a small number. Programs marked `double` are float64 up
+to z.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from passes.forms.sublayer import (
     write_output,
 )
 from passes.match.projections import projections_of
-from passes.programs.groups import Group, as_written, groups_of
+from passes.programs.groups import as_written, groups_of
+from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program, largest_change
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
 
-_DOUBLE = onnx.TensorProto.DOUBLE
 _LARGEST_VALUE = 2.0**20
 """float32 rounds its logarithm by up to 4.8e-7."""
 
@@ -52,19 +53,19 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def prepare_spelled(view: GraphView, conversion: Conversion) -> Conversion:
-    """The program as written, where the linear operators stay; values that the graph stores in float32 are rounded."""
+    """The program as written, where the linear operators stay; in float32 where float64 is not needed."""
     prepared = prepare_softmax(view, conversion)
-    if not _wide(prepared):
+    if not prepared.widened or prepared.program.double or _beyond_float32(prepared.program):
         return prepared
     program = _narrowed(prepared.program)
     before, after = (as_written(each, np.float64) for each in (prepared.program, program))
     change = largest_change(before, after) if after != before else 0.0
     program = replace(program, coefficient_error=program.coefficient_error + change)
-    return replace(prepared, program=program)
+    return replace(prepared, program=program, double=False)
 
 
 def _narrowed(program: Program) -> Program:
-    """The program with its values as products of float32 numbers: the factor of a head, and what it multiplies."""
+    """The program in float32 numbers: logits less what softmax does not see, values as a head's factor times others."""
 
     def narrow(number: float) -> float:
         return float(np.float32(number))
@@ -72,21 +73,15 @@ def _narrowed(program: Program) -> Program:
     heads = []
     for head in program.heads:
         factor = narrow(head.c) if head.c != 0.0 else 1.0
-        inner = head if head.c == 0.0 else head.unscaled()
-        tokens = tuple(replace(token, value=narrow(token.value) * factor) for token in inner.bias_tokens)
-        heads.append(replace(head, c=factor if head.c else 0.0, d=narrow(inner.d) * factor, bias_tokens=tokens))
+        inner = (head if head.c == 0.0 else head.unscaled()).conditioned()
+        tokens = tuple(
+            BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value) * factor)
+            for token in inner.bias_tokens
+        )
+        own, c = (narrow(inner.beta), tokens, narrow(inner.gamma)), factor if head.c else 0.0
+        heads.append(Head(*own, c=c, d=narrow(inner.d) * factor))
     constants = narrow(program.linear), narrow(program.constant)
     return replace(program, heads=tuple(heads), linear=constants[0], constant=constants[1])
-
-
-def _wide(conversion: Conversion) -> bool:
-    """Whether scores are float64 and the rest is float32."""
-    return conversion.compute_type == _DOUBLE and not conversion.program.double and not _double(conversion)
-
-
-def _double(conversion: Conversion) -> bool:
-    """Whether everything is float64, if the scores are."""
-    return not conversion.widened or _beyond_float32(conversion.program)
 
 
 def _beyond_float32(program: Program) -> bool:
@@ -101,15 +96,15 @@ def _beyond_float32(program: Program) -> bool:
 
 def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
-    double = conversion.compute_type == _DOUBLE and _double(conversion)
-    b = Builder.of(view, conversion).typed(_DOUBLE if double else onnx.TensorProto.FLOAT)
+    single = conversion.widened and conversion.program.double
+    b = Builder.of(view, conversion).typed(onnx.TensorProto.FLOAT if single else conversion.compute_type)
     emit = _by_reference if conversion.projections is None else _sublayer
     return emit(b, view, conversion)
 
 
-OwnKey = Callable[[Group, str, int], Tensor]
-"""The tokens' own keys [batch, tokens, 1, d_head] in the type of the scores: of a group, with a suffix for names, for a
-d_head."""
+OwnKey = Callable[[np.ndarray, str], Tensor]
+"""The tokens' own keys [batch, tokens, 1, d_head] in the type of the scores, from their d_head numbers and a suffix for
+names."""
 
 
 def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tensor, own_key: OwnKey) -> Tensor:
@@ -123,42 +118,40 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
         each: the sizes batch and tokens, 1-D.
         own_key: makes the tokens' own keys.
     """
-    scoring, wide = b.typed(conversion.compute_type), _wide(conversion)
-    made = b if wide else scoring  # the pattern, and what follows
-    groups = groups_of(conversion.program)
-    if wide:
-        groups = tuple(replace(group, head=group.head.conditioned()) for group in groups)
+    made, groups = b.typed(conversion.compute_type), groups_of(conversion.program)
     neurons, dimension = conversion.block.neurons, max(group.dimension for group in groups)
-    # W_Q has one column. A second one would be the indicator, and its product with the stream the number 1, at the
+    # W_Q has one column. A further one would be the indicator, and its product with the stream the number 1, at the
     # cost of another W1.
-    query = b.bounded(y, "q") if dimension == 1 else b.paired(b.bounded(y, "finite_q"), "q")
+    query = b.bounded(y, "q") if dimension == 1 else b.paired(b.bounded(y, "finite_q"), "q", one_first=True)
     b.expose("q", query, (None, None, neurons, dimension))
-    scored = scoring.cast(query, b.compute_type, "wide_q")
+    query = made.cast(query, b.compute_type, "wide_q")
     terms: list[Tensor] = []
     for number, group in enumerate(groups):
         suffix, head, m = f"_{number}" if len(groups) > 1 else "", group.head, group.bias_tokens
-        key = own_key(group, suffix, dimension)
+        keys = np.asarray([(offset, slope) for slope, offset in head.logits])[:, -dimension:]
+        key = own_key(keys[0], suffix)
         if m:
-            keys = np.asarray([(token.slope, token.offset) for token in head.bias_tokens])[:, :dimension]
-            shape = b.concat([each, b.integers(*keys.shape)], 0, f"k_bias{suffix}_shape")
-            bias = b.node("Expand", [scoring.numbers(f"k_bias{suffix}", keys), shape], f"k_bias{suffix}_everywhere")
+            shape = b.concat([each, b.integers(m, dimension)], 0, f"k_bias{suffix}_shape")
+            bias = b.node("Expand", [made.numbers(f"k_bias{suffix}", keys[1:]), shape], f"k_bias{suffix}_everywhere")
             key = b.concat([key, bias], 2, f"k{suffix}")
-        # d of a self value z + d is added to the projection: b + d would be rounded.
-        constant = made.numbers(f"v{suffix}_constant", head.d)
-        value = made.cast(z, b.compute_type, f"wide_v{suffix}") if head.c else constant
-        if head.c and head.d:
-            value = made.node("Add", [value, constant], f"v{suffix}")
-        own = made.pattern(scored, key, suffix, sizes=(None, None, neurons, 1 + m), narrow=wide)
-        if m:
-            own, others = made.split(own, (1, m), (f"self_weight{suffix}", f"bias_weight{suffix}"))
-        values = np.asarray([token.value for token in head.bias_tokens])[:, None]
-        if not values.any():
-            terms.append(made.node("Mul", [own, value], f"z{suffix}"))
-            continue
-        mine = made.node("Mul", [own, value], f"z_self{suffix}")
-        rest = made.node("MatMul", [others, made.numbers(f"v_bias{suffix}", values)], f"z_bias{suffix}")
-        terms.append(made.node("Add", [mine, rest], f"z{suffix}"))
+        pattern = made.pattern(query, key, suffix, sizes=(None, None, neurons, 1 + m))
+        terms.append(_weighed(made, head, pattern, made.cast(z, b.compute_type, f"wide_v{suffix}"), suffix))
     return b.cast(add_groups(made, terms, groups), made.compute_type, "narrow_z")
+
+
+def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) -> Tensor:
+    """The pattern times the values, which are multiples of z, constants, or for the own key their sum."""
+    constants = [head.d, *(token.value for token in head.bias_tokens)]
+    if not any(constants) and head.c:
+        parts = (1, len(head.bias_tokens)), (f"self_weight{suffix}", f"bias_weight{suffix}")
+        return b.node("Mul", [b.split(pattern, *parts)[0] if head.bias_tokens else pattern, z], f"z{suffix}")
+    rows = [[head.c, head.d], *([0.0, token.value] for token in head.bias_tokens)]
+    if not head.c:
+        return b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", np.asarray(rows)[:, 1:])], f"z{suffix}")
+    # One product for both: where a row of weights is short, taking it apart costs more than multiplying it.
+    both = b.node("MatMul", [pattern, b.numbers(f"v_rows{suffix}", rows)], f"weighed_rows{suffix}")
+    own, constant = b.split(both, (1, 1), (f"self_weight{suffix}", f"z_constant{suffix}"))
+    return b.node("Add", [b.node("Mul", [own, z], f"z_self{suffix}"), constant], f"z{suffix}")
 
 
 def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacement:
@@ -173,10 +166,11 @@ def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacemen
     wide_stream = scoring.cast(stream, b.compute_type, "wide_stream")
     weights, of_scores = (HeadWeights(each, layout, neurons, elem_type, by_token=True) for each in (b, scoring))
 
-    def own_key(group: Group, suffix: str, dimension: int) -> Tensor:
-        alone = replace(group, head=replace(group.head, bias_tokens=()))
-        weight = of_scores.key(alone, dimension, f"W_K{suffix}")
-        return of_scores.project(wide_stream, weight, 1, dimension, f"k_self{suffix}")
+    def own_key(numbers: np.ndarray, suffix: str) -> Tensor:
+        columns = np.stack([layout.column(number, ()) for number in numbers], axis=-1)
+        return of_scores.project(
+            wide_stream, scoring.numbers(f"W_K{suffix}", columns[None]), 1, len(numbers), f"k_self{suffix}"
+        )
 
     y = weights.project(stream, weights.functional(projections.query, "W_Q"), neurons, 1, "unbounded_q")
     z = y
@@ -208,10 +202,9 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         sizes = b.concat([lead, b.rows(shape, -1, 2**31, 0, f"{name}_heads")], 0, f"{name}_rows_shape")
         return b.reshape(given, sizes, f"{name}_rows"), shape
 
-    def own_key(group: Group, suffix: str, dimension: int) -> Tensor:
-        numbers = np.asarray([group.head.beta, group.head.gamma])[:dimension]
+    def own_key(numbers: np.ndarray, suffix: str) -> Tensor:
         constants = b.typed(conversion.compute_type).numbers(f"k_self{suffix}_constants", numbers)
-        shape = b.concat([each, b.integers(1, dimension)], 0, f"k_self{suffix}_shape")
+        shape = b.concat([each, b.integers(1, len(numbers))], 0, f"k_self{suffix}_shape")
         return b.node("Expand", [constants, shape], f"k_self{suffix}")
 
     rows, shape = rows_of(block.gate, block.gate_type, "query")

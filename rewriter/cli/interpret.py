@@ -31,6 +31,7 @@ from rewriter.proof.settings import Settings
 from rewriter.text import counted, one_line, quoted
 
 if TYPE_CHECKING:
+    from rewriter.interpret.against import ChangedHeads
     from rewriter.interpret.rank import Compositions, HeadTokens
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -67,10 +68,10 @@ def _logits(_ctx: click.Context, _param: click.Parameter, text: str | None) -> t
     return int(entry), int(other) if minus else None
 
 
-def _inputs(told: str, *, page: bool = False) -> Callable[[Command], Command]:
+def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command]:
     """`--inputs`, `--text` and `--tokenizer`, which the command receives as `inputs`: a path or a `Text`.
 
-    Those of a `page` may be missing, and it receives the tokenizer as well.
+    If they are `optional`, the command receives the tokenizer as well.
     """
     options = (
         click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
@@ -86,15 +87,15 @@ def _inputs(told: str, *, page: bool = False) -> Callable[[Command], Command]:
         def called(*, inputs: Path | None, text: tuple[str, ...], tokenizer: Path | None, **others: Any) -> Any:
             if inputs is not None and text:
                 raise UsageError("pass --inputs FILE.npz or --text, not both")
-            if not page and inputs is None and not text:
+            if not optional and inputs is None and not text:
                 raise UsageError("pass --inputs FILE.npz, or --text TEXT")
-            if not page and tokenizer is not None and not text:
+            if not optional and tokenizer is not None and not text:
                 raise UsageError("--tokenizer is for --text")
             beside = others["model"].parent / "tokenizer.json"  # where Hugging Face models have it
             found = tokenizer or (beside if beside.is_file() else None)
             if text and found is None:
                 raise UsageError("there is no tokenizer.json beside the model; add --tokenizer FILE")
-            if page:
+            if optional:
                 # Without the package, tokens are shown by their numbers.
                 others["tokenizer"] = found if tokenizer or find_spec("tokenizers") else None
             return command(inputs=Text(text, found) if text else inputs, **others)
@@ -151,7 +152,7 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     metavar="FILE.html",
     help="Write a page with patterns, activations and tokens of heads on one sequence of --inputs.",
 )
-@_inputs("With --html: the inputs, one case.", page=True)
+@_inputs("With --html: the inputs, one case.", optional=True)
 @click.option(
     "--logit", "pair", metavar="N[-M]", callback=_logits, help="With --html: attribute entry N of the output."
 )
@@ -422,26 +423,51 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
 @command(
     MODEL,
     ok="heads were ranked",
+    failed="with --against: onnxruntime does not run the models on these inputs",
+    usage="with --against: the models have different heads",
     nothing="no heads were found",
 )
 @_model
 @click.option("--tokens", is_flag=True, help="The tokens that heads read and write.")
-@file_option("--tokenizer", metavar="FILE.json", help="Show tokens as text.")
+@file_option(
+    "--against", metavar="OTHER.onnx", help="The heads that this model, quantised or fine-tuned, changed most."
+)
+@_inputs("With --against: the inputs, one case.", optional=True)
 @_top
 @report_option("the rankings of all heads")
-def rank(model: Path, *, tokens: bool, report: Path | None, tokenizer: Path | None, top: int) -> int:
-    """Rank the heads of MODEL, original heads and neurons alike: which work together, and on what."""
-    check_report(report, (model,))
+def rank(
+    model: Path,
+    *,
+    tokens: bool,
+    against: Path | None,
+    inputs: Path | Text | None,
+    report: Path | None,
+    tokenizer: Path | None,
+    top: int,
+) -> int:
+    """Rank the heads of MODEL, original heads and neurons alike: which work together, and on what.
+
+    With --against OTHER.onnx: which of them OTHER, such as MODEL quantised, computes most differently, and how much of
+    the outputs' error goes when one of them alone is MODEL's again.
+    """
+    files = (model, *(() if against is None else (against,)), *(() if inputs is None else _files_of(inputs)))
+    check_report(report, files)
+    from rewriter.interpret.against import changed_heads
     from rewriter.interpret.index import heads as index_of
     from rewriter.interpret.rank import compositions, head_tokens
 
-    if tokenizer is not None and not tokens:
-        raise UsageError("--tokenizer is for --tokens")
+    if (against is None) != (inputs is None):
+        raise UsageError("--inputs and --text are for --against" if inputs else "--against needs --inputs or --text")
+    if against is not None and tokens:
+        raise UsageError("pass --tokens or --against, not both")
     index = index_of(model)
     if not index.sublayers:
         _echo(["no heads were found"], report)
         return int(ExitStatus.NOTHING_TO_CONVERT)
-    if tokens:
+    if against is not None and inputs is not None:
+        compared = changed_heads(model, against, inputs, top=top)
+        lines, facts = [*_changed_rows(compared, top)], {"against": str(against), **compared.to_json()}
+    elif tokens:
         read = head_tokens(index, top=top, tokenizer=tokenizer)
         lines, facts = [*_token_rows(read, top)], {"tokens": read.to_json()}
     else:
@@ -460,6 +486,13 @@ def _composition_rows(found: Compositions, top: int) -> Iterator[str]:
     yield f"  {'':<3} {'reader':<{_NAME}} {'writer':<{_NAME}} {'score':>6}"
     for each in found.strongest(top):
         yield f"  {each.kind:<3} {_name(each.reader)} {_name(each.writer)} {each.score:6.4f}"
+
+
+def _changed_rows(found: ChangedHeads, top: int) -> Iterator[str]:
+    yield f"changed heads; the outputs are off by {found.error:.3g} of their norm"
+    yield f"  {'':<{_NAME}} {'weights':>8} {'written':>8} {'restored':>9}"
+    for each in found.rows[:top]:
+        yield f"  {_name(each.head)} {each.weights:8.3g} {each.written:8.3g} {each.restored:9.2%}"
 
 
 def _token_rows(found: HeadTokens, top: int) -> Iterator[str]:

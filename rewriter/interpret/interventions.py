@@ -27,7 +27,7 @@ from rewriter.graph.edit import set_nodes
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.interpret.index import HeadIndex, Names, chosen_heads, heads
 from rewriter.interpret.run import cases_of, only_case, values_of
-from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.text import quoted
 
@@ -67,7 +67,7 @@ def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrTe
         values = {tensor: np.zeros(()) for tensor, _ in places}
     else:
         values = _means(index, [tensor for tensor, _ in places], inputs)
-    return like(model, _changed(index, proto, places, values))
+    return like(model, replaced(index, proto, places, values))
 
 
 def patch(model: Source, names: Names, inputs: InputsOrText) -> Any:
@@ -95,7 +95,7 @@ def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
         inputs: as for `patch`.
 
     Raises:
-        UsageError: also where a pattern is inside an operator, or a name is that of a neuron.
+        UsageError: also where a name is that of a neuron.
         ModelError, ValidationError: as `ablate`.
     """
     index, proto = _opened(model)
@@ -104,8 +104,6 @@ def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
         own = named.sublayer
         if isinstance(own, NeuronHeads):
             raise UsageError(f"{named.name} are neurons, whose patterns cannot be frozen; name heads, as '*.attn.*'")
-        if not own.pattern:
-            raise UsageError(f"{named.name} is inside an operator, which keeps its pattern; it cannot be frozen")
         where = np.zeros((own.heads, 1, 1), np.bool_)
         where[numbers] = True
         places.append((own.pattern, where))
@@ -130,11 +128,16 @@ def _outputs(index: HeadIndex, names: Names) -> Iterator[tuple[str, Array]]:
     """The chosen heads' outputs, [..., channels]. Raises UsageError."""
     for named, numbers in chosen_heads(index, names):
         own = named.sublayer
-        if isinstance(own, NeuronHeads) and not own.gate:
-            raise UsageError(f"{named.name} has no tensor of what its neurons write; use the original or form local")
         where = np.zeros(own.neurons if isinstance(own, NeuronHeads) else own.channels.size, np.bool_)
         where[numbers if isinstance(own, NeuronHeads) else own.channels[numbers]] = True
-        yield own.output.data, where
+        yield written_by(named), where
+
+
+def written_by(named: Named) -> str:
+    """The tensor of what heads or neurons give to the output projection, [..., channels]. Raises UsageError."""
+    if isinstance(named.sublayer, NeuronHeads) and not named.sublayer.gate:
+        raise UsageError(f"{named.name} has no tensor of what its neurons write; use the original or form local")
+    return named.sublayer.output.data
 
 
 def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> dict[str, Array]:
@@ -157,14 +160,14 @@ def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: 
         # Patterns that have batch and heads as one axis.
         merged = where.ndim == array.ndim
         made.append((tensor, np.tile(where, (len(array) // len(where), 1, 1)) if merged else where))
-    return _changed(index, model, made, values)
+    return replaced(index, model, made, values)
 
 
 # -- the marked nodes ----------------------------------------------------------------------------------------------
 
 
-def _changed(index: HeadIndex, model: onnx.ModelProto, places: Places, values: dict[str, Array]) -> onnx.ModelProto:
-    """The model itself, with its main graph changed."""
+def replaced(index: HeadIndex, model: onnx.ModelProto, places: Places, values: dict[str, Array]) -> onnx.ModelProto:
+    """The model itself, with the tensors at `places` as in `values`."""
     for tensor, where in places:
         kind = index.view.type_of(tensor).elem_type or onnx.TensorProto.FLOAT
         array = values[tensor].astype(onnx.helper.tensor_dtype_to_np_dtype(kind))

@@ -20,7 +20,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head, require_pattern
+from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import norm_of
@@ -114,7 +114,6 @@ def why(
         raise UsageError(f"{named.name} is not on the way to the output")
     own = named.sublayer
     if isinstance(own, Attention):
-        require_pattern(named)
         scores = Scores(run, place, named.name, own)
         run.start(place + 1, scores.needed)
         t = _at(query, scores.pattern.shape[1])

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import cuda, error_propagation, forms, gates, large_model, latency, plan_scaling, validation
+from benchmarks import cuda, error_propagation, forms, gates, large_model, latency, pattern, plan_scaling, validation
 from benchmarks.common import interleaved
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.footprint import entered, one_block
@@ -22,7 +22,7 @@ from rewriter.ort.providers import available_providers
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow
 
-MODULES = (cuda, error_propagation, forms, gates, large_model, latency, plan_scaling, validation)
+MODULES = (cuda, error_propagation, forms, gates, large_model, latency, pattern, plan_scaling, validation)
 TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
 SIZES = "--layers 2 --width 32 --hidden 64 --heads 4 --vocabulary 50 --repeats 1"
 LARGE = "--layers 2 --width 64 --heads 4 --vocabulary 64 --repeats 1"
@@ -47,6 +47,12 @@ RUNS: tuple[tuple[ModuleType, str, str, list[Any]], ...] = (
     ),
     (plan_scaling, "--nodes 60 --nodes 200 --repeats 1", "blocks", [2, 7]),
     (validation, SIZES, "task", ["plain inference", "diff --graph-only", "validate", "validate --taps blocks"]),
+    (
+        pattern,
+        f"{SIZES} --activation silu --tokens 5".replace("repeats 1", "repeats 3"),
+        "model",
+        ["original", "control", "local", "compact"],
+    ),
     (forms, f"--width 8 --hidden 16 --tokens 5 --repeats 3 {MEMORY}", "form", ["control", *FORMS, *MEASURED]),
 )
 """A script, its arguments, and what a column of its rows must hold."""

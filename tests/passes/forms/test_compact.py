@@ -55,7 +55,7 @@ def test_the_pattern_is_the_softmax_of_theorem_3(name: str, first: str | None) -
 
 
 def test_weights_and_tensors_have_the_names_and_shapes_of_the_field() -> None:
-    names = ["W_Q", "W_K", "W_V", "W_O", "b_O_bias_0", "q", "k", "v", "scores", "pattern", "z", "k_bias", "v_bias"]
+    names = ["W_Q", "W_K", "W_V", "W_O", "b_O_bias_0", "q", "k", "v", "scores", "pattern", "z", "k_bias", "v_rows"]
     model = mlp("t = Tanh(y) s = Mul(t, $0.5) h = Add(s, $0.5)")
     result = apply(cases.planned(model, form="compact"))
     made = {name.rpartition("/")[2] for node in result.graph.node for name in node.output}
@@ -70,7 +70,24 @@ def test_weights_and_tensors_have_the_names_and_shapes_of_the_field() -> None:
     assert shapes["q"] == shapes["z"] == (2, 5, 8, 1)
     assert shapes["k"] == (2, 5, 2, 1)
     assert shapes["k_bias"] == (1, 1)
+    assert shapes["v_rows"] == (2, 1)
     assert shapes["b_O_bias_0"] == (4,)
+
+
+def test_gelu_is_float32_with_offsets_first() -> None:
+    """A float32 product that is added to an offset is rounded once; the other way round, the product is as well."""
+    model = mlp(ERF_GELU)
+    result = apply(cases.planned(model, form="compact"))
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in result.graph.initializer}
+    assert not any(values.dtype == np.float64 for values in constants.values())
+    assert not any(node.op_type == "Cast" for node in result.graph.node)
+    keys = constants["mlp/heads/k_bias"].astype(np.float64)
+    (head,) = cases.planned(model, form="masked").conversions[0].program.heads  # the same one, in float64
+    tokens = [(token.offset, token.slope) for token in head.bias_tokens]
+    np.testing.assert_allclose(keys[1:] - keys[0], np.asarray(tokens)[1:] - tokens[0], rtol=0, atol=2e-6)
+    query = read(result, ["mlp/heads/q"], np.ones((2, 5, 4), np.float32))["mlp/heads/q"]
+    assert query.shape == (2, 5, 8, 2)
+    assert (query[..., 0] == 1.0).all()
 
 
 @pytest.mark.parametrize("options", [{"form": "compact"}, {"spelling": "softmax"}], ids=["compact", "local"])

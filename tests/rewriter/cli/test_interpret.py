@@ -79,7 +79,9 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("graph", [*GIVEN, "--logit", "5-x"], "'5-x' is neither N nor N-M, such as 318 or 318-262"),
     ("graph", [*LOGIT, "-o", "nowhere/graph.json"], "does not exist"),
     ("rank", ["--top", "0"], "0 is not in the range x>=1"),
-    ("rank", ["--tokenizer", "t.json"], "--tokenizer is for --tokens"),
+    ("rank", ["--against", str(MODEL)], "--against needs --inputs or --text"),
+    ("rank", GIVEN, "--inputs and --text are for --against"),
+    ("rank", ["--against", str(MODEL), "--tokens", *GIVEN], "pass --tokens or --against, not both"),
     ("rank", ["--report", "nowhere/x.json"], "does not exist"),
     ("rank", ["--report", str(MODEL)], "would replace another file"),
 )
@@ -384,3 +386,7 @@ def test_tables_of_rankings(room: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert lines[place + 1].split() == [row.head, "writes"]
     assert lines[place + 2].split()[:2] == [str(row.top[0][0]), f"{row.top[0][1]:+.3g}"]
     assert lines[-1] == "264 heads in 4 sublayers"
+    lines = told(capsys, "rank", "--against", str(MODEL), *GIVEN, "--top", "1", "--json", "same.json").splitlines()
+    assert lines[0] == "changed heads; the outputs are off by 0 of their norm"
+    assert lines[2].split() == ["blocks.0.attn.0", "0", "0", "0.00%"]
+    assert len(json.loads((room / "same.json").read_text(encoding="utf-8"))["rows"]) == 264

@@ -1,0 +1,214 @@
+"""`changed_heads`: which heads and neurons another model, such as a quantised one, computes most differently.
+
+The heads of both models are given what the other model's heads read, so that a difference in what they write is that of
+their weights alone. A head is restored by adding the difference to what its sublayer writes: the other model then
+computes what it would with this head of the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rewriter.arrays import Array
+from rewriter.errors import UsageError
+from rewriter.files.load import Source, load_model
+from rewriter.graph.edit import set_nodes
+from rewriter.graph.extract import upstream
+from rewriter.graph.view import integer_of
+from rewriter.interpret.index import AffineMap, HeadIndex, heads
+from rewriter.interpret.interventions import replaced, self_contained, written_by
+from rewriter.interpret.original import Attention
+from rewriter.interpret.rank import read, written
+from rewriter.interpret.run import only_case, side_of, values_of
+from rewriter.interpret.sublayers import Named
+from rewriter.ort.sessions import open_session
+from rewriter.proof.inputs.given import InputsOrText
+from rewriter.proof.run import open_model
+
+_PACKED = 4
+"""Operands of MatMulNBits that are followed: data, numbers, scales and zero points."""
+
+
+@dataclass(frozen=True)
+class ChangedHead:
+    """One head or neuron.
+
+    Attributes:
+        head: as `blocks.1.attn.3`.
+        weights: the norm of the change of its weights, over that of the original's.
+        written: the norm of the change of what it writes on the inputs, over that of what its sublayer writes.
+        restored: the share of the outputs' error that goes if it alone is the original's; None if that was not run.
+    """
+
+    head: str
+    weights: float
+    written: float
+    restored: float | None = None
+
+
+@dataclass(frozen=True)
+class ChangedHeads:
+    """How two models with the same heads differ.
+
+    Attributes:
+        error: the norm of the change of all outputs, over that of the original's.
+        rows: all heads and neurons, those first that write the largest change.
+    """
+
+    error: float
+    rows: tuple[ChangedHead, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready data."""
+        return asdict(self)
+
+
+def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: int = 10) -> ChangedHeads:
+    """The heads and neurons that another model has changed most, run by onnxruntime.
+
+    Args:
+        model: path of an ONNX file, original or rewritten, or a model in memory.
+        other: one with the same heads, such as a quantised or a fine-tuned one.
+        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
+        top: how many heads are restored, one by one.
+
+    Raises:
+        UsageError: the models have different heads, or no tensor holds what neurons write.
+        ModelError: a model is unreadable, malformed or unsafe.
+        ValidationError: onnxruntime does not run a model on the inputs.
+    """
+    index, changed = heads(model), heads(_dequantised(other))
+    kinds, others = ({each.name: _described(found, each) for each in found.sublayers} for found in (index, changed))
+    for name in {**kinds, **others}:
+        if kinds.get(name) != others.get(name):
+            told = f"{kinds.get(name, 'missing')} in one and {others.get(name, 'missing')} in the other"
+            raise UsageError(f"the models do not have the same heads: {name} is {told}")
+    pairs = list(zip(index.sublayers, changed.sublayers, strict=True))
+    case, other_case = (only_case(each, inputs)[0] for each in (index, changed))
+    results = {two.name: written(changed, two).data for _, two in pairs}
+    sides = [side for one, two in pairs for side in zip(read(index, one), read(changed, two), strict=True)]
+    names = [side.data for _, side in sides] + [
+        name for _, two in pairs for name in (written_by(two), results[two.name])
+    ]
+    theirs = values_of(changed, other_case, list(dict.fromkeys(names)))
+    given = {own.data: theirs[side.data] for own, side in sides}
+    ours = _computed(index, {**case.feeds, **given}, [written_by(one) for one, _ in pairs])
+    rows, moved = list[ChangedHead](), dict[str, tuple[str, Array]]()
+    for one, two in pairs:
+        (z, out), (other_z, other_out) = _members(index, one, ours), _members(changed, two, theirs)
+        # z W - z' W' as one product, whose norm has no small difference of large numbers.
+        left = np.concatenate([z - other_z, other_z], axis=2)
+        right = np.concatenate([out, out - other_out], axis=1)
+        squares = (left.swapaxes(1, 2) @ left) * (right @ right.swapaxes(1, 2))
+        size = np.linalg.norm(theirs[results[two.name]].astype(np.float64)) or 1.0
+        sizes = np.sqrt(np.maximum(squares.sum(axis=(1, 2)), 0.0)) / size
+        for number, share in enumerate(_changes(index, changed, one, two)):
+            rows.append(ChangedHead(f"{one.name}.{number}", share, float(sizes[number])))
+        for number in np.argsort(-sizes, kind="stable")[:top].tolist():
+            moved[f"{one.name}.{number}"] = results[two.name], left[number] @ right[number]
+    rows.sort(key=lambda row: -row.written)
+    outputs = [*values_of(index, case, ()).values()]
+    error = _error([*values_of(changed, other_case, ()).values()], outputs)
+    for place, row in enumerate(rows[:top]):
+        tensor, change = moved[row.head]
+        held = {tensor: theirs[tensor] + change.reshape(theirs[tensor].shape)}
+        proto = replaced(changed, deepcopy(changed.proto), [(tensor, np.ones(1, np.bool_))], held)
+        session = open_model(replace(changed.source, proto=proto, path=None), "cpu", optimise=False)
+        made = session.run(other_case.feeds, changed.view.outputs)
+        still = _error([made[name] for name in changed.view.outputs], outputs)
+        rows[place] = replace(row, restored=1.0 - still / (error or 1.0))
+    return ChangedHeads(error, tuple(rows))
+
+
+def _dequantised(model: Source) -> Source:
+    """The model with quantised weights as plain ones of the same values."""
+    source = load_model(model, mapped=True)
+    if not {"DequantizeLinear", "MatMulNBits"}.intersection(node.op_type for node in source.proto.graph.node):
+        return model
+    proto, kept = self_contained(source), list[onnx.NodeProto]()
+    held = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        packed, weight, identity = node.op_type == "MatMulNBits", node.output[0], np.zeros(())
+        operands = [held.get(name) for name in node.input[packed:] if name]
+        if None in operands or not (node.op_type == "DequantizeLinear" or (packed and len(operands) < _PACKED)):
+            kept.append(node)
+            continue
+        kind = held[node.input[1 + packed]].data_type  # that of the scales
+        values = [onnx.helper.make_tensor_value_info(name, kind, None) for name in (node.input[0], weight)]
+        graph = onnx.helper.make_graph(
+            [node], "weight", values[:packed], values[1:], [each for each in operands if each]
+        )
+        alone = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
+        if packed:  # its product with the identity is the weight
+            identity = np.eye(integer_of(node, "K", 0), dtype=onnx.helper.tensor_dtype_to_np_dtype(kind))
+            weight = f"{weight}/weight"
+            kept.append(onnx.helper.make_node("MatMul", [node.input[0], weight], node.output, node.name))
+        session = open_session(alone, "cpu", optimise=False)
+        (value,) = session.run({node.input[0]: identity} if packed else {}, node.output).values()
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, weight))
+    set_nodes(proto.graph, kept)
+    return proto
+
+
+def _error(made: Sequence[Array], wanted: Sequence[Array]) -> float:
+    """The norm of the difference of all outputs, over that of the wanted ones."""
+    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(made, wanted, strict=True)]
+    off, size = np.sqrt(np.sum([[np.sum((a - b) ** 2), np.sum(b**2)] for a, b in pairs], axis=0))
+    return float(off / (size or 1.0))
+
+
+def _described(index: HeadIndex, named: Named) -> str:
+    own, (*_, width, channels) = named.sublayer, index.tensors[f"{named.name}.W_O"].shape
+    if isinstance(own, Attention):
+        return f"{own.heads} heads of width {width} on {channels} channels"
+    return f"{own.neurons} {'gated ' * own.gated}neurons on {channels} channels"
+
+
+def _computed(index: HeadIndex, given: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
+    """Tensors of the model where others have given values, in the model's types."""
+    side = side_of(index)
+    part = upstream(side.main, frozenset(given), wanted)
+    kinds = {name: side.main.type_of(name).elem_type for name in part.inputs}
+    feeds = {
+        name: given[name].astype(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else given[name]
+        for name, kind in kinds.items()
+    }
+    return open_model(side.extracted(part), "cpu", optimise=False).run(feeds, wanted)
+
+
+def _members(index: HeadIndex, named: Named, values: Mapping[str, Array]) -> tuple[Array, Array]:
+    """What members give to the output projection, [members, tokens, K], and its rows, [members, K, D]."""
+    own, z = named.sublayer, values[written_by(named)].astype(np.float64)
+    z = z.reshape(-1, z.shape[-1])
+    if isinstance(own, Attention):
+        return z[:, own.channels].swapaxes(0, 1), index[f"{named.name}.W_O"].astype(np.float64)
+    return z.T[..., None], AffineMap(own.output, index.value_of).weight()[:, None].astype(np.float64)
+
+
+def _changes(index: HeadIndex, changed: HeadIndex, one: Named, two: Named) -> list[float]:
+    """The change of each member's weights, over their norm."""
+    squares = [
+        np.array([(each.astype(np.float64) ** 2).reshape(len(each), -1).sum(axis=1) for each in (a - b, a)])
+        for a, b in zip(_weights(index, one), _weights(changed, two), strict=True)
+    ]
+    change, size = np.sqrt(np.sum(squares, axis=0))
+    return list(map(float, change / np.where(size == 0.0, 1.0, size)))
+
+
+def _weights(index: HeadIndex, named: Named) -> Iterator[Array]:
+    """[members, ...] each."""
+    own = named.sublayer
+    if isinstance(own, Attention):
+        for part in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O"):
+            yield index[f"{named.name}.{part}"].astype(np.float64)
+        return
+    for projection in (own.query, own.value)[: 1 + own.gated]:
+        affine = AffineMap(projection, index.value_of)
+        yield from (affine.weight().T.astype(np.float64), affine.bias().astype(np.float64))
+    yield AffineMap(own.output, index.value_of).weight().astype(np.float64)

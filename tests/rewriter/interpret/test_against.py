@@ -1,0 +1,92 @@
+"""Heads that another model has changed: those changed on purpose come first, and restored, the outputs too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+from rewriter import UsageError
+from rewriter.interpret.against import changed_heads
+from tests.committed import FOLDER
+from tests.headmath import tapped
+from tests.rewriter.interpret.test_attribution import given
+
+Array = NDArray[Any]
+
+MODEL = FOLDER / "silu-decoder.onnx"
+UP, DOWN = "model.transformer.h.0.mlp.c_fc.weight", "model.transformer.h.0.mlp.c_proj.weight"
+QKV = "model.transformer.h.1.attn.c_attn.weight"
+
+
+def changed(**by: tuple[Any, float]) -> onnx.ModelProto:
+    """The model with entries of weights multiplied."""
+    model = onnx.load(MODEL)
+    for tensor in model.graph.initializer:
+        for place, factor in (
+            each for name, each in by.items() if tensor.name == {"up": UP, "down": DOWN, "qkv": QKV}[name]
+        ):
+            array = numpy_helper.to_array(tensor).copy()
+            array[place] *= factor
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("by", "head"),
+    [
+        ({"up": (np.s_[:, 17], 2.0)}, "blocks.0.mlp_heads.17"),
+        ({"down": (17, 0.5)}, "blocks.0.mlp_heads.17"),
+        ({"up": (np.s_[:, 5], -1.0), "down": (5, 3.0)}, "blocks.0.mlp_heads.5"),
+        ({"qkv": (np.s_[:, 8:16], 1.5)}, "blocks.1.attn.1"),  # its queries
+    ],
+)
+def test_one_changed_head_comes_first(by: dict[str, Any], head: str) -> None:
+    found = changed_heads(MODEL, changed(**by), given("silu-decoder"), top=3)
+    first, second, third, *_ = found.rows
+    assert (first.head, second.weights, second.written) == (head, 0.0, 0.0)
+    assert first.weights > 0.1
+    assert found.error > 1e-3
+    assert first.restored == pytest.approx(1.0, abs=1e-4)
+    assert (second.restored, third.restored) == (0.0, 0.0)
+    assert found == changed_heads(MODEL, changed(**by), given("silu-decoder"), top=3)
+
+
+def quantised(bits: int) -> onnx.ModelProto:
+    """Of the gated decoder: matrices with DequantizeLinear, or as MatMulNBits."""
+    model = onnx.load(FOLDER / "gated-decoder.onnx")
+    if bits == 4:
+        made = MatMulNBitsQuantizer(model, bits=4, block_size=16)
+        made.process()
+        found: onnx.ModelProto = made.model.model
+        return found
+    for tensor in [each for each in model.graph.initializer if len(each.dims) == 2]:
+        array, name = numpy_helper.to_array(tensor), tensor.name
+        scale = np.abs(array).max(axis=1, keepdims=True) / 127.0
+        tensor.CopyFrom(numpy_helper.from_array(np.round(array / scale).astype(np.int8), f"{name}.q"))
+        model.graph.initializer.append(numpy_helper.from_array(scale[:, 0], f"{name}.scale"))
+        node = onnx.helper.make_node("DequantizeLinear", [f"{name}.q", f"{name}.scale"], [name], axis=0)
+        model.graph.node.insert(0, node)
+    return model
+
+
+@pytest.mark.parametrize(("bits", "change"), [(8, 0.02), (4, 0.25)])
+def test_quantised_weights(bits: int, change: float) -> None:
+    path, other, inputs = FOLDER / "gated-decoder.onnx", quantised(bits), given("gated-decoder")
+    found = changed_heads(path, other, inputs, top=2)
+    assert all(change / 10 < row.weights < change for row in found.rows)
+    assert [row.written for row in found.rows] == sorted((row.written for row in found.rows), reverse=True)
+    assert [row.restored is None for row in found.rows] == [False] * 2 + [True] * (len(found.rows) - 2)
+    output = other.graph.output[0].name
+    wanted, made = (tapped(model, inputs, [output])[output] for model in (onnx.load(path), other))
+    assert found.error == pytest.approx(np.linalg.norm(made - wanted) / np.linalg.norm(wanted), rel=1e-3)
+
+
+def test_other_heads_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"same heads: blocks.0.mlp_heads is 128 neurons on .* in one and .* gated"):
+        changed_heads(MODEL, FOLDER / "gated-decoder.onnx", given("silu-decoder"))
