@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.errors import ModelError, UsageError
-from rewriter.files.load import Source, load_model, read_tensor
-from rewriter.graph.constants import Constants
+from rewriter.errors import UsageError
+from rewriter.files.load import Source, load_model
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.extract import upstream
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
@@ -31,7 +29,6 @@ from rewriter.interpret.sublayers import Named
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.run import open_model
-from rewriter.text import one_line
 
 
 @dataclass(frozen=True)
@@ -128,15 +125,13 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
 def _dequantised(model: Source) -> Source:
     """The model with the results of DequantizeLinear as weights, where they are constant."""
     source = load_model(model, mapped=True)
-    view = Side.of(source).main
-    nodes = [node for node in view.nodes if node.op_type == "DequantizeLinear" and node.output[0] in view.constants]
-    if not nodes:
+    side = Side.of(source)
+    results = (node.output[0] for node in side.main.nodes if node.op_type == "DequantizeLinear")
+    names = [name for name in results if name in side.main.constants]
+    if not names:
         return model
-    constants, proto = Constants(view, partial(read_tensor, source)), self_contained(source)
-    try:
-        made = {node.output[0]: constants.of(node.output[0]) for node in nodes}
-    except Exception as error:  # of any kind, for nodes that nothing would run
-        raise ModelError(f"quantised weights cannot be computed: {one_line(error, 160)}") from error
+    proto, part = self_contained(source), side.extracted(upstream(side.main, frozenset(), names))
+    made = open_model(part, "cpu", optimise=False).run({}, names)
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in made.items())
     set_nodes(proto.graph, [node for node in proto.graph.node if node.output[0] not in made])
     return proto
