@@ -220,6 +220,30 @@ def test_changes_outside_of_regions_are_refused(name: str) -> None:
     assert any(reason in each.text for each in found.refusals), [each.text for each in found.refusals]
 
 
+ROWS = "f = Flatten<axis = 2>(x) y = Gemm(f, W1) "
+FRONT = (
+    "v = Tanh(z) n = Shape({}) i = Constant<value_ints = [0]>() j = Constant<value_ints = [2]>() "
+    "e = Constant<value_ints = [8]>() l = Slice(n, i, j) k = Concat<axis = 0>(l, e) out = Reshape(y, k)"
+)
+THREE = "y = MatMul(x, W1) v = Tanh(z) k = Constant<value_ints = [{}]>() out = Reshape(y, k)"
+LAID_OUT = {
+    "its own axes": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x"), True, True),
+    "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), True, False),
+    "other axes": (THREE.format("-1, 1, 8"), THREE.format("1, -1, 8").replace("y = MatMul(x, W1)", ROWS), False, False),
+}
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_a_layer_has_the_axes_of_its_rows(name: str) -> None:
+    """Two tensors have the same axes in front where the original fixes both."""
+    original, rewritten, *wanted = LAID_OUT[name]
+    for inputs, certified in zip(
+        ("float[2, 3, 4] x, float[2, 3, 5] z", "float[b, t, 4] x, float[b, t, 5] z"), wanted, strict=True
+    ):
+        a, b = (text_model(text, inputs=inputs, outputs="float[p, q, 8] out") for text in (original, rewritten))
+        assert judged(a, b).certified is certified, inputs
+
+
 def _attribute(value: float) -> onnx.ModelProto:
     return text_model(
         f"a = LayerNormalization<axis = -1, epsilon = {value}>(x, ones, zeros) out = Tanh(a)",
