@@ -229,6 +229,7 @@ THREE = "y = MatMul(x, W1) v = Tanh(z) k = Constant<value_ints = [{}]>() out = R
 LAID_OUT = {
     "its own axes": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x"), True, True),
     "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), True, False),
+    "a matrix": ("v = Tanh(z) y = MatMul(x, W1) out = Tanh(y)", f"{ROWS} v = Tanh(z) out = Tanh(y)", False, False),
     "other axes": (THREE.format("-1, 1, 8"), THREE.format("1, -1, 8").replace("y = MatMul(x, W1)", ROWS), False, False),
 }
 
@@ -499,6 +500,15 @@ def test_a_domain_is_that_of_the_claim() -> None:
     assert found.certified
     assert found.regions[0].bound.domain == 299.0
     assert not judged(a, b, claims={"h": Claimed(1e-6, 301.0)}).certified
+
+
+@pytest.mark.parametrize(("end", "domains"), [(600, [512.0]), (510, [508.0]), (400, [])])
+def test_a_gate_without_a_claim_is_proved_as_far_as_programs_reach(end: int, domains: list[float]) -> None:
+    capped = f"z = Min(y, ${end}.0) {GATED.replace('Sigmoid(y) a = Mul(y, s)', 'Sigmoid(z) a = Mul(z, s)')}"
+    found = of(GATED, capped)
+    assert [region.bound.domain for region in found.regions] == domains
+    assert found.certified is bool(domains)
+    assert not of(SILU, f"z = Min(y, ${end}.0) s = Sigmoid(z) h = Mul(z, s)").certified
 
 
 # -- models of this tool ----------------------------------------------------------------------------------------------
