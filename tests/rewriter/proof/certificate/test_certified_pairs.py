@@ -506,9 +506,8 @@ def test_a_domain_is_that_of_the_claim() -> None:
 def test_a_gate_without_a_claim_is_proved_as_far_as_programs_reach(end: int, domains: list[float]) -> None:
     capped = f"z = Min(y, ${end}.0) {GATED.replace('Sigmoid(y) a = Mul(y, s)', 'Sigmoid(z) a = Mul(z, s)')}"
     found = of(GATED, capped)
-    assert [region.bound.domain for region in found.regions] == domains
+    assert [region.bound.domain for region in found.regions if region.original == "a"] == domains
     assert found.certified is bool(domains)
-    assert not of(SILU, f"z = Min(y, ${end}.0) s = Sigmoid(z) h = Mul(z, s)").certified
 
 
 # -- models of this tool ----------------------------------------------------------------------------------------------
