@@ -226,12 +226,19 @@ FRONT = (
     "e = Constant<value_ints = [8]>() l = Slice(n, i, j) k = Concat<axis = 0>(l, e) out = Reshape(y, k)"
 )
 THREE = "y = MatMul(x, W1) v = Tanh(z) k = Constant<value_ints = [{}]>() out = Reshape(y, k)"
+TURNED = THREE.format("1, -1, 8").replace("y = MatMul(x, W1)", ROWS)
+FLAT = TURNED.replace(ROWS, "r = MatMul(x, W1) {} y = Reshape(r, m) ")
 LAID_OUT = {
     "its own axes": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x"), True, True),
     "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), True, False),
     "a matrix": ("v = Tanh(z) y = MatMul(x, W1) out = Tanh(y)", f"{ROWS} v = Tanh(z) out = Tanh(y)", False, False),
-    "other axes": (THREE.format("-1, 1, 8"), THREE.format("1, -1, 8").replace("y = MatMul(x, W1)", ROWS), False, False),
-}
+    "other axes": (THREE.format("-1, 1, 8"), TURNED, False, False),
+    "rows by their width": (TURNED, FLAT.format("m = Constant<value_ints = [-1, 8]>()"), True, True),
+    "as many rows as another's": (
+        TURNED,
+        FLAT.format("n = Shape(z) f = Constant<value_ints = [0]>() l = Constant<value_ints = [2]>() m = Slice(n, f, l)"),
+        False, False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAID_OUT)
