@@ -236,7 +236,7 @@ LAID_OUT = {
     "rows by their width": (TURNED, FLAT.format("m = Constant<value_ints = [-1, 8]>()"), True, True),
     "as many rows as another's": (
         TURNED,
-        FLAT.format("n = Shape(z) f = Constant<value_ints = [0]>() l = Constant<value_ints = [2]>() m = Slice(n, f, l)"),
+        FLAT.format("n = Shape(z) f = Constant<value_ints=[0]>() l = Constant<value_ints=[2]>() m = Slice(n, f, l)"),
         False, False),
 }  # fmt: skip
 
