@@ -17,7 +17,9 @@ from rewriter import rewrite
 from rewriter.errors import ModelError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
+from rewriter.proof.certificate import bounds
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
+from rewriter.proof.claims import Claim
 from rewriter.proof.inputs.cases import make_cases
 from tests import changes
 from tests.changes import add_weight, copied, insert
@@ -507,6 +509,25 @@ def test_a_domain_is_that_of_the_claim() -> None:
     assert found.certified
     assert found.regions[0].bound.domain == 299.0
     assert not judged(a, b, claims={"h": Claimed(1e-6, 301.0)}).certified
+
+
+REPLACED = Claim("mlp", ("y",), "h", ("x",), ("out",), 1e-6, onnx.TensorProto.FLOAT)
+
+
+def test_what_stands_for_a_block_attends() -> None:
+    same = "z = Mul(y, $0.5) t = Tanh(z) p = Add(t, $1.0) k = Div($2.0, p) h = Div(y, k)"
+    assert judged(mlp(SILU), mlp(HEADS), blocks=[REPLACED]).certified
+    assert "there is no softmax" in judged(mlp(SILU), mlp(same), blocks=[REPLACED]).refusals[0].reason
+
+
+@pytest.mark.parametrize(("most", "left"), [(bounds.MOST_CELLS, ()), (0, ("mlp",))])
+def test_a_block_whose_bound_is_not_found_is_left_to_tests(
+    most: int, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "MOST_CELLS", most)
+    monkeypatch.setattr(bounds, "_PROVED", {})
+    found = judged(mlp(SILU), mlp(COARSE), claims={"h": Claimed(0.00437)}, blocks=[REPLACED])
+    assert (found.certified, found.left, found.refusals) == (not left, left, ())
 
 
 @pytest.mark.parametrize(("end", "domains"), [(600, [512.0]), (510, [508.0]), (400, [])])
