@@ -21,7 +21,7 @@ from rewriter.graph.view import GraphView
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.nudge import DRAWS, Point, feeds, nudged, rounded
+from rewriter.proof.nudge import Point, nudged, rounded
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared, magnitude
 from rewriter.proof.run import Way, run_model
@@ -177,13 +177,12 @@ def _in_float64(
 ) -> list[Judgement]:
     """The rule on float64 evaluations, where what is claimed counts as noise; nothing if there are none."""
     error = claim.max_error + (_UNSTABLE if claim.unstable else _STEADY)
-    noisy, prefix = nudged(before.proto, [replace(point, error=error, elem_type=onnx.TensorProto.DOUBLE)])
+    noisy, draws = nudged(before.proto, [replace(point, error=error, elem_type=onnx.TensorProto.DOUBLE)])
     try:
         models = before.proto, noisy, after.proto
         reference, moved, heads = (open_reference(proto, before.base_dir) for proto in models)
         truth = [reference.run(case.feeds) for case in cases]
         rebuilt = [heads.run(case.feeds) for case in cases]
-        draws = [feeds(noisy, prefix, draw) for draw in DRAWS if prefix]
         others = [[moved.run({**case.feeds, **draw}) for case in cases] for draw in draws]
     except NoReference:
         return []

@@ -160,6 +160,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "through float16": (
         SILU, "z = Cast<to = 10>(y) s = Sigmoid(z) w = Cast<to = 1>(s) h = Mul(y, w)", "narrower type"),
     "through integers": (SILU, "i = Cast<to = 7>(y) z = Cast<to = 1>(i) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
+    "sums of a wider type": (
+        f"{SILU.replace('h =', 'g =')} i = Constant<value = int64 {{1}}>() c = CumSum(g, i) h = Cast<to = 1>(c)",
+        f"{HEADS.replace('h =', 'g =')} w = Cast<to = 11>(g) i = Constant<value = int64 {{1}}>() c = CumSum(w, i)"
+        " h = Cast<to = 1>(c)",
+        "has type double instead of float"),
     "rounded": (SILU, "z = Round(y) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
     "a logarithm of something else": ("h = Softplus(y)", "e = Exp(y) o = Add($2.0, e) h = Log(o)", "stands where"),
     "a mask of the other side": (
