@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -523,6 +524,8 @@ def test_what_stands_for_a_block_attends() -> None:
     same = "z = Mul(y, $0.5) t = Tanh(z) p = Add(t, $1.0) k = Div($2.0, p) h = Div(y, k)"
     assert judged(mlp(SILU), mlp(HEADS), blocks=[REPLACED]).certified
     assert "there is no softmax" in judged(mlp(SILU), mlp(same), blocks=[REPLACED]).refusals[0].reason
+    elsewhere = replace(REPLACED, path=(("out", "body"),))
+    assert "is not in both models" in judged(mlp(SILU), mlp(HEADS), blocks=[elsewhere]).refusals[0].reason
 
 
 @pytest.mark.parametrize(("most", "left"), [(bounds.MOST_CELLS, ()), (0, ("mlp",))])
