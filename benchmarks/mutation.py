@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -194,12 +194,15 @@ class _Collected:
 def _pytest(arguments: Sequence[str], plugins: Sequence[object] = ()) -> int:
     import pytest
 
-    return int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments], plugins=list(plugins)))
+    quick = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--assert=plain", "--tb=no"]
+    return int(pytest.main([*quick, *arguments], plugins=list(plugins)))
 
 
-def _run(session: Any, items: Sequence[Any]) -> bool:
-    """Whether tests pass; ends at the first that does not."""
+def _run(session: Any, items: Sequence[Any], seconds: Mapping[str, float] | None = None) -> bool:
+    """Whether tests pass; ends at the first that does not, and the process with one that takes far too long."""
     for item, following in zip(items, [*items[1:], None], strict=True):
+        if seconds is not None:
+            signal.setitimer(signal.ITIMER_PROF, 5 + 3 * seconds[item.nodeid])
         session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.testsfailed:
             return False
@@ -207,7 +210,7 @@ def _run(session: Any, items: Sequence[Any]) -> bool:
 
 
 def _forked(work: Callable[[], bool], seconds: float = math.inf) -> bool:
-    """What a function returns in a forked process; False where it fails, or takes longer."""
+    """What a function returns in a forked process; False where it fails, or computes for longer."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
@@ -216,7 +219,7 @@ def _forked(work: Callable[[], bool], seconds: float = math.inf) -> bool:
             os.dup2(nothing.fileno(), 1)
             os.dup2(nothing.fileno(), 2)
             if seconds < math.inf:
-                signal.alarm(int(seconds))
+                signal.setitimer(signal.ITIMER_PROF, seconds)
             good = work()
         os._exit(0 if good else 1)
     return os.waitpid(child, 0)[1] == 0
@@ -276,13 +279,13 @@ def exchangeable(mutant: Mutant) -> bool:
     return False
 
 
-def exchange(mutant: Mutant, session: Any, items: Sequence[Any]) -> bool:
+def exchange(mutant: Mutant, session: Any, items: Sequence[Any], seconds: Mapping[str, float]) -> bool:
     """Whether tests pass with a mutant of a module that is imported already."""
     codes, path = _codes(mutant), str(ROOM / mutant.file)
     for function in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
         if function.__code__.co_filename == path and function.__code__ in codes:
             function.__code__ = codes[function.__code__]
-    return _run(session, items)
+    return _run(session, items, seconds)
 
 
 def entered(mutant: Mutant, entering: dict[str, list[str]], seconds: dict[str, float], most: float) -> list[str]:
@@ -348,7 +351,7 @@ def main(
         for mutant in left():
             own = entered(mutant, entering, seconds, most)
             if "" not in own and exchangeable(mutant):
-                judge(mutant, own, partial(exchange, mutant, session, [items[each] for each in own]))
+                judge(mutant, own, partial(exchange, mutant, session, [items[each] for each in own], seconds))
 
     _forked(lambda: _pytest(tests, [_Collected(exchanged)]) == 0)
     for mutant in left():

@@ -179,17 +179,15 @@ class Identifier:
                 close = np.abs(actual - expected) <= tolerance * np.maximum(1.0, np.abs(expected))
             if not close.all():
                 continue
-            found = identify_function(weight, tolerance)
-            if isinstance(found, Unknown) and _is_linear(weight, tolerance):
-                # A bilinear layer: its gate is not an activation of the table, but a program exists.
-                found = Identified(LINEAR, (float(weight(np.ones(1))[0]),), 0.0)
+            # The gate of a bilinear layer is not an activation of the table, but a program exists.
+            found = identify_function(weight, tolerance, (*ACTIVATIONS, LINEAR))
             if isinstance(found, Identified):
                 return replace(found, gated=slots)
             best = replace(found, gated=slots)
         return best or Unknown("two projections are joined, but not as activation(gate) * value")
 
 
-def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
+def identify_function(f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS) -> Identified | Unknown:
     """Find the table entry that agrees with `f` on the whole grid within `tolerance` (relative to max(1, |f|)).
 
     The constants of a coarse type (float16) may fit two activations; then the closest one is chosen, and among equally
@@ -197,7 +195,7 @@ def identify_function(f: Function, tolerance: float) -> Identified | Unknown:
     """
     points = grid()
     values = f(points)
-    attempts = [attempt for entry in ACTIVATIONS if (attempt := _attempt(entry, f, points, values, tolerance))]
+    attempts = [attempt for entry in table if (attempt := _attempt(entry, f, points, values, tolerance))]
     agreeing = [attempt for attempt in attempts if attempt.error <= tolerance]
     if agreeing:
         # Equally close: within a factor of 4, or both within float64's own rounding.
@@ -244,12 +242,6 @@ def _distance(
         error = np.abs(values - expected) / np.maximum(1.0, np.abs(expected))
         error = np.where(values == expected, 0.0, error)  # the same infinity
     return float(np.max(np.where(np.isfinite(error), error, np.inf)))
-
-
-def _is_linear(f: Callable[[Array], Array], tolerance: float) -> bool:
-    """Whether f is a line through 0, the gate of a bilinear layer."""
-    start, slope = _line(f)
-    return start == 0.0 and _distance(lambda y, p: p[0] * y, (slope,), grid(), f(grid())) <= tolerance
 
 
 def _is_short(value: float) -> bool:

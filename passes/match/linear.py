@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-import onnx
-
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import GraphView, Miss, key_of, label
+from rewriter.graph.view import GraphView, Miss, attributes, integer_of, key_of, label
 
 MICROSOFT = "com.microsoft"
 """Domain of onnxruntime's contributed operators."""
@@ -87,7 +85,7 @@ def _weight(view: GraphView, constants: Constants, names: Sequence[str]) -> str:
 
 
 def _product(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
-    node, flags = view.nodes[index], _integers(view.nodes[index])
+    node, flags = view.nodes[index], attributes(view.nodes[index])
     left, right = node.input[0], node.input[3 if node.op_type == "QLinearMatMul" else 1]
     if left in constants and right in constants:
         return None
@@ -121,7 +119,7 @@ def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator
     weight = _weight(view, constants, node.input) if len(node.input) == 2 else ""
     if not weight:
         return Miss("it does not multiply data with one constant weight", label(node))
-    equation = next((item.s.decode("ascii", "replace") for item in node.attribute if item.name == "equation"), "")
+    equation = attributes(node).get("equation", b"").decode("ascii", "replace")
     read = einsum_map(equation, weight=list(node.input).index(weight))
     if read is None:
         return Miss(f"'{equation}' is not the product of a matrix with one axis of the data", label(node))
@@ -174,7 +172,7 @@ def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator |
     shape = constants.shape(weight)
     if shape is not None and len(shape) < 3:
         return Miss("the kernel has no axis of positions", label(node))
-    group = _integers(node).get("group", 1)
+    group = integer_of(node, "group", 1)
     # A 1x1 kernel that skips or pads positions does not map every token, and is not rowwise either.
     pointwise = shape is not None and all(size == 1 for size in shape[2:])
     for attribute in node.attribute:
@@ -198,7 +196,7 @@ def _quantised(weight: int) -> Recognise:
             return Miss("the quantised weight is not constant", label(node))
         if data in constants:
             return None
-        sizes = _integers(node)
+        sizes = attributes(node)
         # The dims of packed weights are not those of the matrix.
         features = (sizes["K"], sizes["N"]) if "N" in sizes and "K" in sizes else None
         turned = bool(sizes.get("transB"))
@@ -215,10 +213,6 @@ def _matrix(view: GraphView, constants: Constants, weight: str, *, transposed: b
     shape = constants.shape(weight) or view.type_of(weight).shape or ()
     rows, columns = (size if isinstance(size, int) else None for size in (*shape[-2:], None, None)[:2])
     return (None, None) if len(shape) < 2 else (columns, rows) if transposed else (rows, columns)
-
-
-def _integers(node: onnx.NodeProto) -> dict[str, int]:
-    return {attribute.name: attribute.i for attribute in node.attribute if attribute.type == onnx.AttributeProto.INT}
 
 
 def _operator(

@@ -111,19 +111,22 @@ class Projections:
         return self.value != self.query
 
 
-def projections_of(view: GraphView, block: Block) -> Projections:
-    """The linear operators of `block` as plain matrices. Raises LostError where they are something else."""
-    return _Reader(view).read(block)
+def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Projections:
+    """The linear operators of `block` as plain matrices. Raises LostError where they are something else.
+
+    With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight.
+    """
+    return _Reader(view, packed=packed).read(block)
 
 
 def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator) -> Projection:
-    """A linear operator as a plain matrix, with the bias that it adds itself. Raises LostError where it is none."""
-    return _Reader(view, constants).matrix(operator)
+    """A linear operator as a matrix, plain or packed, with the bias that it adds. Raises LostError where it is none."""
+    return _Reader(view, constants, packed=True).matrix(operator)
 
 
 class _Reader:
-    def __init__(self, view: GraphView, constants: Constants | None = None) -> None:
-        self._view = view
+    def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool) -> None:
+        self._view, self._packed = view, packed
         self._constants = constants or Constants(view)
         self._sizes = Shapes(view, {}, unknown=TOKENS)
 
@@ -143,6 +146,7 @@ class _Reader:
         names = (query.data, query.weight, value.weight, output.weight, output.data)
         types = {self._view.type_of(name).elem_type for name in names if self._view.type_of(name).elem_type}
         types |= {block.elem_type, block.gate_type, block.value_type}
+        types -= {onnx.TensorProto.UINT8} if self._packed else set()
         if len(types) != 1:
             raise LostError("its tensors have different element types", block.output)
         result, output = self.with_bias(block.second[0].output, output)
@@ -246,6 +250,10 @@ class _Reader:
         """A linear operator as a plain matrix."""
         node = self._view.nodes[operator.node]
         where = label(node)
+        if self._packed and operator.kind == "MatMulNBits" and operator.in_features and operator.out_features:
+            sizes = operator.in_features, operator.out_features
+            own = tuple(Vector(name, operator.out_features) for name in node.input[5:] if name)
+            return Projection(operator.data, operator.weight, True, *sizes, own)
         if operator.kind not in ("MatMul", "Gemm", "Einsum") or operator.axis != -1:
             raise LostError(f"its {operator.kind} does not hold a plain matrix", where)
         if operator.added:

@@ -271,22 +271,15 @@ def _snapped(head: Head, token: BiasToken) -> BiasToken:
 def _split(head: Head, small: float) -> tuple[Head, ...]:
     """The heads of (c g + d) + sum_j v_j e^(t_j g), all over the same keys."""
     half = math.log(0.5)
-    keys = [(small, half, head.c / small + head.d), (-small, half, -head.c / small + head.d)]
-    keys += [(token.slope, token.offset, token.value) for token in head.bias_tokens]
-    return _each(keys)
+    values = [head.c / small + head.d, -head.c / small + head.d, *(token.value for token in head.bias_tokens)]
+    return heads_over([(small, half), (-small, half), *head.logits[1:]], values)
 
 
 def _constants(head: Head) -> tuple[Head, ...]:
     """The heads of a head with constant values, each of which becomes a multiple of u."""
-    keys = [(head.beta, head.gamma, head.d)]
-    return _each([*keys, *((token.slope, token.offset, token.value) for token in head.bias_tokens)])
+    return heads_over(head.logits, [head.d, *(token.value for token in head.bias_tokens)])
 
 
 def _line(factor: float, small: float) -> tuple[Head, ...]:
     """The heads of factor tanh(small g) / small."""
-    return _each([(small, 0.0, factor / small), (-small, 0.0, -factor / small)])
-
-
-def _each(keys: list[tuple[float, float, float]]) -> tuple[Head, ...]:
-    """A head for every key (slope, offset, multiple of u) with a nonzero multiple; other keys are its bias tokens."""
-    return heads_over([key[:2] for key in keys], [key[2] for key in keys])
+    return heads_over([(small, 0.0), (-small, 0.0)], [factor / small, -factor / small])

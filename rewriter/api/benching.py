@@ -13,7 +13,7 @@ from rewriter.compare.graphs import signature_differences
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.options import build, values_of
-from rewriter.proof.inputs.cases import Maker, Setting
+from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.inputs.facts import Kind
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.settings import Settings, checked
@@ -147,14 +147,14 @@ def inputs_of(model: onnx.ModelProto, options: BenchOptions, settings: Settings)
 
 
 def _made(maker: Maker, options: BenchOptions, tokens: int | None) -> Case:
-    setting = Setting(options.batch, TOKENS if tokens is None else tokens, past=options.past)
-    sizes = maker.sizes(setting)
+    setting = options.batch, TOKENS if tokens is None else tokens, options.past
+    _, sizes = maker.sizes(setting)
     asked = {Kind.SEQUENCE: tokens, Kind.BATCH: options.batch, Kind.PAST: options.past}
     for kind, size in asked.items():
         if size is not None and (kind is Kind.SEQUENCE or size != BenchOptions.batch * (kind is Kind.BATCH)):
-            _check(kind, size, sizes.kinds[kind], has=kind in sizes.varied)
-    kinds = [kind for kind in (Kind.BATCH, Kind.SEQUENCE, Kind.PAST) if kind in sizes.varied]
-    shown = [f"{_OPTION[kind]} {sizes.kinds[kind]}" for kind in kinds if kind is not Kind.BATCH or options.batch > 1]
+            _check(kind, size, sizes[kind], has=kind in maker.varied)
+    kinds = [kind for kind in (Kind.BATCH, Kind.SEQUENCE, Kind.PAST) if kind in maker.varied]
+    shown = [f"{_OPTION[kind]} {sizes[kind]}" for kind in kinds if kind is not Kind.BATCH or options.batch > 1]
     return ", ".join(shown) or "fixed shapes", maker.case(setting).feeds
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from passes.forms.square import COUNT, ROWS
@@ -24,7 +25,7 @@ from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explain
 from rewriter.compare.generation import generate
 from rewriter.compare.graphs import difference, signature_differences
 from rewriter.errors import RewriteError, UsageError
-from rewriter.files.load import LoadedModel, Source, load_model
+from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
@@ -113,7 +114,7 @@ def _compared(
     settings, asked = checked(settings_of(of_run)), build(CompareOptions, of_comparison)
     rule = Rule.of(asked.atol, asked.rtol)
     with run.step("load", "loading"):
-        a, b = (load_model(each) for each in sources)
+        a, b = (load_model(each, mapped=True) for each in sources)
     names = [name_of(each) for each in sources]
     result = Comparison(names[0], names[1], signature=signature_differences(a.proto, b.proto))
     if graph:
@@ -160,7 +161,7 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
         # An option that is unknown or invalid here says nothing about the graph.
         with suppress(RewriteError, TypeError, ValueError):
             options = build(Options, record.options)
-    plan = make_plan(a.proto, options)
+    plan = make_plan(a.proto, options, partial(read_tensor, a))
     named = {each.name: each for each in record.blocks} if record is not None else {}
     blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
     missing = [name for name in named if name not in {block.name for block in blocks}]

@@ -6,9 +6,17 @@ error in one. The run does, which has onnxruntime's own kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from rewriter.graph.edit import set_nodes
+from rewriter.graph.walk import all_graphs
 
 MICROSOFT = "com.microsoft"
 Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
@@ -22,6 +30,96 @@ def step(
     suffix = part or operator.lower()
     output = node.output[0] if last else f"{node.output[0]}/{suffix}"
     return onnx.helper.make_node(operator, inputs, [output], f"{node.name or node.output[0]}/{suffix}", domain=domain)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The nodes that an operator stands for, written one after the other.
+
+    Attributes:
+        node: the operator.
+        nodes: those that are written already.
+    """
+
+    node: onnx.NodeProto
+    nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
+
+    def number(self, name: str, default: float) -> float:
+        """An attribute that is a number."""
+        return next((each.f for each in self.node.attribute if each.name == name), default)
+
+    def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
+        """One more node; its output."""
+        suffix = name or f"{operator.lower()}_{len(self.nodes)}"
+        made = step(self.node, operator, list(inputs), last=False, domain=domain, part=suffix)
+        made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
+        self.nodes.append(made)
+        return str(made.output[0])
+
+    def constant(self, values: Any, elem_type: int = TensorProto.INT64) -> str:
+        """A constant."""
+        array = np.asarray(values, helper.tensor_dtype_to_np_dtype(elem_type))
+        return self.put("Constant", value=numpy_helper.from_array(array))
+
+    def dequantised(self, packed: str, scales: str, zeros: str, bits: int, blocks: Sequence[int], kind: int) -> str:
+        """(number - zero point) scale as type `kind`, of 4 or 8 bits.
+
+        Args:
+            packed: the numbers, block by block.
+            scales: one for each block.
+            zeros: zero points, as numbers of type `kind`; empty for the middle of the range.
+            bits: bits of a number.
+            blocks: how many blocks there are, by axes; the result has one axis more, of a block's numbers.
+            kind: the element type.
+        """
+        each = self.constant([*blocks, 1])
+        middle = self.put("Reshape", zeros, each) if zeros else self.constant(2 ** (bits - 1), kind)
+        numbers = self.put("Reshape", self.unpacked(packed, (), bits, kind), self.constant([*blocks, -1]))
+        scales = self.put("Reshape", self.put("Cast", scales, to=kind), each)
+        return self.put("Mul", self.put("Sub", numbers, middle), scales)
+
+    def unpacked(self, tensor: str, shape: Sequence[int], bits: int, kind: int) -> str:
+        """Numbers of 8 bits, or of 4 bits with the first of two in the lower half of an entry, as type `kind`.
+
+        A last entry along the last axis of `shape` may be half full.
+        """
+        if bits == 8:
+            return self.put("Cast", tensor, to=kind)
+        pairs = self.put("Cast", tensor, to=TensorProto.INT32)
+        base, last = self.constant(16, TensorProto.INT32), self.constant([-1])
+        halves = [self.put("Unsqueeze", self.put(each, pairs, base), last) for each in ("Mod", "Div")]
+        numbers = self.put("Concat", *halves, axis=-1)
+        if shape:
+            numbers = self.put("Reshape", numbers, self.constant([*shape[:-1], -1]))
+            numbers = self.put("Slice", numbers, self.constant([0]), self.constant(shape[-1:]), last)
+        return self.put("Cast", numbers, to=kind)
+
+
+def with_parts(
+    model: onnx.ModelProto, parts_of: Callable[[onnx.NodeProto], Sequence[onnx.NodeProto] | None]
+) -> onnx.ModelProto:
+    """A copy with nodes in place of those that stand for several; the model itself if none does.
+
+    `parts_of` gives nodes that make the outputs of the node. It stays if a tensor between them exists already.
+    """
+    graphs = list(all_graphs(model.graph))
+    taken = {name for graph in graphs for node in graph.node for name in node.output}
+
+    def written(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
+        parts = parts_of(node)
+        if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
+            return [node]
+        for part in parts:
+            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
+        return parts
+
+    nodes = [[part for node in graph.node for part in written(node)] for graph in graphs]
+    if all(len(made) == len(graph.node) for made, graph in zip(nodes, graphs, strict=True)):
+        return model
+    model = deepcopy(model)
+    for graph, made in zip(all_graphs(model.graph), nodes, strict=True):
+        set_nodes(graph, made)
+    return model
 
 
 def _biased(operator: str) -> Definition:

@@ -16,17 +16,14 @@ error in it: the run does, which has onnxruntime's own kernel. What its CPU kern
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
-from rewriter.graph.edit import set_nodes
-from rewriter.graph.fused import MICROSOFT, step
+from rewriter.graph.fused import MICROSOFT, Writer, with_parts
 from rewriter.graph.view import integer_of, key_of, opsets
 from rewriter.graph.walk import all_graphs
 from rewriter.text import quoted
@@ -52,22 +49,12 @@ def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
         return model
     weights = {tensor.name: tensor for graph in all_graphs(model.graph) for tensor in graph.initializer}
     opset = opsets(model.opset_import).get("", 1)
-    taken = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.output}
 
-    def plain(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
+    def plain(node: onnx.NodeProto) -> Sequence[onnx.NodeProto] | None:
         parts = plain_experts(node, weights, opset)
-        if parts is None or isinstance(parts, str) or any(part.output[0] in taken for part in parts[:-1]):
-            return [node]
-        for part in parts:
-            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
-        return parts
+        return None if isinstance(parts, str) else parts
 
-    if not any(len(plain(node)) > 1 for graph in all_graphs(model.graph) for node in graph.node):
-        return model
-    model = deepcopy(model)
-    for graph in all_graphs(model.graph):
-        set_nodes(graph, [part for node in graph.node for part in plain(node)])
-    return model
+    return with_parts(model, plain)
 
 
 def plain_experts(
@@ -91,12 +78,10 @@ def plain_experts(
 
 
 @dataclass(frozen=True)
-class _Mixture:
+class _Mixture(Writer):
     """One operator, and the nodes that are written for it."""
 
-    node: onnx.NodeProto
     weights: Mapping[str, TensorProto]
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
 
     @cached_property
     def given(self) -> Mapping[str, str]:
@@ -112,10 +97,6 @@ class _Mixture:
     def bits(self) -> int:
         """Bits of a weight in an entry of its tensor; 8 where it is not quantised."""
         return integer_of(self.node, "expert_weight_bits", 4) if self.node.op_type == "QMoE" else 8
-
-    def number(self, name: str, default: float) -> float:
-        """An attribute that is a number."""
-        return next((each.f for each in self.node.attribute if each.name == name), default)
 
     def unfit(self, opset: int) -> str:
         """Why it is not written out; empty where it is."""
@@ -180,19 +161,6 @@ class _Mixture:
 
     # -- the nodes -------------------------------------------------------------------------------------------------
 
-    def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
-        """One more node; its output."""
-        suffix = name or f"{operator.lower()}_{len(self.nodes)}"
-        made = step(self.node, operator, list(inputs), last=False, domain=domain, part=suffix)
-        made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
-        self.nodes.append(made)
-        return str(made.output[0])
-
-    def constant(self, values: Any, elem_type: int = TensorProto.INT64) -> str:
-        """A constant."""
-        array = np.asarray(values, helper.tensor_dtype_to_np_dtype(elem_type))
-        return self.put("Constant", value=numpy_helper.from_array(array))
-
     def written(self) -> Sequence[onnx.NodeProto]:
         """All nodes."""
         given, last = self.given, self.constant([-1])
@@ -222,40 +190,17 @@ class _Mixture:
         """A matrix of each expert, and its bias."""
         weight = self.given[key]
         if self.node.op_type == "QMoE":
-            weight = self.dequantised(key, kind)
+            experts, rows, columns, blocks = self.sizes[key]
+            whole = [experts, rows, blocks] if integer_of(self.node, "block_size", 0) > 0 else [experts, rows]
+            scales, zeros = self.given[f"{key}_scales"], self.given.get(f"{key}_zeros", "")
+            zeros = self.unpacked(zeros, whole, self.bits, kind) if zeros else ""
+            weight = self.dequantised(weight, scales, zeros, self.bits, whole, kind)
+            weight = self.put("Reshape", weight, self.constant([experts, rows, columns]))
         data = self.put("MatMul", data, self.put("Transpose", weight, perm=[0, 2, 1]), name=key)
         bias = self.given.get(f"{key}_bias")
         if not bias:
             return data
         return self.put("Add", data, self.put("Unsqueeze", self.put("Cast", bias, to=kind), self.constant([1])))
-
-    def dequantised(self, key: str, kind: int) -> str:
-        """A quantised weight as numbers of type `kind`."""
-        experts, rows, columns, blocks = self.sizes[key]
-        size = [experts, rows, blocks, 1]
-        zeros = self.given.get(f"{key}_zeros")
-        middle = self.constant(2 ** (self.bits - 1), kind)
-        if zeros:
-            whole = [experts, rows, blocks] if integer_of(self.node, "block_size", 0) > 0 else [experts, rows]
-            middle = self.put("Reshape", self.unpacked(zeros, whole, kind), self.constant(size))
-        numbers = self.unpacked(self.given[key], [experts, rows, columns], kind)
-        numbers = self.put("Reshape", numbers, self.constant([experts, rows, blocks, columns // blocks]))
-        scales = self.put("Cast", self.given[f"{key}_scales"], to=kind)
-        scales = self.put("Reshape", scales, self.constant(size))
-        numbers = self.put("Mul", self.put("Sub", numbers, middle), scales)
-        return self.put("Reshape", numbers, self.constant([experts, rows, columns]))
-
-    def unpacked(self, tensor: str, shape: Sequence[int], kind: int) -> str:
-        """Numbers of 8 bits, or of 4 bits with the first of two in the lower half of an entry, as type `kind`."""
-        if self.bits == 8:
-            return self.put("Cast", tensor, to=kind)
-        pairs = self.put("Cast", tensor, to=TensorProto.INT32)
-        base, last = self.constant(16, TensorProto.INT32), self.constant([-1])
-        halves = [self.put("Unsqueeze", self.put(each, pairs, base), last) for each in ("Mod", "Div")]
-        numbers = self.put("Reshape", self.put("Concat", *halves, axis=-1), self.constant([*shape[:-1], -1]))
-        # A last entry may be half full.
-        numbers = self.put("Slice", numbers, self.constant([0]), self.constant(shape[-1:]), last)
-        return self.put("Cast", numbers, to=kind)
 
     def activated(self, data: str, kind: int) -> str:
         """The activation of every expert's neurons."""

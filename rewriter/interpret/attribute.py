@@ -356,12 +356,6 @@ _COUNTED = (".hook_q", ".hook_v", ".hook_pre")
 """Hooks by which sequences are counted."""
 
 
-def require_pattern(named: Named) -> None:
-    """Refuse an attention operator, which keeps its pattern. Raises UsageError."""
-    if isinstance(named.sublayer, Attention) and not named.sublayer.pattern:
-        raise UsageError(f"{named.name}.hook_pattern is inside an operator: this model cannot be attributed")
-
-
 class FrozenRun:
     """One sequence of a run in float64.
 
@@ -396,7 +390,6 @@ class FrozenRun:
             norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
             needed |= {stage.before, stage.after, *(norm.output for norm in norms if norm)}
             for named in stage.sublayers:
-                require_pattern(named)
                 own = named.sublayer
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
                 needed.update(tensor for hook in self._hooks(named).values() for tensor in hook.tensors)
@@ -545,6 +538,12 @@ class FrozenRun:
             return weight("W_O").reshape(own.channels.size, -1)
 
         norm, (pattern, value) = None if own.cross else frozen, (hooked[part] for part in ("pattern", "v"))
+        before = pattern.shape[-1] - len(value)
+        if pattern[..., :before].any():
+            raise UsageError(
+                f"{named.name} attends to tokens of a cache, whose parts are not known; give it an empty one"
+            )
+        pattern = pattern[..., before:]
         return AttentionStep(
             norm, hooked["z"], weight("b_O"), rows, pattern, value, weight("b_V"), partial(weight, "W_V")
         )

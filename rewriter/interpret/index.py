@@ -30,14 +30,17 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
+from rewriter.graph.attention import PACKED, packed_matrix, with_plain
 from rewriter.graph.constants import UNFIT, Constants
-from rewriter.graph.view import GraphView, LostError, Miss
+from rewriter.graph.view import GraphView, LostError, Miss, key_of
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Tracer, concrete_shapes
 from rewriter.text import quoted
 
+_HALF = 2
+"""Bytes of a number in half precision."""
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
@@ -113,8 +116,8 @@ def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: 
     factor = heads.factor if values else 1.0
     total = plain[..., heads.columns] * plain.dtype.type(factor)
     for added in heads.added:
-        held = value_of(added.name).reshape(-1)[added.positions]
-        total = total + held * plain.dtype.type(added.factor * factor / heads.factor)
+        held = value_of(added.name).reshape(-1)[added.index]
+        total = total + held * (added.factor * (factor / heads.factor)).astype(plain.dtype)
     return np.asarray(total)
 
 
@@ -337,7 +340,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
     read = partial(read_tensor, source)
-    plan = make_plan(source.proto, Options(), read)
+    plan = make_plan(with_plain(source.proto, left=(PACKED,)), Options(), read)
     view, whole = plan.views[0], plan.recognised.on_stream
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
@@ -388,6 +391,7 @@ class _Builder:
         self._view, self._constants, self._values = tracer.view, tracer.constants, values
         self._fold, self._wide, self._listed = fold_ln, wide, norms and not fold_ln
         self._norms: dict[str, set[str]] = {}
+        self._packed = {node.input[1]: node for node in tracer.view.nodes if key_of(node) == PACKED}
         self.missed: list[Miss] = []
 
     def of(self, named: Named) -> list[tuple[str, HeadTensor]]:
@@ -406,7 +410,9 @@ class _Builder:
             data, found = own.query.operator.data, dict(self._attention(named, own))
         else:
             data = own.data
-            found = dict(neuron_tensors(own, self.folded(data), self.value, self._dtype(data)))
+            # Factors of programs take weights out of float16's range.
+            kind = np.result_type(self._dtype(data), np.float32)
+            found = dict(neuron_tensors(own, self.folded(data), self.value, kind))
         norm, known = self._norm(data), self._norms.setdefault(named.layer, set())
         if found and norm is not None and self._listed and norm.output not in known:
             known.add(norm.output)
@@ -440,18 +446,24 @@ class _Builder:
         if norm is None:
             return None
         residual = any(
-            node.op_type in ("Add", "Sum", "SkipLayerNormalization")
-            and not any(name in self._constants for name in node.input)
+            node.op_type in ("Add", "Sum") and not any(name in self._constants for name in node.input)
             for node in self._view.readers(norm.output)
         )
         return None if residual else norm
 
     def value(self, name: str) -> Array:
-        """A constant; bfloat16 as float32, and everything as float64 if that was asked for."""
+        """A constant; float16 and bfloat16 as float32, and everything as float64 if that was asked for."""
+        if name in self._packed:
+            return packed_matrix(self._packed[name], self._float)
+        return self._float(name)
+
+    def _float(self, name: str) -> Array:
         value = self._values.of(name)
+        if value.dtype.kind in "iub":
+            return value
         if self._wide:
             return value.astype(np.float64)
-        return value.astype(np.float32) if value.dtype.name == "bfloat16" else value
+        return value.astype(np.float32) if value.dtype.itemsize == _HALF else value
 
     def _flat(self, name: str) -> Array:
         return self.value(name).reshape(-1)

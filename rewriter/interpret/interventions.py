@@ -95,7 +95,7 @@ def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
         inputs: as for `patch`.
 
     Raises:
-        UsageError: also where a pattern is inside an operator, or a name is that of a neuron.
+        UsageError: also where a name is that of a neuron.
         ModelError, ValidationError: as `ablate`.
     """
     index, proto = _opened(model)
@@ -104,8 +104,6 @@ def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
         own = named.sublayer
         if isinstance(own, NeuronHeads):
             raise UsageError(f"{named.name} are neurons, whose patterns cannot be frozen; name heads, as '*.attn.*'")
-        if not own.pattern:
-            raise UsageError(f"{named.name} is inside an operator, which keeps its pattern; it cannot be frozen")
         where = np.zeros((own.heads, 1, 1), np.bool_)
         where[numbers] = True
         places.append((own.pattern, where))

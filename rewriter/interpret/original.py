@@ -6,37 +6,25 @@ Queries, keys, values and the heads' outputs are followed to the linear operator
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import MICROSOFT, LinearOperator
+from passes.match.linear import LinearOperator
+from rewriter.graph.attention import definition
 from rewriter.graph.constants import UNFIT
-from rewriter.graph.view import REARRANGED, LostError, Miss, attributes, key_of, label
+from rewriter.graph.elementwise import NONLINEAR
+from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
 from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------
 
 Indices = NDArray[np.int64]
-
-
-@dataclass(frozen=True, eq=False)
-class Added:
-    """A constant that is added to queries, keys or values.
-
-    Attributes:
-        name: the constant.
-        positions: [heads, d_head], positions in the flattened constant.
-        factor: its factor.
-    """
-
-    name: str
-    positions: Indices
-    factor: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +35,14 @@ class HeadColumns:
         operator: the linear operator.
         columns: [heads, d_head], columns of its output.
         factor: the factor.
-        added: the constants, such as a bias in an Add of its own.
+        added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
         rotary: whether a rotary embedding follows.
     """
 
     operator: LinearOperator
     columns: Indices
     factor: float
-    added: tuple[Added, ...]
+    added: tuple[EntrySource, ...]
     rotary: bool
 
 
@@ -73,8 +61,8 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     if len(signal.shape) < 3 or operator.axis != -1 or not width:
         raise LostError("its channels are not on the last axis", where)
     index = part.index.reshape(-1, *signal.shape[-2:])
-    # Tokens of a key-value cache come from no operator.
-    index = index[:, (index >= 0).all(axis=(0, 2))]
+    kept = np.all(index >= 0, axis=(0, 2))  # tokens of a key-value cache come from no operator
+    index = index[:, kept]
     if not index.size:
         raise LostError("no token has all of its entries", where)
     # Consecutive blocks that read the same rows are the heads of one sequence.
@@ -87,7 +75,7 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     if len(rows) % count or len(np.unique(rows)) * count != rows.size or (index != expected).any():
         raise LostError("its heads do not consist of columns", where)
     held = [each for each in signal.sources if each.name in tracer.constants]
-    added = tuple(_added(each, signal.shape, count, where) for each in held)
+    added = tuple(_added(each, kept, count, where) for each in held)
     return HeadColumns(operator, columns[:count], _one(part, where), added, signal.rotary)
 
 
@@ -99,11 +87,12 @@ def _one(part: EntrySource, where: str) -> float:
     return float(factors[0])
 
 
-def _added(part: EntrySource, shape: Shape, heads: int, where: str) -> Added:
-    positions = part.index.reshape(-1, heads, *shape[-2:])
-    if (positions < 0).any() or (positions != positions[:1, :, :1]).any():
+def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, where: str) -> EntrySource:
+    index = part.index.reshape(-1, heads, *part.index.shape[-2:])[:, :, kept]
+    factor = part.factor.reshape(-1, heads, *part.factor.shape[-2:])[0, :, kept.argmax()]
+    if (index < 0).any() or (index != index[:1, :, :1]).any():
         raise LostError(f"the constant '{part.name}' that is added differs from token to token", where)
-    return Added(part.name, positions[0, :, 0], _one(part, where))
+    return EntrySource(part.name, index[0, :, 0], factor)
 
 
 def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
@@ -131,8 +120,13 @@ def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: s
 _DEPTH = 24
 """Longest chain of nodes between a Softmax and the products on both sides of it."""
 
-_MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout"}
-_GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape"}
+_MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout", "Tanh", "Concat", "Sub"}
+"""Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them."""
+
+_WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}
+"""Between the product and the values, where weights are no Softmax."""
+
+_GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +146,7 @@ class Attention:
         z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
         factor: that of the product of queries and keys in the scores.
         cross: whether keys and values come from another tensor than queries.
-        pattern: the pattern; empty, as the others, for an attention operator, which keeps it to itself.
+        pattern: the pattern.
         scores: the scores with masks and position biases, before Softmax.
         product: the product of queries and keys that is in them.
     """
@@ -169,9 +163,9 @@ class Attention:
     z: str
     factor: float
     cross: bool
-    pattern: str = ""
-    scores: str = ""
-    product: str = ""
+    pattern: str
+    scores: str
+    product: str
 
     @property
     def heads(self) -> int:
@@ -189,13 +183,15 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):
-        kind = key_of(node)
-        around = _around_softmax if kind == ("", "Softmax") else _operator if kind in _OPERATORS else None
-        if around is None or index in made:
+        if index in made:
             continue
         try:
-            candidate = around(tracer, index, node)
-            found += [] if candidate is None else [candidate]
+            if key_of(node) == ("", "Softmax"):
+                found += _around_softmax(tracer, index, node)
+            elif node.op_type == "MatMul":
+                _require_softmax(tracer, node)
+            elif node.op_type.endswith("Attention"):
+                definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
         except LostError as error:
             missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node))
         except UNFIT:
@@ -203,67 +199,68 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
     return tuple(found), tuple(missed)
 
 
-# -- a Softmax between two products -----------------------------------------------------------------------------
-
-
-def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention | None:
+def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterator[Attention]:
+    """The sublayer of a Softmax between two products of data; none where it is another one."""
     pattern, after = _product_after(tracer, node.output[0])
     products = list(_products_before(tracer, node.input[0]))
-    if after is None or not products:
-        return None
-    reason: LostError | None = None
+    if after is None:
+        return
+    if not products:
+        raise LostError("its scores are no product of queries and keys", label(node))
+    scores, reason = _scores(tracer, node.input[0]), list[LostError]()
     for before, factor in products:
         try:
-            query, keys, values = (tracer.trace(name) for name in (*before.input, after.input[1]))
-            keys = keys.moved(lambda array: np.swapaxes(array, -1, -2))
-            leading = np.broadcast_shapes(*(side.shape[:-2] for side in (query, keys, values)))
-            sides = [side.spread((*leading, *side.shape[-2:])) for side in (query, keys, values)]
-            found = _joined(tracer, index, sides, factor, after.output[0])
-            return replace(found, pattern=pattern, scores=node.input[0], product=before.output[0])
+            found = _between(tracer, before, after)
         except LostError as error:
-            reason = reason or error
-    raise reason or LostError("no product before it", label(node))
+            reason.append(error)
+            continue
+        query, key = found["query"], found["key"]
+        yield Attention(
+            **found,
+            node=index,
+            where=label(node),
+            groups=len(key.columns) // len(np.unique(key.columns[:, 0])),
+            scale=factor * query.factor * key.factor,
+            factor=factor,
+            cross=query.operator.data != key.operator.data,
+            pattern=pattern,
+            scores=scores,
+            product=before.output[0],
+        )
+        return
+    raise reason[0]
 
 
-def _joined(
-    tracer: Tracer, index: int, sides: Sequence[Signal], factor: float, z: str, *, flat: bool = False
-) -> Attention:
-    """The sublayer of queries, keys and values, whose output z is [batch, tokens, channels] if `flat`."""
-    where = label(tracer.view.nodes[index])
-    query, key, value = (heads_in(tracer, side) for side in sides)
-    heads = len(query.columns)
-    if len(key.columns) != heads or len(value.columns) != heads:
+def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> dict[str, Any]:
+    """What two products say of a sublayer."""
+    z, where = after.output[0], label(after)
+    sides = [tracer.trace(name) for name in (*before.input, after.input[1])]
+    sides[1] = sides[1].moved(lambda array: np.swapaxes(array, -1, -2))
+    leading = np.broadcast_shapes(*(side.shape[:-2] for side in sides))
+    heads = [heads_in(tracer, side.spread((*leading, *side.shape[-2:]))) for side in sides]
+    if len({len(each.columns) for each in heads}) > 1:
         raise LostError("queries, keys and values have different numbers of heads", where)
-    output, channels = _output_of(tracer, z, where), np.arange(value.columns.size).reshape(value.columns.shape)
-    if not flat:
-        shape = (*sides[0].shape[:-1], sides[2].shape[-1])
-        tracer.assume(z, shape)
-        channels = rows_of_output(tracer.trace(output.data, stop=z), shape, z, heads, where)
-    return Attention(
-        node=index,
-        where=where,
-        query=query,
-        key=key,
-        value=value,
-        groups=heads // len(np.unique(key.columns[:, 0])),
-        scale=factor * query.factor * key.factor,
-        output=output,
-        channels=channels,
-        z=z,
-        factor=factor,
-        cross=query.operator.data != key.operator.data,
-    )
+    output, shape = _output_of(tracer, z, where), (*leading, sides[0].shape[-2], sides[2].shape[-1])
+    tracer.assume(z, shape)
+    channels = rows_of_output(tracer.trace(output.data, stop=z), shape, z, len(heads[0].columns), where)
+    return {**dict(zip(("query", "key", "value"), heads, strict=True)), "output": output, "channels": channels, "z": z}
+
+
+def _is_product(tracer: Tracer, node: onnx.NodeProto) -> bool:
+    """Whether both factors are data."""
+    return node.op_type == "MatMul" and not any(each in tracer.constants for each in node.input)
 
 
 def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodeProto, float]]:
     """The products of two data tensors that a score is made of, with their factors, nearest first."""
-    pending = [(tensor, 1.0, 0)]
+    pending, seen = [(tensor, 1.0, 0)], set[str]()
     while pending:
         name, factor, depth = pending.pop(0)
         node = tracer.view.made_by(name)
-        if node is None or depth > _DEPTH or name in tracer.constants:
+        if node is None or depth > _DEPTH or name in tracer.constants or name in seen:
             continue
-        if node.op_type == "MatMul" and not any(each in tracer.constants for each in node.input):
+        seen.add(name)
+        if _is_product(tracer, node):
             yield node, factor
         elif node.op_type in ("Mul", "Div"):
             numbers = [tracer.number(each) for each in node.input]
@@ -273,7 +270,29 @@ def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodePro
                 scale = number if node.op_type == "Mul" else 1.0 / number
                 pending.append((node.input[1 - place], factor * scale, depth + 1))
         elif node.op_type in _MASKING:
-            pending += [(each, factor, depth + 1) for each in node.input if each]
+            names = node.input[:1] if node.op_type == "Sub" else node.input
+            pending += [(each, factor, depth + 1) for each in names if each]
+
+
+def _scores(tracer: Tracer, tensor: str) -> str:
+    """The scores of keys alone in what a Softmax reads, which may be more: a sink, and less the largest score."""
+    while (node := tracer.view.made_by(tensor)) is not None and node.op_type in ("Concat", "Sub"):
+        subtracted = tracer.view.made_by(node.input[1])
+        if node.op_type == "Sub" and (subtracted is None or subtracted.op_type != "ReduceMax"):
+            break
+        parts = [name for name in node.input if any(_products_before(tracer, name))]
+        if len(parts) != 1:
+            raise LostError("its scores are joined of several products", label(node))
+        (tensor,) = parts
+    return tensor
+
+
+def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
+    """Raise LostError where the left factor of a product is made of another one without a Softmax."""
+    for name in tracer.view.back(node.input[0], _WEIGHING) if _is_product(tracer, node) else ():
+        maker = tracer.view.made_by(name)
+        if maker is not None and _is_product(tracer, maker):
+            raise LostError("its weights are no Softmax of its scores", label(maker))
 
 
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:
@@ -306,45 +325,3 @@ def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
             break
         (name,) = onward
     raise LostError("no linear operator reads its heads", where)
-
-
-# -- attention operators -----------------------------------------------------------------------------------------
-
-_OPERATORS: Mapping[tuple[str, str], tuple[str, str]] = {
-    ("", "Attention"): ("q_num_heads", "kv_num_heads"),
-    (MICROSOFT, "MultiHeadAttention"): ("num_heads", "num_heads"),
-    (MICROSOFT, "GroupQueryAttention"): ("num_heads", "kv_num_heads"),
-}
-"""Operators whose first three inputs are queries, keys and values, with the attributes that count heads."""
-
-
-def _operator(tracer: Tracer, index: int, node: onnx.NodeProto) -> Attention:
-    given = attributes(node)
-    query_heads, key_heads = _OPERATORS[key_of(node)]
-    if len(node.input) < 3 or not all(node.input[:3]):
-        raise LostError("its queries, keys and values are packed into one input", label(node))
-    if node.domain == MICROSOFT and node.op_type == "MultiHeadAttention" and len(node.input) > 3 and node.input[3]:
-        raise LostError("it adds a bias of its own", label(node))
-    counts = (given.get(query_heads, 0), given.get(key_heads, 0), given.get(key_heads, 0))
-    signals = [tracer.trace(name) for name in node.input[:3]]
-    flat = len(signals[0].shape) == 3
-    if flat and not all(counts):
-        raise LostError("its number of heads is not known", label(node))
-    sides = [_by_head(signal, count) if flat else signal for signal, count in zip(signals, counts, strict=True)]
-    heads = sides[0].shape[1]
-    # Keys and values once per query head of their group.
-    query, key, value = (
-        side.moved(lambda array, times=heads // side.shape[1]: np.repeat(array, times, axis=1))  # type: ignore[misc]
-        for side in sides
-    )
-    scale = float(given.get("scale", 0.0)) or query.shape[-1] ** -0.5
-    if given.get("do_rotary"):
-        query, key = (replace(side, rotary=True) for side in (query, key))
-    return _joined(tracer, index, (query, key, value), scale, node.output[0], flat=flat)
-
-
-def _by_head(signal: Signal, heads: int) -> Signal:
-    """[batch, tokens, heads * d_head] as [batch, heads, tokens, d_head]."""
-    batch, tokens, width = signal.shape
-    shape = (batch, tokens, heads, width // heads)
-    return signal.moved(lambda array: array.reshape(shape).transpose(0, 2, 1, 3))

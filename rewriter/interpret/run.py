@@ -254,8 +254,6 @@ def _by_sequence(array: Array, z: Array | None) -> Array:
 def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
     def by_token(z: Array) -> Array:
         """[batch, tokens, heads, d_head]."""
-        if not own.pattern and z.ndim == 3:  # an operator that joins the heads itself
-            return z.reshape(*z.shape[:2], own.heads, -1)
         return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
 
     def projected(side: HeadColumns, *, values: bool) -> Hook:
@@ -273,9 +271,8 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
     yield "hook_k", projected(own.key, values=False)
     yield "hook_v", projected(own.value, values=True)
     yield "hook_z", Hook((own.z,), lambda values: by_token(values[own.z]))
-    if own.pattern:
-        yield "hook_attn_scores", by_head(own.scores)
-        yield "hook_pattern", by_head(own.pattern)
+    yield "hook_attn_scores", by_head(own.scores)
+    yield "hook_pattern", by_head(own.pattern)
 
 
 def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, Hook]]:

@@ -106,7 +106,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
             missed.append(Miss(f"block {block.name}: it is in the body {block.where}", block.output))
             continue
         try:
-            found.append(_heads(view, block, projections_of(view, block), program))
+            found.append(_heads(view, block, projections_of(view, block, packed=True), program))
         except LostError as lost:
             missed.append(Miss(f"block {block.name}: {lost.miss.reason}", lost.miss.node))
     known = [each for each in plan.recognised.blocks if not each.record.path]
@@ -150,7 +150,7 @@ def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> Neuro
         raise LostError(f"its activation '{record.activation}' is not in the table", record.name)
     block = block_of(view, flow, record, made.activation)
     if whole is None:
-        return _heads(view, block, projections_of(view, block), program)
+        return _heads(view, block, projections_of(view, block, packed=True), program)
     z = f"{block.name}/heads/z"
     output = replace(whole.output, data=z if z in view.producer else "")
     return _heads(view, block, replace(whole, output=output), program, whole=True)

@@ -11,7 +11,7 @@ import onnx
 
 from rewriter.errors import UsageError
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
-from rewriter.proof.inputs.cases import Case, Maker, Setting
+from rewriter.proof.inputs.cases import Case, Maker
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.inputs.roles import InputSpec
@@ -62,7 +62,7 @@ def tokenized(given: Text, model: onnx.ModelProto) -> Tokens:
         with refusing(f"the tokenizer cannot encode {quoted(text)}"):
             encoding = tokenizer.encode(text)
         _check(encoding.ids, text, ids, maker.facts.longest)
-        feeds = dict(maker.case(Setting(1, len(encoding.ids)), number=1).feeds)
+        feeds = dict(maker.case((1, len(encoding.ids), 0), number=1).feeds)
         for spec in maker.specs:
             if spec.role in {Role.IDS, Role.TOKEN_TYPES}:
                 own = encoding.ids if spec.role is Role.IDS else encoding.type_ids

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, made_linearly
 from rewriter.graph.constants import UNFIT, Constants, Read, computed
-from rewriter.graph.types import forget_symbols, shapes_in_numbers, skeleton_of
+from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
 from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, key_of, label
 
 # -- made-up sizes --------------------------------------------------------------------------------------------------
@@ -52,9 +52,7 @@ def concrete_shapes(model: onnx.ModelProto, view: GraphView, read: Read) -> Mapp
     found: dict[str, Shape] = {}
     ranges = [node for node in view.nodes if node.op_type == "Range" and view.is_onnx(node)]
     for _ in range(_ROUNDS):
-        with suppress(Exception):  # the C++ inference raises bare exceptions on odd models; then nothing more is known
-            typed = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True)
-            found = shapes_in_numbers(typed.graph)
+        found = shapes_in_numbers(inferred_graph(skeleton))
         values, known = Constants(view, read, found.get), len(skeleton.graph.value_info)
         for node in (each for each in ranges if each.output[0] not in found):
             with suppress(LostError, *UNFIT):  # inference does not compute these from shapes
@@ -180,7 +178,7 @@ class Tracer:
         """The value of a small tensor that is the same for all inputs; None for anything else."""
         try:
             value = np.asarray(self._exact.of(tensor), dtype=np.float64)
-        except LostError:
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then it is not known
             return None
         return value if np.isfinite(value).all() else None
 
@@ -311,6 +309,14 @@ class Tracer:
 
 def _concatenated(pieces: list[Signal], axis: int) -> Signal:
     """Concat: of the new keys with a cache, of a rotated part with the rest."""
+    # What comes from the inputs, as a cache does, may have other made-up sizes.
+    known = next((piece.shape for piece in pieces if piece.sources), pieces[0].shape)
+    sizes = (piece.shape[axis] for piece in pieces)
+    apart = [[*known[: axis % len(known)], size, *known[axis % len(known) + 1 :]] for size in sizes]
+    pieces = [
+        piece if piece.sources else replace(piece, shape=tuple(shape))
+        for piece, shape in zip(pieces, apart, strict=True)
+    ]
     found = []
     for name in dict.fromkeys(source.name for piece in pieces for source in piece.sources):
         index, factor = [], []

@@ -27,6 +27,7 @@ from rewriter.graph.view import key_of, reads
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
+from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import Point, noisy
@@ -365,11 +366,14 @@ def run_accepted(
     try:
         runs = run_model(side, cases, ways, may_refuse=True, **options)
     except ValidationError as error:
-        raise ValidationError(_refused(side.model, error)) from error
+        what = "the original model does not run, so nothing can be proved; --no-validate skips the proof"
+        raise ValidationError(f"{what}: {error}") from error
     if runs.cases:
         return runs
     if settings.inputs is not None:
-        raise UsageError(f"{settings.inputs.name}: the original model runs on none of these inputs: {runs.skipped[0]}")
+        raise UsageError(
+            f"{spelled(settings.inputs)}: the original model runs on none of these inputs: {runs.skipped[0]}"
+        )
     raise ValidationError(
         f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs, or sizes with "
         f"--dim ({runs.skipped[0]})"
@@ -479,14 +483,3 @@ def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None
             # An evaluation that is far from the original, because an operator decides by rounding, tells nothing.
             ratios += [new / old] if 0.0 < old * old < least * max(map(magnitude, exact)) else []
     return max(ratios, default=None)
-
-
-def _refused(original: LoadedModel, error: ValidationError) -> str:
-    """The message that says why nothing can be proved, and what to do."""
-    types = {tensor.data_type for tensor in original.proto.graph.initializer}
-    if onnx.TensorProto.BFLOAT16 in types and "NOT_IMPLEMENTED" in str(error):
-        return (
-            "nothing can be proved here: onnxruntime lacks bfloat16 kernels on this provider; prove a float32 "
-            f"export of the model, or skip the proof with --no-validate ({error})"
-        )
-    return f"the original model does not run, so nothing can be proved; --no-validate skips the proof: {error}"

@@ -373,7 +373,7 @@ class Scope:
         """
         key = key_of(node)
         stated = sorted((a for a in node.attribute if a.type not in (5, 10)), key=lambda a: a.name)
-        defaults = _defaults(*key, self.model.opsets.get(key[0], 1))
+        defaults = _defaults(*key, self.model.opsets.get(key[0], 0))
         found = [(a.name, self._attribute(a)) for a in stated]
         found = [(name, value) for name, value in found if defaults.get(name) != value]
         if node.overload:

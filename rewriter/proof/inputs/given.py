@@ -15,19 +15,6 @@ from rewriter.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
-class Arrays:
-    """Inputs as arrays, case by case.
-
-    Attributes:
-        cases: maps inputs to arrays.
-        name: what messages call them.
-    """
-
-    cases: tuple[Mapping[str, Any], ...]
-    name: str = "inputs"
-
-
-@dataclass(frozen=True, eq=False)
 class Text:
     """Text as the input of a model.
 
@@ -40,7 +27,9 @@ class Text:
     tokenizer: str | os.PathLike[str] | Any
 
 
-Given = Path | Arrays
+Given = Path | Mapping[str, Any]
+"""An npz file, or what would be in one: arrays by `input`, or by `case/input`."""
+
 Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """The path of an npz file, arrays by input name, or several cases of those."""
 InputsOrText = Inputs | Text
@@ -57,4 +46,12 @@ def as_given(inputs: Inputs) -> Given:
     cases = (inputs,) if isinstance(inputs, Mapping) else tuple(inputs)
     if not cases or not all(isinstance(case, Mapping) and case for case in cases):
         raise UsageError("inputs must be the path of an npz file, arrays by input name, or a list of those")
-    return Arrays(tuple({str(name): value for name, value in case.items()} for case in cases))
+    prefixes = [""] if len(cases) == 1 else [f"{number}/" for number in range(len(cases))]
+    return {
+        f"{prefix}{name}": value for prefix, case in zip(prefixes, cases, strict=True) for name, value in case.items()
+    }
+
+
+def spelled(given: Given) -> str:
+    """What messages call the inputs."""
+    return given.name if isinstance(given, Path) else "inputs"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rewriter.errors import UsageError
 from rewriter.graph.types import declared_types
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import Arrays, Given
+from rewriter.proof.inputs.given import Given, spelled
 from rewriter.proof.inputs.roles import numpy_type
 from rewriter.text import one_line, quoted
 
@@ -34,35 +34,28 @@ def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
     Raises:
         UsageError: a file cannot be read, or the inputs do not fit the model.
     """
-    arrays = list(_numbered(given)) if isinstance(given, Arrays) else list(_read(given).items())
+    arrays, told = (_read(given) if isinstance(given, Path) else given), spelled(given)
     defaults = {tensor.name for tensor in model.graph.initializer}
     known = {value.name: value for value in model.graph.input}
     cases: dict[str, dict[str, NDArray[Any]]] = {}
-    for key, array in arrays:
+    for key, array in arrays.items():
         case, name = _split(key, known)
         if name not in known:
             listed = ", ".join(quoted(each) for each in known if each not in defaults)
-            raise UsageError(f"{given.name}: the model has no input {quoted(name)}; its inputs are {listed}")
+            raise UsageError(f"{told}: the model has no input {quoted(name)}; its inputs are {listed}")
         group = cases.setdefault(case, {})
         if name in group:
-            raise UsageError(f"{given.name}: input {quoted(name)} is given twice")
-        group[name] = _fitted(f"{given.name}: input {quoted(name)}", array, known[name])
+            raise UsageError(f"{told}: input {quoted(name)} is given twice")
+        group[name] = _fitted(f"{told}: input {quoted(name)}", np.asarray(array), known[name])
     if not cases:
-        raise UsageError(f"{given.name}: there are no arrays")
+        raise UsageError(f"{told}: there are no arrays")
     needed = [name for name in known if name not in defaults]
     for case, feeds in cases.items():
         missing = [quoted(name) for name in needed if name not in feeds]
         if missing:
             where = "" if case == _ONLY else f" of case {quoted(case)}"
-            raise UsageError(f"{given.name}: input{'s' * (len(missing) > 1)} {', '.join(missing)}{where} missing")
+            raise UsageError(f"{told}: input{'s' * (len(missing) > 1)} {', '.join(missing)}{where} missing")
     return tuple(Case(one_line(case, 80), feeds) for case, feeds in cases.items())
-
-
-def _numbered(given: Arrays) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The keys that the arrays would have in a file."""
-    for number, case in enumerate(given.cases):
-        for name, array in case.items():
-            yield (name if len(given.cases) == 1 else f"{number}/{name}"), np.asarray(array)
 
 
 def _read(path: Path) -> dict[str, NDArray[Any]]:

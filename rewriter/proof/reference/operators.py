@@ -78,27 +78,20 @@ def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
     return np.asarray(_number(attributes, "alpha", 1.0) * np.matmul(a, b))
 
 
-# -- normalisation ---------------------------------------------------------------------------------------------------
-
-
-def _normalised(
-    attributes: Attributes, x: Array, scale: Array, bias: Array | float = 0.0, *, centred: bool, epsilon: float = 1e-5
-) -> Array:
-    """Over the axes from `axis` on; `epsilon` is the default of the operator."""
+def _rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
+    """onnxruntime's SimplifiedLayerNormalization: over the axes from `axis` on."""
     axes = tuple(range(int(attributes.get("axis", -1)) % x.ndim, x.ndim))
-    x = x - x.mean(axes, keepdims=True) if centred else x
-    variance = (x * x).mean(axes, keepdims=True) + _number(attributes, "epsilon", epsilon)
-    return np.asarray(x / np.sqrt(variance) * scale + bias)
+    return np.asarray(x / np.sqrt((x * x).mean(axes, keepdims=True) + _number(attributes, "epsilon", 1e-5)) * scale)
 
 
-def _skip_norm(
-    attributes: Attributes, x: Array, skip: Array, scale: Array, *further: Array | None, centred: bool
-) -> tuple[Array | None, ...]:
-    """The sum normalised, and the sum; onnxruntime never makes the two outputs in between."""
-    beta, bias = (*(() if centred else (None,)), *further, None, None)[:2]
-    total = x + skip if bias is None else x + skip + bias
-    made = _normalised(attributes, total, scale, 0.0 if beta is None else beta, centred=centred, epsilon=1e-12)
-    return made, total, total, total
+def _rotary(attributes: Attributes, x: Array, positions: Array, cos: Array, sin: Array) -> Array:
+    """onnxruntime's RotaryEmbedding: as that of ONNX, whose operands come in another order."""
+    from onnx.reference.ops.op_rotary_embedding import rotary_embedding
+
+    if positions.ndim == 1:  # the position of the first token
+        positions = np.broadcast_to(positions + np.arange(x.shape[-2]), (len(x), x.shape[-2]))
+    given = {key: attributes.get(key, 0) for key in ("interleaved", "rotary_embedding_dim", "num_heads")}
+    return np.asarray(rotary_embedding(x, cos, sin, positions, **given)) * _number(attributes, "scale", 1.0)
 
 
 # -- what onnx's evaluator computes otherwise --------------------------------------------------------------------------
@@ -139,15 +132,14 @@ OPERATORS: Mapping[Key, Operator] = {
     ("", "Erf"): _erf,
     ("", "Gelu"): _gelu,
     ("", "HardSwish"): _hard_swish,
-    ("", "SimplifiedLayerNormalization"): partial(_normalised, centred=False),
+    ("", "SimplifiedLayerNormalization"): _rms_norm,
     ("", "BatchNormalization"): _batch_norm,
     (_MICROSOFT, "Gelu"): _gelu,
     (_MICROSOFT, "FastGelu"): _fast_gelu,
     (_MICROSOFT, "BiasGelu"): _bias_gelu,
     (_MICROSOFT, "QuickGelu"): _quick_gelu,
     (_MICROSOFT, "FusedMatMul"): _fused_matmul,
-    (_MICROSOFT, "SkipLayerNormalization"): partial(_skip_norm, centred=True),
-    (_MICROSOFT, "SkipSimplifiedLayerNormalization"): partial(_skip_norm, centred=False),
+    (_MICROSOFT, "RotaryEmbedding"): _rotary,
 }
 """Maps domain and operator to a function of attributes and operands that returns the output, or a tuple of all."""
 

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.decoder import Shape, decoder, random_weights
 from rewriter import Comparison, ExitStatus, UsageError, ValidationError, diff, rewrite, validate
 from rewriter.api import comparing
+from rewriter.files.load import load_model
+from rewriter.files.mapped import LARGE
 from rewriter.proof.rule import Judgement
 from tests.committed import FOLDER
 from tests.conftest import slow
@@ -203,6 +205,22 @@ def test_other_optimisers_pass(pair: Pair, tool: str) -> None:
     assert found.graph.same_nodes > 50
     shifted("h.1.mlp.c_proj.bias", 1e-2)(smaller)
     assert [fault.part for fault in diff(pair[0], smaller, bisect=True).faults] == ["h.1.mlp"]
+
+
+def test_large_weights_stay_in_their_files(tmp_path: Path) -> None:
+    weights = {"large": np.random.default_rng(0).normal(size=(4, LARGE // 4))}
+    paths = [tmp_path / name for name in ("a.onnx", "b.onnx", "c.onnx")]
+    for path in paths:
+        model = text_model("out = MatMul(x, large)", constants=weights, outputs="float[batch, tokens, wide] out")
+        if path.name == "c.onnx":
+            shifted("large", 1e-3)(model)
+        onnx.save(model, path)
+    assert load_model(paths[0], mapped=True).mapped
+    assert diff(paths[0], paths[1], taps=True).same
+    found = diff(paths[0], paths[2], bisect=True)
+    assert [each.name for each in found.graph.tensors] == ["large"]
+    assert found.verdict == "different"
+    assert any("weight large differs in 1 element" in each for each in found.faults[0].causes)
 
 
 # -- rules -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import onnx.parser
 import pytest
 
 from rewriter.files.load import load_model, read_tensor
+from rewriter.graph.attention import with_plain
 from rewriter.graph.view import Miss, all_views
 from rewriter.interpret.original import Attention, find_attention
 from rewriter.interpret.trace import Tracer, concrete_shapes
@@ -69,8 +70,9 @@ agraph (float[batch, tokens, {MODEL}] x{more}) => (float[batch, tokens, {MODEL}]
 
 def found(model: onnx.ModelProto) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
     source = load_model(model)
-    view, read = all_views(source.proto)[0], partial(read_tensor, source)
-    return find_attention(Tracer(view, concrete_shapes(source.proto, view, read), read))
+    proto, read = with_plain(source.proto), partial(read_tensor, source)
+    view = all_views(proto)[0]
+    return find_attention(Tracer(view, concrete_shapes(proto, view, read), read))
 
 
 def one(model: onnx.ModelProto) -> Attention:
@@ -138,9 +140,10 @@ def test_columns_of_heads(layout: str) -> None:
     only = one(model)
     for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
         np.testing.assert_array_equal(columns, INSIDE_OUT if layout == "inside out" else IN_ORDER)
-    assert (only.scale, only.groups, only.rotary, only.cross) == (0.5, 1, False, False)
-    tensors = ("", "") if "operator" in layout else ("p", "s")
-    assert (only.pattern, only.scores) == tensors
+    assert only.scale == pytest.approx(0.5, rel=1e-6)
+    assert (only.groups, only.rotary, only.cross) == (1, False, False)
+    if "operator" not in layout:
+        assert (only.pattern, only.scores) == ("p", "s")
 
 
 def test_one_key_head_for_all_queries() -> None:
@@ -158,8 +161,8 @@ def test_factors_and_biases() -> None:
     assert only.scale == 1.0
     assert only.query.factor == 2.0
     (added,) = only.query.added
-    assert (added.name, added.factor) == ("bias", 2.0)
-    np.testing.assert_array_equal(added.positions, IN_ORDER)
+    assert (added.name, set(added.factor.flat)) == ("bias", {2.0})
+    np.testing.assert_array_equal(added.index, IN_ORDER)
 
 
 def test_queries_of_another_sequence() -> None:
@@ -188,6 +191,54 @@ def test_what_is_not_understood_is_said(reason: str) -> None:
     (miss,) = missed
     assert miss.reason == f"attention at Softmax 'p': {reason}"
     assert miss.node
+
+
+SINKS = """
+  s1 = Mul(s0, half)
+  s = Add(s1, zeros)
+  with = Concat<axis = -1>(s, sinks)
+  most = ReduceMax<axes = [3], keepdims = 1>(with)
+  less = Sub(with, most)
+  weights = Softmax<axis = -1>(less)
+  p = Slice(weights, zero, end, last)
+  z = MatMul(p, v)"""
+CAPPED = SCORES.replace("s = Mul", "sm = Mul").replace("\n  p =", "\n  st = Tanh(sm)\n  s = Mul(two, st)\n  p =")
+
+
+def test_sinks_and_caps() -> None:
+    sinks = f", float[batch, {HEADS}, tokens, 1] sinks, float[batch, 1, tokens, tokens] zeros"
+    more = "\n  end = Constant<value_ints = [-1]>()\n  last = Constant<value_ints = [-1]>()"
+    only = one(attention(QUERIES, SPLIT, "\n  s0 = MatMul(q, kt)", more, SINKS, JOIN, OUT, opset=17, more=sinks))
+    assert (only.scores, only.pattern, only.product, only.scale) == ("s", "p", "s0", 0.5)
+    capped = one(attention(QUERIES, SPLIT, CAPPED, JOIN, OUT))
+    assert (capped.scores, capped.pattern, capped.scale) == ("s", "p", 1.0)
+
+
+WEIGHTS = {
+    "sigmoid": "\n  p = Sigmoid(s)",
+    "softpick": """
+  e = Exp(s)
+  e1 = Sub(e, one)
+  r = Relu(e1)
+  a = Abs(e1)
+  t = ReduceSum<keepdims = 1>(a, end)
+  p = Div(r, t)""",
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_that_are_no_softmax(name: str) -> None:
+    scores = SCORES.replace("\n  p = Softmax<axis = -1>(s)", WEIGHTS[name])
+    constants = "\n  one = Constant<value_float = 1.0>()\n  end = Constant<value_ints = [-1]>()"
+    attentions, (miss,) = found(attention(QUERIES, SPLIT, constants, scores, JOIN, OUT))
+    assert attentions == ()
+    assert miss == Miss("attention at MatMul 'z': its weights are no Softmax of its scores", "MatMul 's0'")
+
+
+def test_scores_of_two_products() -> None:
+    joined = SCORES.replace("s = Mul(s0, half)", "sm = Mul(s0, half)\n  s = Concat<axis = -1>(sm, s0)")
+    _, (miss,) = found(attention(QUERIES, SPLIT, joined, JOIN, OUT))
+    assert miss.reason == "attention at Softmax 'p': its scores are joined of several products"
 
 
 def test_a_constant_that_differs_from_token_to_token() -> None:

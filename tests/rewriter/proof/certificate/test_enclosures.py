@@ -93,16 +93,24 @@ def test_what_holds_on_a_cell_holds_at_its_numbers(seed: int) -> None:
             assert not search.equal(piece) or max(gaps) <= mpmath.mpf(10) ** -40 * (1 + abs(at(a, high)))
 
 
+EXP, SOFTPLUS = apply("exp", VARIABLE), apply("softplus", VARIABLE)
+
+
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        (apply("softplus", VARIABLE), VARIABLE),
-        (apply("softplus", VARIABLE), apply("exp", VARIABLE)),
-        (apply("softplus", VARIABLE), add(ONE, apply("exp", VARIABLE))),
-        (add(ONE, apply("softplus", VARIABLE)), apply("softplus", VARIABLE)),
-        (neg(apply("softplus", VARIABLE)), apply("softplus", neg(VARIABLE))),
+        (SOFTPLUS, VARIABLE),
+        (SOFTPLUS, EXP),
+        (SOFTPLUS, add(ONE, EXP)),
+        (add(ONE, SOFTPLUS), SOFTPLUS),
+        (add(ONE, SOFTPLUS), add(constant(2), EXP)),
+        (neg(SOFTPLUS), apply("softplus", neg(VARIABLE))),
+        (mul(VARIABLE, SOFTPLUS), SOFTPLUS),
+        (mul(VARIABLE, SOFTPLUS), mul(mul(VARIABLE, VARIABLE), SOFTPLUS)),
+        (mul(HALF, SOFTPLUS), SOFTPLUS),
         (mul(VARIABLE, sigmoid(VARIABLE)), mul(VARIABLE, sigmoid(mul(constant(2), VARIABLE)))),
         (apply("exp", mul(constant(3), VARIABLE)), power(apply("exp", mul(constant(2), VARIABLE)), 3)),
+        (apply("exp", mul(constant(-2), VARIABLE)), mul(HALF, apply("exp", neg(VARIABLE)))),
         (div(ONE, add(VARIABLE, constant(2))), HALF),
     ],
 )

@@ -1,8 +1,7 @@
-"""Random spellings of activations are all found; other random regions are never mistaken for an activation."""
+"""Random regions are never mistaken for an activation that they are not."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,68 +60,6 @@ class Builder:
             return self.mul(a, self.constant(factor))
         return self.node("Div", a, self.constant(1.0 / factor))
 
-    def cube(self, a: str) -> str:
-        if self.choose(2):
-            return self.node("Pow", a, self.constant(3.0, [np.float32, np.int64][self.choose(2)]))
-        return self.mul(self.mul(a, a), a)
-
-    def sigmoid(self, a: str) -> str:
-        kind = self.choose(3)
-        if kind == 0:
-            return self.node("Sigmoid", a)
-        if kind == 1:
-            return self.node("Reciprocal", self.add(self.constant(1.0), self.node("Exp", self.node("Neg", a))))
-        half = self.times(self.node("Tanh", self.times(a, 0.5)), 0.5)
-        return self.add(half, self.constant(0.5))
-
-
-def silu(b: Builder, y: str) -> str:
-    return b.mul(y, b.sigmoid(y))
-
-
-def quick_gelu(b: Builder, y: str) -> str:
-    return b.mul(y, b.sigmoid(b.times(y, 1.702)))
-
-
-def gelu(b: Builder, y: str) -> str:
-    inner = b.add(b.node("Erf", b.times(y, math.sqrt(0.5))), b.constant(1.0))
-    return _half_product(b, y, inner)
-
-
-def gelu_tanh(b: Builder, y: str) -> str:
-    if b.choose(2):
-        z = b.add(y, b.times(b.cube(y), 0.044715))
-    else:
-        z = b.mul(y, b.add(b.constant(1.0), b.times(b.mul(y, y), 0.044715)))
-    inner = b.add(b.node("Tanh", b.times(z, math.sqrt(2.0 / math.pi))), b.constant(1.0))
-    return _half_product(b, y, inner)
-
-
-def mish(b: Builder, y: str) -> str:
-    return b.mul(y, b.node("Tanh", b.node("Softplus", y)))
-
-
-def relu(b: Builder, y: str) -> str:
-    kind = b.choose(3)
-    if kind == 0:
-        return b.node("Relu", y)
-    if kind == 1:
-        zero = b.constant(0.0)
-        return b.node("Max", *((y, zero) if b.choose(2) else (zero, y)))
-    return b.times(b.add(y, b.node("Abs", y)), 0.5)
-
-
-def _half_product(b: Builder, y: str, inner: str) -> str:
-    kind = b.choose(3)
-    if kind == 0:
-        return b.mul(b.times(y, 0.5), inner)
-    if kind == 1:
-        return b.times(b.mul(y, inner), 0.5)
-    return b.mul(y, b.times(inner, 0.5))
-
-
-SPELLINGS = {"silu": silu, "quick_gelu": quick_gelu, "gelu": gelu, "gelu_tanh": gelu_tanh, "mish": mish, "relu": relu}
-
 
 def mlp(b: Builder, body: Callable[[Builder, str], str]) -> onnx.ModelProto:
     """x -> W1 -> body -> W2, with or without biases."""
@@ -145,14 +82,6 @@ def mlp(b: Builder, body: Callable[[Builder, str], str]) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
     return model
-
-
-@SETTINGS
-@given(data=st.data(), name=st.sampled_from(sorted(SPELLINGS)))
-def test_every_spelling_is_found(data: st.DataObject, name: str) -> None:
-    model = mlp(Builder(data.draw), SPELLINGS[name])
-    plan = make_plan(model, Options())
-    assert [conversion.block.identified.label for conversion in plan.conversions] == [name], plan.left
 
 
 UNARY = ("Sigmoid", "Tanh", "Relu", "Erf", "Exp", "Neg", "Abs", "Sqrt", "Softplus", "Reciprocal")

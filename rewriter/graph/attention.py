@@ -1,0 +1,380 @@
+"""Operators of onnxruntime that hold attention, a sum before a norm, or packed weights, by their definitions.
+
+    z = Softmax(scores) V,  scores = scale q k  [capped, plus a bias, and -infinity where a query does not see a key]
+
+Keys and values are those of the cache, then the new ones. GroupQueryAttention counts positions by the lengths that it
+is given: its cache may be longer than what is in it. A weight of MatMulNBits and GatherBlockQuantized is (number - zero
+point) scale, with one scale for each block of a row.
+
+Heads are read from this text, and the float64 reference computes by it: the run does not, which has onnxruntime's own
+kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
+from rewriter.graph.fused import MICROSOFT, Writer, with_parts
+from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
+from rewriter.graph.view import LostError, integer_of, key_of, label, opsets
+
+ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
+    (MICROSOFT, "GroupQueryAttention"): (
+        *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "cos", "sin", "positions", "bias"),
+        "sink",
+    ),
+    ("", "Attention"): ("query", "key", "value", "bias", "past_key", "past_value"),
+    (MICROSOFT, "MultiHeadAttention"): (
+        *("query", "key", "value", "offset", "seen", "bias", "past_key", "past_value"),
+    ),
+}
+"""Operators that hold attention, with names for their operands; those that have further ones are left."""
+
+PACKED = (MICROSOFT, "MatMulNBits")
+"""A product with a packed matrix."""
+
+_OPSET = 15
+"""The first opset with all operators of the definitions."""
+_SIDES = ("query", "key", "value")
+_BY_HEAD, _BY_KEY = 4, 2
+"""Axes of [batch, heads, tokens, channels] and of a mask [batch, keys]."""
+_NOWHERE = 2**31
+"""A position that no query sees."""
+
+
+def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -> onnx.ModelProto:
+    """A copy in which operators of the table but those in `left` are written out where that can be done."""
+    known: dict[str, TensorType] = {}
+
+    def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        if key_of(node) not in DEFINITIONS.keys() - set(left):
+            return None
+        if not known:
+            known.update(declared_types(inferred_graph(model)))
+        try:
+            return definition(node, known, opsets(model.opset_import).get("", 1))
+        except LostError:
+            return None
+
+    return with_parts(model, plain)
+
+
+def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
+    """The nodes that an operator of the tables above stands for.
+
+    Raises:
+        LostError: it does something that the definition leaves out.
+    """
+    written = _Written(node, types)
+    if key_of(node) not in DEFINITIONS:
+        raise written.lost("what it computes is not known")
+    if opset < _OPSET:
+        raise written.lost(f"its parts need opset {_OPSET}, and the model has {opset}")
+    try:
+        DEFINITIONS[key_of(node)](written)
+    except UNFIT as error:
+        raise written.lost("its operands do not fit") from error
+    return written.nodes
+
+
+def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> AnyArray:
+    """The matrix [N, K] of a MatMulNBits, in the type of its scales. Raises LostError if it has none that is known."""
+    values = {name: value_of(name) for name in node.input[1:4] if name}
+    types = {name: TensorType(elem_type_of(value), value.shape) for name, value in values.items()}
+    written = _Written(node, types)
+    made = [written.weight()]
+    return np.asarray(computed(written.nodes, values, made, {"": _OPSET})[0])
+
+
+@dataclass(frozen=True)
+class _Written(Writer):
+    """One operator, and the nodes that are written for it."""
+
+    types: Mapping[str, TensorType]
+
+    def lost(self, reason: str) -> LostError:
+        """The error, which says where."""
+        return LostError(reason, label(self.node))
+
+    @cached_property
+    def given(self) -> dict[str, str]:
+        """The operands that it has. Raises LostError: it has one that the definition lacks."""
+        names = ATTENTION[key_of(self.node)]
+        if any(self.node.input[len(names) :]):
+            place = next(place for place, name in enumerate(self.node.input) if name and place >= len(names))
+            raise self.lost(f"its operand number {place} is not understood")
+        return {key: name for key, name in zip(names, self.node.input, strict=False) if name}
+
+    def rank(self, tensor: str) -> int:
+        """The number of axes. Raises LostError where it is not known."""
+        rank = self.types.get(tensor, TensorType.UNKNOWN).rank
+        if rank is None:
+            raise self.lost(f"the shape of '{tensor}' is not known")
+        return rank
+
+    def width(self, tensor: str, axis: int) -> int:
+        """The length of an axis. Raises LostError where it is not known."""
+        shape = self.types.get(tensor, TensorType.UNKNOWN).shape or ()
+        size = shape[axis] if len(shape) > max(axis, 0) else None
+        if not isinstance(size, int):
+            raise self.lost(f"the shape of '{tensor}' is not known")
+        return size
+
+    def outputs(self, *made: str) -> None:
+        """Give tensors the names of the operator's outputs. Raises LostError where there are more of these."""
+        for tensor, name in zip_longest(made, self.node.output, fillvalue=""):
+            if name and not tensor:
+                raise self.lost(f"how it makes '{name}' is not known")
+            if name:
+                self.put("Identity", tensor)
+                self.nodes[-1].output[0] = name
+
+    def like(self, number: float, tensor: str) -> str:
+        """A number of the type of a tensor."""
+        return self.put("CastLike", self.constant(number, TensorProto.FLOAT), tensor)
+
+    def part(self, tensor: str, axis: int, start: int, stop: int) -> str:
+        """Entries `start` to `stop` along an axis."""
+        return self.put("Slice", tensor, *(self.constant([each]) for each in (start, stop, axis)))
+
+    def size(self, tensor: str, axis: int) -> str:
+        """The length of an axis, [1]."""
+        return self.put("Shape", tensor, start=axis, end=axis + 1)
+
+    def axis(self, tensor: str, *axes: int) -> str:
+        """With further axes of length 1."""
+        return self.put("Unsqueeze", tensor, self.constant(axes))
+
+    def places(self, count: str) -> str:
+        """0, 1, ... up to a number [1]."""
+        zero, one = self.constant(0), self.constant(1)
+        return self.put("Range", zero, self.put("Squeeze", count, self.constant([0])), one)
+
+    def by_head(self, tensor: str, heads: int) -> str:
+        """[batch, tokens, heads * channels] as [batch, heads, tokens, channels]."""
+        if heads < 1:
+            raise self.lost("its number of heads is not known")
+        apart = self.put("Reshape", tensor, self.constant([0, 0, heads, -1]))
+        return self.put("Transpose", apart, perm=[0, 2, 1, 3])
+
+    def attended(
+        self, query: str, key: str, value: str, shared: int, bias: str = "", seen: str = "", sink: str = ""
+    ) -> str:
+        """What heads make of queries, keys and values by head.
+
+        Args:
+            query: queries.
+            key: keys.
+            value: values.
+            shared: how many heads of queries share one of keys and values.
+            bias: what is added to scores; empty for nothing.
+            seen: whether a query sees a key; empty for always.
+            sink: a score beside those of the keys, of any query; empty for none.
+        """
+        key, value = (self.repeated(each, shared) for each in (key, value))
+        scale = self.like(self.number("scale", 0.0), query)
+        if not self.number("scale", 0.0):
+            turned = [node for node in self.nodes if node.output[0] == query and node.op_type == "RotaryEmbedding"]
+            width = self.size(turned[0].input[0] if turned else query, 3)  # inference does not know its shape
+            scale = self.put("Reciprocal", self.put("Sqrt", self.put("CastLike", width, query)))
+        scores = self.put("MatMul", query, self.put("Transpose", key, perm=[0, 1, 3, 2]), name="product")
+        scores = self.put("Mul", scores, scale)
+        if cap := self.number("softcap", 0.0):
+            limit = self.like(cap, query)
+            scores = self.put("Mul", self.put("Tanh", self.put("Div", scores, limit)), limit)
+        scores = self.put("Add", scores, bias) if bias else scores
+        scores = self.put("Where", seen, scores, self.like(-np.inf, query), name="scores") if seen else scores
+        if sink:
+            size = self.put("Concat", self.put("Shape", scores, end=3), self.constant([1]), axis=0)
+            scores = self.put("Concat", scores, self.put("Expand", sink, size), axis=-1)
+        pattern = self.put("Softmax", scores, axis=-1, name="pattern")
+        pattern = self.part(pattern, -1, 0, -1) if sink else pattern
+        return self.put("MatMul", pattern, value, name="z")
+
+    def joined(self, tensor: str) -> str:
+        """[batch, heads, tokens, channels] as [batch, tokens, heads * channels]."""
+        return self.put("Reshape", self.put("Transpose", tensor, perm=[0, 2, 1, 3]), self.constant([0, 0, -1]))
+
+    def repeated(self, tensor: str, times: int) -> str:
+        """Every head several times, one after the other."""
+        if times == 1:
+            return tensor
+        apart = self.put("Expand", self.axis(tensor, 2), self.constant([1, 1, times, 1, 1]))
+        shape = self.put("Concat", self.constant([0, -1]), self.put("Shape", tensor, start=2), axis=0)
+        return self.put("Reshape", apart, shape)
+
+    def cached(self, past: str, new: str) -> str:
+        """Keys or values of a cache, and the new ones."""
+        return self.put("Concat", past, new, axis=2) if past else new
+
+    def turned(self, tensor: str, heads: int, positions: str) -> str:
+        """Queries or keys by head, after the rotary embedding."""
+        given = self.given
+        return self.put(
+            "RotaryEmbedding",
+            *(tensor, given.get("positions", positions), given["cos"], given["sin"]),
+            domain=MICROSOFT,
+            num_heads=heads,
+            rotary_embedding_dim=2 * self.width(given.get("cos", ""), -1),
+            interleaved=integer_of(self.node, "rotary_interleaved", 0),
+        )
+
+    def grouped(self) -> None:
+        """GroupQueryAttention."""
+        given = self.given
+        heads, groups = (integer_of(self.node, name, 0) for name in ("num_heads", "kv_num_heads"))
+        if integer_of(self.node, "causal", 1) != 1:
+            raise self.lost("its queries see later keys")
+        if groups < 1 or heads % groups:
+            raise self.lost("its number of heads is not known")
+        if "key" in given:
+            query, key, value = (self.by_head(given[each], heads if each == "query" else groups) for each in _SIDES)
+        else:
+            packed, ends = self.by_head(given["query"], heads + 2 * groups), (heads, heads + groups, heads + 2 * groups)
+            query, key, value = (self.part(packed, 1, *each) for each in zip((0, *ends), ends, strict=False))
+        past, count = given.get("past_key", ""), self.size(query, 2)
+        total = self.axis(self.put("Cast", given["seqlens_k"], to=TensorProto.INT64), 1)
+        total = self.put("Add", total, self.constant(1))
+        before = self.put("Sub", total, count)
+        # Of the first tokens all are given, padded on the right.
+        longest = self.put("Cast", given["total"], to=TensorProto.INT64)
+        before = self.put("Where", self.put("Equal", longest, count), self.constant(0), before)
+        positions = key_positions = self.put("Add", before, self.places(count))
+        if integer_of(self.node, "do_rotary", 0):
+            query, key = (self.turned(*each, positions) for each in ((query, heads), (key, groups)))
+        keys, values = self.cached(past, key), self.cached(given.get("past_value", ""), value)
+        presents = [keys, values]
+        if past:
+            room, windows = self.size(past, 2), integer_of(self.node, "sliding_window_cache", 0)
+            held, places = self.resident(before, room), self.places(room)
+            filled = self.put("Add", self.put("Sub", before, held), places)
+            filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_NOWHERE))
+            key_positions = self.put("Concat", filled, positions, axis=1)
+            # What is left of the cache lies behind what is in it, and what a sliding one has no room for goes.
+            held, tokens = (
+                self.put("Reshape", self.part(each, 0, 0, 1), self.constant([-1])) for each in (held, total)
+            )
+            all_held = self.put("Add", held, count)
+            gone = self.put("Sub", all_held, self.resident(tokens, room)) if windows else self.constant([0])
+            index = self.put("Add", self.places(room if windows else self.put("Max", room, longest)), gone)
+            later = self.put("Add", index, self.put("Sub", room, held))
+            index = self.put("Where", self.put("Less", index, held), index, later)
+            index = self.put("Min", index, self.put("Sub", self.size(keys, 2), self.constant(1)))
+            presents = [self.put("Gather", each, index, axis=2) for each in presents]
+        positions, key_positions = self.axis(positions, 1, 3), self.axis(key_positions, 1, 2)
+        seen = self.put("LessOrEqual", key_positions, positions)
+        window = integer_of(self.node, "local_window_size", -1)
+        if window >= 0:
+            outside = self.put("Sub", positions, self.constant(window))
+            seen = self.put("And", seen, self.put("Greater", key_positions, outside))
+        sink, smooth = given.get("sink", ""), integer_of(self.node, "smooth_softmax", 0)
+        if sink or smooth:
+            sink = self.put("Reshape", sink or self.like(0.0, query), self.constant([1, -1, 1, 1]))
+        made = self.attended(query, keys, values, heads // groups, given.get("bias", ""), seen, sink)
+        self.outputs(self.joined(made), *presents)
+
+    def resident(self, tokens: str, room: str) -> str:
+        """How many of all tokens so far a cache holds; a sliding one makes room for several at a time."""
+        if not integer_of(self.node, "sliding_window_cache", 0):
+            return self.put("Min", tokens, room)
+        step = self.put("Sub", room, self.constant(integer_of(self.node, "local_window_size", -1) - 1))
+        beyond = self.put("Max", self.put("Sub", tokens, room), self.constant(0))
+        steps = self.put("Div", self.put("Sub", self.put("Add", beyond, step), self.constant(1)), step)
+        return self.put("Sub", tokens, self.put("Mul", steps, step))
+
+    def multi_head(self) -> None:
+        """MultiHeadAttention, and Attention of ONNX: queries see the keys that a mask keeps."""
+        given = self.given
+        if "offset" in given or not set(_SIDES) <= given.keys():
+            raise self.lost("it adds a bias of its own, or its queries, keys and values are packed into one input")
+        sides, counts = [given[name] for name in _SIDES], list[int]()
+        for place, name in enumerate(_SIDES):
+            joined = self.rank(given[name]) != _BY_HEAD
+            stated = integer_of(
+                self.node, "num_heads" if self.node.domain else f"{'kv' if place else 'q'}_num_heads", 0
+            )
+            counts.append(stated if joined else self.width(given[name], 1))
+            sides[place] = self.by_head(given[name], counts[-1]) if joined else given[name]
+        query, past = sides[0], given.get("past_key", "")
+        keys, values = self.cached(past, sides[1]), self.cached(given.get("past_value", ""), sides[2])
+        bias, kept, seen = given.get("bias", ""), given.get("seen", ""), ""
+        filler = self.like(self.number("mask_filter_value", -10000.0) if kept else -np.inf, query)
+        if self.types.get(bias, TensorType.UNKNOWN).elem_type == TensorProto.BOOL:
+            seen, bias = bias, ""
+        if kept:
+            if self.rank(kept) != _BY_KEY:
+                raise self.lost("its mask is not one number for each key")
+            kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), 1, 2)
+            mask = self.put("Where", kept, self.like(0.0, query), filler)
+            bias = self.put("Add", mask, bias) if bias else mask
+        if integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0):
+            places = self.axis(self.places(self.size(query, 2)), 1)
+            places = self.put("Add", places, self.size(past, 2)) if past else places
+            earlier = self.put("LessOrEqual", self.places(self.size(keys, 2)), places)
+            seen = self.put("And", seen, earlier) if seen else earlier
+        made = self.attended(query, keys, values, counts[0] // max(counts[1], 1), bias, seen)
+        self.outputs(made if self.rank(given["query"]) == _BY_HEAD else self.joined(made), keys, values)
+
+    def added(self) -> None:
+        """SkipLayerNormalization and its kind: a sum, and the norm of it."""
+        centred = self.node.op_type == "SkipLayerNormalization"
+        given, after = self.node.input, 3 + centred
+        total = self.put("Add", *given[:2])
+        for bias in given[after : after + 1]:
+            total = self.put("Add", total, bias) if bias else total
+        norm = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
+        scales = [name for name in given[2:after] if name]
+        made = self.put(norm, total, *scales, axis=-1, epsilon=self.number("epsilon", 1e-12))
+        self.outputs(made, "", "", total)
+
+    def weight(self) -> str:
+        """The matrix [N, K] of MatMulNBits."""
+        bits, rows, columns, block = (integer_of(self.node, name, 4) for name in ("bits", "N", "K", "block_size"))
+        packed, scales, zeros, order = [*self.node.input, "", ""][1:5]
+        if order or integer_of(self.node, "weight_prepacked", 0) > 0:
+            raise self.lost("its weight is in another order")
+        return self.part(self.matrix(packed, scales, zeros, bits, [rows, -(-columns // block)]), 1, 0, columns)
+
+    def matrix(self, packed: str, scales: str, zeros: str, bits: int, blocks: list[int]) -> str:
+        """[rows, columns] of packed numbers with scales for each block [rows, blocks] of a row."""
+        kinds = [self.types.get(each, TensorType.UNKNOWN).elem_type for each in (packed, scales, zeros)]
+        if bits not in (4, 8) or kinds[0] != TensorProto.UINT8 or kinds[1] not in FLOATS:
+            raise self.lost("its weight is not of 4 bits or 8 bits with a scale for each block")
+        if zeros:
+            zeros = self.unpacked(zeros, blocks, 8 if kinds[2] in FLOATS else bits, kinds[1])
+        numbers = self.dequantised(packed, scales, zeros, bits, blocks, kinds[1])
+        return self.put("Reshape", numbers, self.constant([blocks[0], -1]), name="weight")
+
+    def product(self) -> None:
+        """MatMulNBits."""
+        made = self.put("MatMul", self.node.input[0], self.put("Transpose", self.weight(), perm=[1, 0]))
+        self.outputs(self.put("Add", made, self.node.input[5]) if any(self.node.input[5:]) else made)
+
+    def rows(self) -> None:
+        """GatherBlockQuantized: rows of a table."""
+        packed, place, scales, zeros = [*self.node.input, ""][:4]
+        axes = [integer_of(self.node, "gather_axis", 0), integer_of(self.node, "quantize_axis", 1)]
+        blocks = [each for each in self.types.get(scales, TensorType.UNKNOWN).shape or () if isinstance(each, int)]
+        if axes != [0, 1] or len(blocks) != len(axes):
+            raise self.lost("it does not take rows of a table with two axes")
+        table = self.matrix(packed, scales, zeros, integer_of(self.node, "bits", 4), blocks)
+        self.outputs(self.put("Gather", table, place, axis=0))
+
+
+DEFINITIONS: Mapping[tuple[str, str], Callable[[_Written], None]] = {
+    (MICROSOFT, "GroupQueryAttention"): _Written.grouped,
+    (MICROSOFT, "MultiHeadAttention"): _Written.multi_head,
+    ("", "Attention"): _Written.multi_head,
+    (MICROSOFT, "SkipLayerNormalization"): _Written.added,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Written.added,
+    PACKED: _Written.product,
+    (MICROSOFT, "GatherBlockQuantized"): _Written.rows,
+}
