@@ -7,7 +7,7 @@ one pass over the nodes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,6 +156,19 @@ class GraphView:
         while (node := self.made_by(tensor)) is not None and node.op_type in SAME_NUMBERS:
             tensor = node.input[0]
         return tensor
+
+    def back(self, tensor: str, through: Container[str], ends: Container[str] = ()) -> Iterator[str]:
+        """What a tensor is made of: the tensors where the way back through some operators ends, each once."""
+        pending, seen = [tensor], {tensor}
+        while pending:
+            name = pending.pop()
+            node = self.made_by(name)
+            if name in ends or node is None or node.op_type not in through:
+                yield name
+                continue
+            fresh = [each for each in dict.fromkeys(node.input) if each and each not in seen]
+            seen.update(fresh)
+            pending += fresh
 
     def type_of(self, tensor: str) -> TensorType:
         """Element type and shape of `tensor`; unknown parts are 0 and None."""

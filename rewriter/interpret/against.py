@@ -83,7 +83,7 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
         ModelError: a model is unreadable, malformed or unsafe.
         ValidationError: onnxruntime does not run a model on the inputs.
     """
-    index, changed = heads(model), heads(_dequantised(other))
+    index, changed = heads(model, wide=True), heads(_dequantised(other), wide=True)
     kinds, others = ({each.name: _described(found, each) for each in found.sublayers} for found in (index, changed))
     for name in {**kinds, **others}:
         if kinds.get(name) != others.get(name):
@@ -93,10 +93,10 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
     case, other_case = (only_case(each, inputs)[0] for each in (index, changed))
     results = {two.name: written(changed, two).data for _, two in pairs}
     sides = [side for one, two in pairs for side in zip(read(index, one), read(changed, two), strict=True)]
-    names = [side.data for _, side in sides] + [
-        name for _, two in pairs for name in (written_by(two), results[two.name])
-    ]
-    theirs = values_of(changed, other_case, list(dict.fromkeys(names)))
+    names = dict.fromkeys(
+        [*(side.data for _, side in sides), *(written_by(two) for _, two in pairs), *results.values()]
+    )
+    theirs = values_of(changed, other_case, [*names])
     given = {own.data: theirs[side.data] for own, side in sides}
     ours = _computed(index, {**case.feeds, **given}, [written_by(one) for one, _ in pairs])
     rows, moved = list[ChangedHead](), dict[str, tuple[str, Array]]()
@@ -122,7 +122,7 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
         session = open_model(replace(changed.source, proto=proto, path=None), "cpu", optimise=False)
         made = session.run(other_case.feeds, changed.view.outputs)
         still = _error([made[name] for name in changed.view.outputs], outputs)
-        rows[place] = replace(row, restored=1.0 - still / (error or 1.0))
+        rows[place] = replace(row, restored=1.0 - still / error if error else 0.0)
     return ChangedHeads(error, tuple(rows))
 
 
@@ -141,9 +141,8 @@ def _dequantised(model: Source) -> Source:
             continue
         kind = held[node.input[1 + packed]].data_type  # that of the scales
         values = [onnx.helper.make_tensor_value_info(name, kind, None) for name in (node.input[0], weight)]
-        graph = onnx.helper.make_graph(
-            [node], "weight", values[:packed], values[1:], [each for each in operands if each]
-        )
+        given = [each for each in operands if each]
+        graph = onnx.helper.make_graph([node], "weight", values[:packed], values[1:], given)
         alone = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
         if packed:  # its product with the identity is the weight
             identity = np.eye(integer_of(node, "K", 0), dtype=onnx.helper.tensor_dtype_to_np_dtype(kind))
@@ -157,7 +156,9 @@ def _dequantised(model: Source) -> Source:
 
 
 def _error(made: Sequence[Array], wanted: Sequence[Array]) -> float:
-    """The norm of the difference of all outputs, over that of the wanted ones."""
+    """The norm of the difference of all outputs, over that of the wanted ones. Raises UsageError."""
+    if [array.shape for array in made] != [array.shape for array in wanted]:
+        raise UsageError("the models have different outputs, or outputs of different shapes")
     pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(made, wanted, strict=True)]
     off, size = np.sqrt(np.sum([[np.sum((a - b) ** 2), np.sum(b**2)] for a, b in pairs], axis=0))
     return float(off / (size or 1.0))
@@ -187,14 +188,14 @@ def _members(index: HeadIndex, named: Named, values: Mapping[str, Array]) -> tup
     own, z = named.sublayer, values[written_by(named)].astype(np.float64)
     z = z.reshape(-1, z.shape[-1])
     if isinstance(own, Attention):
-        return z[:, own.channels].swapaxes(0, 1), index[f"{named.name}.W_O"].astype(np.float64)
-    return z.T[..., None], AffineMap(own.output, index.value_of).weight()[:, None].astype(np.float64)
+        return z[:, own.channels].swapaxes(0, 1), index[f"{named.name}.W_O"]
+    return z.T[..., None], AffineMap(own.output, index.value_of).weight()[:, None]
 
 
 def _changes(index: HeadIndex, changed: HeadIndex, one: Named, two: Named) -> list[float]:
     """The change of each member's weights, over their norm."""
     squares = [
-        np.array([(each.astype(np.float64) ** 2).reshape(len(each), -1).sum(axis=1) for each in (a - b, a)])
+        np.array([(each**2).reshape(len(each), -1).sum(axis=1) for each in (a - b, a)])
         for a, b in zip(_weights(index, one), _weights(changed, two), strict=True)
     ]
     change, size = np.sqrt(np.sum(squares, axis=0))
@@ -205,10 +206,8 @@ def _weights(index: HeadIndex, named: Named) -> Iterator[Array]:
     """[members, ...] each."""
     own = named.sublayer
     if isinstance(own, Attention):
-        for part in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O"):
-            yield index[f"{named.name}.{part}"].astype(np.float64)
+        yield from (index[f"{named.name}.{part}"] for part in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O"))
         return
     for projection in (own.query, own.value)[: 1 + own.gated]:
-        affine = AffineMap(projection, index.value_of)
-        yield from (affine.weight().T.astype(np.float64), affine.bias().astype(np.float64))
-    yield AffineMap(own.output, index.value_of).weight().astype(np.float64)
+        yield from (AffineMap(projection, index.value_of).weight().T, AffineMap(projection, index.value_of).bias())
+    yield AffineMap(own.output, index.value_of).weight()

@@ -294,10 +294,7 @@ def attribution_graph(
             on the logit. Others are one node per sublayer and token.
 
     Raises:
-        UsageError: an argument is out of range, there are more than 10,000 nodes, or the output does not read the
-            residual stream through a normalisation.
-        ModelError: the model is unreadable, malformed or unsafe.
-        ValidationError: the model cannot be evaluated in float64.
+        UsageError, ModelError, ValidationError: as `attribute`; also for more than 10,000 nodes.
     """
     thresholds = (node_threshold, edge_threshold)
     for what, share in (("node", node_threshold), ("edge", edge_threshold)):

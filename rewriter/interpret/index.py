@@ -116,8 +116,8 @@ def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: 
     factor = heads.factor if values else 1.0
     total = plain[..., heads.columns] * plain.dtype.type(factor)
     for added in heads.added:
-        held = value_of(added.name).reshape(-1)[added.positions]
-        total = total + held * plain.dtype.type(added.factor * factor / heads.factor)
+        held = value_of(added.name).reshape(-1)[added.index]
+        total = total + held * (added.factor * (factor / heads.factor)).astype(plain.dtype)
     return np.asarray(total)
 
 
@@ -446,8 +446,7 @@ class _Builder:
         if norm is None:
             return None
         residual = any(
-            node.op_type in ("Add", "Sum", "SkipLayerNormalization")
-            and not any(name in self._constants for name in node.input)
+            node.op_type in ("Add", "Sum") and not any(name in self._constants for name in node.input)
             for node in self._view.readers(norm.output)
         )
         return None if residual else norm

@@ -28,21 +28,6 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Added:
-    """A constant that is added to queries, keys or values.
-
-    Attributes:
-        name: the constant.
-        positions: [heads, d_head], positions in the flattened constant.
-        factor: its factor.
-    """
-
-    name: str
-    positions: Indices
-    factor: float
-
-
-@dataclass(frozen=True, eq=False)
 class HeadColumns:
     """Queries, keys or values of all heads: `factor` times columns of a linear operator's output, plus constants.
 
@@ -50,14 +35,14 @@ class HeadColumns:
         operator: the linear operator.
         columns: [heads, d_head], columns of its output.
         factor: the factor.
-        added: the constants, such as a bias in an Add of its own.
+        added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
         rotary: whether a rotary embedding follows.
     """
 
     operator: LinearOperator
     columns: Indices
     factor: float
-    added: tuple[Added, ...]
+    added: tuple[EntrySource, ...]
     rotary: bool
 
 
@@ -102,11 +87,12 @@ def _one(part: EntrySource, where: str) -> float:
     return float(factors[0])
 
 
-def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, where: str) -> Added:
-    positions = part.index.reshape(-1, heads, *part.index.shape[-2:])[:, :, kept]
-    if (positions < 0).any() or (positions != positions[:1, :, :1]).any():
+def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, where: str) -> EntrySource:
+    index = part.index.reshape(-1, heads, *part.index.shape[-2:])[:, :, kept]
+    factor = part.factor.reshape(-1, heads, *part.factor.shape[-2:])[0, :, kept.argmax()]
+    if (index < 0).any() or (index != index[:1, :, :1]).any():
         raise LostError(f"the constant '{part.name}' that is added differs from token to token", where)
-    return Added(part.name, positions[0, :, 0], _one(part, where))
+    return EntrySource(part.name, index[0, :, 0], factor)
 
 
 def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
@@ -136,6 +122,9 @@ _DEPTH = 24
 
 _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout", "Tanh", "Concat", "Sub"}
 """Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them."""
+
+_WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}
+"""Between the product and the values, where weights are no Softmax."""
 
 _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice"}
 
@@ -300,17 +289,10 @@ def _scores(tracer: Tracer, tensor: str) -> str:
 
 def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
     """Raise LostError where the left factor of a product is made of another one without a Softmax."""
-    pending, seen = [node.input[0]] if _is_product(tracer, node) else [], set[str]()
-    while pending:
-        name = pending.pop()
+    for name in tracer.view.back(node.input[0], _WEIGHING) if _is_product(tracer, node) else ():
         maker = tracer.view.made_by(name)
-        if maker is None or name in tracer.constants or tracer.operator(name) is not None or name in seen:
-            continue
-        seen.add(name)
-        if _is_product(tracer, maker):
+        if maker is not None and _is_product(tracer, maker):
             raise LostError("its weights are no Softmax of its scores", label(maker))
-        if maker.op_type in NONLINEAR or maker.op_type in _MASKING | {"ReduceSum", "Abs"}:
-            pending += maker.input
 
 
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:

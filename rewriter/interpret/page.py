@@ -70,8 +70,7 @@ def head_pictures(
         most: how many neurons are shown.
 
     Raises:
-        UsageError: an argument is out of range, or the output cannot be attributed.
-        ModelError: the model is unreadable, malformed or unsafe.
+        UsageError, ModelError: as `attribute`.
         ValidationError: the model cannot be run on these inputs.
     """
     if most < 0:
@@ -235,6 +234,7 @@ def _explained(
         (names of sources, head to its scores: places of query and key in the window, the score, what masks and position
         biases add to it, and the largest terms as [source at the query, source at the key, value]).
     """
+    window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
     names, rows = dict[str, int](), dict[str, list[list[Any]]]()
     written = Written(linear.links, run.beginning, by_head(window))

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from passes.match.linear import MICROSOFT, made_linearly
+from passes.match.linear import made_linearly
 from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, key_of, label
+from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
@@ -22,15 +22,8 @@ from rewriter.interpret.sublayers import Named
 _REACH = 8
 """Nodes between a written-out normalisation's scale and the mean that it divides by."""
 
-
-_NORMS: dict[tuple[str, str], tuple[int, int | None]] = {
-    ("", "LayerNormalization"): (1, 2),
-    ("", "RMSNormalization"): (1, None),
-    ("", "SimplifiedLayerNormalization"): (1, None),
-    (MICROSOFT, "SkipLayerNormalization"): (2, 3),
-    (MICROSOFT, "SkipSimplifiedLayerNormalization"): (2, None),
-}
-"""Operators whose first output is normalised along the last axis: the input positions of their scale and bias."""
+_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+"""Operators whose output is normalised along the last axis; scale and bias follow the data."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +47,8 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     node = view.made_by(tensor)
     if node is None:
         return None
-    known = _NORMS.get(key_of(node))
-    if known is not None and integer_of(node, "axis", -1) == -1:
-        return Norm(tensor, *("" if slot is None else (*node.input, "", "", "")[slot] for slot in known))
+    if node.op_type in _NORMS and integer_of(node, "axis", -1) == -1:
+        return Norm(tensor, *[*node.input, ""][1:3])
     # Written out: an Add and a Mul of constants after a division by a mean.
     data, held = tensor, {"Add": "", "Mul": ""}
     for kind in held:
@@ -140,10 +132,8 @@ def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: st
 
 _STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
-    *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LayerNormalization", "RMSNormalization"),
-    *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "LpNormalization"),
-    *REARRANGED,
-    "Expand",
+    *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"),
+    *(*_NORMS, *REARRANGED, "Expand"),
 }
 """Operators of normalisations, sums and layout: their results have the channels of what they read."""
 
@@ -200,16 +190,7 @@ def parts_of(view: GraphView, constants: Constants, tensor: str, ends: Collectio
     It ends at `ends`, at inputs of the graph, and at results of whatever mixes channels or tokens. Constants are left
     out. Shapes and sizes that nodes read count as data, and end there too.
     """
-    pending, seen = [tensor], {tensor}
-    while pending:
-        name = pending.pop()
-        node = view.made_by(name)
-        if name in ends or node is None or node.op_type not in _STREAM:
-            yield name
-            continue
-        fresh = [each for each in node.input if each and each not in seen and each not in constants]
-        seen.update(fresh)
-        pending += fresh
+    return (name for name in view.back(tensor, _STREAM, {*ends}) if name == tensor or name not in constants)
 
 
 # -- the way to a logit ---------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from glob import escape
 from typing import Any
 
@@ -103,8 +103,7 @@ def why(
     Raises:
         UsageError: there is no such head or token; the sublayer does not read the residual stream through a
             normalisation; or queries meet keys in a way that is not followed.
-        ModelError: the model is unreadable, malformed or unsafe.
-        ValidationError: the model cannot be evaluated in float64.
+        ModelError, ValidationError: as `attribute`.
     """
     run = FrozenRun(model, inputs, output=output, sequence=sequence)
     # One name matches one head or, as chosen_heads says, none.
@@ -202,6 +201,8 @@ class Scores(Reads):
         self._own, self.cross, view = own, own.cross, run.index.view
         self._operands: Sequence[str] = view.nodes[view.producer[own.product]].input
         self._rotations = cache(self._rotation)
+        self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
+        self._weights = cache(lambda part: run.index[f"{name}.{part}"])
 
     @property
     def needed(self) -> set[str]:
@@ -209,48 +210,30 @@ class Scores(Reads):
         hooks = (self._run.hooks[f"{self._name}.hook_{part}"] for part in ("pattern", "attn_scores", "q", "k"))
         return {self._own.product, *self._operands, *(name for hook in hooks for name in hook.tensors), *super().needed}
 
-    @cached_property
+    @property
     def pattern(self) -> Array:
         """[heads, T, sources]."""
-        return self._run.hooked(f"{self._name}.hook_pattern")
+        return self._hooked("pattern")
 
     def at(self, head: int, query: int, key: int) -> tuple[float, float]:
         """The model's score, and the `scale (q k)` in it."""
-        return float(self._scores[head, query, key]), float(self._products[head, query, key])
-
-    @cached_property
-    def _scores(self) -> Array:
-        return self._run.hooked(f"{self._name}.hook_attn_scores")
-
-    @cached_property
-    def _products(self) -> Array:
-        """[heads, T, sources]."""
-        product = self._run.values[self._own.product].reshape(-1, *self._scores.shape)
-        return self._run.own(product) * self._own.factor
+        scores = self._hooked("attn_scores")
+        product = self._run.own(self._run.values[self._own.product].reshape(-1, *scores.shape)) * self._own.factor
+        return float(scores[head, query, key]), float(product[head, query, key])
 
     def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Parts:
         """Source to what it gives to queries or keys at a token, [members, heads, K]: tables are their products."""
-        given = self._given[side][token, heads]
+        given = self._hooked(side.lower())[token, heads]
         if side == "K" and self.cross:
             parts: Parts = {f"{self._name}.other_sequence": given[None]}
         else:
-            weight, bias = (self._weights[part, side][heads] for part in "Wb")
+            weight, bias = (self._weights(f"{part}_{side}")[heads] for part in "Wb")
             flat = weight.swapaxes(0, 1).reshape(weight.shape[1], -1)
             found = self.parts(written, side, token, flat, bias.reshape(-1), f"b_{side}")
             parts = {source: part.reshape(len(part), *given.shape) for source, part in found.items()}
         turned = self._rotations(side, token) if self._own.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
         return {source: part @ turned for source, part in parts.items()}
-
-    @cached_property
-    def _given(self) -> dict[str, Array]:
-        """Side to [T, heads, K] before rotations."""
-        return {side: self._run.hooked(f"{self._name}.hook_{side.lower()}") for side in "QK"}
-
-    @cached_property
-    def _weights(self) -> dict[tuple[str, str], Array]:
-        index, name = self._run.index, self._name
-        return {(part, side): index[f"{name}.{part}_{side}"] for part in "Wb" for side in "QK"}
 
     def _rotation(self, side: str, token: int) -> Array:
         """[K, K], as factor on the right."""
@@ -259,7 +242,7 @@ class Scores(Reads):
         after = self._run.own(after.reshape(self._run.batch, -1, *after.shape[-2:]))
         after = np.repeat(after, self._own.heads // len(after), axis=0)
         factor = self._own.query.factor if side == "Q" else self._own.key.factor
-        return rotation(self._given[side][token] * factor, after[:, token], self._name)
+        return rotation(self._hooked(side.lower())[token] * factor, after[:, token], self._name)
 
 
 def _at(token: int, count: int) -> int:

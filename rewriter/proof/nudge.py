@@ -46,11 +46,7 @@ _WIDE: Mapping[int, int] = {
 }
 """Types that get noise, and the type that it is computed in: onnxruntime has no float16 kernel of Sin."""
 
-DRAWS: Sequence[Mapping[str, float]] = (
-    {"phase": 0.0, "steady": 0.0},
-    {"phase": 1.0, "steady": 0.0},
-    {"phase": 0.0, "steady": 1.0},
-)
+_DRAWS = {"phase": 0.0, "steady": 0.0}, {"phase": 1.0, "steady": 0.0}, {"phase": 0.0, "steady": 1.0}
 """What the models are run with: two patterns of signs, and one sign."""
 
 
@@ -75,8 +71,8 @@ class Point:
     value: str = ""
 
 
-def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, str]:
-    """A copy with noise at those points that it has, and the prefix of the names of its further inputs."""
+def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, Sequence[Mapping[str, Array]]]:
+    """A copy with noise at those points that it has, and its further inputs, draw by draw; none without noise."""
     copy = inlined(model)
     taken = {name for node in copy.graph.node for name in (*node.input, *node.output)}
     prefix = "noise/"
@@ -97,26 +93,18 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
             made = view.type_of(point.tensor).elem_type or point.elem_type
             _inject(graph_at(copy, point.path), replace(point, argument=argument), made, prefix, units)
             kinds.add(_WIDE[point.elem_type])
+    draws: list[dict[str, Array]] = [{} for _ in _DRAWS]
     for kind in sorted(kinds):
         for name in ("phase", "steady"):
             copy.graph.input.append(helper.make_tensor_value_info(f"{prefix}{name}_{kind}", kind, []))
-    return copy, prefix if kinds else ""
+            for draw, numbers in zip(draws, _DRAWS, strict=True):
+                draw[f"{prefix}{name}_{kind}"] = np.asarray(numbers[name], helper.tensor_dtype_to_np_dtype(kind))
+    return copy, draws if kinds else ()
 
 
 def rounds_to_bytes(node: onnx.NodeProto) -> bool:
     """Whether an operator rounds its activations to 8 bits."""
     return node.op_type == "MatMulNBits" and integer_of(node, "accuracy_level", 0) == 4
-
-
-def feeds(model: onnx.ModelProto, prefix: str, draw: Mapping[str, float]) -> dict[str, Array]:
-    """The further inputs of a model with noise, for one of `DRAWS`."""
-    found = {}
-    for value in model.graph.input:
-        if value.name.startswith(prefix):
-            name = value.name.removeprefix(prefix).split("_")[0]
-            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-            found[value.name] = np.asarray(draw[name], kind)
-    return found
 
 
 def noisy(
@@ -131,12 +119,8 @@ def noisy(
         ways: how to run it.
         **options: further ones of `run_model`.
     """
-    proto, prefix = nudged(model.proto, points)
-    drawn = [
-        Case(case.name, {**case.feeds, **feeds(proto, prefix, draw)})
-        for draw in (DRAWS if prefix else ())
-        for case in cases
-    ]
+    proto, draws = nudged(model.proto, points)
+    drawn = [Case(case.name, {**case.feeds, **draw}) for draw in draws for case in cases]
     starts = range(0, len(drawn), len(cases) or 1)
     with suppress(ValidationError):
         side = Side.of(replace(model, proto=proto, path=None))

@@ -21,7 +21,7 @@ from rewriter.graph.view import GraphView
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.roles import is_float
-from rewriter.proof.nudge import DRAWS, Point, feeds, nudged, rounded
+from rewriter.proof.nudge import Point, nudged, rounded
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared, magnitude
 from rewriter.proof.run import Way, run_model
@@ -141,9 +141,9 @@ def drawn_case(view: GraphView, claim: Claim, batch: int, tokens: int, scale: fl
     for name in claim.block_inputs:
         kind = view.type_of(name)
         declared = kind.shape or (None,) * max(3, -claim.axis)
-        if claim.width is None and not isinstance(declared[claim.axis], int):
-            raise ValidationError(f"nothing tells how many channels {quoted(name)} has")
         channels = claim.axis % len(declared)
+        if claim.width is None and not isinstance(declared[channels], int):
+            raise ValidationError(f"nothing tells how many channels {quoted(name)} has")
         others = [batch, *(1,) * (len(declared) - 3), tokens][-len(declared) + 1 :] if len(declared) > 1 else []
         own = [*others[:channels], claim.width or 1, *others[channels:]]
         shape = [dim if isinstance(dim, int) and dim > 0 else size for dim, size in zip(declared, own, strict=True)]
@@ -177,13 +177,12 @@ def _in_float64(
 ) -> list[Judgement]:
     """The rule on float64 evaluations, where what is claimed counts as noise; nothing if there are none."""
     error = claim.max_error + (_UNSTABLE if claim.unstable else _STEADY)
-    noisy, prefix = nudged(before.proto, [replace(point, error=error, elem_type=onnx.TensorProto.DOUBLE)])
+    noisy, draws = nudged(before.proto, [replace(point, error=error, elem_type=onnx.TensorProto.DOUBLE)])
     try:
         models = before.proto, noisy, after.proto
         reference, moved, heads = (open_reference(proto, before.base_dir) for proto in models)
         truth = [reference.run(case.feeds) for case in cases]
         rebuilt = [heads.run(case.feeds) for case in cases]
-        draws = [feeds(noisy, prefix, draw) for draw in DRAWS if prefix]
         others = [[moved.run({**case.feeds, **draw}) for case in cases] for draw in draws]
     except NoReference:
         return []
@@ -193,5 +192,5 @@ def _in_float64(
 def _sizes(claim: Claim, case: Case) -> tuple[int, ...]:
     """The sizes of a case but for the channels: batch and tokens, or batch, height and width."""
     shape = list(case.feeds[claim.block_inputs[0]].shape)
-    del shape[claim.axis]
+    del shape[claim.axis % len(shape)]
     return tuple(shape)

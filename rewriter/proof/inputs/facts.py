@@ -78,10 +78,12 @@ _LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
     ("", "GatherND"): ((1, 0),),
     ("com.microsoft", "EmbedLayerNormalization"): ((0, 2), (1, 4), (8, 3)),
     ("com.microsoft", "GatherBlockQuantized"): ((1, 0),),
+    ("com.microsoft", "GroupQueryAttention"): ((9, 7),),
     ("com.microsoft", "RotaryEmbedding"): ((1, 2), (1, 3)),
     ("", "RotaryEmbedding"): ((3, 1), (3, 2)),
 }
-"""Maps domain and operator to pairs of (operand with row numbers, operand with the table)."""
+"""Maps domain and operator to pairs of (operand with row numbers, operand with the table); an operator without row
+numbers counts itself."""
 
 _WIDTHS = {
     "MatMul",
@@ -165,9 +167,10 @@ class _Scope:
         for name in node.input[:1] if node.op_type in _SAME else ():
             if name in self.plain:
                 self.plain[node.output[0]] = self.plain[name]
-        self._positions(node)
+        if self._is_cut(node):
+            self._limit(node.input[0])  # cut to a computed length: positions are implicit
         for index, table in _LOOKUPS.get(key_of(node), ()):
-            if max(index, table) < len(node.input):
+            if table < len(node.input) and node.input[table]:
                 self._lookup(node, index, table)
         if key_of(node) in _ATTENTION:
             self._attention(node)
@@ -191,15 +194,6 @@ class _Scope:
         if table in self.constants and is_float and len(shape) == 2 and shape[0] - offset >= _FEWEST:
             self.facts.longest = min(shape[0] - offset, self.facts.longest or shape[0])
 
-    def _positions(self, node: onnx.NodeProto) -> None:
-        """Tables of positions that nobody indexes."""
-        if node.op_type == "EmbedLayerNormalization" and len(node.input) > 3:
-            self._limit(node.input[3])  # without position ids, it counts itself
-        if self._is_cut(node):
-            self._limit(node.input[0])  # cut to a computed length: positions are implicit
-        if node.op_type == "GroupQueryAttention" and len(node.input) > 7 and integer_of(node, "do_rotary", 0) == 1:
-            self._limit(node.input[7])
-
     def _is_cut(self, node: onnx.NodeProto) -> bool:
         """Whether it cuts a constant to a computed length."""
         if node.op_type != "Slice" or node.input[0] not in self.constants:
@@ -211,7 +205,8 @@ class _Scope:
         shape = self._shape(node, table)
         axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
         count = shape[axis] if -len(shape) <= axis < len(shape) else None
-        for source, offset in self.flows[node.input[index]]:
+        given = index < len(node.input) and node.input[index]
+        for source, offset in self.flows[node.input[index]] if given else {(_COUNTED, 0)}:
             if source is _COUNTED:
                 self._limit(node.input[table], offset)
             elif isinstance(count, int):

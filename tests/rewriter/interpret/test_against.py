@@ -24,14 +24,12 @@ UP, DOWN = "model.transformer.h.0.mlp.c_fc.weight", "model.transformer.h.0.mlp.c
 QKV = "model.transformer.h.1.attn.c_attn.weight"
 
 
-def changed(**by: tuple[Any, float]) -> onnx.ModelProto:
+def changed(by: dict[str, tuple[Any, float]]) -> onnx.ModelProto:
     """The model with entries of weights multiplied."""
     model = onnx.load(MODEL)
     for tensor in model.graph.initializer:
-        for place, factor in (
-            each for name, each in by.items() if tensor.name == {"up": UP, "down": DOWN, "qkv": QKV}[name]
-        ):
-            array = numpy_helper.to_array(tensor).copy()
+        if tensor.name in by:
+            array, (place, factor) = numpy_helper.to_array(tensor).copy(), by[tensor.name]
             array[place] *= factor
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
     return model
@@ -40,21 +38,20 @@ def changed(**by: tuple[Any, float]) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("by", "head"),
     [
-        ({"up": (np.s_[:, 17], 2.0)}, "blocks.0.mlp_heads.17"),
-        ({"down": (17, 0.5)}, "blocks.0.mlp_heads.17"),
-        ({"up": (np.s_[:, 5], -1.0), "down": (5, 3.0)}, "blocks.0.mlp_heads.5"),
-        ({"qkv": (np.s_[:, 8:16], 1.5)}, "blocks.1.attn.1"),  # its queries
+        ({UP: (np.s_[:, 17], 2.0)}, "blocks.0.mlp_heads.17"),
+        ({DOWN: (17, 0.5)}, "blocks.0.mlp_heads.17"),
+        ({UP: (np.s_[:, 5], -1.0), DOWN: (5, 3.0)}, "blocks.0.mlp_heads.5"),
+        ({QKV: (np.s_[:, 8:16], 1.5)}, "blocks.1.attn.1"),  # its queries
     ],
 )
 def test_one_changed_head_comes_first(by: dict[str, Any], head: str) -> None:
-    found = changed_heads(MODEL, changed(**by), given("silu-decoder"), top=3)
+    found = changed_heads(MODEL, changed(by), given("silu-decoder"), top=3)
     first, second, third, *_ = found.rows
     assert (first.head, second.weights, second.written) == (head, 0.0, 0.0)
-    assert first.weights > 0.1
-    assert found.error > 1e-3
+    assert min(first.weights / 100, found.error) > 1e-3
     assert first.restored == pytest.approx(1.0, abs=1e-4)
     assert (second.restored, third.restored) == (0.0, 0.0)
-    assert found == changed_heads(MODEL, changed(**by), given("silu-decoder"), top=3)
+    assert found == changed_heads(MODEL, changed(by), given("silu-decoder"), top=3)
 
 
 def quantised(bits: int) -> onnx.ModelProto:

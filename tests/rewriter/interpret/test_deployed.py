@@ -18,6 +18,7 @@ from rewriter import attribute, heads, run_with_cache
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.interpret.original import Attention
+from rewriter.interpret.why import why
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 HEADS, SHARED, WIDTH, MODEL, TOKENS, LONGEST = 4, 2, 16, 32, 5, 40
@@ -248,6 +249,9 @@ def test_a_logit_is_the_sum_of_its_parts(name: str) -> None:
     assert found.logit == pytest.approx(float(case.run("logits")[0][0, -1, 3]), abs=1e-4)
     assert max(map(abs, found.residuals.values())) <= 1e-12
     assert found.direct["blocks.0.attn"].shape == (HEADS,)
+    score = why(case.model, case.feeds, "blocks.0.attn[1]", query=3, key=1)
+    assert abs(score.residual) <= 1e-12
+    assert score.sources[0] == "b_Q"
 
 
 def test_tokens_of_a_cache_have_no_parts() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rewriter import ExitStatus, rewrite
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.sessions import open_session
-from rewriter.proof.nudge import DRAWS, Point, feeds, nudged
+from rewriter.proof.nudge import Point, nudged
 from rewriter.proof.rule import FACTOR, Judgement, compared, uncompared
 from rewriter.proof.run import run_model
 from rewriter.proof.settings import Settings, checked
@@ -122,11 +122,9 @@ def test_a_small_case_is_measured_on_the_scale_of_the_others() -> None:
 def _moved(point: Point, draw: int) -> Any:
     model = mlp(SILU)
     x = {"x": RNG.normal(0.0, 1.0, (2, 3, 4)).astype(np.float32)}
-    noisy, prefix = nudged(model, [point])
+    noisy, draws = nudged(model, [point])
     plain = open_session(model, "cpu", optimise=False).run(x)["out"]
-    return np.abs(
-        open_session(noisy, "cpu", optimise=False).run({**x, **feeds(noisy, prefix, DRAWS[draw])})["out"] - plain
-    )
+    return np.abs(open_session(noisy, "cpu", optimise=False).run({**x, **draws[draw]})["out"] - plain)
 
 
 def test_noise_is_of_the_size_that_is_asked_for() -> None:
@@ -168,7 +166,7 @@ def miscompile(monkeypatch: pytest.MonkeyPatch, made: LoadedModel, factor: float
     ],
 )
 def test_unknown_tensors_get_no_noise(point: Point) -> None:
-    assert nudged(mlp(SILU), [point])[1] == ""
+    assert nudged(mlp(SILU), [point])[1] == ()
 
 
 def in_half() -> onnx.ModelProto:

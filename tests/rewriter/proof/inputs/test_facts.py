@@ -115,5 +115,6 @@ def test_a_past_has_the_sizes_of_its_reader(case: str) -> None:
     for name in "kv":
         assert (found.sizes[name, 1], found.sizes[name, 3]) == SIZES[case]
         assert found.kinds[name, 2] is Kind.PAST
+    assert found.longest == (50 if "cos" in ATTENTION[case] else None)
     roles = {"Group": Role.LAST_INDEX, "Multi": Role.PAST_LENGTH}
     assert found.roles.get("last") == next((role for name, role in roles.items() if name in ATTENTION[case]), None)
