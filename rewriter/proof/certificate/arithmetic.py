@@ -42,10 +42,6 @@ class Arithmetic(Generic[V]):
     def function(self, name: str, a: V, line: Line | None) -> V:
         """A function of a, by name; `line` is a as a line where it is one."""
 
-    def share(self, a: V, exponents: Sequence[tuple[V, Line | None]]) -> V:  # noqa: ARG002
-        """a / (1 + sum exp(x)), for all exponents x, where `div` does not know it; each with its line, if it is one."""
-        raise Undecided
-
     def pi(self) -> V:
         """The number pi."""
         raise Undecided
@@ -75,11 +71,11 @@ def evaluate(parts: Sequence[Expression], arithmetic: Arithmetic[V]) -> dict[Exp
     """
     values: dict[Expression, V] = {}
     for part in parts:
-        values[part] = _value(part, [values[each] for each in part.operands], values, arithmetic)
+        values[part] = _value(part, [values[each] for each in part.operands], arithmetic)
     return values
 
 
-def _value(part: Expression, operands: list[V], values: dict[Expression, V], arithmetic: Arithmetic[V]) -> V:
+def _value(part: Expression, operands: list[V], arithmetic: Arithmetic[V]) -> V:
     operator = part.operator
     if isinstance(part.value, tuple):
         return arithmetic.line(part.value)
@@ -92,32 +88,10 @@ def _value(part: Expression, operands: list[V], values: dict[Expression, V], ari
     if operator == "where":
         sign = arithmetic.sign(operands[0])
         return operands[1 if sign > 0 else 2] if sign else arithmetic.hull(*operands[1:])
-    if operator != "/":
-        return arithmetic.function(operator, operands[0], _line_of(part.operands[0]))
-    try:
+    if operator == "/":
         return arithmetic.div(*operands)
-    except Undecided:
-        exponents = [(values[each], _line_of(each)) for each in _exponents(part.operands[1])]
-        return arithmetic.share(operands[0], exponents)
-
-
-def _line_of(part: Expression) -> Line | None:
-    return part.value if isinstance(part.value, tuple) else None
-
-
-def _exponents(denominator: Expression) -> list[Expression]:
-    """The x of 1 + sum exp(x), as in the weights of a softmax. Raises Undecided for anything else."""
-    terms, pending = list[Expression](), [denominator]
-    while pending:
-        term = pending.pop()
-        if term.operator == "+":
-            pending += term.operands
-        else:
-            terms.append(term)
-    powers = [term.operands[0] for term in terms if term.operator == "exp"]
-    if [term.value for term in terms if term.operator != "exp"] != [(0, 1)]:
-        raise Undecided
-    return powers
+    line = part.operands[0].value
+    return arithmetic.function(operator, operands[0], line if isinstance(line, tuple) else None)
 
 
 # -- Taylor series --------------------------------------------------------------------------------------------------
@@ -144,19 +118,6 @@ class Taylor(Arithmetic[arb_series]):
         if b[0].contains(0):
             raise Undecided
         return a / b
-
-    def share(self, a: arb_series, exponents: Sequence[tuple[arb_series, Line | None]]) -> arb_series:
-        """a / (1 + sum exp(x)), over the largest of the powers, so that nothing is large."""
-        most, its_line = max(exponents, key=lambda each: float(each[0][0].mid()))
-        least = (-most).exp()
-        total = least + 1
-        for each, line in exponents:
-            if each is not most:
-                gap = each - most
-                if line is not None and its_line is not None:
-                    gap = self.line((line[0] - its_line[0], line[1] - its_line[1]))
-                total += gap.exp()
-        return a * self.div(least, total)
 
     def function(self, name: str, a: arb_series, line: Line | None) -> arb_series:  # noqa: ARG002
         """A function of a; softplus by the sign of a, where exp(a) could be large."""

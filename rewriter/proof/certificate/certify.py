@@ -9,6 +9,7 @@ Names only suggest where a region may begin; nothing is believed that was not co
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, before_casts, in_order, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
 from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
-from rewriter.proof.certificate.regions import Reader, Reading, Region, complete
+from rewriter.proof.certificate.regions import Reader, Region
 from rewriter.proof.certificate.rows import Layer, extent, read_layer
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
@@ -40,6 +41,9 @@ _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
 _EXACT = 1e-15
 """What a claim of 0 allows."""
+_DEEPEST = 10**7
+"""Calls inside each other, some five per node: models are deeper than Python's default, and its frames are on the heap.
+Whatever calls itself here is plain Python, without `*` in the call, so that C's stack does not grow."""
 
 _INVISIBLE = {
     SOURCE: "may draw other numbers than the original",
@@ -181,6 +185,8 @@ def certify(
         limit: the limit of all others.
     """
     start = time.perf_counter()
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEEPEST))
     matching = _Matching(claims or {}, blocks, limit)
     try:
         a = Model(original)
@@ -190,6 +196,8 @@ def certify(
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
     except NotCertifiable as error:
         refusals = (Refusal("", "", "", str(error)),)
+    finally:
+        sys.setrecursionlimit(before)
     left = () if refusals else tuple(block.name for block in blocks if block.name in matching.left)
     regions = tuple(matching.regions.values())
     return Certificate(not refusals and not left, regions, refusals, time.perf_counter() - start, left)
@@ -285,7 +293,7 @@ class _Matching:
                 if name in old.made and name in new.made:
                     self._ends[old.find(name), new.find(name)] = block
         for name in a.outputs:
-            if not complete(self._same(a.main, name, b.main, name)):
+            if not self._same(a.main, name, b.main, name):
                 found = sorted(self._why, key=lambda each: each[0])
                 yield from dict.fromkeys(refusal for _, refusal in found)  # several ways fail for one reason
                 if not found:
@@ -297,23 +305,23 @@ class _Matching:
         self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted)))
         return False
 
-    def _same(self, scope: Scope, name: str, other: Scope, others: str) -> Reading:
+    def _same(self, scope: Scope, name: str, other: Scope, others: str) -> bool:
         if not name or not others:
             return name == others
-        return (yield self._same_tensors(scope.find(name), other.find(others)))
+        return self._same_tensors(scope.find(name), other.find(others))
 
-    def _same_tensors(self, a: Tensor, b: Tensor, *, rows: bool = False) -> Reading:
+    def _same_tensors(self, a: Tensor, b: Tensor, *, rows: bool = False) -> bool:
         """Whether two tensors are the same; with `rows`, whether they have the same entries in the same order."""
         key = a, b, rows
         if key not in self._known:
             self._known[key] = False  # what depends on itself is nowhere proved
             count = len(self._why)
-            self._known[key] = yield (self._decided_rows(a, b) if rows else self._decided(a, b))
+            self._known[key] = self._decided_rows(a, b) if rows else self._decided(a, b)
             if self._known[key]:
                 del self._why[count:]  # of other ways that were tried
         return self._known[key]
 
-    def _decided(self, a: Tensor, b: Tensor) -> Reading:
+    def _decided(self, a: Tensor, b: Tensor) -> bool:
         paired = a.scope.depth == b.scope.depth == 0 or self._bodies.get(id(a.scope)) is b.scope
         if paired and a.number == b.number:
             return True
@@ -325,12 +333,12 @@ class _Matching:
             return self._refused(a, b, 3, f"is not {a.name}")
         block = self._ends.get((a, b))
         count = len(self._why)
-        found = yield self._computed(a, b)
+        found = self._computed(a, b)
         if found or block is None or any(each.refuted and self._telling(each) for _, each in self._why[count:]):
             return found
         _, why = min(self._why[count:], key=lambda each: each[0], default=(0, None))
         del self._why[count:]
-        return (yield self._left(a, b, block, "its heads cannot be read" if why is None else why.text))
+        return self._left(a, b, block, "its heads cannot be read" if why is None else why.text)
 
     def _must_be_certified(self, a: Tensor, b: Tensor, block: Claim) -> bool:
         """Whether the activation of a block is an expression of its pre-activation, about which all can be decided."""
@@ -350,7 +358,7 @@ class _Matching:
         """Whether two tensors are surely meant to be the same: of one name, or ends or activations of blocks."""
         return refusal.tensor == refusal.original or refusal.original in self._names
 
-    def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> Reading:
+    def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> bool:
         """Whether a block that is not certified reads only what it should, which is the same in both models."""
         ends = [name for name in block.makes if name in b.scope.made]
         view = b.scope.model.views[block.path]
@@ -365,7 +373,7 @@ class _Matching:
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
             return self._refused(a, b, 0, _INVISIBLE[SOURCE])
         for name in theirs.inputs:
-            if not (yield self._same(a.scope, name, b.scope, name)):
+            if not self._same(a.scope, name, b.scope, name):
                 return False
         # Tests do not see a weight that is off by one unit in the last place.
         weights = {name for index in theirs.nodes for name in reads(view.nodes[index])}
@@ -376,31 +384,31 @@ class _Matching:
         self.left.add(block.name)
         return True
 
-    def _computed(self, a: Tensor, b: Tensor) -> Reading:
+    def _computed(self, a: Tensor, b: Tensor) -> bool:
         """Whether both are the same function, operator or layer of the same tensors."""
         unread = in_order(b)
         if unread.name in unread.scope.unread:
             self._refused(a, b, 0, unread.scope.unread[unread.name])
         regions = self._pairs(a, b)
         first = next(regions, None)
-        if first is not None and (yield self._equal_functions(a, b, *first)):
+        if first is not None and self._equal_functions(a, b, first[0], first[1]):
             return True
         if (a, b) in self._broken:  # parts of it would be held to another limit than what is claimed about the whole
             return False
-        if (yield self._same_node(a, b)):
+        if self._same_node(a, b):
             return True
         for pair in regions:
-            if (yield self._equal_functions(a, b, *pair)):
+            if self._equal_functions(a, b, pair[0], pair[1]):
                 return True
-        return (yield self._same_layer(a, b)) or (yield self._same_sizes(a, b))
+        return self._same_layer(a, b) or self._same_sizes(a, b)
 
-    def _decided_rows(self, a: Tensor, b: Tensor) -> Reading:
-        if (yield self._same_tensors(in_order(a), in_order(b))):
+    def _decided_rows(self, a: Tensor, b: Tensor) -> bool:
+        if self._same_tensors(in_order(a), in_order(b)):
             return True
         ours, theirs = map(self._region_in_order, self._readers, (a, b))
-        if ours and theirs and (yield self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True)):
+        if ours and theirs and self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True):
             return True
-        return (yield self._same_layer(a, b, rows=True))
+        return self._same_layer(a, b, rows=True)
 
     def _region_in_order(self, reader: Reader, tensor: Tensor) -> tuple[Tensor, Region] | None:
         """The region that has the entries of a tensor in order, and its own tensor."""
@@ -412,56 +420,56 @@ class _Matching:
 
     # -- linear layers -----------------------------------------------------------------------------------------------
 
-    def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> Reading:
+    def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> bool:
         """Whether both are x W + b with the same weights, of the same rows, and have the same shape."""
         ours, theirs = (read_layer(in_order(each)) for each in (a, b))
         if ours is None or theirs is None or (a.elem_type != b.elem_type and not rows):
             return False
-        if not (yield self._same_tensors(ours.source, theirs.source, rows=True)):
+        if not self._same_tensors(ours.source, theirs.source, rows=True):
             return False
         if not ours.equals(theirs):
             return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
-        if not rows and not (yield self._same_shape(a, b, ours, theirs)):
+        if not rows and not self._same_shape(a, b, ours, theirs):
             return self._refused(a, b, 1, f"may have other axes than {a.name}")
         return True
 
-    def _same_shape(self, a: Tensor, b: Tensor, ours: Layer, theirs: Layer) -> Reading:
+    def _same_shape(self, a: Tensor, b: Tensor, ours: Layer, theirs: Layer) -> bool:
         """Whether two layers of the same entries lay them out alike: as rows of a matrix, or both as one tensor is."""
         if all(_is_matrix(each, layer) for each, layer in ((a, ours), (b, theirs))):
             return True
-        return (yield self._same_front(a, b))
+        return self._same_front(a, b)
 
-    def _same_front(self, a: Tensor, b: Tensor) -> Reading:
+    def _same_front(self, a: Tensor, b: Tensor) -> bool:
         """Whether the axes in front of the last are the same."""
         found = []
         for tensor in (a, b):
-            axes = extent(tensor).front
-            if axes.stop != -1:
-                axes = yield self._all_but_last(a.scope, axes)
+            axes: Axes | None = extent(tensor).front
+            if axes is not None and axes.stop != -1:
+                axes = self._all_but_last(a.scope, axes)
             if axes is None or axes.stop != -1:
                 return False
             found.append(axes.tensor)
         fixed = _fixed_front(found[0])
-        if fixed is not None and fixed == _fixed_front((yield self._of_original(a.scope, found[1]))):
+        if fixed is not None and fixed == _fixed_front(self._of_original(a.scope, found[1])):
             return True
-        return (yield self._same_tensors(*found))
+        return self._same_tensors(found[0], found[1])
 
-    def _all_but_last(self, original: Scope, axes: Axes) -> Reading:
+    def _all_but_last(self, original: Scope, axes: Axes) -> Axes | None:
         """Axes by their numbers as those of another tensor, if the tensor has one more."""
         tensor = before_casts(axes.tensor)
-        known = yield self._of_original(original, tensor)
+        known = self._of_original(original, tensor)
         return extent(tensor).front if known is not None and known.type.rank == (axes.stop or 0) + 1 else None
 
-    def _of_original(self, original: Scope, tensor: Tensor) -> Reading:
+    def _of_original(self, original: Scope, tensor: Tensor) -> Tensor | None:
         """The tensor, or the same one of the original: what the rewritten model says of its shapes is not believed."""
         if tensor.scope.model.original:
             return tensor
         if tensor.name not in original.made and tensor.name not in original.inputs:
             return None
         known = original.find(tensor.name)
-        return known if (yield self._same_tensors(known, tensor)) else None
+        return known if self._same_tensors(known, tensor) else None
 
-    def _same_sizes(self, a: Tensor, b: Tensor) -> Reading:
+    def _same_sizes(self, a: Tensor, b: Tensor) -> bool:
         """Whether both are the shape of the same rows, one of them without a tensor that has it."""
         measured, written = whole_shape(a), sizes(b)
         last = extent(measured).width if measured is not None else None
@@ -469,11 +477,11 @@ class _Matching:
             return False
         if not isinstance(written[0], Axes) or written[0][1:] != (0, -1):
             return False
-        return (yield self._same_front(measured, written[0].tensor))
+        return self._same_front(measured, written[0].tensor)
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
-    def _same_node(self, a: Tensor, b: Tensor) -> Reading:
+    def _same_node(self, a: Tensor, b: Tensor) -> bool:
         """Whether the same operator makes both from the same operands."""
         one, two = a.node, b.node
         if one is None or two is None:
@@ -490,11 +498,11 @@ class _Matching:
         if len(one.input) != len(two.input):
             return self._refused(a, b, 2, "has another number of operands than in the original")
         for name, other in zip(one.input, two.input, strict=True):
-            if not (yield self._same(a.scope, name, b.scope, other)):
+            if not self._same(a.scope, name, b.scope, other):
                 return False
-        return (yield self._same_bodies(a, b, one, two))
+        return self._same_bodies(a, b, one, two)
 
-    def _same_bodies(self, a: Tensor, b: Tensor, one: onnx.NodeProto, two: onnx.NodeProto) -> Reading:
+    def _same_bodies(self, a: Tensor, b: Tensor, one: onnx.NodeProto, two: onnx.NodeProto) -> bool:
         names = sorted(name for name, _ in subgraphs(one))
         if names != sorted(name for name, _ in subgraphs(two)):
             return self._refused(a, b, 2, "has other bodies than in the original")
@@ -504,7 +512,7 @@ class _Matching:
                 return self._refused(a, b, 2, f"body {name} has other inputs or outputs than in the original")
             self._bodies[id(body)] = other
             for output, others in zip(body.outputs, other.outputs, strict=True):
-                if not (yield self._same(body, output, other, others)):
+                if not self._same(body, output, other, others):
                     return False
         return True
 
@@ -524,10 +532,10 @@ class _Matching:
                     seen.add(key)
                     yield found[0], found[1]
 
-    def _equal_functions(self, a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool = False) -> Reading:
+    def _equal_functions(self, a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool = False) -> bool:
         """Whether both regions are the same function of the same leaves, up to what is claimed."""
         count = len(self._why)
-        matched = yield self._matched(ours, theirs, rows=rows)
+        matched = self._matched(ours, theirs, rows=rows)
         if matched is None:
             return False
         reason = _not_real(a, b, ours, theirs, rows=rows)
@@ -567,19 +575,16 @@ class _Matching:
         )
         return True
 
-    def _matched(self, ours: Region, theirs: Region, *, rows: bool = False) -> Reading:
+    def _matched(self, ours: Region, theirs: Region, *, rows: bool = False) -> dict[Expression, Expression] | None:
         """Each leaf of `theirs` to the leaf of `ours` that is the same tensor; None where there is none."""
         if len(ours.leaves) != len(theirs.leaves):
             return None
-        free = dict(ours.leaves)
         matched: dict[Expression, Expression] = {}
         for leaf, tensor in theirs.leaves.items():
             # Tensors that kept their names first: most questions are then answered once.
-            for other in sorted(free, key=lambda each: free[each].name != tensor.name):
-                mine = free[other]
-                if (yield self._same_tensors(mine, tensor, rows=rows)):
+            for other, mine in sorted(ours.leaves.items(), key=lambda each: each[1].name != tensor.name):
+                if self._same_tensors(mine, tensor, rows=rows):
                     matched[leaf] = other
-                    del free[other]
                     break
             else:
                 return None

@@ -195,22 +195,12 @@ def total(terms: Sequence[Expression]) -> Expression:
     return reduce(add, terms)
 
 
-_MANY_KEYS = 27
-
-
 def softmax(logits: Sequence[Expression]) -> list[Expression]:
-    """The weights exp(l_i) / sum_j exp(l_j), each as 1 / sum_j exp(l_j - l_i), which overflows nowhere.
-
-    Of many keys, all share the sum of exp(l_j - max l), which has kinks where another logit becomes the largest.
-    """
-    if len(logits) > _MANY_KEYS:
-        most = reduce(maximum, logits)
-        powers = [apply("exp", sub(logit, most)) for logit in logits]
-        whole = total(powers)
-        return [div(each, whole) for each in powers]
-    return [
-        div(ONE, total([ONE if other is own else apply("exp", sub(other, own)) for other in logits])) for own in logits
-    ]
+    """The weights exp(l_i - max l) / sum_j exp(l_j - max l), which overflow nowhere."""
+    most = reduce(maximum, logits)
+    powers = [apply("exp", sub(logit, most)) for logit in logits]
+    whole = total(powers)
+    return [div(each, whole) for each in powers]
 
 
 def gelu(a: Expression, *, approximate: bool = False) -> Expression:

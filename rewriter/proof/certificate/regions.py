@@ -8,9 +8,8 @@ is taken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -46,29 +45,6 @@ _PLAIN_BROADCAST = 7
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
 _FURTHER = ("Where", "Clip", "Cast", "Log", "Not", "And", "Or", "Heads", *_COMPARISONS)
 """What a region may have beside `OPERATORS`."""
-
-Reading = Generator[Any, Any, Any]
-
-
-def complete(reading: Reading) -> Any:
-    """Run a generator that yields further generators and receives their results: recursion without a deep stack."""
-    stack: list[Reading] = [reading]
-    value, error = None, None
-    while stack:
-        try:
-            inner = stack[-1].send(value) if error is None else stack[-1].throw(error)
-        except StopIteration as stop:
-            stack.pop()
-            value, error = stop.value, None
-        except NotAFunction as raised:  # for whoever asked
-            stack.pop()
-            value, error = None, raised
-        else:
-            stack.append(inner)
-            value, error = None, None
-    if error is not None:
-        raise error
-    return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +84,7 @@ class Reader:
 
     def region(self, tensor: Tensor) -> Region | None:
         """The largest region above a tensor that is made by an elementwise operator; None if it has too many leaves."""
-        found = complete(self._expression(tensor))
+        found = self._expression(tensor)
         if found is None or not 1 <= len(found.leaves) <= MOST_LEAVES:
             return None
         leaves = {part: found.leaves[part] for part in ordered(found.expression) if part in found.leaves}
@@ -137,7 +113,7 @@ class Reader:
             self._leaves[key] = Region(found, {found: tensor})
         return self._leaves[key]
 
-    def _operand(self, scope: Scope, name: str, *, integer: bool = False) -> Reading:
+    def _operand(self, scope: Scope, name: str, *, integer: bool = False) -> Region | None:
         """An operand as an expression; None where the operator is not elementwise because of it."""
         tensor = scope.find(name)
         if tensor.values is not None:
@@ -147,48 +123,48 @@ class Reader:
             return None
         if tensor.name in self._stops:
             return self.leaf(tensor)
-        found = yield self._expression(tensor)
+        found = self._expression(tensor)
         return self.leaf(tensor) if found is None or len(found.leaves) > MOST_LEAVES else found
 
-    def _operands(self, scope: Scope, names: Sequence[str], integers: Collection[int] = ()) -> Reading:
+    def _operands(self, scope: Scope, names: Sequence[str], integers: Collection[int] = ()) -> list[Region] | None:
         """Several operands; None where one of them is."""
         found = []
         for place, name in enumerate(names):
-            operand = yield self._operand(scope, name, integer=place in integers)
+            operand = self._operand(scope, name, integer=place in integers)
             if operand is None:
                 return None
             found.append(operand)
         return found
 
-    def _expression(self, tensor: Tensor) -> Reading:
+    def _expression(self, tensor: Tensor) -> Region | None:
         """What an elementwise operator makes; None for anything else."""
         if tensor not in self._known:
             found = None
             if tensor.node is not None and tensor.place == 0:
                 try:
-                    found = yield self._operator(tensor.scope, tensor.node)
+                    found = self._operator(tensor.scope, tensor.node)
                 except NotAFunction:
                     found = None
             self._known[tensor] = None if found is None else replace(found, inside=found.inside | {tensor})
         return self._known[tensor]
 
-    def _operator(self, scope: Scope, node: onnx.NodeProto) -> Reading:
+    def _operator(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
         key = key_of(node)
         if scope.model.opsets.get("", _PLAIN_BROADCAST) < _PLAIN_BROADCAST:
             return None
         if node.output[0] in scope.rows:
             return self._heads(scope, node)
         if key == ("", "Where"):
-            return (yield self._where(scope, node))
+            return self._where(scope, node)
         if key == ("", "Clip"):
-            return (yield self._clip(scope, node))
+            return self._clip(scope, node)
         if key == ("", "Cast"):
-            return (yield self._cast(scope, node))
+            return self._cast(scope, node)
         if key == ("", "Log"):
-            return _log((yield self._operand(scope, node.input[0])))
+            return _log(self._operand(scope, node.input[0]))
         if key not in OPERATORS or not all(node.input):
             return None
-        operands = yield self._operands(scope, node.input, (1,) if key == ("", "Pow") else ())
+        operands = self._operands(scope, node.input, (1,) if key == ("", "Pow") else ())
         if operands is None:
             return None
         made = scalar_operator(key, attributes(node), [each.expression for each in operands])
@@ -204,25 +180,25 @@ class Reader:
             found, inside=frozenset(rows.inside), together=len(leaves) > 1, added=rows.added, tokens=rows.tokens
         )
 
-    def _cast(self, scope: Scope, node: onnx.NodeProto) -> Reading:
+    def _cast(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
         """The same number; of a condition, 1 where it holds and 0 where it does not."""
         if attributes(node).get("to") not in FLOATS:
             return None
         if scope.find(node.input[0]).elem_type == onnx.TensorProto.BOOL:
-            return (yield self._chosen(scope, node.input[0], Region(ONE, {}), Region(ZERO, {}), _MOST_CONDITIONS))
-        return (yield self._operand(scope, node.input[0], integer=True))
+            return self._chosen(scope, node.input[0], Region(ONE, {}), Region(ZERO, {}), _MOST_CONDITIONS)
+        return self._operand(scope, node.input[0], integer=True)
 
-    def _clip(self, scope: Scope, node: onnx.NodeProto) -> Reading:
-        value, ends = (yield self._operand(scope, node.input[0])), clip_ends(scope, node)
+    def _clip(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
+        value, ends = self._operand(scope, node.input[0]), clip_ends(scope, node)
         return None if value is None or ends is None else _read(clip(value.expression, *ends), value)
 
-    def _where(self, scope: Scope, node: onnx.NodeProto) -> Reading:
-        branches = yield self._operands(scope, node.input[1:])
+    def _where(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
+        branches = self._operands(scope, node.input[1:])
         if branches is None:
             return None
-        return (yield self._chosen(scope, node.input[0], branches[0], branches[1], _MOST_CONDITIONS))
+        return self._chosen(scope, node.input[0], branches[0], branches[1], _MOST_CONDITIONS)
 
-    def _chosen(self, scope: Scope, name: str, a: Region, b: Region, most: int) -> Reading:
+    def _chosen(self, scope: Scope, name: str, a: Region, b: Region, most: int) -> Region | None:
         """`a` where the condition holds, else `b`; None where the condition is no comparison of numbers."""
         tensor = scope.find(name)
         node = tensor.node
@@ -230,16 +206,16 @@ class Reader:
             return None
         key, scope = key_of(node), tensor.scope
         if key == ("", "Not"):
-            return (yield self._chosen(scope, node.input[0], b, a, most - 1))
+            return self._chosen(scope, node.input[0], b, a, most - 1)
         if key in (("", "And"), ("", "Or")):
-            inner = yield self._chosen(scope, node.input[1], a, b, most - 1)
+            inner = self._chosen(scope, node.input[1], a, b, most - 1)
             if inner is None:
                 return None
             first, second = (inner, b) if key[1] == "And" else (a, inner)
-            return (yield self._chosen(scope, node.input[0], first, second, most - 1))
+            return self._chosen(scope, node.input[0], first, second, most - 1)
         if key[1] not in _COMPARISONS or key[0]:
             return None
-        operands = yield self._operands(scope, node.input)
+        operands = self._operands(scope, node.input)
         if operands is None:
             return None
         x, y = (each.expression for each in operands)
