@@ -170,13 +170,7 @@ def declared_options(*kinds: type, only: Collection[str] | None = None, **instea
     """
     every = [each for kind in kinds for each in options_of(kind)]
     found = [each for each in every if (not each.rare if only is None else each.name in only)]
-
-    def decorated(command: Any) -> Any:
-        for each in reversed(found):
-            command = _option(each, instead.get(each.name, {}))(command)
-        return command
-
-    return decorated
+    return with_options([_option(each, instead.get(each.name, {})) for each in found])
 
 
 def rare_options(*kinds: type) -> Callable[[Any], Any]:

@@ -55,7 +55,7 @@ def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -
     known: dict[str, TensorType] = {}
 
     def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        if key_of(node) not in _DEFINITIONS.keys() - set(left):
+        if key_of(node) not in DEFINITIONS.keys() - set(left):
             return None
         if not known:
             known.update(declared_types(inferred_graph(model)))
@@ -74,12 +74,12 @@ def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
         LostError: it does something that the definition leaves out.
     """
     written = _Written(node, types)
-    if key_of(node) not in _DEFINITIONS:
+    if key_of(node) not in DEFINITIONS:
         raise written.lost("what it computes is not known")
     if opset < _OPSET:
         raise written.lost(f"its parts need opset {_OPSET}, and the model has {opset}")
     try:
-        _DEFINITIONS[key_of(node)](written)
+        DEFINITIONS[key_of(node)](written)
     except UNFIT as error:
         raise written.lost("its operands do not fit") from error
     return written.nodes
@@ -369,7 +369,7 @@ class _Written(Writer):
         self.outputs(self.put("Gather", table, place, axis=0))
 
 
-_DEFINITIONS: Mapping[tuple[str, str], Callable[[_Written], None]] = {
+DEFINITIONS: Mapping[tuple[str, str], Callable[[_Written], None]] = {
     (MICROSOFT, "GroupQueryAttention"): _Written.grouped,
     (MICROSOFT, "MultiHeadAttention"): _Written.multi_head,
     ("", "Attention"): _Written.multi_head,

@@ -26,7 +26,7 @@ from onnx import TensorProto, numpy_helper
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.attention import with_plain
+from rewriter.graph.attention import DEFINITIONS, with_plain
 from rewriter.graph.edit import inlined, set_nodes, written_out
 from rewriter.graph.extract import bytes_of
 from rewriter.graph.mixtures import with_plain_experts
@@ -118,7 +118,9 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     if sum(bytes_of(tensor) for tensor in iter_tensors(model)) > LARGEST:
         raise NoReference(f"larger than {round(LARGEST / 1e9)} GB")
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
-    copy = with_plain(with_plain_experts(inlined(model)), left=(("", "Attention"),))
+    copy = with_plain_experts(inlined(model))
+    if any(key_of(node) in DEFINITIONS for graph in all_graphs(copy.graph) for node in graph.node):
+        copy = with_plain(copy, left=(("", "Attention"),))
     if any(key_of(node) == ("", "Attention") for node in copy.graph.node):
         # onnx's own rounds the scale to float32. Its definition depends on types.
         with suppress(onnx.shape_inference.InferenceError):
