@@ -625,7 +625,7 @@ KEYS = {
         'add_weight(m, "number", np.asarray([0])); insert_before("/z_self", "Gather", "@ number", place=1, axis=2)'
     ),
     "one key is off by 1e-5": 'change_values(weight(m, "*/k_bias"), "v[-1, 0] *= 1 + 1e-5")',
-    "one value is off by 1e-5": 'insert_before("/z_bias", "Mul", "@ factor", place=1); add_weight(m, "factor", np.float32(1.00001))',
+    "one value is off by 1e-5": 'change_values(weight(m, "*/v_rows"), "v[-1, -1] += 1e-5")',
     "self and a bias token change places": (
         'add_weight(m, "number", np.asarray([1, 0, *range(2, 9)])); '
         'insert_before("/scores", "Gather", "@ number", axis=3)'
