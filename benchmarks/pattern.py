@@ -1,8 +1,9 @@
 """`python -m benchmarks.pattern`: what a pattern that stands in the graph costs in a decoder, and which operators.
 
 The original, forms of it, and models that something else wrote take turns in this process, on one thread. Its CPU time
-is measured, which others on a shared machine hardly change; the second original is the noise. Each operator of the
-blocks then has its fastest time of several runs, from onnxruntime's profile. Writes tables and a JSON file.
+is measured, which others on a shared machine hardly change; the second original is the noise. Each node of the heads
+then has its fastest time of several runs, from onnxruntime's profile at the shortest length: that is no CPU time, and
+only short nodes end before something else gets the processor. Writes tables and a JSON file.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Row:
         model: `original`, `control` for the original once more, a form, or the name of a model that was given.
         milliseconds: fastest CPU time of a run.
         over_original: the ratio to the original.
-        nodes: how many nodes of its heads run in a block; 0 for the original.
+        nodes: how many nodes of its heads run in a block; 0 for the original, and where there is no profile.
         costs: operator and name of each of them to its fastest time in nanoseconds, and the bytes that it reads and
             writes, per neuron and token.
     """
@@ -101,12 +102,11 @@ def main(
     costs = [
         (row.activation, row.model, str(row.nodes), name, *(f"{each:.2f}" for each in cost))
         for row in rows
-        if row.tokens == max(tokens)
         for name, cost in row.costs.items()
         if cost[0] >= _LEAST
     ]
     columns = ("activation", "model", "nodes per block", "node", "ns", "bytes")
-    print_table(f"Nodes of the heads, per neuron and token, at {max(tokens)} tokens", columns, costs)
+    print_table(f"Nodes of the heads, per neuron and token, at {min(tokens)} tokens", columns, costs)
 
 
 def _written(folder: Path, shape: Shape, forms: Sequence[str]) -> dict[str, Path]:
@@ -133,12 +133,13 @@ def measured(
         seconds = interleaved(runs, repeats=repeats, clock=time.thread_time)
         entries = sizes["hidden"] * length
         profiles = {
-            name: nodes_of(path, "cpu", {"input_ids": ids}, 1, min) if path != models[ORIGINAL] else {}
+            name: nodes_of(path, "cpu", {"input_ids": ids}, 1, min)
             for name, path in models.items()
+            if path != models[ORIGINAL] and length == min(tokens)
         }
         for name, times in seconds.items():
             costs: dict[str, tuple[float, float]] = {}
-            for path, node in profiles[name].items():
+            for path, node in profiles.get(name, {}).items():
                 if _HEADS in path and path.startswith(_FIRST):
                     key = f"{node.kind} {path.partition(_HEADS)[2].split('/')[0]}"
                     costs[key] = 1e9 * node.seconds / entries, node.bytes / entries

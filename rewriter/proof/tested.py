@@ -141,9 +141,9 @@ def drawn_case(view: GraphView, claim: Claim, batch: int, tokens: int, scale: fl
     for name in claim.block_inputs:
         kind = view.type_of(name)
         declared = kind.shape or (None,) * max(3, -claim.axis)
-        if claim.width is None and not isinstance(declared[claim.axis], int):
-            raise ValidationError(f"nothing tells how many channels {quoted(name)} has")
         channels = claim.axis % len(declared)
+        if claim.width is None and not isinstance(declared[channels], int):
+            raise ValidationError(f"nothing tells how many channels {quoted(name)} has")
         others = [batch, *(1,) * (len(declared) - 3), tokens][-len(declared) + 1 :] if len(declared) > 1 else []
         own = [*others[:channels], claim.width or 1, *others[channels:]]
         shape = [dim if isinstance(dim, int) and dim > 0 else size for dim, size in zip(declared, own, strict=True)]
@@ -192,5 +192,5 @@ def _in_float64(
 def _sizes(claim: Claim, case: Case) -> tuple[int, ...]:
     """The sizes of a case but for the channels: batch and tokens, or batch, height and width."""
     shape = list(case.feeds[claim.block_inputs[0]].shape)
-    del shape[claim.axis]
+    del shape[claim.axis % len(shape)]
     return tuple(shape)

@@ -579,15 +579,12 @@ class _Matching:
         """Each leaf of `theirs` to the leaf of `ours` that is the same tensor; None where there is none."""
         if len(ours.leaves) != len(theirs.leaves):
             return None
-        free = dict(ours.leaves)
         matched: dict[Expression, Expression] = {}
         for leaf, tensor in theirs.leaves.items():
             # Tensors that kept their names first: most questions are then answered once.
-            for other in sorted(free, key=lambda each: free[each].name != tensor.name):
-                mine = free[other]
+            for other, mine in sorted(ours.leaves.items(), key=lambda each: each[1].name != tensor.name):
                 if self._same_tensors(mine, tensor, rows=rows):
                     matched[leaf] = other
-                    del free[other]
                     break
             else:
                 return None

@@ -16,6 +16,7 @@ from passes.programs.head import Array, Head
 from passes.programs.program import Program
 from passes.programs.solve import Parameters
 from rewriter import ExitStatus, certify, rewrite
+from tests.cases import planned
 from tests.passes.programs.balls import arb, precision
 from tests.textmodels import ERF_GELU, mlp, only_block
 
@@ -90,6 +91,17 @@ def test_steep_functions_are_recognised(name: str) -> None:
     """At 1 they have reached their limits, so that their values there do not tell how steep they are."""
     text = f"s = Mul(y, $63.7) {OPERATORS[name].format(a='0.313', b='')} h = Mul(t, $-0.0745)"
     assert only_block(mlp(text, opset=20, ir=9)).identified.activation.name == name
+
+
+@pytest.mark.parametrize("form", ["local", "compact"])
+def test_claims_cover_sums_of_coefficients(form: str) -> None:
+    """The slope on the right is the head's factor and the linear term in one number of the graph."""
+    for inner, left, outer in np.random.default_rng(0).uniform(0.1, 2.0, (16, 3)):
+        model = mlp(f"s = Mul(y, ${inner:.7f}) l = LeakyRelu<alpha = {left:.7f}>(s) h = Mul(l, ${outer:.7f})")
+        (conversion,) = planned(model, form=form).conversions
+        (slope, _), program = conversion.block.identified.parameters, conversion.program
+        made = float(np.float32(program.heads[0].c + program.linear))
+        assert abs(made / slope - 1.0) <= program.max_error + program.coefficient_error
 
 
 def test_elu_without_a_kink_is_better_than_with_one() -> None:

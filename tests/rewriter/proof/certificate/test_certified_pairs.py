@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from rewriter import rewrite
 from rewriter.errors import ModelError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
+from rewriter.proof.certificate import bounds
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
+from rewriter.proof.claims import Claim
 from rewriter.proof.inputs.cases import make_cases
 from tests import changes
 from tests.changes import add_weight, copied, insert
@@ -158,6 +161,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "through float16": (
         SILU, "z = Cast<to = 10>(y) s = Sigmoid(z) w = Cast<to = 1>(s) h = Mul(y, w)", "narrower type"),
     "through integers": (SILU, "i = Cast<to = 7>(y) z = Cast<to = 1>(i) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
+    "sums of a wider type": (
+        f"{SILU.replace('h =', 'g =')} i = Constant<value = int64 {{1}}>() c = CumSum(g, i) h = Cast<to = 1>(c)",
+        f"{HEADS.replace('h =', 'g =')} w = Cast<to = 11>(g) i = Constant<value = int64 {{1}}>() c = CumSum(w, i)"
+        " h = Cast<to = 1>(c)",
+        "has type double instead of float"),
     "rounded": (SILU, "z = Round(y) s = Sigmoid(z) h = Mul(y, s)", "stands where"),
     "a logarithm of something else": ("h = Softplus(y)", "e = Exp(y) o = Add($2.0, e) h = Log(o)", "stands where"),
     "a mask of the other side": (
@@ -218,6 +226,38 @@ def test_changes_outside_of_regions_are_refused(name: str) -> None:
     found = judged(mlp(SILU), rewritten)
     assert not found.certified
     assert any(reason in each.text for each in found.refusals), [each.text for each in found.refusals]
+
+
+ROWS = "f = Flatten<axis = 2>(x) y = Gemm(f, W1) "
+FRONT = (
+    "v = Tanh(z) n = Shape({}) i = Constant<value_ints = [0]>() j = Constant<value_ints = [2]>() "
+    "e = Constant<value_ints = [8]>() l = Slice(n, i, j) k = Concat<axis = 0>(l, e) out = Reshape(y, k)"
+)
+THREE = "y = MatMul(x, W1) v = Tanh(z) k = Constant<value_ints = [{}]>() out = Reshape(y, k)"
+TURNED = THREE.format("1, -1, 8").replace("y = MatMul(x, W1)", ROWS)
+FLAT = TURNED.replace(ROWS, "r = MatMul(x, W1) {} y = Reshape(r, m) ")
+LAID_OUT = {
+    "its own axes": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x"), True, True),
+    "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), True, False),
+    "a matrix": ("v = Tanh(z) y = MatMul(x, W1) out = Tanh(y)", f"{ROWS} v = Tanh(z) out = Tanh(y)", False, False),
+    "other axes": (THREE.format("-1, 1, 8"), TURNED, False, False),
+    "rows by their width": (TURNED, FLAT.format("m = Constant<value_ints = [-1, 8]>()"), True, True),
+    "as many rows as another's": (
+        TURNED,
+        FLAT.format("n = Shape(z) f = Constant<value_ints=[0]>() l = Constant<value_ints=[2]>() m = Slice(n, f, l)"),
+        False, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_a_layer_has_the_axes_of_its_rows(name: str) -> None:
+    """Two tensors have the same axes in front where the original fixes both."""
+    original, rewritten, *wanted = LAID_OUT[name]
+    for inputs, certified in zip(
+        ("float[2, 3, 4] x, float[2, 3, 5] z", "float[b, t, 4] x, float[b, t, 5] z"), wanted, strict=True
+    ):
+        a, b = (text_model(text, inputs=inputs, outputs="float[p, q, 8] out") for text in (original, rewritten))
+        assert judged(a, b).certified is certified, inputs
 
 
 def _attribute(value: float) -> onnx.ModelProto:
@@ -475,6 +515,35 @@ def test_a_domain_is_that_of_the_claim() -> None:
     assert found.certified
     assert found.regions[0].bound.domain == 299.0
     assert not judged(a, b, claims={"h": Claimed(1e-6, 301.0)}).certified
+
+
+REPLACED = Claim("mlp", ("y",), "h", ("x",), ("out",), 1e-6, onnx.TensorProto.FLOAT)
+
+
+def test_what_stands_for_a_block_attends() -> None:
+    same = "z = Mul(y, $0.5) t = Tanh(z) p = Add(t, $1.0) k = Div($2.0, p) h = Div(y, k)"
+    assert judged(mlp(SILU), mlp(HEADS), blocks=[REPLACED]).certified
+    assert "there is no softmax" in judged(mlp(SILU), mlp(same), blocks=[REPLACED]).refusals[0].reason
+    elsewhere = replace(REPLACED, path=(("out", "body"),))
+    assert "is not in both models" in judged(mlp(SILU), mlp(HEADS), blocks=[elsewhere]).refusals[0].reason
+
+
+@pytest.mark.parametrize(("most", "left"), [(bounds.MOST_CELLS, ()), (0, ("mlp",))])
+def test_a_block_whose_bound_is_not_found_is_left_to_tests(
+    most: int, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "MOST_CELLS", most)
+    monkeypatch.setattr(bounds, "_PROVED", {})
+    found = judged(mlp(SILU), mlp(COARSE), claims={"h": Claimed(0.00437)}, blocks=[REPLACED])
+    assert (found.certified, found.left, found.refusals) == (not left, left, ())
+
+
+@pytest.mark.parametrize(("end", "domains"), [(600, [512.0]), (510, [508.0]), (400, [])])
+def test_a_gate_without_a_claim_is_proved_as_far_as_programs_reach(end: int, domains: list[float]) -> None:
+    capped = f"z = Min(y, ${end}.0) {GATED.replace('Sigmoid(y) a = Mul(y, s)', 'Sigmoid(z) a = Mul(z, s)')}"
+    found = of(GATED, capped)
+    assert [region.bound.domain for region in found.regions if region.original == "a"] == domains
+    assert found.certified is bool(domains)
 
 
 # -- models of this tool ----------------------------------------------------------------------------------------------

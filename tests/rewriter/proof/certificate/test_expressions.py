@@ -76,11 +76,15 @@ def test_an_operator_is_what_onnx_says(key: tuple[str, str]) -> None:
 
 def test_operators_of_onnxruntime() -> None:
     tanh = scalar_operator((MICROSOFT, "FastGelu"), {}, [VARIABLE])
+    assert tanh is not None
+    assert float(at(tanh, 2.0)) == pytest.approx(1.0 + math.tanh(math.sqrt(2 / math.pi) * (2 + 0.044715 * 8)))
     assert tanh is scalar_operator(("", "Gelu"), {"approximate": b"tanh"}, [VARIABLE])
     assert scalar_operator((MICROSOFT, "Gelu"), {}, [VARIABLE]) is scalar_operator(("", "Gelu"), {}, [VARIABLE])
     quick = scalar_operator((MICROSOFT, "QuickGelu"), {"alpha": 1.5}, [VARIABLE])
     assert quick is mul(VARIABLE, sigmoid(mul(constant(1.5), VARIABLE)))
     assert scalar_operator((MICROSOFT, "FastGelu"), {}, [VARIABLE, U]) is None
+    assert scalar_operator(("", "SwiGLU"), {}, [G, U]) is mul(mul(G, sigmoid(G)), U)
+    assert scalar_operator(("", "PRelu"), {}, [G, U]) is where(G, G, mul(U, G))
 
 
 def test_what_is_not_elementwise_is_not_guessed() -> None:
@@ -109,6 +113,7 @@ def test_constants_fold_exactly() -> None:
     assert mul(ONE, U) is U
     assert add(ZERO, U) is U
     assert div(U, ONE) is U
+    assert div(ONE, constant(2)) is HALF
     assert neg(HALF) is constant(-0.5)
     assert maximum(constant(2), constant(-3)) is constant(2)
     assert where(ZERO, U, G) is U

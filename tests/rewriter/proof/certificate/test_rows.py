@@ -8,7 +8,7 @@ import pytest
 
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
-from rewriter.proof.certificate.constants import Axes, in_order, sizes
+from rewriter.proof.certificate.constants import Axes, before_casts, in_order, sizes
 from rewriter.proof.certificate.graphs import Model, Tensor
 from rewriter.proof.certificate.rows import extent, read_layer
 from tests.textmodels import text_model
@@ -24,6 +24,8 @@ LAYERS = {
     "with a bias": "y = MatMul(x, W1) out = Add(y, b1)",
     "with a bias in front": "y = MatMul(x, W1) out = Add(b1, y)",
     "with one number as bias": "y = MatMul(x, W1) out = Add(y, $0.5)",
+    "a product as Einsum": 'out = Einsum<equation = "btd,df->btf">(x, W1)',
+    "Einsum, turned": 'out = Einsum<equation = "fd, ...d -> ...f">(W1t, x)',
     "transposed weights": "w = Transpose<perm = [1, 0]>(W1t) y = MatMul(x, w) out = Add(y, b1)",
     "weights side by side": "w = Concat<axis = 1>(A1, A1) y = MatMul(x, w) out = Identity(y)",
     "weights times a number": "w = Mul(W1, $0.1) out = MatMul(x, w)",
@@ -33,6 +35,7 @@ LAYERS = {
 NONE = {
     "two biases": "y = MatMul(x, W1) z = Add(y, b1) out = Add(z, c1)",
     "a bias with an axis more": "y = MatMul(x, W1) out = Add(y, wide)",
+    "Einsum that turns its output": 'y = Einsum<equation = "btd,df->bft">(x, W1) out = Transpose<perm = [0, 2, 1]>(y)',
     "weights that are computed": "w = Exp(W1) out = MatMul(x, w)",
     "a product from the left": "w = Transpose<perm = [0, 2, 1]>(x) out = MatMul(W1t, w)",
     "a slice of tokens": "y = MatMul(x, W1) " + ENDS.replace("-1", "1") + "out = Slice(y, from, to, on)",
@@ -87,6 +90,47 @@ def test_axes_in_front() -> None:
         assert (found.tensor.name, found.start, found.stop) == (of, 0, -1), name
     _, shape = tensor(body, "shape")
     assert sizes(shape) == [Axes(shape.scope.find("x"), 0, 1), -1, 8]
+
+
+def part(name: str, start: int, stop: int) -> str:
+    """A slice of the shape of x."""
+    ends = "".join(f"{name}{k} = Constant<value_ints = [{end}]>() " for k, end in enumerate((start, stop)))
+    return f"{ends} {name} = Slice(n, {name}0, {name}1) "
+
+
+SIZES: dict[str, list[tuple[int, int | None]] | None] = {
+    part("p", 0, 1) + part("q", 1, 2): [(0, 2)],
+    part("p", 0, -1) + part("q", -1, 2**31): [(0, None)],
+    part("p", 1, 2) + part("q", 2, 2**31): [(1, None)],
+    part("p", 0, 1) + part("q", 2, 3): [(0, 1), (2, 3)],
+    part("p", 0, 2) + part("q", 2, 1): [(0, 2), (2, 1)],
+    part("p", -2, -1) + part("q", -1, 2**31): [(-2, -1), (-1, None)],
+    part("p", 0, 1) + "i = Constant<value_ints = [1]>() q = Gather(n, i)": [(0, 2)],
+    part("p", 0, 1) + "i = Constant<value_ints = [-1]>() q = Gather(n, i)": [(0, 1), (-1, None)],
+    part("p", 0, 1) + "i = Constant<value_ints = [-2]>() q = Gather(n, i)": None,
+    part("p", 0, 1) + "i = Constant<value_ints = [1, 2]>() q = Gather(n, i)": None,
+    part("p", 0, 1) + "q = Shape<start = 1>(x)": None,
+}
+
+
+@pytest.mark.parametrize("body", SIZES)
+def test_a_shape_is_put_together_from_axes(body: str) -> None:
+    found = sizes(tensor(f"n = Shape(x) {body} shape = Concat<axis = 0>(p, q) out = Identity(x)", "shape")[1])
+    ends = None if found is None else [(each.start, each.stop) for each in found if isinstance(each, Axes)]
+    assert ends == SIZES[body]
+
+
+CASTS = {
+    "z = Cast<to = 11>(x) out = Cast<to = 1>(z)": ("x", "x", "x"),
+    "z = Cast<to = 10>(x) out = Cast<to = 1>(z)": ("z", "x", "x"),
+    "z = Cast<to = 7>(x) out = Cast<to = 1>(z)": ("out", "out", "z"),
+}
+
+
+@pytest.mark.parametrize("body", CASTS)
+def test_casts_that_are_passed(body: str) -> None:
+    out, inner = (tensor(body, name)[1] for name in ("out", "z"))
+    assert (in_order(out).name, before_casts(out).name, in_order(inner).name) == CASTS[body]
 
 
 def test_axes_are_found_once_per_tensor() -> None:
