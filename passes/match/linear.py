@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 from rewriter.graph.constants import Constants
+from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import GraphView, Miss, attributes, integer_of, key_of, label
 
 MICROSOFT = "com.microsoft"
@@ -128,35 +129,6 @@ def _einsum(view: GraphView, constants: Constants, index: int) -> LinearOperator
     features = (shape[contracted], shape[made]) if len(shape) == rank else (None, None)
     data = next(name for name in node.input if name != weight)
     return _operator(view, constants, index, "Einsum", data, weight, features, transposed=made < contracted, axis=axis)
-
-
-def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
-    """Read `bsd,df->bsf`, `ecd,edf->ecf` and the like, `weight` being the position of the matrices; None for others.
-
-    The axis of data and output that is mapped, from the end; the axes of the weight that are summed over and made; and
-    the number of its axes, of which further ones are those of experts.
-    """
-    left, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
-    operands = left.split(",")
-    if not arrow or len(operands) != 2:
-        return None
-    matrix, data = operands[weight], operands[1 - weight]
-    # A letter that occurs twice in a term takes a diagonal.
-    known = all(len(set(term)) == len(term) for term in (matrix, data, output))
-    if not known or len(matrix) < 2 or "." in matrix:
-        return None
-    # Letters of the weight alone are made, those that the output lacks are contracted. Tokens must all remain.
-    contracted = [letter for letter in data if letter in matrix and letter not in output]
-    made = [letter for letter in output if letter in matrix and letter not in data]
-    if not contracted or not made or not set(data) <= set(output) | set(matrix) or not set(matrix) <= {*data, *output}:
-        return None
-    # Of several, as where a sum over experts follows, the last is that of the neurons.
-    axis = data.index(contracted[-1]) - len(data)
-    if output.index(made[-1]) - len(output) != axis or "." in data[axis:]:
-        return None  # the dots stand for an unknown number of axes, so the axis cannot be counted from the end
-    if len(matrix) == 2 and data.replace(contracted[0], made[0]) != output:
-        return None
-    return axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix)
 
 
 def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:

@@ -197,6 +197,7 @@ class _Written(Writer):
             scores = self.put("Concat", scores, self.put("Expand", sink, size), axis=-1)
         pattern = self.put("Softmax", scores, axis=-1, name="pattern")
         pattern = self.part(pattern, -1, 0, -1) if sink else pattern
+        pattern = self.put("Where", seen, pattern, self.like(0.0, query)) if seen else pattern  # a row may see nothing
         return self.put("MatMul", pattern, value, name="z")
 
     def joined(self, tensor: str) -> str:

@@ -218,11 +218,56 @@ def _quantised_gemm(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     return [linear, step(node, "QuantizeLinear", [*linear.output, *node.input[-2:]], last=True)]
 
 
+def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
+    """Read `bsd,df->bsf`, `ecd,edf->ecf` and the like, `weight` being the position of the matrices; None for others.
+
+    The axis of data and output that is mapped, from the end; the axes of the weight that are summed over and made; and
+    the number of its axes, of which further ones are those of experts.
+    """
+    left, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
+    operands = left.split(",")
+    if not arrow or len(operands) != 2:
+        return None
+    matrix, data = operands[weight], operands[1 - weight]
+    # A letter that occurs twice in a term takes a diagonal.
+    known = all(len(set(term)) == len(term) for term in (matrix, data, output))
+    if not known or len(matrix) < 2 or "." in matrix:
+        return None
+    # Letters of the weight alone are made, those that the output lacks are contracted. Tokens must all remain.
+    contracted = [letter for letter in data if letter in matrix and letter not in output]
+    made = [letter for letter in output if letter in matrix and letter not in data]
+    if not contracted or not made or not set(data) <= set(output) | set(matrix) or not set(matrix) <= {*data, *output}:
+        return None
+    # Of several, as where a sum over experts follows, the last is that of the neurons.
+    axis = data.index(contracted[-1]) - len(data)
+    if output.index(made[-1]) - len(output) != axis or "." in data[axis:]:
+        return None  # the dots stand for an unknown number of axes, so the axis cannot be counted from the end
+    if len(matrix) == 2 and data.replace(contracted[0], made[0]) != output:
+        return None
+    return axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix)
+
+
+def _einsum(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """The product of rows with a matrix, such as `btd,df->btf`."""
+    equation = "".join(each.s.decode("utf-8", "replace") for each in node.attribute if each.name == "equation")
+    for weight in (1, 0):
+        read = einsum_map(equation, weight) if len(node.input) == len(("data", "matrix")) else None
+        if read is None or (read[0], read[3]) != (-1, 2):
+            continue
+        turned = [step(node, "Transpose", [node.input[weight]], last=False)] if read[2] < read[1] else []
+        matrix = turned[0].output[0] if turned else node.input[weight]
+        return [*turned, step(node, "MatMul", [node.input[1 - weight], matrix], last=True)]
+    return None
+
+
 SATURATING: dict[tuple[str, str], Definition] = {
     ("", "QLinearMatMul"): _quantised("MatMul", 2),
     (MICROSOFT, "QGemm"): _quantised_gemm,
 }
 """What is taken apart only where it saturates at 0."""
+
+PRODUCTS: dict[tuple[str, str], Definition] = {("", "Einsum"): _einsum}
+"""What is a MatMul in other words, to the certificate; in the plan it is an operator like others."""
 
 FUSED: dict[tuple[str, str], Definition] = {
     (MICROSOFT, "BiasGelu"): _biased("Gelu"),

@@ -20,19 +20,15 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source, load_model
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.extract import upstream
-from rewriter.graph.view import integer_of
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.interventions import replaced, self_contained, written_by
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read, written
 from rewriter.interpret.run import only_case, side_of, values_of
 from rewriter.interpret.sublayers import Named
-from rewriter.ort.sessions import open_session
+from rewriter.proof.claims import Side
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.run import open_model
-
-_PACKED = 4
-"""Operands of MatMulNBits that are followed: data, numbers, scales and zero points."""
 
 
 @dataclass(frozen=True)
@@ -127,31 +123,17 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
 
 
 def _dequantised(model: Source) -> Source:
-    """The model with quantised weights as plain ones of the same values."""
+    """The model with the results of DequantizeLinear as weights, where they are constant."""
     source = load_model(model, mapped=True)
-    if not {"DequantizeLinear", "MatMulNBits"}.intersection(node.op_type for node in source.proto.graph.node):
+    side = Side.of(source)
+    results = (node.output[0] for node in side.main.nodes if node.op_type == "DequantizeLinear")
+    names = [name for name in results if name in side.main.constants]
+    if not names:
         return model
-    proto, kept = self_contained(source), list[onnx.NodeProto]()
-    held = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for node in proto.graph.node:
-        packed, weight, identity = node.op_type == "MatMulNBits", node.output[0], np.zeros(())
-        operands = [held.get(name) for name in node.input[packed:] if name]
-        if None in operands or not (node.op_type == "DequantizeLinear" or (packed and len(operands) < _PACKED)):
-            kept.append(node)
-            continue
-        kind = held[node.input[1 + packed]].data_type  # that of the scales
-        values = [onnx.helper.make_tensor_value_info(name, kind, None) for name in (node.input[0], weight)]
-        given = [each for each in operands if each]
-        graph = onnx.helper.make_graph([node], "weight", values[:packed], values[1:], given)
-        alone = onnx.helper.make_model(graph, opset_imports=proto.opset_import, ir_version=proto.ir_version)
-        if packed:  # its product with the identity is the weight
-            identity = np.eye(integer_of(node, "K", 0), dtype=onnx.helper.tensor_dtype_to_np_dtype(kind))
-            weight = f"{weight}/weight"
-            kept.append(onnx.helper.make_node("MatMul", [node.input[0], weight], node.output, node.name))
-        session = open_session(alone, "cpu", optimise=False)
-        (value,) = session.run({node.input[0]: identity} if packed else {}, node.output).values()
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(value, weight))
-    set_nodes(proto.graph, kept)
+    proto, part = self_contained(source), side.extracted(upstream(side.main, frozenset(), names))
+    made = open_model(part, "cpu", optimise=False).run({}, names)
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in made.items())
+    set_nodes(proto.graph, [node for node in proto.graph.node if node.output[0] not in made])
     return proto
 
 

@@ -23,7 +23,7 @@ from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.fused import FUSED, SATURATING
+from rewriter.graph.fused import FUSED, PRODUCTS, SATURATING
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import TensorType, declared_types, inferred_graph, type_of
 from rewriter.graph.view import (
@@ -465,7 +465,7 @@ def _write_out(graph: onnx.GraphProto, saturates: Callable[[onnx.NodeProto], boo
 
 
 def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) -> list[onnx.NodeProto]:
-    write = FUSED.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
+    write = {**FUSED, **PRODUCTS}.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
     return (write and write(node)) or [node]
 
 

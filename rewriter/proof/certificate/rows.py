@@ -181,9 +181,18 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
         return of_rows._replace(width=int(weight.shape[0 if given.get("transB") else 1]))
     if key_of(node) not in OPERATORS and node.op_type not in ("Cast", "Clip") and tensor.name not in scope.rows:
         return None
-    values = [(each, folded(each)) for each in (scope.find(name) for name in node.input if name)]
+    operands = [scope.find(name) for name in node.input if name]
+    values = [(each, folded(each)) for each in operands if not _one_number(each, depth)]
     found = {extent(each, depth + 1) for each, value in values if value is None or value.ndim > 1}
     fronts, widths = {each.front for each in found}, {each.width for each in found}
-    widths |= {value.size for _, value in values if value is not None and value.ndim <= 1 and value.size != 1}
+    widths |= {value.size for _, value in values if value is not None and value.ndim <= 1}
     front = fronts.pop() if len(fronts) == 1 else Axes(tensor, 0, -1)
     return Extent(front, widths.pop() if len(widths) == 1 else None)
+
+
+def _one_number(tensor: Tensor, depth: int) -> bool:
+    """Whether it is a number of at most one axis that constants make, which gives no tensor other axes."""
+    value, node = folded(tensor), tensor.node
+    if value is not None or node is None or key_of(node) not in OPERATORS or depth > DEEPEST:
+        return value is not None and value.ndim <= 1 and value.size == 1
+    return all(_one_number(tensor.scope.find(name), depth + 1) for name in node.input if name)

@@ -12,7 +12,6 @@ import re
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, RewriteError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import DEFINITIONS, with_plain
-from rewriter.graph.edit import inlined, set_nodes, written_out
+from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.extract import bytes_of
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
@@ -120,12 +119,7 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
     copy = with_plain_experts(inlined(model))
     if any(key_of(node) in DEFINITIONS for graph in all_graphs(copy.graph) for node in graph.node):
-        copy = with_plain(copy, left=(("", "Attention"),))
-    if any(key_of(node) == ("", "Attention") for node in copy.graph.node):
-        # onnx's own rounds the scale to float32. Its definition depends on types.
-        with suppress(onnx.shape_inference.InferenceError):
-            copy = onnx.shape_inference.infer_shapes(copy)
-        copy = (written_out(copy, "Attention") or [copy])[0]
+        copy = with_plain(copy)
     if copy.graph.sparse_initializer:
         raise NoReference("the model has sparse initializers")
     del copy.functions[:]  # those that are left are of another operator set

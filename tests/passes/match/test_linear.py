@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from passes.match.linear import einsum_map
 from rewriter import ExitStatus, rewrite
+from rewriter.graph.fused import einsum_map
 from rewriter.ort.sessions import open_session
 from tests.textmodels import SILU, findings, mlp, only_block, only_left, text_model, values
 

@@ -24,6 +24,8 @@ LAYERS = {
     "with a bias": "y = MatMul(x, W1) out = Add(y, b1)",
     "with a bias in front": "y = MatMul(x, W1) out = Add(b1, y)",
     "with one number as bias": "y = MatMul(x, W1) out = Add(y, $0.5)",
+    "a product as Einsum": 'out = Einsum<equation = "btd,df->btf">(x, W1)',
+    "Einsum, turned": 'out = Einsum<equation = "fd, ...d -> ...f">(W1t, x)',
     "transposed weights": "w = Transpose<perm = [1, 0]>(W1t) y = MatMul(x, w) out = Add(y, b1)",
     "weights side by side": "w = Concat<axis = 1>(A1, A1) y = MatMul(x, w) out = Identity(y)",
     "weights times a number": "w = Mul(W1, $0.1) out = MatMul(x, w)",
@@ -33,6 +35,7 @@ LAYERS = {
 NONE = {
     "two biases": "y = MatMul(x, W1) z = Add(y, b1) out = Add(z, c1)",
     "a bias with an axis more": "y = MatMul(x, W1) out = Add(y, wide)",
+    "Einsum that turns its output": 'y = Einsum<equation = "btd,df->bft">(x, W1) out = Transpose<perm = [0, 2, 1]>(y)',
     "weights that are computed": "w = Exp(W1) out = MatMul(x, w)",
     "a product from the left": "w = Transpose<perm = [0, 2, 1]>(x) out = MatMul(W1t, w)",
     "a slice of tokens": "y = MatMul(x, W1) " + ENDS.replace("-1", "1") + "out = Slice(y, from, to, on)",

@@ -1,0 +1,71 @@
+"""Operators that hold attention, written out: they compute what onnxruntime's kernels compute.
+
+GroupQueryAttention, packed weights and sums before norms are tried in `tests/rewriter/interpret/test_deployed.py`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+from rewriter.arrays import Array
+from rewriter.graph.attention import with_plain
+
+SHAPES = {
+    **dict.fromkeys(("q", "k", "v"), (2, 5, 12)),
+    **dict.fromkeys(("kl", "vl"), (2, 7, 12)),
+    **dict.fromkeys(("k6", "v6"), (2, 5, 6)),
+    "q4": (2, 4, 5, 3),
+    "k4": (2, 2, 7, 3),
+    "v4": (2, 2, 7, 3),
+    "pk": (2, 4, 2, 3),
+    "pv": (2, 4, 2, 3),
+    "bias5": (1, 4, 5, 5),
+    "bias7": (2, 4, 5, 7),
+}
+OURS = "com.microsoft.MultiHeadAttention<num_heads = 4"
+ONNX = "Attention<q_num_heads = 4, kv_num_heads = 4"
+CALLS = (
+    f"y = {OURS}>(q, kl, vl)",
+    f"y = {OURS}>(q, k, v, , pad)",
+    f"y = {OURS}, unidirectional = 1, scale = 0.7>(q, k, v, , pad, bias5)",
+    f"y, nk, nv = {OURS}, unidirectional = 1>(q, k, v, , , bias7, pk, pv)",
+    "y = Attention<q_num_heads = 4, kv_num_heads = 2>(q, k6, v6)",
+    "y = Attention<is_causal = 1>(q4, k4, v4)",
+    f"y = {ONNX}, is_causal = 1>(q, kl, vl, keep)",
+    f"y = {ONNX}>(q, kl, vl, none)",
+    f"y = {ONNX}, softcap = 1.5>(q, kl, vl, bias7)",
+    f"y, nk, nv = {ONNX}, is_causal = 1, scale = 0.4>(q, k, v, , pk, pv)",
+)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return [np.asarray(each) for each in session.run(None, feeds)]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_definition_computes_the_same(call: str) -> None:
+    rng = np.random.default_rng(0)
+    feeds: dict[str, Array] = {name: rng.normal(size=shape).astype(np.float32) for name, shape in SHAPES.items()}
+    feeds["pad"] = np.array([[1] * 5, [1, 1, 1, 0, 0]], np.int32)
+    feeds["keep"] = np.tril(np.ones((5, 7), np.bool_), 1)
+    feeds["none"] = feeds["keep"] & (np.arange(5) != 2)[:, None]  # a query that sees nothing
+    used = [name for name in feeds if re.search(rf"\b{name}\b", call.partition("(")[2])]
+    kinds = {"i": "int32", "b": "bool", "f": "float"}
+    given = ", ".join(f"{kinds[feeds[each].dtype.kind]}{list(feeds[each].shape)} {each}" for each in used)
+    made = ", ".join(f"float {each.strip()}" for each in call.partition("=")[0].split(","))
+    head = f'<ir_version: 10, opset_import: ["" : 23, "com.microsoft" : 1]> agraph ({given}) => ({made})'
+    model = onnx.parser.parse_model(f"{head} {{ {call} }}")
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    plain = with_plain(model)
+    assert not any(node.op_type.endswith("Attention") for node in plain.graph.node)
+    own = {name: feeds[name] for name in used}
+    for one, other in zip(run(model, own), run(plain, own), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
