@@ -4,8 +4,8 @@ Every mutant of `rewriter/proof/certificate` changes one thing: a comparison, an
 number, a condition, a statement that is left out, a value that is not returned. The tests that enter its function run
 in a forked process until one fails, the fastest first; a mutant that all of them pass survives. The process has the
 tests collected already, and the function gets other code; only where that would not be the same, as the function ran
-while tests were collected, all is imported anew. Survivors are judged by hand: many compute the same, or only take
-longer. Results are appended, so that a run can be resumed.
+while tests were collected, all is imported anew. Survivors are judged by hand, and get a `reason`: many compute the
+same, or only take longer. Results are appended, so that a run can be resumed.
 """
 
 from __future__ import annotations
@@ -120,6 +120,8 @@ def mutants(path: Path) -> Iterator[Mutant]:  # noqa: C901 - one case for each k
 def _code(tree: ast.AST) -> Iterator[ast.AST]:
     """Nodes that run: no annotations, no texts of messages, no limits of effort."""
     for node in ast.iter_child_nodes(tree):
+        if node is getattr(tree, "returns", None):
+            continue
         if isinstance(node, (ast.JoinedStr, ast.arguments, ast.ImportFrom)):
             continue
         if isinstance(node, ast.AnnAssign):

@@ -3,7 +3,7 @@
 Tensors of both models are compared from the outputs backwards. Equal numbers are equal computations
 (`rewriter.proof.certificate.graphs`). Where two tensors differ, either both are elementwise functions of the same one
 or two tensors, whose distance is bounded for all reals (`regions`, `bounds`), or both are the same linear layer of the
-same rows (`layers`), or the same operator makes them from the same operands, body by body. Anything else is refused.
+same rows (`rows`), or the same operator makes them from the same operands, body by body. Anything else is refused.
 Names only suggest where a region may begin; nothing is believed that was not compared, and no input is run.
 """
 

@@ -657,6 +657,9 @@ COMPACT = {
     ),
     "the indicators are twos": 'change_values(weight(m, made(m, "/indicators")[0].input[0]), "v[...] = 2")',
     "ones in front of the tokens": 'swap_inputs(made(m, "/stream")[0])',
+    "as many columns of ones as there are sequences": (
+        'made(m, "/indicators_shape")[0].input[2] = made(m, "/batch")[0].output[0]'
+    ),
     "no bias behind the heads": 'becomes(made(m, "/attn_out_biased")[0], "Identity")',
     "W_O is another block's": 'first, second = made(m, "/W_O_flat"); second.input[0] = first.input[0]',
     "heads and tokens change places before z is put side by side": (
@@ -676,6 +679,55 @@ def test_wrong_attention_of_compact_is_refused(statement: str) -> None:
     model = copied(inlined("gelu-encoder.onnx", form="compact"))
     changes.run(statement, m=model, made=made, swap_inputs=swap_inputs)
     found = judged(onnx.load(FOLDER / "gelu-encoder.onnx"), model)
+    assert not found.certified
+    assert found.refusals
+
+
+KEYS = {
+    "softmax over heads": 'attribute(made(m, "/pattern")[0], axis=2)',
+    "softmax over tokens": 'attribute(made(m, "/pattern")[0], axis=1)',
+    "scores are negated": 'insert_before("/pattern", "Neg", "@")',
+    "scores are those of the sequences in reverse": (
+        'insert_before("/pattern", "Gather", "@ number", axis=0); add_weight(m, "number", np.asarray([-1]))'
+    ),
+    "values are those of the first head": (
+        'add_weight(m, "number", np.asarray([0])); insert_before("/z_self", "Gather", "@ number", place=1, axis=2)'
+    ),
+    "one key is off by 1e-5": 'change_values(weight(m, "*/k_bias"), "v[-1, 0] *= 1 + 1e-5")',
+    "one value is off by 1e-5": 'change_values(weight(m, "*/v_rows"), "v[-1, -1] += 1e-5")',
+    "self and a bias token change places": (
+        'add_weight(m, "number", np.asarray([1, 0, *range(2, 9)])); '
+        'insert_before("/scores", "Gather", "@ number", axis=3)'
+    ),
+    "0 where there are 41 tokens": (
+        'y = made(m, "/pattern")[0].output[0]; add_weight(m, "size", np.asarray([41])); '
+        'add_weight(m, "axis", np.asarray([1])); add_weight(m, "none", np.float32(0)); '
+        'insert_before("/z", "Where", "is_41 none @"); insert(m, y, "Equal", "its_tokens size", "is_41"); '
+        'insert(m, y, "Gather", "its_shape axis", "its_tokens"); insert(m, y, "Shape", y, "its_shape")'
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ["softmax", "compact"])
+@pytest.mark.parametrize("statement", KEYS.values(), ids=KEYS)
+def test_wrong_attention_over_keys_is_refused(statement: str, form: str) -> None:
+    original = onnx.load(FOLDER / "gelu-encoder.onnx")
+    model = copied(inlined("gelu-encoder.onnx", **WRITTEN[form]))
+    assert judged(original, model).certified
+
+    def insert_before(ending: str, operator: str, inputs: str, place: int = 0, **attributes: Any) -> None:
+        """A node makes something else of an operand, `@`."""
+        node = made(model, ending)[0]
+        operand = node.input[place]
+        node.input[place] = "changed"
+        index = list(model.graph.node).index(node)
+        names = inputs.replace("@", operand).split()
+        model.graph.node.insert(index, onnx.helper.make_node(operator, names, ["changed"], **attributes))
+
+    before = model.SerializeToString()
+    changes.run(statement, m=model, made=made, insert_before=insert_before)
+    assert model.SerializeToString() != before
+    found = judged(original, model)
     assert not found.certified
     assert found.refusals
 
