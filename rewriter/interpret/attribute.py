@@ -33,7 +33,7 @@ from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
+from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 
@@ -82,7 +82,6 @@ def attribute(
     logit: int,
     *,
     minus: int | None = None,
-    output: str | None = None,
     position: int = -1,
     sequence: int = 0,
 ) -> Attribution:
@@ -93,7 +92,6 @@ def attribute(
         inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
         logit: which entry of the output's last axis.
         minus: attribute the difference from this entry instead.
-        output: the output [batch, tokens, entries]; default: the first one.
         position: the token.
         sequence: the sequence in the batch.
 
@@ -102,7 +100,7 @@ def attribute(
         ModelError: the model is unreadable, malformed or unsafe.
         ValidationError: the model cannot be evaluated in float64.
     """
-    run = FrozenRun(model, inputs, output=output, sequence=sequence)
+    run = FrozenRun(model, inputs, sequence=sequence)
     return attribution_of(run, run.linear(logit, minus, position), (logit,) if minus is None else (logit, minus))
 
 
@@ -368,13 +366,13 @@ class FrozenRun:
         values: what was kept of the run, of all sequences.
     """
 
-    def __init__(self, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int) -> None:
+    def __init__(self, model: Source, inputs: InputsOrText, *, sequence: int) -> None:
         """Arguments and errors are those of `attribute`."""
         index = heads(model, wide=True)
         index.require_tokens_only("attribution")
         self.index, self.sequence = index, sequence
         self.case, self.tokens = only_case(index, inputs)
-        self._output = known_output(index.view, output)
+        self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, self._output)
         self.hooks = hooks_of(index)
         self.values: Mapping[str, Array] = {}

@@ -26,7 +26,7 @@ from rewriter.interpret.index import HeadIndex, count_of, heads
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, only_case, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.why import Scores, listed, made, scores_of
+from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
 from rewriter.proof.inputs.given import InputsOrText
 
 MOST_TOKENS = 64
@@ -36,7 +36,7 @@ _PATTERN_ENTRIES = 2**18
 """Entries of the patterns of all original heads that are shown."""
 
 _SCORES, _TERMS = 2**11, 5
-"""Scores of all original heads that are taken apart, and terms of each."""
+"""ScoreTerms of all original heads that are taken apart, and terms of each."""
 
 _READ = 8
 """Tokens at either end of what a head reads or writes."""
@@ -49,7 +49,6 @@ def head_pictures(
     logit: int | None = None,
     minus: int | None = None,
     position: int = -1,
-    output: str | None = None,
     sequence: int = 0,
     program: str = "fewest",
     tokenizer: str | os.PathLike[str] | None = None,
@@ -63,7 +62,6 @@ def head_pictures(
         logit: which entry of the output's last axis is attributed; default: none.
         minus: the difference from this entry instead.
         position: the token of the logit.
-        output: the output; default: the first one.
         sequence: the sequence in the batch.
         program: as for `heads`.
         tokenizer: a `tokenizer.json` that gives tokens as text.
@@ -84,8 +82,8 @@ def head_pictures(
     last = min(tokens, MOST_TOKENS)
     found, shown_logit = None, None
     if logit is not None:
-        target: dict[str, Any] = {"minus": minus, "position": position, "output": output}
-        run = FrozenRun(model, inputs, output=output, sequence=sequence)
+        target: dict[str, Any] = {"minus": minus, "position": position}
+        run = FrozenRun(model, inputs, sequence=sequence)
         scores = scores_of(run)
         linear = run.linear(logit, minus, position, {tensor for each in scores.values() for tensor in each.needed})
         found = attribution_of(run, linear, ())
@@ -226,7 +224,7 @@ def _effect(named: Named, number: int, found: Attribution | None, window: range)
 
 
 def _explained(
-    run: FrozenRun, scores: Mapping[str, Scores], linear: Linear, chosen: Mapping[str, list[int]], window: range
+    run: FrozenRun, scores: Mapping[str, ScoreTerms], linear: Linear, chosen: Mapping[str, list[int]], window: range
 ) -> tuple[list[str], dict[str, list[list[Any]]]]:
     """The scores of shown heads with the largest weights in patterns, taken apart.
 

@@ -99,7 +99,6 @@ def test_both_directions_and_the_strongest_agree() -> None:
         for kind in "QKV"
         for each in everything.of(name, kind)[0]
     }
-    assert len(scores) == everything.compared + 128 * 4 + 128 * 136  # Q of neurons is V of neurons
     by_writer: dict[tuple[str, str], list[float]] = {}
     for (kind, _, writer), value in scores.items():
         by_writer.setdefault((kind, writer), []).append(value)
