@@ -454,8 +454,7 @@ def rank(
 
 
 def _composition_rows(found: Compositions, top: int) -> Iterator[str]:
-    scales = "with the scales of normalisations" if found.folded else "without the scales of normalisations"
-    yield f"composition, {scales}; unrelated weights: {found.baseline:.3f}"
+    yield f"composition, without the scales of normalisations; unrelated weights: {found.baseline:.3f}"
     yield f"  {'':<3} {'reader':<{_NAME}} {'writer':<{_NAME}} {'score':>6}"
     for each in found.strongest(top):
         yield f"  {each.kind:<3} {_name(each.reader)} {_name(each.writer)} {each.score:6.4f}"

@@ -263,7 +263,6 @@ def attribution_graph(
     *,
     minus: int | None = None,
     position: int = -1,
-    sequence: int = 0,
     node_threshold: float = 0.8,
     edge_threshold: float = 0.98,
     max_nodes: int = 2000,
@@ -273,10 +272,9 @@ def attribution_graph(
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
         inputs: maps inputs to arrays; an npz file with one case; or a `Text`, whose tokens the graph then shows.
-        logit: which entry of the output's last axis.
+        logit: which entry of the first output's last axis.
         minus: the graph of the difference from this entry instead.
         position: the token.
-        sequence: the sequence in the batch.
         node_threshold: pruning keeps the nodes with the most influence that have this share of it.
         edge_threshold: the same for edges, among those nodes.
         max_nodes: how many heads and neurons, each at one token, get nodes of their own: those with the largest effects
@@ -291,7 +289,7 @@ def attribution_graph(
             raise UsageError(f"the {what} threshold is {share:g}, which is not between 0 and 1")
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
-    run = FrozenRun(model, inputs, sequence=sequence)
+    run = FrozenRun(model, inputs)
     scores = scores_of(run)
     further = {tensor for each in scores.values() for tensor in each.needed}
     linear, entries = run.linear(logit, minus, position, further), run.entries(position)
@@ -307,7 +305,7 @@ def attribution_graph(
     pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, *thresholds)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
-    ids = token_ids(run.index, run.case.feeds, sequence, length)
+    ids = token_ids(run.index, run.case.feeds, length)
     tokens = tuple(range(length)) if ids is None else ids
     shown = tuple(map(str, tokens)) if run.tokens is None else run.tokens.spelled[0]
     why = dict[int, Callable[[Sequence[str]], Why]]()
@@ -333,12 +331,12 @@ def attribution_graph(
     )
 
 
-def token_ids(index: HeadIndex, feeds: Mapping[str, Array], sequence: int, length: int) -> tuple[int, ...] | None:
-    """The token ids of a sequence; None where no input has ids for that many tokens."""
+def token_ids(index: HeadIndex, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
+    """The token ids of the first sequence; None where no input has ids for that many tokens."""
     for spec in input_specs(index.proto):
         array = feeds.get(spec.name)
         if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
-            return tuple(int(number) for number in array.reshape(-1, length)[sequence])
+            return tuple(int(number) for number in array.reshape(-1, length)[0])
     return None
 
 

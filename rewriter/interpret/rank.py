@@ -218,27 +218,21 @@ class Compositions:
     Attributes:
         heads: the names of all heads.
         reads: kind to the writers that each head reads most.
-        read_by: kind to the readers that read each head most.
-        folded: whether scales of normalisations are in the weights.
         baseline: the root mean square of scores between weights without any relation.
     """
 
     heads: tuple[str, ...]
     reads: Mapping[str, Best]
-    read_by: Mapping[str, Best]
-    folded: bool
     baseline: float
 
-    def of(self, head: str, kind: str) -> tuple[list[Composition], list[Composition]]:
-        """(what a head reads, what reads it), the strongest first.
+    def of(self, head: str, kind: str) -> list[Composition]:
+        """What a head reads, the strongest first.
 
         Raises:
             ValueError, KeyError: there is no such head or kind.
         """
-        place = self.heads.index(head)
-        reads = [Composition(kind, head, self.heads[other], score) for other, score in self.reads[kind].row(place)]
-        read_by = [Composition(kind, self.heads[other], head, score) for other, score in self.read_by[kind].row(place)]
-        return reads, read_by
+        row = self.reads[kind].row(self.heads.index(head))
+        return [Composition(kind, head, self.heads[other], score) for other, score in row]
 
     def strongest(self, count: int) -> list[Composition]:
         """The strongest of all, `count` up to the `top` of the call; equal kinds of a pair are one, such as `QV`."""
@@ -254,14 +248,13 @@ class Compositions:
         return [Composition(kind, name[reader], name[writer], score) for (reader, writer, score), kind in ordered]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data: per kind and head what it reads and what reads it, as [name, score]."""
-
-        def listed(best: Best) -> dict[str, Any]:
-            rows = {name: best.row(place) for place, name in enumerate(self.heads)}
-            return {name: [[self.heads[other], score] for other, score in row] for name, row in rows.items() if row}
-
-        kinds = {kind: {"reads": listed(self.reads[kind]), "read_by": listed(self.read_by[kind])} for kind in KINDS}
-        return {"fold_ln": self.folded, "baseline": self.baseline, "kinds": kinds}
+        """JSON-ready data: per kind and head what it reads, as [name, score]."""
+        name = self.heads
+        kinds = {
+            kind: {name[at]: [[name[other], score] for other, score in best.row(at)] for at in range(len(name))}
+            for kind, best in self.reads.items()
+        }
+        return {"baseline": self.baseline, "reads": kinds}
 
 
 def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
@@ -295,11 +288,10 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     for each in index.sublayers:
         starts[each.name] = len(names)
         names += [f"{each.name}.{number}" for number in range(count_of(each))]
-    folded = any(index.folded(side.data) is not None for each in index.sublayers for side in read(index, each))
     outputs = [index.tensors[f"{each.name}.W_O"] for each in index.sublayers]
     dtype = np.dtype(np.float64 if any(each.dtype == np.float64 for each in outputs) else np.float32)
     kept = min(top, max(len(names), 1))
-    reads, read_by = ({kind: Best(len(names), kept, dtype) for kind in KINDS} for _ in range(2))
+    reads = {kind: Best(len(names), kept, dtype) for kind in KINDS}
     for reader, writers in pairs(index):
         ours = reader.make()
         own = starts[reader.named.name] + np.arange(len(ours))
@@ -316,9 +308,8 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
                 block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
                 for kind in reader.kinds:
                     reads[kind].add(at, block, others)
-                    read_by[kind].add(others, block.T, at)
     width = next((each.shape[-1] for each in outputs), 1)
-    return Compositions(tuple(names), reads, read_by, folded, float(width**-0.5))
+    return Compositions(tuple(names), reads, float(width**-0.5))
 
 
 def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:

@@ -85,25 +85,23 @@ def why(
     *,
     query: int = -1,
     key: int | None = None,
-    sequence: int = 0,
 ) -> Why:
     """Why a neuron's pre-activation, or an original head's score, is what it is, evaluated in float64.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
+        inputs: maps inputs to arrays; an npz file with one case; or a `Text`. Of a batch the first sequence counts.
         head: a neuron or an original head, as `blocks.1.attn[3]` or `blocks.1.attn.3`. Of a gated neuron it is the
             pre-activation of its gate.
         query: the token of the neuron, or of the query.
         key: the token that the head gives the score to; default: the one that it attends to most. None for a neuron.
-        sequence: the sequence in the batch.
 
     Raises:
         UsageError: there is no such head or token; the sublayer does not read the residual stream through a
             normalisation; or queries meet keys in a way that is not followed.
         ModelError, ValidationError: as `attribute`.
     """
-    run = FrozenRun(model, inputs, sequence=sequence)
+    run = FrozenRun(model, inputs)
     # One name matches one head or, as chosen_heads says, none.
     ((named, (number,)),) = chosen_heads(run.index, escape(re.sub(r"\[(\d+)\]$", r".\1", head)))
     place = next((at for at, each in enumerate(run.chain.stages) if named in each.sublayers), None)

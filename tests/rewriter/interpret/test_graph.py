@@ -185,7 +185,7 @@ def test_remaining_heads_are_the_sum_of_theirs() -> None:
 
 def test_of_a_difference_and_another_token() -> None:
     path = FOLDER / "silu-decoder.onnx"
-    options: dict[str, Any] = {"position": 3, "sequence": 1}
+    options: dict[str, Any] = {"position": 3}
     pair = attribution_graph(path, given("silu-decoder"), 5, minus=7, **options)
     parts = [attributed("silu-decoder", **options), attributed("silu-decoder", minus=7, **options)]
     assert pair.logit == parts[1].logit != parts[0].logit
