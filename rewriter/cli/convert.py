@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from rewriter.report.report import Report
     from rewriter.report.terminal.console import Console
 
+COMMON = (
+    *("output", "form", "only", "skip", "dry_run", "no_validate", "providers", "inputs", "html", "force", "report"),
+    "help_all",
+)
+"""The options that `rewrite --help` lists; `--help-all` lists all."""
+
 _EPILOG = """\b
 Commands for models (rewrite COMMAND --help):
   inspect    print the blocks of a model, their size and their heads
@@ -56,6 +62,25 @@ Exit status:
 """
 
 
+class Screen(click.Command):
+    """A command whose help lists the options in `COMMON` only."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options."""
+        names = {param.name for param in self.params if ctx.meta.get("all")} or COMMON
+        shown = [param for param in self.get_params(ctx) if param.name in names or "--help" in param.opts]
+        records = [record for param in shown if (record := param.get_help_record(ctx)) is not None]
+        with formatter.section("Options"):
+            formatter.write_dl(records)
+
+
+def _help_all(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta["all"] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
 def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
@@ -67,7 +92,7 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-@click.command(name="rewrite", epilog=_EPILOG, context_settings=SETTINGS)
+@click.command(name="rewrite", cls=Screen, epilog=_EPILOG, context_settings=SETTINGS)
 @click.argument("model", type=click.Path(path_type=Path))
 @file_option("-o", "--output", metavar="OUT", help="Where to write the result.")
 @declared_options(Options)
@@ -82,6 +107,9 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @click.option("-q", "--quiet", is_flag=True, help="Print the last line only.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the proof of every block, and more statistics.")
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print versions.")
+@click.option(
+    "--help-all", is_flag=True, expose_value=False, is_eager=True, callback=_help_all, help="Show all options."
+)
 def convert(
     model: Path,
     output: Path | None,

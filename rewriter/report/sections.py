@@ -72,8 +72,8 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
         types = " and ".join(dict.fromkeys(kind for _, kind, _, _ in found))
         heads, original = max(row[2] for row in found), max(row[3] or 0.0 for row in found)
         nodes = f" (the original's nodes: {original:.1e})" if original else ""
-        once = "once for each program, not in this file"
-        yield "measured", "Measured", f"on every finite {types}, {once}: within {heads:.1e} of max(1, |f|){nodes}."
+        where = f"on every finite {types}, each program by itself"
+        yield "measured", "Measured", f"{where}: within {heads:.1e} of max(1, |f|){nodes}."
     if proof.providers:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
         where = f"{counted(len(proof.cases), 'input')}, on {', '.join(proof.providers)}"

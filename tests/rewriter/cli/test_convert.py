@@ -252,6 +252,9 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     for status, meaning in enumerate(("converted", "the proof failed", "usage", "nothing to convert", "the model is")):
         assert re.search(rf"{status} +{meaning}", text)
     assert re.search("5 +an execution provider is not available", text)
+    assert "--scope" not in text
+    assert run(["--help-all"]) == 0
+    assert "--scope" in capsys.readouterr().out
 
 
 # -- names --------------------------------------------------------------------------------------------------------
