@@ -1,4 +1,4 @@
-"""What tests do with a model: plan it, run it; the models themselves are written with `tests.textmodels`."""
+"""What tests do with a model: plan it, run it, break it; the models themselves are written with `tests.textmodels`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from numpy.typing import NDArray
 
 from passes.options import FormOptions, Options
 from passes.plan import Plan, make_plan
+from rewriter.api import rewriting
 from rewriter.ort.sessions import open_session
+from rewriter.pipeline import Unit
+from tests.changes import Change, copied
 
 _OF_FORMS = {each.name for each in fields(FormOptions)}
 
@@ -27,6 +31,18 @@ def planned(model: onnx.ModelProto, blocks: int = 1, **options: Any) -> Plan:
 def run(model: onnx.ModelProto, **feeds: Any) -> dict[str, NDArray[Any]]:
     """All outputs on the CPU, without graph optimisation."""
     return open_session(model, "cpu", optimise=False).run(feeds)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Let the rewriter make models that are changed like this, from here on."""
+    right = rewriting.made
+
+    def wrong(unit: Unit) -> onnx.ModelProto:
+        model = copied(right(unit))
+        change(model)
+        return model
+
+    monkeypatch.setattr(rewriting, "made", wrong)
 
 
 def names(folder: Path) -> set[str]:
