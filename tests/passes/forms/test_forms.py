@@ -23,7 +23,7 @@ from tests.conftest import slow
 from tests.errors import EMITTED, InPlace, accurate, apart
 from tests.oracle import evaluate
 from tests.spellings import FIRSTS, GATES
-from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
+from tests.textmodels import ERF_GELU, SILU, integers, mlp, text_model, values
 
 TOKENS = 80
 SQUARE = ("compact", "masked", "maskless", "staged")
@@ -63,10 +63,6 @@ def run(model: onnx.ModelProto, x: NDArray[Any]) -> NDArray[Any]:
 
 def tokens(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=(*shape, 4)).astype(np.float32)
-
-
-def integers(**given: list[int]) -> dict[str, onnx.TensorProto]:
-    return {name: onnx.numpy_helper.from_array(np.array(numbers), name) for name, numbers in given.items()}
 
 
 def operators(model: onnx.ModelProto) -> set[str]:

@@ -15,7 +15,7 @@ from passes.plan import make_plan
 from rewriter import ExitStatus, certify, rewrite
 from rewriter.report.sections import summary_lines
 from tests.conftest import slow
-from tests.textmodels import SECOND, SILU, findings, mlp, only_block, text_model
+from tests.textmodels import SECOND, SILU, findings, integers, mlp, only_block, text_model
 
 RNG = np.random.default_rng(3)
 STACKS = {
@@ -34,10 +34,6 @@ STACKS = {
     }.items()
 }
 """The weights of three experts."""
-
-
-def integers(**values: Any) -> dict[str, onnx.TensorProto]:
-    return {name: onnx.numpy_helper.from_array(np.array(value), name) for name, value in values.items()}
 
 
 NUMBERS = integers(
