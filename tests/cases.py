@@ -1,4 +1,4 @@
-"""What tests do with a model: plan it, run it, rewrite it; models are written with `tests.textmodels`."""
+"""What tests do with a model: plan, run, rewrite and break it; models are written with `tests.textmodels`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from numpy.typing import NDArray
 
 from passes.options import FormOptions, Options
 from passes.plan import Plan, make_plan
 from rewriter import ExitStatus, Report, rewrite
+from rewriter.api import rewriting
 from rewriter.ort.sessions import open_session
+from rewriter.pipeline import Unit
+from tests.changes import Change, copied
 
 _OF_FORMS = {each.name for each in fields(FormOptions)}
 
@@ -37,6 +41,18 @@ def proved(model: onnx.ModelProto, **options: Any) -> Report:
     assert report.validation is not None
     assert report.validation.failures == ()
     return report
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Let the rewriter make models that are changed like this, from here on."""
+    right = rewriting.made
+
+    def wrong(unit: Unit) -> onnx.ModelProto:
+        model = copied(right(unit))
+        change(model)
+        return model
+
+    monkeypatch.setattr(rewriting, "made", wrong)
 
 
 def names(folder: Path) -> set[str]:
