@@ -14,16 +14,11 @@ from tests.cases import run
 from tests.committed import ACTIVATIONS, FOLDER, feeds
 from tests.oracle import evaluate, tensors
 from tests.oracle_operators import OPERATORS, Array
-from tests.textmodels import text_model
-
-
-def ints(**named: Any) -> dict[str, onnx.TensorProto]:
-    return {name: onnx.numpy_helper.from_array(np.asarray(value, np.int64), name) for name, value in named.items()}
-
+from tests.textmodels import integers, text_model
 
 GIVEN: dict[str, Any] = {
-    **ints(zero=0, one=1, two=2, axis=[1], pads=[0, 1, 0, 2], negative=[-1, -7, 7], pick=[[[1, 0, 3]]], to=[0, 2]),
-    **ints(axes=[1, 2], minus=[-1]),
+    **integers(zero=0, one=1, two=2, axis=[1], pads=[0, 1, 0, 2], negative=[-1, -7, 7], pick=[[[1, 0, 3]]], to=[0, 2]),
+    **integers(axes=[1, 2], minus=[-1]),
     "scales": np.linspace(0.5, 2.0, 4),
     "K": np.random.default_rng(3).normal(size=(6, 2, 3)),
     "K2d": np.random.default_rng(4).normal(size=(6, 1, 2, 3)),

@@ -71,6 +71,11 @@ def tensor(name: str, array: Array | float, elem: str = "float") -> onnx.TensorP
     return onnx.numpy_helper.from_array(np.asarray(array).astype(dtype), name)
 
 
+def integers(**given: Any) -> dict[str, onnx.TensorProto]:
+    """Initializers of type int64."""
+    return {name: onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in given.items()}
+
+
 def text_model(
     body: str,
     *,

@@ -20,6 +20,7 @@ from rewriter.errors import UsageError
 from rewriter.interpret.attribute import attribute
 from rewriter.interpret.interventions import ablate
 from rewriter.interpret.run import run_with_cache
+from tests.changes import copied
 from tests.committed import FOLDER, feeds
 from tests.conftest import slow
 from tests.passes.test_record import at, made, text_of, with_text
@@ -335,7 +336,7 @@ def test_a_function_of_the_same_name_is_noticed() -> None:
 
 def test_weights_in_another_file_are_read(tmp_path: Any) -> None:
     path = tmp_path / "made.onnx"
-    onnx.save(masked(), path, save_as_external_data=True, size_threshold=0)
+    onnx.save(copied(masked()), path, save_as_external_data=True, size_threshold=0)
     assert [row.reason for row in inspect(path).report.left] == [ALREADY] * 2
     bare = onnx.load(path, load_external_data=False)
     assert "cannot be read" in make_plan(bare, Options()).recognised.notes[0]

@@ -15,15 +15,10 @@ from passes.pipeline import PASSES, pipeline
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
 from rewriter.pipeline import Pass, Unit, run_passes, split
+from tests.changes import bypass, change_values, changed, copied, weight
 from tests.textmodels import SILU, mlp, text_model
 
 NAMES = [each.name for each in PASSES]
-
-
-def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    return result
 
 
 @dataclass(frozen=True)
@@ -37,9 +32,7 @@ class Change:
     broken: str = ""
 
     def run(self, unit: Unit) -> Unit:
-        model = copied(unit.model)
-        self.change(model)
-        return unit.having(model=model)
+        return unit.having(model=changed(unit.model, self.change))
 
     def ensures(self, unit: Unit) -> None:
         assert unit.model.graph.node
@@ -114,9 +107,7 @@ def test_heads_that_are_not_there_break_a_promise(monkeypatch: pytest.MonkeyPatc
 def drop_identities(model: onnx.ModelProto) -> None:
     """Readers of an Identity read its operand."""
     for node in [each for each in model.graph.node if each.op_type == "Identity"]:
-        for reader in model.graph.node:
-            reader.input[:] = [node.input[0] if name == node.output[0] else name for name in reader.input]
-        model.graph.node.remove(node)
+        bypass(model, node)
 
 
 def with_identity() -> onnx.ModelProto:
@@ -134,8 +125,7 @@ def test_a_pass_of_ones_own_before_and_behind_ours(first: bool, tmp_path: Path) 
 
 
 def halve(model: onnx.ModelProto) -> None:
-    tensor = next(each for each in model.graph.initializer if each.name == "b2")
-    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 0.5, "b2"))
+    change_values(weight(model, "b2"), "v *= 0.5")
 
 
 @pytest.mark.parametrize("first", [True, False])

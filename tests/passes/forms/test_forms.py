@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,14 +17,14 @@ from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
-from rewriter import ExitStatus, ValidationError, rewrite
+from rewriter import ValidationError
 from rewriter.ort.sessions import open_session
 from tests import cases
 from tests.conftest import slow
 from tests.errors import EMITTED, InPlace, accurate, apart
 from tests.oracle import evaluate
 from tests.spellings import FIRSTS, GATES
-from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
+from tests.textmodels import ERF_GELU, SILU, integers, mlp, text_model, values
 
 TOKENS = 80
 SQUARE = ("compact", "masked", "maskless", "staged")
@@ -44,15 +45,6 @@ PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 EACH_FORM = pytest.mark.parametrize("form", SQUARE)
 
 
-def proved(model: onnx.ModelProto, form: str) -> None:
-    """Rewrite with the proof, which must agree with the oracle."""
-    report = rewrite(model, form=form, max_tokens=TOKENS)
-    assert [row.reason for row in report.left] == []
-    assert report.validation is not None
-    assert report.validation.failures == ()
-    assert report.exit_status is ExitStatus.CONVERTED
-
-
 def planned(model: onnx.ModelProto, form: str, **options: Any) -> Plan:
     return cases.planned(model, form=form, **{"max_tokens": TOKENS, **options})
 
@@ -63,10 +55,6 @@ def run(model: onnx.ModelProto, x: NDArray[Any]) -> NDArray[Any]:
 
 def tokens(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=(*shape, 4)).astype(np.float32)
-
-
-def integers(**given: list[int]) -> dict[str, onnx.TensorProto]:
-    return {name: onnx.numpy_helper.from_array(np.array(numbers), name) for name, numbers in given.items()}
 
 
 def operators(model: onnx.ModelProto) -> set[str]:
@@ -322,29 +310,22 @@ def test_names_and_shapes_of_the_projections() -> None:
 # -- the whole way --------------------------------------------------------------------------------------------------
 
 
-@EACH_FORM
-def test_one_of_each_is_proved(form: str) -> None:
-    proved(mlp(SILU), form)
+def _proved() -> Iterator[Any]:
+    for form, (name, text, options) in itertools.product(SQUARE, PROGRAMS):
+        for elem in ("float", "float16"):
+            quick = (form, name, elem) == ("compact", "silu", "float")
+            yield pytest.param(
+                mlp(text, elem=elem, **options), form, id=f"{form}-{name}-{elem}", marks=() if quick else slow
+            )
+    for name, first, _, options in FIRSTS:
+        yield pytest.param(mlp(SILU, first=first, **options), "compact", id=name, marks=slow)
+    for name, options, _ in OTHERS:
+        yield pytest.param(mlp(SILU, **options), "compact", id=name, marks=slow)
 
 
-@slow
-@EACH_PROGRAM
-@pytest.mark.parametrize("elem", ["float", "float16"])
-@EACH_FORM
-def test_every_program_is_proved(form: str, elem: str, text: str, options: dict[str, Any]) -> None:
-    proved(mlp(text, elem=elem, **options), form)
-
-
-@slow
-@pytest.mark.parametrize("options", [case[1] for case in OTHERS], ids=[case[0] for case in OTHERS])
-def test_operators_that_stay_are_proved(options: dict[str, Any]) -> None:
-    proved(mlp(SILU, **options), "compact")
-
-
-@slow
-@pytest.mark.parametrize(("first", "options"), [(t, o) for _, t, _, o in FIRSTS], ids=[f[0] for f in FIRSTS])
-def test_projections_are_proved(first: str, options: dict[str, Any]) -> None:
-    proved(mlp(SILU, first=first, **options), "compact")
+@pytest.mark.parametrize(("model", "form"), list(_proved()))
+def test_each_is_proved(model: onnx.ModelProto, form: str) -> None:
+    assert cases.proved(model, form=form, max_tokens=TOKENS).left == ()
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -410,9 +391,7 @@ def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: b
         f"else_branch = b () => ({shape} q) {{ q = Neg(mid) }}>",
         inputs=f"{shape} x, bool[1] flag",
     )
-    report = rewrite(model, form=form, inline=inline, max_tokens=70)
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert len(report.converted) == 2
+    assert len(cases.proved(model, form=form, inline=inline, max_tokens=70).converted) == 2
 
 
 @pytest.mark.parametrize("form", ["masked", "staged"])
@@ -425,5 +404,4 @@ def test_a_model_of_fixed_sizes_is_proved(form: str) -> None:
         outputs="float[3, 5, 4] out",
         constants=integers(flat=[-1, 4], back=[3, 5, 8]),
     )
-    report = rewrite(model, form=form, max_tokens=70)
-    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
+    cases.proved(model, form=form, max_tokens=70)

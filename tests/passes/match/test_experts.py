@@ -12,10 +12,11 @@ import pytest
 from passes.accounting import account
 from passes.options import Options
 from passes.plan import make_plan
-from rewriter import ExitStatus, certify, rewrite
+from rewriter import certify, rewrite
 from rewriter.report.sections import summary_lines
+from tests.cases import proved
 from tests.conftest import slow
-from tests.textmodels import SECOND, SILU, findings, mlp, only_block, text_model
+from tests.textmodels import SECOND, SILU, findings, integers, mlp, only_block, text_model
 
 RNG = np.random.default_rng(3)
 STACKS = {
@@ -34,10 +35,6 @@ STACKS = {
     }.items()
 }
 """The weights of three experts."""
-
-
-def integers(**values: Any) -> dict[str, onnx.TensorProto]:
-    return {name: onnx.numpy_helper.from_array(np.array(value), name) for name, value in values.items()}
 
 
 NUMBERS = integers(
@@ -87,12 +84,10 @@ EXPERTS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
 
 def converted(model: onnx.ModelProto, blocks: int = 1) -> onnx.ModelProto:
     """The rewritten model, certified for every input."""
-    report = rewrite(model)
-    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    report = proved(model)
     assert len(report.converted) == blocks
     assert report.validation is not None
-    assert report.validation.certificate is not None
-    assert report.validation.certificate.certified
+    assert report.validation.certified
     assert report.rewritten is not None
     return report.rewritten
 

@@ -11,7 +11,7 @@ from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from tests.attention import Array
 from tests.oracle import evaluate, tensors
-from tests.textmodels import text_model
+from tests.textmodels import integers, text_model
 
 LONGEST = 16
 WHOLE = Options(form="whole", forms=FormOptions(max_tokens=LONGEST))
@@ -54,11 +54,7 @@ def post_norm(mask: str, scores: str = "masked", *, opset: int = 17, lowest: flo
         opset=opset,
         constants={
             "p": np.zeros((1, 1, 4)),
-            "zero": onnx.numpy_helper.from_array(np.asarray([0], np.int64), "zero"),
-            "one": onnx.numpy_helper.from_array(np.asarray([1], np.int64), "one"),
-            "three": onnx.numpy_helper.from_array(np.asarray([3], np.int64), "three"),
-            "first": onnx.numpy_helper.from_array(np.asarray(0, np.int64), "first"),
-            "by": onnx.numpy_helper.from_array(np.asarray(1, np.int64), "by"),
+            **integers(zero=[0], one=[1], three=[3], first=0, by=1),
             "half": np.asarray(0.5),
             "nought": np.asarray(0.0),
             "lowest": np.asarray(lowest),

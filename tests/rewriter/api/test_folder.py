@@ -13,8 +13,9 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, ModelError, UsageError, rewrite
-from rewriter.api import rewriting
 from rewriter.cli import run
+from tests.cases import plant
+from tests.changes import change_values, weight
 from tests.oracle import evaluate
 from tests.textmodels import SILU, mlp, text_model
 
@@ -73,19 +74,8 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def wrong(right: Any) -> Any:
-    def made(unit: Any) -> onnx.ModelProto:
-        model = onnx.ModelProto()
-        model.CopyFrom(right(unit))
-        (weight,) = (each for each in model.graph.initializer if each.name == "b2")
-        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + np.float32(1e-2), "b2"))
-        return model
-
-    return made
-
-
 def test_a_failed_proof_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriting, "made", wrong(rewriting.made))
+    plant(monkeypatch, lambda model: change_values(weight(model, "b2"), "v += 1e-2"))
     out = folder.with_name("out")
     report = rewrite(folder, out, **FAST)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
@@ -113,8 +103,7 @@ def test_data_that_two_models_share_is_kept(folder: Path) -> None:
     onnx.save(mlp(SILU), folder / "model.onnx", **options)
     shared = onnx.load(folder / "model.onnx", load_external_data=False)
     plain = text_model("out = MatMul(x, W1)", outputs="float[batch, tokens, 8] out")
-    (weight,) = (each for each in shared.graph.initializer if each.name == "W1")
-    plain.graph.initializer[0].CopyFrom(weight)
+    plain.graph.initializer[0].CopyFrom(weight(shared, "W1"))
     onnx.save(plain, folder / "other.onnx")
     out = folder.with_name("out")
     rewrite(folder, out, validate=False)

@@ -156,32 +156,18 @@ def test_unsound_models_are_refused(edit: Edit, reason: str) -> None:
         check_structure(model)
 
 
-TENSORS = {
-    "negative dim": (TensorProto(data_type=1, dims=[2, -1]), "negative dimension -1"),
-    "a million axes": (TensorProto(data_type=1, dims=[1] * 10**6), "over 64 axes"),
-    "unknown type": (TensorProto(data_type=77, dims=[1]), "unknown element type 77"),
-    "raw too short": (
-        TensorProto(data_type=1, dims=[2], raw_data=bytes(7)),
-        "holds 7 bytes of raw data where its dimensions need 8",
-    ),
-}
-"""More are in test_tensors.py."""
-
-
-@pytest.mark.parametrize(("tensor", "reason"), TENSORS.values(), ids=TENSORS.keys())
 @pytest.mark.parametrize("place", ["initializer", "attribute", "function"])
-def test_tensors_that_do_not_hold_what_they_say(tensor: TensorProto, reason: str, place: str) -> None:
+def test_tensors_that_do_not_hold_what_they_say(place: str) -> None:
+    """What a tensor must hold is tested in test_tensors.py."""
     model = parse(CALLED + "f (p) => (q) { q = Neg(p) }")
-    named = TensorProto(name="w\n")
-    named.MergeFrom(tensor)
+    named = TensorProto(name="w\n", data_type=1, dims=[2], raw_data=bytes(7))
     if place == "initializer":
         model.graph.initializer.append(named)
     else:
         nodes = model.graph.node if place == "attribute" else model.functions[0].node
         nodes.add(op_type="Constant", output=["k"]).attribute.add(name="value", t=named)
-    with pytest.raises(ModelError, match=re.escape(reason)) as caught:
+    with pytest.raises(ModelError, match=r"tensor 'w\\n' .*holds 7 bytes of raw data where its dimensions need 8"):
         check_structure(model)
-    assert r"tensor 'w\n'" in str(caught.value)
 
 
 def _break_utf8(data: bytes) -> onnx.ModelProto:

@@ -99,6 +99,8 @@ EXP, SOFTPLUS = apply("exp", VARIABLE), apply("softplus", VARIABLE)
 @pytest.mark.parametrize(
     ("a", "b"),
     [
+        (EXP, ONE),
+        (div(add(VARIABLE, ONE), constant(2)), add(mul(HALF, VARIABLE), constant(2))),
         (SOFTPLUS, VARIABLE),
         (SOFTPLUS, EXP),
         (SOFTPLUS, add(ONE, EXP)),

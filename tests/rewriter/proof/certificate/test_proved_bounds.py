@@ -262,6 +262,7 @@ def test_a_search_that_gives_up_proves_nothing(monkeypatch: pytest.MonkeyPatch) 
     assert found.bound > found.limit > found.at_least
     assert "found on [" in found.reason
     assert found.cells == 22
+    assert of(SILU, div(mul(SILU, OFF), OFF)).bound == math.inf
 
 
 @pytest.mark.parametrize(
