@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -133,7 +134,7 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     nothing="no heads were found",
 )
 @_model
-@file_option("-o", "--output", metavar="FILE", help="Write the tensors to FILE.safetensors or FILE.npz.")
+@file_option("-o", "--output", metavar="FILE.safetensors", help="Write the tensors to FILE.safetensors.")
 @file_option(
     "--html",
     "page",
@@ -203,9 +204,9 @@ def heads(
 def _described(facts: Mapping[str, Any]) -> str:
     if facts["kind"] == "neurons":
         return f"{facts['heads']:>6} heads of {facts['neurons']} neurons, {facts['activation']} as {facts['program']}"
-    extras = [word for word in ("rotary", "cross") if facts[word]]
-    groups = [] if facts["groups"] == 1 else [f"{facts['groups']} per key and value"]
-    return ", ".join([f"{facts['heads']:>6} heads", *groups, *extras])
+    extras = [f"{facts['groups']} per key and value"] * (facts["groups"] > 1)
+    extras += [word for word in ("rotary", "cross") if facts[word]]
+    return ", ".join([f"{facts['heads']:>6} heads", *extras])
 
 
 # -- run -----------------------------------------------------------------------------------------------------------
@@ -230,18 +231,21 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     if cache.suffix != ".npz":
         raise UsageError(f"'{cache}' must end in .npz")
     check_new(cache)
+    import numpy as np
+
     from rewriter.files.atomic import atomically
     from rewriter.files.save import check_output
+    from rewriter.interpret.index import METADATA
     from rewriter.interpret.index import heads as index_of
-    from rewriter.interpret.index import write_npz
     from rewriter.interpret.run import run_with_cache
 
     index = index_of(model)
     check_output(cache, source=index.source, force=False)
     found = run_with_cache(index, inputs, names=names)
-    arrays = {**found.cache, **{f"outputs/{name}": array for name, array in found.outputs.items()}}
+    arrays: dict[str, Any] = {**found.cache, **{f"outputs/{name}": array for name, array in found.outputs.items()}}
     facts = index.to_json() | ({"tokens": found.tokens} if found.tokens else {})
-    atomically(cache, lambda file: write_npz(file, arrays, facts))
+    described: dict[str, Any] = {METADATA: json.dumps(facts)}
+    atomically(cache, lambda file: np.savez(file, **arrays, **described))
     _echo(f"tokens: {' | '.join(each)}" for each in found.tokens)
     _echo(f"{name:<44} {list(array.shape)}" for name, array in arrays.items())
     _echo([f"{len(arrays)} arrays written to {cache}"])
@@ -477,11 +481,8 @@ def _token_rows(found: HeadTokens, top: int) -> Iterator[str]:
         side = "writes" if row.side == "O" else f"{' and '.join(names[each] for each in row.side)} read"
         yield f"  {_name(row.head)} {side}{share}"
         for ends in (row.top, row.bottom):
-            yield from _wrapped(f"{one_line(found.told(token), 44)} {score:+.3g}" for token, score in ends)
-
-
-def _wrapped(parts: Iterable[str]) -> list[str]:
-    return wrap("  ".join(parts), _WIDTH, initial_indent="    ", subsequent_indent="    ")
+            shown = "  ".join(f"{one_line(found.told(token), 44)} {score:+.3g}" for token, score in ends)
+            yield from wrap(shown, _WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _name(head: str) -> str:

@@ -131,9 +131,8 @@ def _error(made: Sequence[Array], wanted: Sequence[Array]) -> float:
 
 def _described(index: HeadIndex, named: Named) -> str:
     own, (*_, width, channels) = named.sublayer, index.tensors[f"{named.name}.W_O"].shape
-    if isinstance(own, Attention):
-        return f"{own.heads} heads of width {width} on {channels} channels"
-    return f"{own.neurons} {'gated ' * own.gated}neurons on {channels} channels"
+    kind = f"heads of width {width}" if isinstance(own, Attention) else f"{'gated ' * own.gated}neurons"
+    return f"{count_of(named)} {kind} on {channels} channels"
 
 
 def _computed(index: HeadIndex, given: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:

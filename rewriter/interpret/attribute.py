@@ -31,7 +31,6 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.rank import token_rows
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
@@ -114,7 +113,7 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
     effects = {name: step.effects(link.after) for link in linear.links for name, step in link.steps.items()}
     token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
+    written = Written(linear.links, linear.start, by_head([token], neurons=True))
     for name, given in written.along(len(linear.links), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     tokens = () if run.tokens is None else run.tokens.spelled[0]
@@ -279,19 +278,19 @@ class Written:
 
     Attributes:
         stages: the stages, first to last; the `between` of one more applies to what reads the last.
-        start: what the stream begins with, [T, D] each.
+        start: the embeddings, of tokens and positions, [T, D].
         vectors: what the members of a sublayer wrote at a token, [members, D].
     """
 
     stages: Sequence[FrozenStage]
-    start: Mapping[str, Array]
+    start: Array
     vectors: Callable[[str, Step, int], Array]
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """What the stream at a token is the sum of, as the stage number `before` reads it along rows [R, D].
 
         Yields:
-            (sublayer, constant or part of the start, what each of its members gives [members, R]).
+            (sublayer, constant or `embed`, what each of its members gives [members, R]).
         """
         for place in range(before, 0, -1):
             between = self.stages[place].between if place < len(self.stages) else None
@@ -302,8 +301,7 @@ class Written:
             for name, step in earlier.items():
                 yield name, self.vectors(name, step, token) @ rows.T
                 yield f"{name}.b_O", (rows @ step.bias)[None]
-        for name, array in self.start.items():
-            yield name, (rows @ array[token])[None]
+        yield "embed", (rows @ self.start[token])[None]
 
 
 def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, Step, int], Array]:
@@ -381,7 +379,7 @@ class FrozenRun:
         Raises:
             UsageError: a step cannot be made.
         """
-        needed = {self.chain.stages[0].before, self._token_part, *further}
+        needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
             norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
             needed |= {stage.before, stage.after, *(norm.output for norm in norms if norm)}
@@ -403,29 +401,6 @@ class FrozenRun:
             return None
         data = own.value.operator.data if isinstance(own, Attention) else own.data
         return norm_of(self.index.view, named.name, data, stage.before)
-
-    @cached_property
-    def _token_part(self) -> str:
-        """The rows of the token table that the stream begins with, where more is added to them; else empty."""
-        leaves, pending = list[str](), [self.chain.stages[0].before]
-        while pending:
-            tensor = self.index.view.before(pending.pop())
-            node = self.index.view.made_by(tensor)
-            if node is not None and node.op_type == "Add":
-                pending += node.input
-            else:
-                leaves.append(tensor)
-        found = token_rows(self.index, leaves)
-        return found[0] if len(found) == 1 < len(leaves) else ""
-
-    @property
-    def beginning(self) -> dict[str, Array]:
-        """What the stream begins with, [T, D] each: `embed` and, where they are added to it, positions `pos_embed`."""
-        start = self.stream(self.chain.stages[0].before)
-        if not self._token_part:
-            return {"embed": start}
-        embedded = self.stream(self._token_part)
-        return {"embed": embedded, "pos_embed": start - embedded}
 
     @cached_property
     def batch(self) -> int:

@@ -38,6 +38,9 @@ Mask = NDArray[np.bool_]
 _MOST = 10_000
 """Nodes of which all edges fit into a gigabyte."""
 
+_NODES, _EDGES = 0.8, 0.98
+"""The shares of influence that pruning keeps, as circuit-tracer does."""
+
 _TRACED = 10
 """Terms of a score in the file."""
 
@@ -106,11 +109,8 @@ class AttributionGraph:
         nodes: the nodes.
         adjacency: [N, N], what the column's node adds to the activation of the row's.
         pruned: what is left.
-        thresholds: the shares of influence that pruning keeps, of nodes and of edges.
-        tokens: the sequence's token ids; places where the model reads no ids.
         shown: the tokens as they are shown: spelled where the inputs are a text, else their ids.
         prompt: the text, or what is shown.
-        index: the heads of the model.
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
         constants: biases that no node reads, but queries or keys do.
         why: the place of a head's node to the score of the token that it attends to most; sources are ids.
@@ -122,11 +122,8 @@ class AttributionGraph:
     nodes: tuple[GraphNode, ...]
     adjacency: Array
     pruned: Pruned
-    thresholds: tuple[float, float]
-    tokens: tuple[int, ...]
     shown: tuple[str, ...]
     prompt: str
-    index: HeadIndex
     ids: tuple[str, ...]
     constants: tuple[GraphNode, ...]
     why: Mapping[int, Why]
@@ -170,9 +167,9 @@ class AttributionGraph:
                 "transcoder_list": [],
                 "prompt_tokens": list(self.shown),
                 "prompt": self.prompt,
-                "node_threshold": self.thresholds[0],
+                "node_threshold": _NODES,
                 "schema_version": 1,
-                "edge_threshold": self.thresholds[1],
+                "edge_threshold": _EDGES,
                 "logit": self.logit,
                 "largest_residual": float(np.abs(self.residuals).max()),
                 "replacement_score": self.scores.replacement,
@@ -263,8 +260,6 @@ def attribution_graph(
     *,
     minus: int | None = None,
     position: int = -1,
-    node_threshold: float = 0.8,
-    edge_threshold: float = 0.98,
     max_nodes: int = 2000,
 ) -> AttributionGraph:
     """The attribution graph of a logit, evaluated in float64.
@@ -275,18 +270,12 @@ def attribution_graph(
         logit: which entry of the first output's last axis.
         minus: the graph of the difference from this entry instead.
         position: the token.
-        node_threshold: pruning keeps the nodes with the most influence that have this share of it.
-        edge_threshold: the same for edges, among those nodes.
         max_nodes: how many heads and neurons, each at one token, get nodes of their own: those with the largest effects
             on the logit. Others are one node per sublayer and token.
 
     Raises:
         UsageError, ModelError, ValidationError: as `attribute`; also for more than 10,000 nodes.
     """
-    thresholds = (node_threshold, edge_threshold)
-    for what, share in (("node", node_threshold), ("edge", edge_threshold)):
-        if not 0.0 <= share <= 1.0:
-            raise UsageError(f"the {what} threshold is {share:g}, which is not between 0 and 1")
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
     run = FrozenRun(model, inputs)
@@ -302,7 +291,7 @@ def attribution_graph(
     edges, count = found.matrix(), len(nodes)
     kinds = np.array([node.kind for node in nodes])
     kept = (kinds == "embedding") | (kinds == "logit")
-    pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, *thresholds)
+    pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, _NODES, _EDGES)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
     ids = token_ids(run.index, run.case.feeds, length)
@@ -320,11 +309,8 @@ def attribution_graph(
         nodes=tuple(nodes[:count]),
         adjacency=edges,
         pruned=pruned,
-        thresholds=thresholds,
-        tokens=tokens,
         shown=shown,
         prompt=" ".join(shown) if run.tokens is None else run.tokens.texts[0],
-        index=run.index,
         ids=named,
         constants=tuple(nodes[count:]),
         why={place: each(named) for place, each in why.items()},
@@ -425,7 +411,7 @@ class _Edges:
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._members, self._nodes = members, nodes
         self._written = Written(
-            linear.links, {"embed": linear.start}, lambda name, _, token: members[name].vectors[members[name].at(token)]
+            linear.links, linear.start, lambda name, _, token: members[name].vectors[members[name].at(token)]
         )
         self._known: dict[tuple[str, int], int] = {}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.

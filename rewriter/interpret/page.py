@@ -229,7 +229,7 @@ def _explained(
     window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
     names, rows = dict[str, int](), dict[str, list[list[Any]]]()
-    written = Written(linear.links, run.beginning, by_head(window))
+    written = Written(linear.links, linear.start, by_head(window))
 
     @cache
     def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:

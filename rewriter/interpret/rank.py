@@ -112,19 +112,11 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
 
 def triangles(tall: Array) -> Array:
-    """R of the QR decompositions of [heads, d_model, d_head].
-
-    By blocks of rows whose R are decomposed again (Demmel et al., 2012): as accurate, and small enough for LAPACK not
-    to share the work among threads, which on a busy machine wait for each other hundreds of times as long.
-    """
-    count, _, width = tall.shape
-    while tall.shape[1] > 2 * width:
-        lacking = -tall.shape[1] % (2 * width)
-        if lacking:
-            tall = np.concatenate([tall, np.zeros((count, lacking, width), tall.dtype)], axis=1)
-        blocks = np.asarray(np.linalg.qr(tall.reshape(count, -1, 2 * width, width), mode="r"))
-        tall = blocks.reshape(count, -1, width)
-    return np.asarray(np.linalg.qr(tall, mode="r"))
+    """Square roots R of the Gram matrices of [heads, d_model, d_head], [heads, d_head, d_head]: R^T R, as of QR's R."""
+    wide = tall.astype(np.float64)
+    values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
+    roots = np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2)
+    return np.asarray(roots.astype(tall.dtype))
 
 
 def _unit(array: Array, named: Named) -> Array:
@@ -140,10 +132,9 @@ def _divided(array: Array, by: Array) -> Array:
 
 def _checked(array: Array, named: Named) -> Array:
     """In float32 at least. Raises ModelError for weights that are not finite."""
-    array = _wide(array)
     if not np.isfinite(array).all():
         raise ModelError(f"weights of {named.name} are not finite: its heads cannot be compared")
-    return array
+    return _wide(array)
 
 
 def _wide(array: Array) -> Array:

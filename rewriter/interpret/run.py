@@ -97,7 +97,10 @@ def run_with_cache(
     cases, tokens = cases_of(index, inputs)
     hooks = hooks_named(index, (names,) if isinstance(names, str) else names)
     cache = dict(recorded(index, cases, hooks))
-    return Cached(dict(outputs_on(index, cases)), cache, index, () if tokens is None else tokens.spelled)
+    outputs = {
+        _prefix(case, cases) + name: array for case in cases for name, array in values_of(index, case, ()).items()
+    }
+    return Cached(outputs, cache, index, () if tokens is None else tokens.spelled)
 
 
 # -- running -------------------------------------------------------------------------------------------------------
@@ -126,13 +129,6 @@ def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook])
         values = values_of(index, case, tensors)
         for name, hook in hooks.items():
             yield _prefix(case, cases) + name, hook.make(values)
-
-
-def outputs_on(index: HeadIndex, cases: Sequence[Case]) -> Iterator[tuple[str, Array]]:
-    """The model's outputs, as `case/output` of several cases."""
-    for case in cases:
-        for name, array in values_of(index, case, ()).items():
-            yield _prefix(case, cases) + name, array
 
 
 def _prefix(case: Case, cases: Sequence[Case]) -> str:

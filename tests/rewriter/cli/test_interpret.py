@@ -49,8 +49,7 @@ def told(capsys: pytest.CaptureFixture[str], command: str, *options: str, model:
 GIVEN, LOGIT = ["--inputs", "x.npz"], ["--inputs", "x.npz", "--logit", "5"]
 PAGE = ["--html", "h.html", *GIVEN]
 REFUSALS: tuple[tuple[str, list[str], str], ...] = (
-    ("heads", ["-o", "heads.bin"], "must end in .safetensors or .npz"),
-    ("heads", ["-o", "heads"], "must end in .safetensors or .npz"),
+    ("heads", ["-o", "heads.bin"], "must end in .safetensors"),
     ("heads", GIVEN, "--inputs is for the page; add --html FILE.html"),
     ("heads", ["--logit", "5"], "--logit is for the page; add --html FILE.html"),
     ("heads", ["--text", "a"], "there is no tokenizer.json beside the model; add --tokenizer FILE"),
@@ -113,13 +112,13 @@ def test_list_of_heads(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_file_of_heads(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told(capsys, "heads", "-o", "heads.npz")
-    with np.load("heads.npz") as archive:
-        assert set(archive.files) >= {
-            *(f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("attn.W_O", "mlp_heads.W_O", "ln1.w", "ln1.b")),
-            "__metadata__",
-        }
-    assert run(["heads", str(MODEL), "-o", "heads.npz"]) == 2
+    told(capsys, "heads", "-o", "heads.safetensors")
+    data = (room / "heads.safetensors").read_bytes()
+    assert set(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])) >= {
+        *(f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("attn.W_O", "mlp_heads.W_O", "ln1.w", "ln1.b")),
+        "__metadata__",
+    }
+    assert run(["heads", str(MODEL), "-o", "heads.safetensors"]) == 2
     assert "exists; remove it, or choose another output" in capsys.readouterr().err
     found = json.loads(told(capsys, "heads", "--json", model=FOLDER / "relu-decoder.onnx"))
     facts = found["sublayers"]["blocks.0.mlp_heads"]
@@ -144,9 +143,9 @@ def test_models_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_broken_models(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(MODEL.read_bytes()[:5000])
-    assert run(["heads", str(path), "-o", str(tmp_path / "heads.npz")]) == 4
+    assert run(["heads", str(path), "-o", str(tmp_path / "heads.safetensors")]) == 4
     assert capsys.readouterr().err.count("\n") == 1
-    assert not (tmp_path / "heads.npz").exists()
+    assert not (tmp_path / "heads.safetensors").exists()
 
 
 def test_weights_that_disappear(tmp_path: Path) -> None:

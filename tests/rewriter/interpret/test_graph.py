@@ -55,7 +55,7 @@ def edge(stem: str, source: GraphNode, target: GraphNode) -> float:
     if name != "embed" and ORDER.index(name) >= ORDER.index(target.name):
         return 0.0
     row = f"{source.name}[{source.index}]" if source.kind in ("neuron", "head") else source.name
-    written = network.written[row] + (network.written["pos_embed"] if row == "embed" else 0.0)
+    written = network.written[row]
     changed = stream.copy()
     changed[source.token] -= written[source.token]
     return whole - activation(stem, target, changed)
@@ -155,7 +155,7 @@ def summed(names: list[str], values: Array) -> dict[str, float]:
 
 def spelled(head: str, name: str) -> str:
     """A source of `why` as the graph calls it."""
-    plain = name.partition("[")[0].replace("pos_embed", "embed")
+    plain = name.partition("[")[0]
     return plain if plain.startswith(("blocks", "embed")) else f"{head}.{plain}"
 
 
@@ -197,8 +197,6 @@ def test_of_a_difference_and_another_token() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"node_threshold": 1.5}, "the node threshold is 1.5, which is not between 0 and 1"),
-        ({"edge_threshold": -0.5}, "the edge threshold is -0.5"),
         ({"max_nodes": -1}, "there cannot be -1 nodes"),
         ({"position": 99}, "there is no token 99"),
     ],

@@ -12,9 +12,10 @@ import pytest
 
 from rewriter.files.load import load_model, read_tensor
 from rewriter.graph.attention import with_plain
+from rewriter.graph.constants import concrete_shapes
 from rewriter.graph.view import Miss, all_views
 from rewriter.interpret.original import Attention, find_attention
-from rewriter.interpret.trace import Tracer, concrete_shapes
+from rewriter.interpret.trace import Tracer
 
 HEADS, WIDTH = 3, 4
 MODEL = HEADS * WIDTH
