@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
@@ -443,7 +444,7 @@ def rank(
         return int(ExitStatus.NOTHING_TO_CONVERT)
     if against is not None and inputs is not None:
         compared = changed_heads(model, against, inputs, top=top)
-        lines, facts = [*_changed_rows(compared, top)], {"against": str(against), **compared.to_json()}
+        lines, facts = [*_changed_rows(compared, top)], {"against": str(against), **asdict(compared)}
     elif tokens:
         read = head_tokens(index, top=top, tokenizer=tokenizer)
         lines, facts = [*_token_rows(read, top)], {"tokens": read.to_json()}

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -57,10 +56,6 @@ class ChangedHeads:
 
     error: float
     rows: tuple[ChangedHead, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return asdict(self)
 
 
 def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: int = 10) -> ChangedHeads:

@@ -453,7 +453,7 @@ class FrozenRun:
         start = self.stream(chain.stages[0].before)
         token = (position if chain.token is None else chain.token) % len(start)
         read, constants = self._unembedded(chosen, token)
-        end = self.freeze(chain.norm, chain.stream, self._output)
+        end = self.freeze(chain.norm, chain.stages[-1].after, self._output)
         constants["final.ln.b"] = np.asarray(end.constant(read))
         after, links = end.back(read), list[Link]()
         for stage in reversed(self.stages(len(chain.stages))):
@@ -486,7 +486,7 @@ class FrozenRun:
             affine = AffineMap(self.chain.unembedding, self.index.value_of)
             direction = affine.weight() @ chosen * self.chain.factor
             found["unembed.b"] = np.asarray(float(affine.bias() @ chosen))
-        gradient = np.zeros((len(self.stream(self.chain.stream)), len(direction)))
+        gradient = np.zeros((len(self.stream(self.chain.stages[-1].after)), len(direction)))
         gradient[token] = direction
         return gradient, found
 

@@ -368,7 +368,7 @@ def _described(named: Named) -> dict[str, Any]:
     each = named.sublayer
     shared = {"layer": named.layer, "module": named.module, "heads": each.heads}
     if isinstance(each, Attention):
-        facts = {"groups": each.groups, "scale": each.scale, "rotary": each.rotary, "cross": each.cross}
+        facts = {"groups": each.groups, "scale": each.scale, "rotary": each.query.rotary, "cross": each.cross}
         return {"kind": "attention", **shared, **facts}
     return {
         "kind": "neurons",

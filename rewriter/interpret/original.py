@@ -170,11 +170,6 @@ class Attention:
         """The number of query heads."""
         return len(self.query.columns)
 
-    @property
-    def rotary(self) -> bool:
-        """Whether queries and keys are rotated before they meet."""
-        return self.query.rotary
-
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
     """All attention sublayers of a graph but the nodes `made` by this tool, in order, and what is not understood."""

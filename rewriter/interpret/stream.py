@@ -234,11 +234,6 @@ class Chain:
     token: int | None = None
     factor: float = 1.0
 
-    @property
-    def stream(self) -> str:
-        """The stream at the end."""
-        return self.stages[-1].after
-
 
 def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
     """The way to an output [batch, tokens, vocabulary].

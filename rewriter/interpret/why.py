@@ -227,7 +227,7 @@ class ScoreTerms(Reads):
             flat = weight.swapaxes(0, 1).reshape(weight.shape[1], -1)
             found = self.parts(written, side, token, flat, bias.reshape(-1), f"b_{side}")
             parts = {source: part.reshape(len(part), *given.shape) for source, part in found.items()}
-        turned = self._rotations(side, token) if self._own.rotary else np.eye(given.shape[-1])
+        turned = self._rotations(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
         return {source: part @ turned for source, part in parts.items()}
 

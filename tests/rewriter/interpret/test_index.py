@@ -92,7 +92,7 @@ def test_original_heads_attend_and_write_as_the_model_does(path: Path) -> None:
             kept = np.broadcast_to(mask.any(axis=-1), pattern.shape[:-1])
             found = pattern_of(data, tensors, own.scale, mask, rotary=path.stem in ROTARY)
             assert np.abs(found - pattern)[kept].max() <= 2e-6
-        assert own.rotary == (path.stem in ROTARY)
+        assert own.query.rotary == (path.stem in ROTARY)
         out = written(data, pattern, tensors) - tensors["b_O"]
         left = values[own.output.output].reshape(out.shape) - out
         # The bias is inside the operator or in an Add after it.

@@ -141,7 +141,7 @@ def test_columns_of_heads(layout: str) -> None:
     for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
         np.testing.assert_array_equal(columns, INSIDE_OUT if layout == "inside out" else IN_ORDER)
     assert only.scale == pytest.approx(0.5, rel=1e-6)
-    assert (only.groups, only.rotary, only.cross) == (1, False, False)
+    assert (only.groups, only.query.rotary, only.cross) == (1, False, False)
     if "operator" not in layout:
         assert (only.pattern, only.scores) == ("p", "s")
 
