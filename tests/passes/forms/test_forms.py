@@ -22,6 +22,7 @@ from rewriter.ort.sessions import open_session
 from tests import cases
 from tests.conftest import slow
 from tests.errors import EMITTED, InPlace, accurate, apart
+from tests.headmath import tapped
 from tests.oracle import evaluate
 from tests.spellings import FIRSTS, GATES
 from tests.textmodels import ERF_GELU, SILU, integers, mlp, text_model, values
@@ -296,8 +297,7 @@ def test_names_and_shapes_of_the_projections() -> None:
     """W_Q, W_V and W_O are those of TransformerLens: [n_heads, d_model, d_head] and [n_heads, d_head, d_model]."""
     result = apply(planned(mlp(ERF_GELU), "masked"))
     wanted = ["mlp/heads/W_Q", "mlp/heads/W_K", "mlp/heads/W_V", "mlp/heads/W_O", "mlp/heads/b_O_bias_0"]
-    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    made = cases.run(result, x=tokens(1, 3))
+    made = tapped(result, {"x": tokens(1, 3)}, wanted)
     width = 4 + 1 + 8
     assert [made[name].shape for name in wanted] == [(8, width, 2), (1, width, 2), (8, width, 1), (8, 1, 4), (4,)]
     np.testing.assert_array_equal(made["mlp/heads/W_Q"][:, :4, 0].T, values("W1").astype(np.float32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -98,6 +100,8 @@ def test_what_is_bounded_needs_no_line() -> None:
         program = quick(name)
         assert (program.line, program.exact) == (None, True)
     assert not needs_line(quick("silu"))
+    assert not needs_line(replace(quick("silu"), line=None, double=True))
+    assert needs_line(Program("line", (), linear=-1.0))
 
 
 def test_a_line_that_reaches_less_far_costs_error() -> None:

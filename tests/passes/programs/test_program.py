@@ -36,6 +36,7 @@ def test_a_program_is_its_heads_and_a_line() -> None:
     np.testing.assert_allclose(grid, by_hand(*np.broadcast_arrays(Y[:, None], Z[None])), rtol=1e-14)
     line = Program("line", (), linear=2.0, constant=1.0)
     np.testing.assert_array_equal(line.evaluate(Y), 2.0 * Y + 1.0)
+    assert BOTH.bias_tokens == 2
 
 
 def test_weights_of_a_head() -> None:
