@@ -1,4 +1,4 @@
-"""What tests do with a model: plan it, run it, break it; the models themselves are written with `tests.textmodels`."""
+"""What tests do with a model: plan, run, rewrite and break it; models are written with `tests.textmodels`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from passes.options import FormOptions, Options
 from passes.plan import Plan, make_plan
+from rewriter import ExitStatus, Report, rewrite
 from rewriter.api import rewriting
 from rewriter.ort.sessions import open_session
 from rewriter.pipeline import Unit
@@ -31,6 +32,15 @@ def planned(model: onnx.ModelProto, blocks: int = 1, **options: Any) -> Plan:
 def run(model: onnx.ModelProto, **feeds: Any) -> dict[str, NDArray[Any]]:
     """All outputs on the CPU, without graph optimisation."""
     return open_session(model, "cpu", optimise=False).run(feeds)
+
+
+def proved(model: onnx.ModelProto, **options: Any) -> Report:
+    """The report of a rewrite that leaves nothing and passes the proof."""
+    report = rewrite(model, **options)
+    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    assert report.validation is not None
+    assert report.validation.failures == ()
+    return report
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:

@@ -22,16 +22,6 @@ FLOAT = ARITHMETIC[1]
 
 
 @EACH
-def test_weights_are_positive_and_nodes_in_order(line: Line) -> None:
-    rates = [0.0, *(rate for rate, _ in line.pairs), 0.5]
-    assert rates == sorted(set(rates))
-    assert min([line.end, *(weight for _, weight in line.pairs)]) > 0.0
-    assert line.middle >= 0.0
-    total = 2.0 * line.end + line.middle + 2.0 * sum(weight for _, weight in line.pairs)
-    assert total == pytest.approx(1.0, abs=line.max_error)
-
-
-@EACH
 def test_line_is_softmax_attention(line: Line) -> None:
     """A mean of values under softmax weights, the values of all keys but the two ends being 0."""
     g = np.concatenate([np.linspace(-60.0, 60.0, 2001), [1e-9, -1e-9]])
