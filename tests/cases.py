@@ -1,4 +1,4 @@
-"""What tests do with a model: plan it, run it; the models themselves are written with `tests.textmodels`."""
+"""What tests do with a model: plan, run, rewrite and break it; models are written with `tests.textmodels`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pytest
 from numpy.typing import NDArray
 
 from passes.options import FormOptions, Options
 from passes.plan import Plan, make_plan
+from rewriter import ExitStatus, Report, rewrite
+from rewriter.api import rewriting
 from rewriter.ort.sessions import open_session
+from rewriter.pipeline import Unit
+from tests.changes import Change, copied
 
 _OF_FORMS = {each.name for each in fields(FormOptions)}
 
@@ -27,6 +32,27 @@ def planned(model: onnx.ModelProto, blocks: int = 1, **options: Any) -> Plan:
 def run(model: onnx.ModelProto, **feeds: Any) -> dict[str, NDArray[Any]]:
     """All outputs on the CPU, without graph optimisation."""
     return open_session(model, "cpu", optimise=False).run(feeds)
+
+
+def proved(model: onnx.ModelProto, **options: Any) -> Report:
+    """The report of a rewrite that leaves nothing and passes the proof."""
+    report = rewrite(model, **options)
+    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    assert report.validation is not None
+    assert report.validation.failures == ()
+    return report
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+    """Let the rewriter make models that are changed like this, from here on."""
+    right = rewriting.made
+
+    def wrong(unit: Unit) -> onnx.ModelProto:
+        model = copied(right(unit))
+        change(model)
+        return model
+
+    monkeypatch.setattr(rewriting, "made", wrong)
 
 
 def names(folder: Path) -> set[str]:

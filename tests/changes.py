@@ -41,6 +41,13 @@ def copied(model: onnx.ModelProto) -> onnx.ModelProto:
     return deepcopy(model)
 
 
+def changed(model: onnx.ModelProto, change: Change) -> onnx.ModelProto:
+    """A copy that a change is made to."""
+    result = copied(model)
+    change(result)
+    return result
+
+
 # -- where things are ------------------------------------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from rewriter.cli.options import (
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
-from rewriter.text import counted, one_line, quoted
+from rewriter.text import counted, one_line
 
 if TYPE_CHECKING:
     from rewriter.interpret.against import ChangedHeads
@@ -40,19 +40,7 @@ _WIDTH = 80
 _NAME = 30
 
 
-def _file_of(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
-    """The model; of a folder, the one in it."""
-    if not path.is_dir():
-        return path
-    found = sorted(path.glob("*.onnx"))
-    chosen = [each for each in found if each.name == "model.onnx"] or found
-    if len(chosen) != 1:
-        listed = ": name one of " + ", ".join(quoted(each.name) for each in found) if found else ""
-        raise UsageError(f"{quoted(path)} holds {counted(len(found), 'ONNX file')}{listed}")
-    return chosen[0]
-
-
-_model = click.argument("model", type=click.Path(path_type=Path), callback=_file_of)
+_model = click.argument("model", type=click.Path(path_type=Path))
 _top = click.option(
     "--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table."
 )
@@ -246,27 +234,17 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     from rewriter.files.save import check_output
     from rewriter.interpret.index import heads as index_of
     from rewriter.interpret.index import write_npz
-    from rewriter.interpret.run import cases_of, hooks_named, outputs_on, recorded
+    from rewriter.interpret.run import run_with_cache
 
     index = index_of(model)
-    cases, tokens = cases_of(index, inputs)
-    hooks = hooks_named(index, names)
     check_output(cache, source=index.source, force=False)
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def arrays() -> Iterator[tuple[str, Any]]:
-        outputs = ((f"outputs/{name}", array) for name, array in outputs_on(index, cases))
-        for found in (recorded(index, cases, hooks), outputs):
-            for name, array in found:
-                shapes[name] = array.shape
-                yield name, array
-
-    spelled = () if tokens is None else tokens.spelled
-    facts = index.to_json() | ({"tokens": spelled} if spelled else {})
-    atomically(cache, lambda file: write_npz(file, arrays(), facts))
-    _echo(f"tokens: {' | '.join(each)}" for each in spelled)
-    _echo(f"{name:<44} {list(shape)}" for name, shape in shapes.items())
-    _echo([f"{len(shapes)} arrays written to {cache}"])
+    found = run_with_cache(index, inputs, names=names)
+    arrays = {**found.cache, **{f"outputs/{name}": array for name, array in found.outputs.items()}}
+    facts = index.to_json() | ({"tokens": found.tokens} if found.tokens else {})
+    atomically(cache, lambda file: write_npz(file, arrays, facts))
+    _echo(f"tokens: {' | '.join(each)}" for each in found.tokens)
+    _echo(f"{name:<44} {list(array.shape)}" for name, array in arrays.items())
+    _echo([f"{len(arrays)} arrays written to {cache}"])
     return 0
 
 
@@ -399,17 +377,12 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
     made = plain_data(found.to_json())
     if out is not None:
         write_json(out, made)
-    facts = made["metadata"]
-    whole, left = (
-        f"replacement score {facts[f'{kind}replacement_score']:.4f}, "
-        f"completeness score {facts[f'{kind}completeness_score']:.4f}"
-        for kind in ("", "pruned_")
-    )
-    written = "" if out is None else f", written to {out}"
+    facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (
         f"logit {found.logit:.6g}",
-        f"all: {len(found.nodes)} nodes, {whole}, in-edges off by {facts['largest_residual']:.2g} at most",
-        f"pruned: {len(made['nodes'])} nodes, {len(made['links'])} edges, {left}{written}",
+        f"all: {len(found.nodes)} nodes, in-edges off by {facts['largest_residual']:.2g} at most",
+        f"pruned: {len(made['nodes'])} nodes, {len(made['links'])} edges, replacement score "
+        f"{facts['replacement_score']:.4f}, completeness score {facts['completeness_score']:.4f}{written}",
         f"scores of {counted(len(found.why), 'head')}, as sums over pairs of nodes: off by "
         f"{facts['largest_score_residual']:.2g} at most",
     )
@@ -481,8 +454,7 @@ def rank(
 
 
 def _composition_rows(found: Compositions, top: int) -> Iterator[str]:
-    scales = "with the scales of normalisations" if found.folded else "without the scales of normalisations"
-    yield f"composition, {scales}; unrelated weights: {found.baseline:.3f}"
+    yield f"composition, without the scales of normalisations; unrelated weights: {found.baseline:.3f}"
     yield f"  {'':<3} {'reader':<{_NAME}} {'writer':<{_NAME}} {'score':>6}"
     for each in found.strongest(top):
         yield f"  {each.kind:<3} {_name(each.reader)} {_name(each.writer)} {each.score:6.4f}"

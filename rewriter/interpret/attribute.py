@@ -33,7 +33,7 @@ from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import token_rows
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
+from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 
@@ -82,27 +82,23 @@ def attribute(
     logit: int,
     *,
     minus: int | None = None,
-    output: str | None = None,
     position: int = -1,
-    sequence: int = 0,
 ) -> Attribution:
     """Attribute a logit, evaluated in float64, to heads, neurons, tokens and biases.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
-        logit: which entry of the output's last axis.
+        inputs: maps inputs to arrays; an npz file with one case; or a `Text`. Of a batch the first sequence counts.
+        logit: which entry of the first output's last axis.
         minus: attribute the difference from this entry instead.
-        output: the output [batch, tokens, entries]; default: the first one.
         position: the token.
-        sequence: the sequence in the batch.
 
     Raises:
         UsageError: an index is out of range, or the output does not read the residual stream through a normalisation.
         ModelError: the model is unreadable, malformed or unsafe.
         ValidationError: the model cannot be evaluated in float64.
     """
-    run = FrozenRun(model, inputs, output=output, sequence=sequence)
+    run = FrozenRun(model, inputs)
     return attribution_of(run, run.linear(logit, minus, position), (logit,) if minus is None else (logit, minus))
 
 
@@ -357,7 +353,7 @@ _COUNTED = (".hook_q", ".hook_v", ".hook_pre")
 
 
 class FrozenRun:
-    """One sequence of a run in float64.
+    """The first sequence of a run in float64.
 
     Attributes:
         index: the heads of the model.
@@ -368,13 +364,13 @@ class FrozenRun:
         values: what was kept of the run, of all sequences.
     """
 
-    def __init__(self, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int) -> None:
+    def __init__(self, model: Source, inputs: InputsOrText) -> None:
         """Arguments and errors are those of `attribute`."""
         index = heads(model, wide=True)
         index.require_tokens_only("attribution")
-        self.index, self.sequence = index, sequence
+        self.index = index
         self.case, self.tokens = only_case(index, inputs)
-        self._output = known_output(index.view, output)
+        self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, self._output)
         self.hooks = hooks_of(index)
         self.values: Mapping[str, Array] = {}
@@ -438,10 +434,8 @@ class FrozenRun:
         return len(next(hook for hook in counted if {*hook.tensors} <= {*self.values}).make(self.values))
 
     def own(self, array: Array) -> Array:
-        """The sequence's part of an array [batch, ...]. Raises UsageError: there is no such sequence."""
-        if not -len(array) <= self.sequence < len(array):
-            raise UsageError(f"there is no sequence {self.sequence}: the inputs have {len(array)}")
-        return np.asarray(array[self.sequence], dtype=np.float64)
+        """The sequence's part of an array [batch, ...]."""
+        return np.asarray(array[0], dtype=np.float64)
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
@@ -451,7 +445,7 @@ class FrozenRun:
 
     def entries(self, position: int) -> Array:
         """The output's entries at a token."""
-        made = self.values[self._output][self.sequence]
+        made = self.values[self._output][0]
         return np.asarray(made if self.chain.token is not None else made[position])
 
     def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:

@@ -10,8 +10,7 @@ import json
 import os
 import re
 import struct
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
@@ -288,7 +287,7 @@ class HeadIndex(Mapping[str, Array]):
             )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write all tensors to a `.safetensors` or `.npz` file, one at a time, with `to_json` as its metadata.
+        """Write all tensors to a `.safetensors` file, one at a time, or to `.npz`, with `to_json` as metadata.
 
         Raises:
             UsageError: the file cannot be written, or has another suffix.
@@ -296,7 +295,7 @@ class HeadIndex(Mapping[str, Array]):
         """
         check_suffix(Path(path))
         npz = Path(path).suffix == ".npz"
-        atomically(Path(path), lambda file: write_npz(file, self.items(), self.to_json()) if npz else self._write(file))
+        atomically(Path(path), lambda file: write_npz(file, self, self.to_json()) if npz else self._write(file))
 
     def _write(self, file: BinaryIO) -> None:
         """As safetensors: a length, a JSON header and the bytes of the arrays."""
@@ -511,7 +510,7 @@ def count_of(named: Named) -> int:
     return named.sublayer.neurons if isinstance(named.sublayer, NeuronHeads) else named.sublayer.heads
 
 
-# -- files of arrays, one of which is in memory at a time --------------------------------------------------------------
+# -- files of arrays -----------------------------------------------------------------------------------------------
 
 SUFFIXES = (".safetensors", ".npz")
 
@@ -525,16 +524,7 @@ def check_suffix(path: Path) -> None:
         raise UsageError(f"{quoted(path)} must end in {' or '.join(SUFFIXES)}, which says the format")
 
 
-def write_npz(file: BinaryIO, arrays: Iterable[tuple[str, Array]], described: Mapping[str, Any]) -> None:
-    """Write an npz archive array by array; numpy's own function takes all at once."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, array in arrays:
-            _entry(archive, name, array)
-        _entry(archive, METADATA, np.array(json.dumps(described)))
-
-
-def _entry(archive: zipfile.ZipFile, name: str, array: Array) -> None:
-    # A fixed time, so that the same arrays give the same bytes.
-    info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-    with archive.open(info, "w", force_zip64=True) as entry:
-        np.lib.format.write_array(entry, np.asarray(array, order="C"), allow_pickle=False)
+def write_npz(file: BinaryIO, arrays: Mapping[str, Array], described: Mapping[str, Any]) -> None:
+    """Write an npz archive, with what describes the arrays."""
+    held: dict[str, Any] = {**arrays, METADATA: np.array(json.dumps(described))}
+    np.savez(file, **held)

@@ -11,11 +11,11 @@ from typing import Any
 import onnx
 import pytest
 
-from rewriter import ExitStatus, rewrite
-from tests.cases import planned
+from rewriter import rewrite
+from tests.cases import planned, proved
 from tests.conftest import slow
 from tests.errors import correct
-from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, all_nodes, same
+from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, all_nodes, declared, same
 from tests.spellings import FIRSTS, OPERATORS, SPELLINGS
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, values
 
@@ -130,17 +130,10 @@ def test_gate_as_product_where_the_product_comes_first() -> None:
 # -- the whole way ------------------------------------------------------------------------------------------------
 
 
-def proved(model: onnx.ModelProto, **options: Any) -> None:
-    """Rewrite with the proof, which must agree with the oracle."""
-    report = rewrite(model, **options)
-    assert report.validation is not None
-    assert report.validation.failures == ()
-    assert report.exit_status is ExitStatus.CONVERTED
-
-
 def test_one_of_each_is_proved() -> None:
     proved(mlp(SILU))
     proved(mlp(ERF_GELU, elem="float16"))
+    proved(declared(mlp(SILU, opset=11, ir=3)))
     proved(gated("silu"))
     proved(gated("gelu"), gate="product")
 
@@ -162,6 +155,19 @@ def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 @pytest.mark.parametrize(("text", "options", "chosen"), tuple(_proved()))
 def test_each_is_proved(text: str, options: dict[str, Any], chosen: dict[str, Any]) -> None:
     proved(mlp(text, **options), **chosen)
+
+
+ONE_EACH = {label: text for _, label, text in reversed(SPELLINGS)}
+LITERAL = {"compact": {"form": "compact"}, "local": {"form": "local", "spelling": "softmax"}}
+
+
+@slow
+@pytest.mark.parametrize("options", LITERAL.values(), ids=LITERAL)
+@pytest.mark.parametrize("label", ONE_EACH)
+def test_every_activation_with_a_literal_softmax(label: str, options: dict[str, Any]) -> None:
+    report = proved(mlp(ONE_EACH[label]), **options)
+    assert report.validation is not None
+    assert report.validation.certified
 
 
 def test_pre_activations_beyond_the_domain_fail_the_proof() -> None:

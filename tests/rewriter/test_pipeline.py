@@ -15,15 +15,10 @@ from passes.pipeline import PASSES, pipeline
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
 from rewriter.pipeline import Pass, Unit, run_passes, split
+from tests.changes import bypass, change_values, changed, copied, reads, weight
 from tests.textmodels import SILU, mlp, text_model
 
 NAMES = [each.name for each in PASSES]
-
-
-def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    return result
 
 
 @dataclass(frozen=True)
@@ -37,9 +32,7 @@ class Change:
     broken: str = ""
 
     def run(self, unit: Unit) -> Unit:
-        model = copied(unit.model)
-        self.change(model)
-        return unit.having(model=model)
+        return unit.having(model=changed(unit.model, self.change))
 
     def ensures(self, unit: Unit) -> None:
         assert unit.model.graph.node
@@ -67,24 +60,12 @@ def test_the_passes_make_what_plan_and_apply_make() -> None:
     assert unit.stages["lower"] == model
 
 
-def rename_an_input(model: onnx.ModelProto) -> None:
-    model.graph.input[0].name = "other"
-
-
-def dangle(model: onnx.ModelProto) -> None:
-    model.graph.node[0].input[0] = "nowhere"
-
-
-def make_twice(model: onnx.ModelProto) -> None:
-    model.graph.node.append(model.graph.node[-1])
-
-
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (Change(rename_an_input), "pass 'change' changed the model's inputs"),
-        (Change(dangle), "pass 'change' produced an invalid model.*nowhere"),
-        (Change(make_twice), "pass 'change' produced an invalid model"),
+        (Change(lambda m: setattr(m.graph.input[0], "name", "other")), "pass 'change' changed the model's inputs"),
+        (Change(lambda m: reads(m, "first", 0, "nowhere")), "pass 'change' produced an invalid model.*nowhere"),
+        (Change(lambda m: m.graph.node.append(m.graph.node[-1])), "pass 'change' produced an invalid model"),
         (Change(broken="one block is gone"), "pass 'change' broke its promise: one block is gone"),
     ],
 )
@@ -114,9 +95,7 @@ def test_heads_that_are_not_there_break_a_promise(monkeypatch: pytest.MonkeyPatc
 def drop_identities(model: onnx.ModelProto) -> None:
     """Readers of an Identity read its operand."""
     for node in [each for each in model.graph.node if each.op_type == "Identity"]:
-        for reader in model.graph.node:
-            reader.input[:] = [node.input[0] if name == node.output[0] else name for name in reader.input]
-        model.graph.node.remove(node)
+        bypass(model, node)
 
 
 def with_identity() -> onnx.ModelProto:
@@ -133,14 +112,10 @@ def test_a_pass_of_ones_own_before_and_behind_ours(first: bool, tmp_path: Path) 
     assert not any(node.op_type == "Identity" for node in onnx.load(out).graph.node)
 
 
-def halve(model: onnx.ModelProto) -> None:
-    tensor = next(each for each in model.graph.initializer if each.name == "b2")
-    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) * 0.5, "b2"))
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_a_wrong_pass_of_ones_own_fails_the_proof(first: bool, tmp_path: Path) -> None:
-    own, out = Change(halve, prepares=first), tmp_path / "out.onnx"
+    own = Change(lambda model: change_values(weight(model, "b2"), "v *= 0.5"), prepares=first)
+    out = tmp_path / "out.onnx"
     report = rewrite(mlp(SILU), out, passes=lambda passes: (own, *passes) if first else (*passes, own))
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert not out.exists()

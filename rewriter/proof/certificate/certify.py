@@ -35,8 +35,8 @@ UNCLAIMED = 1e-7
 """The limit of a region about which nothing is claimed, in every type: it holds the program over the reals to what the
 table of programs states, and is not loosened for types whose rounding would hide a wrong coefficient."""
 _DOMAINS = (512.0, 508.0)
-"""What is tried for a gate about which nothing is claimed, and that does not hold everywhere: how far the programs of
-this tool reach. The certificate states which was proved."""
+"""What is tried for a gate about which nothing is claimed, that does not hold everywhere, and that heads stand for: how
+far the programs of this tool reach. The certificate states which was proved."""
 _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
 _EXACT = 1e-15
@@ -552,7 +552,8 @@ class _Matching:
                 return self._refused(a, b, 0, "combines two tensors in a way that is not linear in one of them")
         values = {each: ONE if each is value else VARIABLE for each in ours.leaves}
         one, two = substitute(mine, values), substitute(other, values)
-        proved = self._proved(a, ours, one, two, gated=value is not None)
+        program = value is not None and _attention(theirs) and not _attention(ours)
+        proved = self._proved(a, ours, one, two, program=program)
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
@@ -590,14 +591,14 @@ class _Matching:
                 return None
         return matched
 
-    def _proved(self, a: Tensor, region: Region, mine: Expression, other: Expression, *, gated: bool) -> Bound:
+    def _proved(self, a: Tensor, region: Region, mine: Expression, other: Expression, *, program: bool) -> Bound:
         top = TOPS[_elem_type(region)]
         claim = self._claims.get(a.name)
         if claim is not None:
             return bound(mine, other, limit=claim.limit * _ROOM + _EXACT, top=top, domain=claim.domain)
         everywhere = bound(mine, other, limit=self._limit, top=top)
         near = everywhere.at is not None and everywhere.at_least > self._limit and abs(everywhere.at) <= min(_DOMAINS)
-        if everywhere.holds or near or not gated:
+        if everywhere.holds or near or not program:
             return everywhere
         parts = (bound(mine, other, limit=self._limit, top=top, domain=domain) for domain in _DOMAINS)
         return next((each for each in parts if each.holds), everywhere)
@@ -613,6 +614,12 @@ def _is_matrix(tensor: Tensor, layer: Layer) -> bool:
         return node is not None and not node.domain and node.op_type == "Gemm"
     shape = sizes(tensor.scope.find(node.input[1]))
     return rank(shape) == 2 and shape is not None and shape[-1] == len(layer.bias)
+
+
+def _attention(region: Region) -> bool:
+    """Whether a region is attention: a softmax over keys, or its weights written out."""
+    operators = {each.node.op_type for each in region.inside if each.node is not None}
+    return "Heads" in operators or {"Exp", "Div"} <= operators
 
 
 def _elem_type(region: Region) -> int:

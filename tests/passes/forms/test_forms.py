@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,14 +17,15 @@ from passes.options import FormOptions, Options
 from passes.plan import Plan, apply, make_plan
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program
-from rewriter import ExitStatus, ValidationError, rewrite
+from rewriter import ValidationError
 from rewriter.ort.sessions import open_session
 from tests import cases
 from tests.conftest import slow
 from tests.errors import EMITTED, InPlace, accurate, apart
+from tests.headmath import tapped
 from tests.oracle import evaluate
 from tests.spellings import FIRSTS, GATES
-from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
+from tests.textmodels import ERF_GELU, SILU, integers, mlp, text_model, values
 
 TOKENS = 80
 SQUARE = ("compact", "masked", "maskless", "staged")
@@ -44,15 +46,6 @@ PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 EACH_FORM = pytest.mark.parametrize("form", SQUARE)
 
 
-def proved(model: onnx.ModelProto, form: str) -> None:
-    """Rewrite with the proof, which must agree with the oracle."""
-    report = rewrite(model, form=form, max_tokens=TOKENS)
-    assert [row.reason for row in report.left] == []
-    assert report.validation is not None
-    assert report.validation.failures == ()
-    assert report.exit_status is ExitStatus.CONVERTED
-
-
 def planned(model: onnx.ModelProto, form: str, **options: Any) -> Plan:
     return cases.planned(model, form=form, **{"max_tokens": TOKENS, **options})
 
@@ -63,10 +56,6 @@ def run(model: onnx.ModelProto, x: NDArray[Any]) -> NDArray[Any]:
 
 def tokens(*shape: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(size=(*shape, 4)).astype(np.float32)
-
-
-def integers(**given: list[int]) -> dict[str, onnx.TensorProto]:
-    return {name: onnx.numpy_helper.from_array(np.array(numbers), name) for name, numbers in given.items()}
 
 
 def operators(model: onnx.ModelProto) -> set[str]:
@@ -98,19 +87,17 @@ def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
     onnx.checker.check_model(result, full_check=True)
 
 
-@pytest.mark.parametrize("form", ["local", "masked"])
-@pytest.mark.parametrize("text", [SILU, "h = Relu(y)"], ids=["silu", "relu"])
-def test_float16(form: str, text: str) -> None:
-    """Heads are computed in float32; the largest error measured is 0.81 times the original's."""
-    model = mlp(text, elem="float16")
-    accurate(model, planned(model, form), ratio=1.5, optimised=[False])
+TYPED = (
+    *((form, SILU, "float16") for form in ("local", "masked")),
+    *((form, "h = Relu(y)", "float16") for form in ("local", *SQUARE)),
+    *((form, "h = Relu(y)", "double") for form in SQUARE),
+)
 
 
-@pytest.mark.parametrize("elem", ["float16", "double"])
-@EACH_FORM
-def test_types_are_kept(form: str, elem: str) -> None:
-    """The largest error measured is 0.92 times the original's."""
-    model = mlp("h = Relu(y)", elem=elem)
+@pytest.mark.parametrize(("form", "text", "elem"), TYPED)
+def test_types_are_kept(form: str, text: str, elem: str) -> None:
+    """Heads of float16 are computed in float32; the largest error measured is 0.92 times the original's."""
+    model = mlp(text, elem=elem)
     result = accurate(model, planned(model, form), ratio=1.5, optimised=[False])
     assert result.graph.output == model.graph.output
 
@@ -310,8 +297,7 @@ def test_names_and_shapes_of_the_projections() -> None:
     """W_Q, W_V and W_O are those of TransformerLens: [n_heads, d_model, d_head] and [n_heads, d_head, d_model]."""
     result = apply(planned(mlp(ERF_GELU), "masked"))
     wanted = ["mlp/heads/W_Q", "mlp/heads/W_K", "mlp/heads/W_V", "mlp/heads/W_O", "mlp/heads/b_O_bias_0"]
-    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    made = cases.run(result, x=tokens(1, 3))
+    made = tapped(result, {"x": tokens(1, 3)}, wanted)
     width = 4 + 1 + 8
     assert [made[name].shape for name in wanted] == [(8, width, 2), (1, width, 2), (8, width, 1), (8, 1, 4), (4,)]
     np.testing.assert_array_equal(made["mlp/heads/W_Q"][:, :4, 0].T, values("W1").astype(np.float32))
@@ -322,29 +308,22 @@ def test_names_and_shapes_of_the_projections() -> None:
 # -- the whole way --------------------------------------------------------------------------------------------------
 
 
-@EACH_FORM
-def test_one_of_each_is_proved(form: str) -> None:
-    proved(mlp(SILU), form)
+def _proved() -> Iterator[Any]:
+    for form, (name, text, options) in itertools.product(SQUARE, PROGRAMS):
+        for elem in ("float", "float16"):
+            quick = (form, name, elem) == ("compact", "silu", "float")
+            yield pytest.param(
+                mlp(text, elem=elem, **options), form, id=f"{form}-{name}-{elem}", marks=() if quick else slow
+            )
+    for name, first, _, options in FIRSTS:
+        yield pytest.param(mlp(SILU, first=first, **options), "compact", id=name, marks=slow)
+    for name, options, _ in OTHERS:
+        yield pytest.param(mlp(SILU, **options), "compact", id=name, marks=slow)
 
 
-@slow
-@EACH_PROGRAM
-@pytest.mark.parametrize("elem", ["float", "float16"])
-@EACH_FORM
-def test_every_program_is_proved(form: str, elem: str, text: str, options: dict[str, Any]) -> None:
-    proved(mlp(text, elem=elem, **options), form)
-
-
-@slow
-@pytest.mark.parametrize("options", [case[1] for case in OTHERS], ids=[case[0] for case in OTHERS])
-def test_operators_that_stay_are_proved(options: dict[str, Any]) -> None:
-    proved(mlp(SILU, **options), "compact")
-
-
-@slow
-@pytest.mark.parametrize(("first", "options"), [(t, o) for _, t, _, o in FIRSTS], ids=[f[0] for f in FIRSTS])
-def test_projections_are_proved(first: str, options: dict[str, Any]) -> None:
-    proved(mlp(SILU, first=first, **options), "compact")
+@pytest.mark.parametrize(("model", "form"), list(_proved()))
+def test_each_is_proved(model: onnx.ModelProto, form: str) -> None:
+    assert cases.proved(model, form=form, max_tokens=TOKENS).left == ()
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -410,9 +389,7 @@ def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: b
         f"else_branch = b () => ({shape} q) {{ q = Neg(mid) }}>",
         inputs=f"{shape} x, bool[1] flag",
     )
-    report = rewrite(model, form=form, inline=inline, max_tokens=70)
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert len(report.converted) == 2
+    assert len(cases.proved(model, form=form, inline=inline, max_tokens=70).converted) == 2
 
 
 @pytest.mark.parametrize("form", ["masked", "staged"])
@@ -425,5 +402,4 @@ def test_a_model_of_fixed_sizes_is_proved(form: str) -> None:
         outputs="float[3, 5, 4] out",
         constants=integers(flat=[-1, 4], back=[3, 5, 8]),
     )
-    report = rewrite(model, form=form, max_tokens=70)
-    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
+    cases.proved(model, form=form, max_tokens=70)

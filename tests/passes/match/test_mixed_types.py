@@ -5,87 +5,64 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from passes.options import Options
 from passes.plan import make_plan
 from rewriter import ExitStatus, rewrite
 from tests.errors import accurate, feeds_of
+from tests.textmodels import ELEMENTS, SILU, mlp, tensor, values
 
 
-def mixed(gate: int, out: int) -> onnx.ModelProto:
-    """W1 in float32, the activation between casts, W2 in float32."""
-    rng = np.random.default_rng(0)
-    weights = [
-        numpy_helper.from_array(rng.normal(size=(8, 16)).astype(np.float32), "W1"),
-        numpy_helper.from_array(rng.normal(size=16).astype(helper.tensor_dtype_to_np_dtype(gate)), "b1"),
-        numpy_helper.from_array(rng.normal(size=(16, 8)).astype(helper.tensor_dtype_to_np_dtype(out)), "W2"),
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["x", "W1"], ["m"]),
-        helper.make_node("Cast", ["m"], ["half"], to=gate),
-        helper.make_node("Add", ["half", "b1"], ["y"]),
-        helper.make_node("Sigmoid", ["y"], ["s"]),
-        helper.make_node("Mul", ["y", "s"], ["a"]),
-        helper.make_node("Cast", ["a"], ["h"], to=out),
-        helper.make_node("MatMul", ["h", "W2"], ["out"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "mixed",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
-        [helper.make_tensor_value_info("out", out, ["n", 8])],
-        weights,
+def mixed(gate: str, out: str) -> onnx.ModelProto:
+    """W1 in float32, the bias and SiLU between casts, W2 in another type."""
+    casts = f"half = Cast<to = {ELEMENTS[gate]}>(m)", f"h = Cast<to = {ELEMENTS[out]}>(a)"
+    return mlp(
+        "s = Sigmoid(y) a = Mul(y, s) " + casts[1],
+        first=f"m = MatMul(x, W1) {casts[0]} y = Add(half, b1)",
+        second="out = MatMul(h, W2)",
+        outputs=f"{out}[batch, tokens, 4] out",
+        constants={"b1": tensor("b1", values("b1"), gate), "W2": tensor("W2", values("W2"), out)},
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 @pytest.mark.parametrize("inline", [False, True], ids=["function", "inline"])
 @pytest.mark.parametrize(
     ("gate", "out"),
     [
-        pytest.param(TensorProto.FLOAT16, TensorProto.FLOAT, id="half-inside"),
-        pytest.param(TensorProto.FLOAT, TensorProto.FLOAT16, id="half-after"),
-        pytest.param(TensorProto.FLOAT, TensorProto.DOUBLE, id="double-after"),
-        pytest.param(TensorProto.DOUBLE, TensorProto.FLOAT, id="double-inside"),
+        pytest.param("float16", "float", id="half-inside"),
+        pytest.param("float", "float16", id="half-after"),
+        pytest.param("float", "double", id="double-after"),
+        pytest.param("double", "float", id="double-inside"),
     ],
 )
-def test_casts_around_the_activation(gate: int, out: int, inline: bool) -> None:
+def test_casts_around_the_activation(gate: str, out: str, inline: bool) -> None:
     """Heads are computed in float32 or better; the largest error measured is 1.0 times the original's."""
     model = mixed(gate, out)
     accurate(model, make_plan(model, Options(inline=inline)), ratio=1.5)
 
 
 def test_casts_are_proved() -> None:
-    report = rewrite(mixed(TensorProto.FLOAT16, TensorProto.FLOAT))
+    report = rewrite(mixed("float16", "float"))
     assert report.exit_status is ExitStatus.CONVERTED
 
 
 def test_type_behind_an_operator_that_inference_does_not_know() -> None:
     """MatMulNBits stops onnx's inference; its scales have the type of the product."""
     rng = np.random.default_rng(0)
-    constants: dict[str, np.ndarray] = {
-        "B": rng.integers(0, 255, (32, 1, 16)).astype(np.uint8),
-        "scales": np.full((32,), 0.05, np.float32),
-        "W2": rng.normal(size=(32, 8)).astype(np.float32),
-    }
-    nodes = [
-        helper.make_node(
-            "MatMulNBits", ["x", "B", "scales"], ["y"], domain="com.microsoft", K=32, N=32, bits=4, block_size=32
-        ),
-        helper.make_node("Sigmoid", ["y"], ["s"]),
-        helper.make_node("Mul", ["y", "s"], ["h"]),
-        helper.make_node("MatMul", ["h", "W2"], ["out"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "nbits",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 8])],
-        [numpy_helper.from_array(values, name) for name, values in constants.items()],
+    quantised = rng.integers(0, 255, (32, 1, 16)).astype(np.uint8)
+    model = mlp(
+        SILU,
+        first="y = com.microsoft.MatMulNBits<K = 32, N = 32, bits = 4, block_size = 32>(x, B, scales)",
+        second="out = MatMul(h, W2)",
+        inputs="float[n, 32] x",
+        outputs="float[n, 8] out",
+        domains={"com.microsoft": 1},
+        constants={
+            "B": onnx.numpy_helper.from_array(quantised, "B"),
+            "scales": np.full(32, 0.05),
+            "W2": rng.normal(size=(32, 8)),
+        },
     )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     report = rewrite(model)
     assert report.exit_status is ExitStatus.CONVERTED
     assert [row.first for row in report.converted] == ["MatMulNBits 32x32"]

@@ -10,13 +10,13 @@ import numpy as np
 import onnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
 
 from passes.options import Options
 from passes.plan import make_plan
 from tests.attention import Array, neurons
 from tests.errors import EVALUATED
 from tests.oracle import tensors
+from tests.textmodels import text_model
 
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
@@ -26,27 +26,26 @@ class Builder:
     """A graph under construction, with every choice drawn at random."""
 
     draw: Callable[[st.SearchStrategy[int]], int]
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    initializers: list[onnx.TensorProto] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)
+    constants: dict[str, Array] = field(default_factory=dict)
 
     def choose(self, count: int) -> int:
         return self.draw(st.integers(0, count - 1))
 
     def node(self, operator: str, *inputs: str) -> str:
         output = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(operator, list(inputs), [output]))
+        self.nodes.append(f"{output} = {operator}({', '.join(inputs)})")
         if self.choose(8) == 7 and operator != "Identity":
             return self.node("Identity", output)
         return output
 
-    def constant(self, value: float, dtype: type = np.float32) -> str:
-        shape = [(), (1,), (1, 1)][self.choose(3)]
-        tensor = numpy_helper.from_array(np.full(shape, value, dtype=dtype), f"c{len(self.initializers)}")
-        self.initializers.append(tensor)
+    def constant(self, value: float) -> str:
+        name = f"c{len(self.constants)}"
+        self.constants[name] = np.full([(), (1,), (1, 1)][self.choose(3)], value)
         if self.choose(2):
-            return tensor.name
-        output = f"{tensor.name}_node"
-        self.nodes.append(helper.make_node("Constant", [], [output], value=tensor))
+            return name
+        output = f"t{len(self.nodes)}"
+        self.nodes.append(f"{output} = Identity({name})")
         return output
 
     def add(self, a: str, b: str) -> str:
@@ -63,23 +62,14 @@ class Builder:
 
 def mlp(b: Builder, body: Callable[[Builder, str], str]) -> onnx.ModelProto:
     """x -> W1 -> body -> W2, with or without biases."""
-    rng = np.random.default_rng(0)
-    weights = {"w1": (4, 8), "b1": (8,), "w2": (8, 4), "b2": (4,)}
-    initializers = [numpy_helper.from_array(rng.normal(size=s).astype(np.float32), n) for n, s in weights.items()]
-    y = b.node("MatMul", "x", "w1")
+    y = b.node("MatMul", "x", "W1")
     if b.choose(2):
         y = b.add(y, "b1")
     region = body(b, y)
-    out = b.node("MatMul", region, "w2")
+    out = b.node("MatMul", region, "W2")
     out = b.add(out, "b2") if b.choose(2) else out
-    graph = helper.make_graph(
-        [*b.nodes, helper.make_node("Identity", [out], ["out"])],
-        "mlp",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 4])],
-        [*initializers, *b.initializers],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    nodes = " ".join([*b.nodes, f"out = Identity({out})"])
+    model = text_model(nodes, inputs="float[n, 4] x", outputs="float[n, 4] out", constants=b.constants)
     onnx.checker.check_model(model)
     return model
 

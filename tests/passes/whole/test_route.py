@@ -16,7 +16,7 @@ from tests.committed import FOLDER as MODELS
 from tests.committed import in_float64
 from tests.errors import apart
 from tests.oracle import tensors
-from tests.textmodels import text_model
+from tests.textmodels import integers, text_model
 
 ENTRIES = {
     "silu-decoder": "/model/transformer/Add_output_0",
@@ -89,8 +89,6 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
-    names = ("zero", "one", "two")
-    ints = {name: onnx.numpy_helper.from_array(np.asarray([i], np.int64), name) for i, name in enumerate(names)}
     draw = np.random.default_rng(0).normal
     return text_model(
         f"t = Add(x, p) {way} {MLP}",
@@ -99,7 +97,7 @@ def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
         opset=opset,
         constants={
             "p": np.zeros((1, 1, 4)),
-            **ints,
+            **integers(zero=[0], one=[1], two=[2]),
             "by_place": draw(size=(5, 4, 4)),
             "by_head": draw(size=(1, 2, 4, 3)),
             "Wo": draw(size=(6, 4)),
@@ -129,7 +127,7 @@ BY_HEAD = """
 def test_small_networks_are_the_same_function(way: str) -> None:
     """In float64; the pattern, an output as well, is cut to the tokens."""
     model = small(way)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([0, 0, 6]), "join"))
+    model.graph.initializer.extend(integers(join=[0, 0, 6]).values())
     plan = planned(in_float64(model))
     assert len(plan.conversions) == 1, plan.left
     feeds = {name: np.random.default_rng(0).normal(size=(2, 5, 4)) for name in ("x", "z")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ from onnx import helper, numpy_helper
 from models.tools.common import Hints
 from models.tools.precision import dynamic_int8
 from rewriter import Comparison, validate
+from tests.changes import Change, change_values, changed, weight
 from tests.textmodels import SILU, text_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,13 +28,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> onnx.ModelProto:
     return model
 
 
-def changed(original: onnx.ModelProto, change: Callable[[onnx.ModelProto], None]) -> onnx.ModelProto:
-    model = onnx.ModelProto()
-    model.CopyFrom(original)
-    change(model)
-    return model
-
-
 def rounded_otherwise(model: onnx.ModelProto) -> None:
     """A few units in the last place more or less on every activation, as another formula for it might have."""
     nearly = 1 + 2.0**-20 * np.where(np.arange(128) % 2, 1, -1)
@@ -47,21 +40,9 @@ def rounded_otherwise(model: onnx.ModelProto) -> None:
             model.graph.node.insert(index + 1, helper.make_node("Mul", [node.output[0], "nearly_one"], [name]))
 
 
-def off_by_one_percent(name: str) -> Callable[[onnx.ModelProto], None]:
-    def plant(model: onnx.ModelProto) -> None:
-        tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-        values = numpy_helper.to_array(tensor).copy()
-        values[3] += np.float32(1e-2)
-        tensor.CopyFrom(numpy_helper.from_array(values, name))
-
-    return plant
-
-
 def negated_second_weight(model: onnx.ModelProto) -> None:
-    weight = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [128, 32])
-    scale = weight.name.replace("_quantized", "_scale")
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == scale)
-    tensor.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(tensor), scale))
+    second = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [128, 32])
+    change_values(weight(model, second.name.replace("_quantized", "_scale")), "v = -v")
 
 
 def judged(a: onnx.ModelProto, b: onnx.ModelProto, seed: int = 0) -> Comparison:
@@ -80,12 +61,18 @@ def test_a_model_that_rounds_otherwise_passes_whatever_the_seed(original: onnx.M
     assert note.endswith(f"{len(found.isolated)} of {len(found.isolated)} parts hold by themselves")
 
 
+def off_by_one_percent(name: str) -> Change:
+    return lambda model: change_values(weight(model, name), "v[3] += 1e-2")
+
+
 BIASES = {
     "one b2": "model.encoder.layer.0.output.dense.bias",
     "one b1": "model.encoder.layer.1.intermediate.dense.bias",
     "one bias of the attention": "model.encoder.layer.1.attention.self.value.bias",
 }
-PLANTED = {what: (off_by_one_percent(name), f"weight {name} differs in 1 element") for what, name in BIASES.items()}
+PLANTED: dict[str, tuple[Change, str]] = {
+    what: (off_by_one_percent(name), f"weight {name} differs in 1 element") for what, name in BIASES.items()
+}
 PLANTED["W2 negated"] = (negated_second_weight, "weight model.embeddings.word_embeddings.weight differs")
 
 
@@ -108,11 +95,6 @@ def test_an_output_that_rounding_decides_alone_is_no_comparison() -> None:
     body = f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) t = Add(second, b2) "
     original = text_model(f"{body} u = Mul(t, $1e9) out = Sin(u)")
     assert validate(original, original).same, "certified"
-    found = validate(original, changed(original, shifted_b2))
+    found = validate(original, changed(original, lambda model: change_values(weight(model, "b2"), "v += 0.1")))
     assert found.verdict == "different"
     assert "nothing could be compared: output out, since rounding moves it as far as it is large" in found.failures
-
-
-def shifted_b2(model: onnx.ModelProto) -> None:
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "b2")
-    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(0.1), "b2"))

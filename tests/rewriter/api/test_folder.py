@@ -13,8 +13,9 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, ModelError, UsageError, rewrite
-from rewriter.api import rewriting
 from rewriter.cli import run
+from tests.cases import names, plant
+from tests.changes import change_values, weight
 from tests.oracle import evaluate
 from tests.textmodels import SILU, mlp, text_model
 
@@ -69,43 +70,28 @@ def test_what_is_left_in_a_folder_has_its_reason(folder: Path, capsys: pytest.Ca
     assert f"copied    as it is: 1 candidate left: com.microsoft::MoE 'out': {reason}" in capsys.readouterr().out
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def wrong(right: Any) -> Any:
-    def made(unit: Any) -> onnx.ModelProto:
-        model = onnx.ModelProto()
-        model.CopyFrom(right(unit))
-        (weight,) = (each for each in model.graph.initializer if each.name == "b2")
-        weight.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weight) + np.float32(1e-2), "b2"))
-        return model
-
-    return made
-
-
 def test_a_failed_proof_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rewriting, "made", wrong(rewriting.made))
+    plant(monkeypatch, lambda model: change_values(weight(model, "b2"), "v += 1e-2"))
     out = folder.with_name("out")
     report = rewrite(folder, out, **FAST)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.problems
     assert report.problems[0].startswith("model.onnx: ")
-    assert names(folder.parent) == ["in"]
+    assert names(folder.parent) == {"in"}
 
 
 def test_an_unreadable_model_leaves_nothing_and_is_named(folder: Path) -> None:
     (folder / "zz.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match=r"'zz\.onnx': "):
         rewrite(folder, folder.with_name("out"), validate=False)
-    assert names(folder.parent) == ["in"]
+    assert names(folder.parent) == {"in"}
 
 
 def test_nothing_to_convert(folder: Path) -> None:
     (folder / "model.onnx").unlink()
     report = rewrite(folder, folder.with_name("out"), **FAST)
     assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
-    assert names(folder.parent) == ["in"]
+    assert names(folder.parent) == {"in"}
 
 
 def test_data_that_two_models_share_is_kept(folder: Path) -> None:
@@ -113,8 +99,7 @@ def test_data_that_two_models_share_is_kept(folder: Path) -> None:
     onnx.save(mlp(SILU), folder / "model.onnx", **options)
     shared = onnx.load(folder / "model.onnx", load_external_data=False)
     plain = text_model("out = MatMul(x, W1)", outputs="float[batch, tokens, 8] out")
-    (weight,) = (each for each in shared.graph.initializer if each.name == "W1")
-    plain.graph.initializer[0].CopyFrom(weight)
+    plain.graph.initializer[0].CopyFrom(weight(shared, "W1"))
     onnx.save(plain, folder / "other.onnx")
     out = folder.with_name("out")
     rewrite(folder, out, validate=False)
@@ -169,7 +154,7 @@ def test_a_folder_without_models(tmp_path: Path) -> None:
 def test_dry_run_writes_nothing(folder: Path) -> None:
     report = rewrite(folder, dry_run=True)
     assert report.summary.startswith("PLANNED  1 model, 1 block")
-    assert names(folder.parent) == ["in"]
+    assert names(folder.parent) == {"in"}
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +164,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(folder: Path, monkeypatch: pytes
     monkeypatch.setattr("shutil.copyfile", full)
     with pytest.raises(UsageError, match=r"^cannot write '.*/out': No space left on device; free some space"):
         rewrite(folder, folder.with_name("out"), validate=False)
-    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert names(folder.parent) == {"in"}
 
 
 def test_a_folder_that_appears_meanwhile_is_not_replaced(folder: Path) -> None:
@@ -191,5 +176,5 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(folder: Path) -> None:
 
     with pytest.raises(UsageError, match="exists by now"):
         rewrite(folder, out, progress=progress, **FAST)
-    assert names(folder.parent) == ["in", "out"]
+    assert names(folder.parent) == {"in", "out"}
     assert not list(out.iterdir())

@@ -10,8 +10,9 @@ import onnx
 import pytest
 
 from rewriter import NothingToConvertError, UsageError, ValidationError, diff, inspect, rewrite, validate
-from rewriter.api.rewriting import made
 from rewriter.errors import ExitStatus, ModelError
+from tests.cases import plant
+from tests.changes import change_values, weight
 from tests.textmodels import SILU, mlp
 
 RNG = np.random.default_rng(3)
@@ -19,14 +20,6 @@ RNG = np.random.default_rng(3)
 
 def tokens(*shape: int) -> dict[str, np.ndarray[Any, Any]]:
     return {"x": RNG.normal(size=(*shape, 4)).astype(np.float32)}
-
-
-def broken(*arguments: Any) -> onnx.ModelProto:
-    """A result whose last linear operator is another one."""
-    result = made(*arguments)
-    tensor = next(each for each in result.graph.initializer if each.name == "W2")
-    tensor.CopyFrom(onnx.numpy_helper.from_array(2 * onnx.numpy_helper.to_array(tensor), tensor.name))
-    return result
 
 
 @pytest.mark.parametrize("inputs", [tokens(2, 3), [tokens(2, 3), tokens(1, 7)]])
@@ -87,11 +80,7 @@ def test_models_in_memory_that_are_none(model: Any, message: str) -> None:
 
 def test_a_comparison_is_true_if_the_models_agree() -> None:
     other = mlp(SILU)
-    other.graph.initializer[0].CopyFrom(
-        onnx.numpy_helper.from_array(
-            onnx.numpy_helper.to_array(other.graph.initializer[0]) * np.float32(1.5), other.graph.initializer[0].name
-        )
-    )
+    change_values(other.graph.initializer[0], "v *= 1.5")
     same, different = validate(mlp(SILU), mlp(SILU)), diff(mlp(SILU), other)
     assert same
     assert not different
@@ -117,7 +106,7 @@ def test_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nothing.exit_status is ExitStatus.NOTHING_TO_CONVERT
     with pytest.raises(NothingToConvertError, match="NOTHING TO CONVERT  in <memory>"):
         nothing.raise_for_status()
-    monkeypatch.setattr(f"{rewrite.__module__}.made", broken)
+    plant(monkeypatch, lambda model: change_values(weight(model, "W2"), "v *= 2"))
     failed = rewrite(mlp(SILU))
     with pytest.raises(ValidationError, match=r"FAILED  1 block, read as 8 attention heads.*; "):
         failed.raise_for_status()

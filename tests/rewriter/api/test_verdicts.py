@@ -8,10 +8,10 @@ from typing import Any
 
 import onnx
 import pytest
-from onnx import helper
 
 from passes.record import KEY
 from rewriter import ExitStatus, ModelError, diff, inspect, rewrite, validate
+from tests.changes import changed, copied, shadowing
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 POLYNOMIAL = "c = Mul(y, y) d = Mul(c, $0.01) h = Add(d, y)"
@@ -69,12 +69,7 @@ def test_a_function_with_the_name_of_an_operator_is_refused() -> None:
     """onnxruntime runs its own FastGelu, whatever the function says."""
     body = "first = MatMul(x, W1) y = Add(first, b1) h = com.microsoft.FastGelu(y) second = MatMul(h, W2) "
     model = text_model(f"{body} out = Add(second, b2)", domains={"com.microsoft": 1})
-    relu = onnx.ModelProto()
-    relu.CopyFrom(model)
-    opset = [helper.make_opsetid("", 17)]
-    relu.functions.append(
-        helper.make_function("com.microsoft", "FastGelu", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], opset)
-    )
+    relu = changed(model, shadowing("com.microsoft", "FastGelu", 1))
     calls: list[Callable[[], object]] = [
         lambda: validate(model, relu),
         lambda: diff(relu, model, outputs=False),
@@ -97,8 +92,7 @@ def test_a_pair_that_is_not_ours_agrees() -> None:
 
 
 def replanned(model: onnx.ModelProto, change: Callable[[dict[str, object]], object]) -> onnx.ModelProto:
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
+    made = copied(model)
     (entry,) = (entry for entry in made.metadata_props if entry.key == KEY)
     plan = json.loads(entry.value)
     change(plan)

@@ -16,11 +16,11 @@ import onnx
 import pytest
 
 from rewriter import rewrite
-from rewriter.api.rewriting import made
 from rewriter.cli import COMMANDS, run
 from rewriter.cli.convert import convert
 from rewriter.ort import providers
-from tests.cases import names
+from tests.cases import names, plant
+from tests.changes import change_values, weight
 from tests.committed import FOLDER
 from tests.rewriter.report.test_schemas import SCHEMAS
 from tests.textmodels import ERF_GELU, SILU, mlp
@@ -58,7 +58,7 @@ def test_0_converted(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+    plant(monkeypatch, lambda model: change_values(weight(model, "*/heads/key"), "v.flat[0] *= 1.001"))
     (room / "out.onnx").write_bytes(b"precious")
     assert run(["model.onnx", "-o", "out.onnx", "--report", "report.json", "--html", "p.html", "--force"]) == 1
     assert (room / "out.onnx").read_bytes() == b"precious"
@@ -74,19 +74,6 @@ def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert last_line(capsys.readouterr().out).startswith(
         "NOT PROVED  1 block, read as 8 attention heads, written to unproved"
     )
-
-
-def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Move the heads' key by 1e-3 from here on."""
-
-    def planted(*arguments: Any) -> onnx.ModelProto:
-        result = made(*arguments)
-        for tensor in result.graph.initializer:
-            if tensor.name.endswith("/heads/key"):
-                tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(1.001, np.float32), tensor.name))
-        return result
-
-    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
 
 
 @pytest.mark.parametrize(

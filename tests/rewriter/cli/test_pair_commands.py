@@ -6,13 +6,12 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from rewriter import rewrite
 from rewriter.cli import run
+from tests.changes import change_values, weight
 from tests.textmodels import SILU, mlp, text_model
 
 Capture = pytest.CaptureFixture[str]
@@ -27,8 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     onnx.save(model, "a.onnx")
     heads = rewrite(model, validate=False).rewritten
     onnx.save(heads, "b.onnx")
-    key = next(tensor for tensor in heads.graph.initializer if tensor.name == "mlp/heads/key")
-    key.CopyFrom(numpy_helper.from_array(np.asarray(1.001, np.float32), key.name))
+    change_values(weight(heads, "mlp/heads/key"), "v.flat[0] = 1.001")
     onnx.save(heads, "bad.onnx")
     onnx.save(text_model("z = Relu(x)", outputs="float[a, b, 4] z"), "other.onnx")
     return tmp_path

@@ -18,11 +18,13 @@ from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.nudge import Point
 from rewriter.proof.run import open_model
+from tests.changes import change_values, changed, weight
 from tests.textmodels import text_model
 
 TWO_ADDS = "a = MatMul(x, W1) b = MatMul(a, W2) r = Add(x, b) c = MatMul(r, V1) d = Relu(c) e = MatMul(d, W2) "
 RESIDUAL = f"{TWO_ADDS} s = Add(e, r) out = Relu(s)"
 
+TWO = numpy_helper.from_array(np.asarray([3, 7], np.int64), "two")
 STREAM = (Boundary("r", "r", "stream"), Boundary("s", "s", "stream"), Boundary("out", "output out", "output"))
 
 
@@ -92,18 +94,15 @@ def test_groups_stay_below_the_bound() -> None:
 
 
 def test_several_groups_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    other = text_model(RESIDUAL)
-    bend(other, "W2")
-    a, b = sides(text_model(RESIDUAL), other)
-    marks = STREAM
+    a, b = sides(text_model(RESIDUAL), bent("W2"))
     cases = make_cases(a.model.proto)
     opened: list[int] = []
     monkeypatch.setattr(depth, "open_model", counted(opened))
     bench = Bench(a, b, cases, "cpu")
-    whole = compare_at(bench, marks)
+    whole = compare_at(bench, STREAM)
     assert len(opened) == 2
-    single = compare_at(replace(bench, group_bytes=1), marks)
-    assert len(opened) == 2 + 2 * len(marks)
+    single = compare_at(replace(bench, group_bytes=1), STREAM)
+    assert len(opened) == 2 + 2 * len(STREAM)
     assert [each.found.error for each in single] == [each.found.error for each in whole]
     assert all(each.exceeds for each in (*single, *whole))
 
@@ -116,11 +115,9 @@ def counted(opened: list[int]):  # type: ignore[no-untyped-def]
     return open_and_count
 
 
-def bend(model: onnx.ModelProto, name: str) -> None:
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == name)
-    values = numpy_helper.to_array(tensor).copy()
-    values[0, 0] += np.float32(0.01)
-    tensor.CopyFrom(numpy_helper.from_array(values, name))
+def bent(name: str) -> onnx.ModelProto:
+    """The model with one entry of a weight changed."""
+    return changed(text_model(RESIDUAL), lambda model: change_values(weight(model, name), "v[0, 0] += 0.01"))
 
 
 def test_a_part_is_computed_from_stops_and_inputs_alone() -> None:
@@ -132,29 +129,23 @@ def test_a_part_is_computed_from_stops_and_inputs_alone() -> None:
 
 
 def test_a_shared_weight_makes_every_user_guilty_and_no_other() -> None:
-    other = text_model(RESIDUAL)
-    bend(other, "V1")
-    a, b = sides(text_model(RESIDUAL), other)
-    marks = STREAM
+    a, b = sides(text_model(RESIDUAL), bent("V1"))
     bench = Bench(a, b, make_cases(a.model.proto), "cpu")
-    found = compare_at(bench, marks, alone=True)
+    found = compare_at(bench, STREAM, alone=True)
     assert [each.tensor for each in found if each.exceeds] == ["s"]
     innocent = [each for each in found if not each.exceeds]
     assert {each.found.error for each in innocent} == {0.0}
-    fault = explained(bench, marks, next(each for each in found if each.exceeds))
+    fault = explained(bench, STREAM, next(each for each in found if each.exceeds))
     assert (fault.tensor, fault.part) == ("s", "s")
     assert fault.causes == ("weight V1 differs in 1 element, by up to 0.01 at [0, 0]",)
 
 
 def test_a_part_that_does_not_run_is_guilty_with_the_reason() -> None:
-    other = text_model(RESIDUAL.replace("d = Relu(c)", "d = Reshape(c, two)"), constants={"two": _two()})
+    other = text_model(RESIDUAL.replace("d = Relu(c)", "d = Reshape(c, two)"), constants={"two": TWO})
     a, b = sides(text_model(RESIDUAL), other)
-    marks = STREAM
-    found = {each.tensor: each for each in compare_at(Bench(a, b, make_cases(a.model.proto), "cpu"), marks, alone=True)}
+    found = {
+        each.tensor: each for each in compare_at(Bench(a, b, make_cases(a.model.proto), "cpu"), STREAM, alone=True)
+    }
     assert not found["r"].exceeds
     assert found["s"].exceeds
     assert "MatMul" in found["s"].obstacle
-
-
-def _two() -> onnx.TensorProto:
-    return numpy_helper.from_array(np.asarray([3, 7], np.int64), "two")

@@ -14,6 +14,7 @@ from rewriter.compare.generation import Generation, generate, matched
 from rewriter.files.load import LoadedModel
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.rule import Judgement
+from tests.changes import change_values, rename, weight
 from tests.committed import FOLDER
 from tests.textmodels import tensor, text_model
 
@@ -37,9 +38,7 @@ def model(*, cached: bool = True, keep: str = "past", kept: str = "both") -> onn
         made.graph.initializer.append(tensor(name, values))
     for value in (*made.graph.input, *made.graph.output):
         value.name = {"past": PAST, "present": PRESENT}.get(value.name, value.name)
-    for node in made.graph.node:
-        node.input[:] = [PAST if name == "past" else name for name in node.input]
-        node.output[:] = [PRESENT if name == "present" else name for name in node.output]
+    rename(made.graph.node, {"past": PAST, "present": PRESENT})
     return made
 
 
@@ -135,8 +134,7 @@ def test_a_dropped_cache_tensor_is_refused(outputs: list[str]) -> None:
 def test_ties_are_no_failures(allowed: float, tolerated: str | tuple[()], *, fails: bool) -> None:
     """A choice that differs is one only where A prefers its token by more than twice the error that is allowed."""
     a, b = model(), model()
-    table = next(each for each in b.graph.initializer if each.name == "second")
-    table.CopyFrom(tensor("second", SECOND[:, ::-1]))
+    change_values(weight(b, "second"), "v = v[:, ::-1]")
     models = tuple(LoadedModel(each, None, None, (), 0) for each in (a, b))
     cases = [Case("one", {"input_ids": np.asarray([[3, 1, 4]]), PAST: np.zeros((1, 1, 0, 4), np.float32)})]
     found = generate(models, cases, "cpu", 3, {"logits": Judgement("logits", 0, 0, allowed)}, tolerated)  # type: ignore[arg-type]

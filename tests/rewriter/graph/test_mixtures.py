@@ -14,6 +14,7 @@ import pytest
 from rewriter import ExitStatus, certify, rewrite
 from rewriter.graph import mixtures
 from rewriter.ort.sessions import open_session
+from tests.changes import Change, change_values, maker, nodes_of, weight
 from tests.textmodels import Array, text_model
 
 EXPERTS, WIDTH, NEURONS = 4, 64, 32
@@ -119,19 +120,16 @@ def test_experts_are_blocks_and_proved_and_compute_what_numpy_does(chosen: dict[
         assert np.linalg.norm(open_session(each).run({"x": x})["out"] - wanted) < 1e-6 * np.linalg.norm(wanted)
 
 
-def change(model: onnx.ModelProto, name: str, new: Callable[[Array], Array]) -> None:
-    (tensor,) = (each for each in model.graph.initializer if each.name == name)
-    tensor.CopyFrom(onnx.numpy_helper.from_array(new(onnx.numpy_helper.to_array(tensor)), name))
+PERMUTED = "v = v[[1, 0, 2, 3]]"
 
 
 def another_k(model: onnx.ModelProto) -> None:
-    (count,) = (top.input[1] for top in model.graph.node if top.op_type == "TopK")
-    (node,) = (node for node in model.graph.node if count in node.output)
-    node.attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array([3])))
+    (top,) = nodes_of(model, "TopK")
+    maker(model, top.input[1]).attribute[0].t.CopyFrom(onnx.numpy_helper.from_array(np.array([3])))
 
 
 def swapped(model: onnx.ModelProto) -> None:
-    gate, value = (node for node in model.graph.node if node.op_type == "Slice")
+    gate, value = nodes_of(model, "Slice")
     gate.output[0], value.output[0] = value.output[0], gate.output[0]
 
 
@@ -141,12 +139,12 @@ def no_bias(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(("chosen", "spoil"), [
-    ({}, lambda model: change(model, "w1", lambda value: value[[1, 0, 2, 3]])),
-    ({"bits": 8}, lambda model: change(model, "s2", lambda value: value[[1, 0, 2, 3]])),
-    ({}, lambda model: change(model, "w2", lambda value: value * (1 + 1e-3 * np.eye(4, dtype="f")[2, :, None, None]))),
+    ({}, lambda model: change_values(weight(model, "w1"), PERMUTED)),
+    ({"bits": 8}, lambda model: change_values(weight(model, "s2"), PERMUTED)),
+    ({}, lambda model: change_values(weight(model, "w2"), "v[2] *= 1.001")),
     ({}, another_k), (SWIGLU, swapped), ({}, no_bias),
 ], ids=["permuted", "scales", "weight", "k", "swapped", "bias"])  # fmt: skip
-def test_planted_errors_are_refused(chosen: dict[str, Any], spoil: Callable[[onnx.ModelProto], None]) -> None:
+def test_planted_errors_are_refused(chosen: dict[str, Any], spoil: Change) -> None:
     model, _ = mixture(**chosen)
     broken = rewrite(model, lower_experts=True, validate=False).rewritten
     assert broken is not None

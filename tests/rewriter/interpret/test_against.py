@@ -2,57 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
-from onnx import numpy_helper
 from onnxruntime.quantization import QuantFormat
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from rewriter import UsageError
 from rewriter.interpret.against import changed_heads
+from tests.changes import change_values, weight
 from tests.committed import FOLDER
 from tests.headmath import tapped
 from tests.rewriter.interpret.test_attribution import given
-
-Array = NDArray[Any]
 
 MODEL = FOLDER / "silu-decoder.onnx"
 UP, DOWN = "model.transformer.h.0.mlp.c_fc.weight", "model.transformer.h.0.mlp.c_proj.weight"
 QKV = "model.transformer.h.1.attn.c_attn.weight"
 
 
-def changed(by: dict[str, tuple[Any, float]]) -> onnx.ModelProto:
-    """The model with entries of weights multiplied."""
+def with_weights(by: dict[str, str]) -> onnx.ModelProto:
+    """The model with weights changed, each by a statement."""
     model = onnx.load(MODEL)
-    for tensor in model.graph.initializer:
-        if tensor.name in by:
-            array, (place, factor) = numpy_helper.to_array(tensor).copy(), by[tensor.name]
-            array[place] *= factor
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    for name, statement in by.items():
+        change_values(weight(model, name), statement)
     return model
 
 
 @pytest.mark.parametrize(
     ("by", "head"),
     [
-        ({UP: (np.s_[:, 17], 2.0)}, "blocks.0.mlp_heads.17"),
-        ({DOWN: (17, 0.5)}, "blocks.0.mlp_heads.17"),
-        ({UP: (np.s_[:, 5], -1.0), DOWN: (5, 3.0)}, "blocks.0.mlp_heads.5"),
-        ({QKV: (np.s_[:, 8:16], 1.5)}, "blocks.1.attn.1"),  # its queries
+        ({UP: "v[:, 17] *= 2"}, "blocks.0.mlp_heads.17"),
+        ({DOWN: "v[17] *= 0.5"}, "blocks.0.mlp_heads.17"),
+        ({UP: "v[:, 5] *= -1", DOWN: "v[5] *= 3"}, "blocks.0.mlp_heads.5"),
+        ({QKV: "v[:, 8:16] *= 1.5"}, "blocks.1.attn.1"),  # its queries
     ],
 )
-def test_one_changed_head_comes_first(by: dict[str, Any], head: str) -> None:
-    found = changed_heads(MODEL, changed(by), given("silu-decoder"), top=3)
+def test_one_changed_head_comes_first(by: dict[str, str], head: str) -> None:
+    found = changed_heads(MODEL, with_weights(by), given("silu-decoder"), top=3)
     first, second, third, *_ = found.rows
     assert (first.head, second.weights, second.written) == (head, 0.0, 0.0)
     assert min(first.weights / 100, found.error) > 1e-3
     assert first.restored == pytest.approx(1.0, abs=1e-4)
     assert (second.restored, third.restored) == (0.0, 0.0)
-    assert found == changed_heads(MODEL, changed(by), given("silu-decoder"), top=3)
+    assert found == changed_heads(MODEL, with_weights(by), given("silu-decoder"), top=3)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -124,26 +126,24 @@ def test_folding_the_normalisation_changes_nothing(path: Path) -> None:
     assert changed or not norms
 
 
-@pytest.mark.parametrize("form", ["local", "masked", "maskless", "staged"])
-def test_a_rewritten_file_has_the_heads_of_its_original(form: str, tmp_path: Path) -> None:
-    source, out = FOLDER / "silu-decoder.onnx", tmp_path / "out.onnx"
-    rewrite(source, out, form=form, validate=False)
-    same_heads(heads(source), heads(out))
+PLAIN_AND_INLINE: tuple[dict[str, Any], ...] = ({}, {"inline": True})
 
 
 @pytest.mark.parametrize(
-    ("stem", "form"),
-    [("gated-decoder", "local"), ("gated-decoder", "masked"), ("gelu-encoder", "masked"), ("relu-decoder", "local")],
+    ("stem", "form", "options"),
+    [
+        *product(["silu-decoder"], ("local", "masked", "maskless", "staged"), PLAIN_AND_INLINE[:1]),
+        *product(("gated-decoder", "relu-decoder"), ["local"], PLAIN_AND_INLINE),
+        *product(("gated-decoder", "gelu-encoder"), ["masked"], PLAIN_AND_INLINE),
+    ],
+    ids=str,
 )
-def test_the_same_of_other_activations(stem: str, form: str, tmp_path: Path) -> None:
+def test_a_rewritten_file_has_the_heads_of_its_original(
+    stem: str, form: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     source, out = FOLDER / f"{stem}.onnx", tmp_path / "out.onnx"
-    rewrite(source, out, form=form, validate=False)
-    same_heads(heads(source), heads(out))
-    rewrite(source, out, form=form, validate=False, inline=True, force=True)
-    same_heads(heads(source), heads(out))
-
-
-def same_heads(original: HeadIndex, rewritten: HeadIndex) -> None:
+    rewrite(source, out, form=form, validate=False, **options)
+    original, rewritten = heads(source), heads(out)
     assert list(original) == list(rewritten), rewritten.missed
     for name in original:
         np.testing.assert_array_equal(original[name], rewritten[name], err_msg=name)

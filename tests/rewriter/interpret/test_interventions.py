@@ -14,6 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter import ModelError, UsageError, ablate, freeze, patch, rewrite, validate
+from tests.changes import nodes_of
 from tests.committed import ACTIVATIONS, FOLDER, VOCABULARY, in_float64
 from tests.conftest import slow
 from tests.headmath import Tensors
@@ -54,6 +55,12 @@ def fed(stem: str, seed: int = 0) -> dict[str, Array]:
     return values
 
 
+@cache
+def recorded(stem: str, seed: int = 0) -> Tensors:
+    """All tensors in numpy."""
+    return tensors(doubled(stem), fed(stem, seed))
+
+
 def ran(model: onnx.ModelProto, feeds: Tensors) -> Array:
     """The first output, by onnxruntime."""
     onnx.checker.check_model(model)
@@ -64,15 +71,13 @@ def ran(model: onnx.ModelProto, feeds: Tensors) -> Array:
 def places(stem: str, layer: int) -> tuple[str, str]:
     """The tensors of z and of neurons, by the nodes around them: the products after the Softmax, the activations."""
     model = onnx.load(FOLDER / f"{stem}.onnx")
-    softmaxes = [node.output[0] for node in model.graph.node if node.op_type == "Softmax"]
-    reached, z = {softmaxes[layer]}, ""
+    reached = {*nodes_of(model, "Softmax")[layer].output}
     for node in model.graph.node:
         if not reached.isdisjoint(node.input):
-            if node.op_type == "MatMul":
-                z = node.output[0]
-                break
             reached.update(node.output)
-    return z, ACTIVATIONS[f"{stem}.onnx"][layer][0]
+            if node.op_type == "MatMul":
+                break
+    return node.output[0], ACTIVATIONS[f"{stem}.onnx"][layer][0]
 
 
 Change = Callable[[Array], Array]
@@ -83,8 +88,7 @@ def by_hand(stem: str, feeds: Tensors, layer: int, change: Change, *, neurons: b
     model = doubled(stem)
     tensor = places(stem, layer)[int(neurons)]
     made = tensors(model, feeds)[tensor]
-    output = model.graph.output[0].name
-    return evaluate(model, feeds, {tensor: lambda _: change(made)})[output]
+    return evaluate(model, feeds, {tensor: lambda _: change(made)})[model.graph.output[0].name]
 
 
 def with_entries(array: Array, place: Any, values: Array | float) -> Array:
@@ -100,60 +104,57 @@ def close(found: Array, wanted: Array, bound: float = 1e-10) -> None:
     assert np.abs(found - wanted).max() <= bound * max(1.0, np.abs(wanted).max())
 
 
-@SOME
-def test_heads_that_write_nothing(stem: str) -> None:
-    model, feeds = doubled(stem), fed(stem)
-    plain = evaluate(model, feeds)[model.graph.output[0].name]
-    for names, neurons, place in (
-        ("blocks.0.attn.2", False, np.s_[:, 2]),
-        (["blocks.0.attn.0", "blocks.0.attn.[23]"], False, np.s_[:, [0, 2, 3]]),
-        ("blocks.0.mlp_heads.17", True, np.s_[..., 17]),
-        ("blocks.0.mlp_heads.1?", True, np.s_[..., 10:20]),
-    ):
-        wanted = by_hand(stem, feeds, 0, lambda array, at=place: with_entries(array, at, 0.0), neurons=neurons)  # type: ignore[misc]
-        assert np.abs(wanted - plain).max() > 1e-6
-        close(ran(ablate(model, names), feeds), wanted)
+INTERVENTIONS: dict[str, tuple[Callable[[onnx.ModelProto, Tensors], onnx.ModelProto], int, Any, Change]] = {
+    "no head": (lambda model, _: ablate(model, "blocks.0.attn.2"), 0, np.s_[:, 2], np.zeros_like),
+    "no heads": (
+        lambda model, _: ablate(model, ["blocks.0.attn.0", "blocks.0.attn.[23]"]),
+        0,
+        np.s_[:, [0, 2, 3]],
+        np.zeros_like,
+    ),
+    "no neuron": (lambda model, _: ablate(model, "blocks.0.mlp_heads.17"), 0, np.s_[..., 17], np.zeros_like),
+    "no neurons": (lambda model, _: ablate(model, "blocks.0.mlp_heads.1?"), 0, np.s_[..., 10:20], np.zeros_like),
+    "a mean": (
+        lambda model, others: ablate(model, "blocks.1.attn.1", "mean", inputs=others),
+        1,
+        np.s_[:, 1],
+        lambda z: z.mean(axis=(0, 1)),
+    ),
+    "means": (
+        lambda model, others: ablate(model, "blocks.1.mlp_heads.*", "mean", inputs=others),
+        1,
+        np.s_[..., :],
+        lambda neurons: neurons.reshape(-1, neurons.shape[-1]).mean(axis=0),
+    ),
+    "a head of another run": (lambda model, others: patch(model, "blocks.1.attn.3", others), 1, np.s_[:, 3], np.copy),
+    "a neuron of another run": (
+        lambda model, others: patch(model, "blocks.1.mlp_heads.5", others),
+        1,
+        np.s_[..., 5],
+        np.copy,
+    ),
+}
+"""What is done, in which layer, to which entries, and what takes their place, of those of other inputs."""
 
 
+@pytest.mark.parametrize("what", INTERVENTIONS)
 @SOME
-def test_means(stem: str) -> None:
+def test_values_in_the_place_of_others(stem: str, what: str) -> None:
+    intervene, layer, place, instead = INTERVENTIONS[what]
     model, feeds, others = doubled(stem), fed(stem), fed(stem, seed=1)
-    z, neurons = places(stem, 1)
-    recorded = tensors(model, others)
-    mean = recorded[z][:, 1].mean(axis=(0, 1))
-    wanted = by_hand(stem, feeds, 1, lambda array: with_entries(array, np.s_[:, 1], mean), neurons=False)
-    close(ran(ablate(model, "blocks.1.attn.1", "mean", inputs=others), feeds), wanted)
-    means = recorded[neurons].reshape(-1, recorded[neurons].shape[-1]).mean(axis=0)
-    wanted = by_hand(stem, feeds, 1, lambda _: np.broadcast_to(means, recorded[neurons].shape), neurons=True)
-    close(ran(ablate(model, "blocks.1.mlp_heads.*", "mean", inputs=others), feeds), wanted)
-
-
-@SOME
-def test_values_of_another_run(stem: str) -> None:
-    model, feeds, others = doubled(stem), fed(stem), fed(stem, seed=1)
-    recorded = tensors(model, others)
-    for names, neurons, place in (
-        ("blocks.1.attn.3", False, np.s_[:, 3]),
-        ("blocks.1.mlp_heads.5", True, np.s_[..., 5]),
-    ):
-        source = recorded[places(stem, 1)[int(neurons)]]
-
-        def change(array: Array, place: Any = place, source: Array = source) -> Array:
-            return with_entries(array, place, source[place])
-
-        close(ran(patch(model, names, others), feeds), by_hand(stem, feeds, 1, change, neurons=neurons))
+    neurons = place[0] is Ellipsis
+    values = instead(recorded(stem, 1)[places(stem, layer)[neurons]][place])
+    wanted = by_hand(stem, feeds, layer, lambda array: with_entries(array, place, values), neurons=neurons)
+    assert np.abs(wanted - recorded(stem)[model.graph.output[0].name]).max() > 1e-6
+    close(ran(intervene(model, others), feeds), wanted)
 
 
 @SOME
 def test_frozen_patterns(stem: str) -> None:
     """Heads with the pattern of other inputs: patterns in numpy from there, values from here."""
     model, feeds, others = doubled(stem), fed(stem), fed(stem, seed=1)
-    here, there = tensors(model, feeds), tensors(model, others)
-    softmax = next(
-        node.output[0]
-        for place, node in enumerate([node for node in model.graph.node if node.op_type == "Softmax"])
-        if place == 1
-    )
+    here, there = recorded(stem), recorded(stem, 1)
+    softmax = nodes_of(model, "Softmax")[1].output[0]
     changed = with_entries(here[softmax], np.s_[:, 2], there[softmax][:, 2])
     wanted = evaluate(model, feeds, {softmax: lambda _: changed})[model.graph.output[0].name]
     assert np.abs(wanted - here[model.graph.output[0].name]).max() > 1e-6

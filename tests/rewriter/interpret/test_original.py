@@ -42,10 +42,12 @@ OUT = """
   y = MatMul(z2, wo)"""
 
 
-def attention(*parts: str, opset: int = 18, more: str = "", domains: str = "") -> onnx.ModelProto:
+def attention(
+    *parts: str, tokens: str = "tokens", opset: int = 18, more: str = "", domains: str = ""
+) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     text = f"""<ir_version: 10, opset_import: ["" : {opset}{domains}]>
-agraph (float[batch, tokens, {MODEL}] x{more}) => (float[batch, tokens, {MODEL}] y) {{{"".join(parts)}
+agraph (float[batch, {tokens}, {MODEL}] x{more}) => (float[batch, tokens, {MODEL}] y) {{{"".join(parts)}
 }}"""
     model = onnx.parser.parse_model(text)
     constants = {
@@ -115,7 +117,7 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
             *(MERGED, SCORES.replace("(q, kt)", "(qf, ktf)").replace("(p, v)", "(p, vf)").replace("z = ", "zf = ")),
             *(UNMERGED, JOIN, OUT),
         ),
-        {},
+        {"tokens": "5"},
     ),
     "a cache": ((QUERIES, CACHED, JOINED, SCORES, JOIN, OUT), {"more": PAST}),
     "sizes that inference does not know": (
@@ -134,10 +136,7 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_columns_of_heads(layout: str) -> None:
     parts, options = LAYOUTS[layout]
-    model = attention(*parts, **options)
-    if layout.startswith("batch"):
-        model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
-    only = one(model)
+    only = one(attention(*parts, **options))
     for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
         np.testing.assert_array_equal(columns, INSIDE_OUT if layout == "inside out" else IN_ORDER)
     assert only.scale == pytest.approx(0.5, rel=1e-6)
@@ -175,91 +174,55 @@ NONLINEAR = QUERIES.replace("q0 =", "qm =") + "\n  q0 = Softplus(qm)"
 SUMMED = QUERIES.replace("q0 =", "qm =") + "\n  qn = MatMul(x, wo)\n  q0 = Add(qm, qn)"
 UNEVEN = SPLIT.replace("q =", "qs =") + "\n  q = Mul(qs, unequal)"
 MIXED = f"\n  shape = Constant<value_ints = [0, -1, {MODEL}]>()\n  z2 = Reshape(z, shape)"
-MISSES = {
-    "it does more than move, scale or add entries": (NONLINEAR, SPLIT, SCORES, JOIN, OUT),
-    "its channels have different factors": (QUERIES, UNEVEN, SCORES, JOIN, OUT),
-    "it is a sum of several linear operators' outputs": (SUMMED, SPLIT, SCORES, JOIN, OUT),
-    "the output projection does not read all heads of one token": (QUERIES, SPLIT, SCORES, MIXED, OUT),
-    "no linear operator reads its heads": (QUERIES, SPLIT, SCORES, JOIN, "\n  y = Softplus(z2)"),
-}
-
-
-@pytest.mark.parametrize("reason", MISSES)
-def test_what_is_not_understood_is_said(reason: str) -> None:
-    attentions, missed = found(attention(*MISSES[reason]))
-    assert attentions == ()
-    (miss,) = missed
-    assert miss.reason == f"attention at Softmax 'p': {reason}"
-    assert miss.node
-
-
-SINKS = """
-  s1 = Mul(s0, half)
-  s = Add(s1, zeros)
-  with = Concat<axis = -1>(s, sinks)
-  most = ReduceMax<axes = [3], keepdims = 1>(with)
-  less = Sub(with, most)
-  weights = Softmax<axis = -1>(less)
-  p = Slice(weights, zero, end, last)
-  z = MatMul(p, v)"""
-CAPPED = SCORES.replace("s = Mul", "sm = Mul").replace("\n  p =", "\n  st = Tanh(sm)\n  s = Mul(two, st)\n  p =")
-
-
-def test_sinks_and_caps() -> None:
-    sinks = f", float[batch, {HEADS}, tokens, 1] sinks, float[batch, 1, tokens, tokens] zeros"
-    more = "\n  end = Constant<value_ints = [-1]>()\n  last = Constant<value_ints = [-1]>()"
-    only = one(attention(QUERIES, SPLIT, "\n  s0 = MatMul(q, kt)", more, SINKS, JOIN, OUT, opset=17, more=sinks))
-    assert (only.scores, only.pattern, only.product, only.scale) == ("s", "p", "s0", 0.5)
-    capped = one(attention(QUERIES, SPLIT, CAPPED, JOIN, OUT))
-    assert (capped.scores, capped.pattern, capped.scale) == ("s", "p", 1.0)
-
-
-WEIGHTS = {
-    "sigmoid": "\n  p = Sigmoid(s)",
-    "softpick": """
+PER_TOKEN = SPLIT.replace("q =", "qs =") + "\n  q = Add(qs, per_token)"
+NO_SUCH_AXIS = SPLIT.replace("q = Transpose<perm = [0, 2, 1, 3]>", "q = Transpose<perm = [0, 2, 7, 3]>")
+HUGE = (
+    SPLIT.replace("q =", "qs =")
+    + """
+  size = Constant<value_ints = [1000000, 1000000, 1, 1]>()
+  q = Expand(qs, size)"""
+)
+JOINED_SCORES = SCORES.replace("s = Mul(s0, half)", "sm = Mul(s0, half)\n  s = Concat<axis = -1>(sm, s0)")
+SOFTMAX = "\n  p = Softmax<axis = -1>(s)"
+SIGMOID = SCORES.replace(SOFTMAX, "\n  p = Sigmoid(s)")
+SOFTPICK = SCORES.replace(
+    SOFTMAX,
+    """
+  one = Constant<value_float = 1.0>()
+  end = Constant<value_ints = [-1]>()
   e = Exp(s)
   e1 = Sub(e, one)
   r = Relu(e1)
   a = Abs(e1)
   t = ReduceSum<keepdims = 1>(a, end)
   p = Div(r, t)""",
-}
+)
+NO_SOFTMAX = "its weights are no Softmax of its scores"
+PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out": OUT}
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_that_are_no_softmax(name: str) -> None:
-    scores = SCORES.replace("\n  p = Softmax<axis = -1>(s)", WEIGHTS[name])
-    constants = "\n  one = Constant<value_float = 1.0>()\n  end = Constant<value_ints = [-1]>()"
-    attentions, (miss,) = found(attention(QUERIES, SPLIT, constants, scores, JOIN, OUT))
-    assert attentions == ()
-    assert miss == Miss("attention at MatMul 'z': its weights are no Softmax of its scores", "MatMul 's0'")
-
-
-def test_scores_of_two_products() -> None:
-    joined = SCORES.replace("s = Mul(s0, half)", "sm = Mul(s0, half)\n  s = Concat<axis = -1>(sm, s0)")
-    _, (miss,) = found(attention(QUERIES, SPLIT, joined, JOIN, OUT))
-    assert miss.reason == "attention at Softmax 'p': its scores are joined of several products"
-
-
-def test_a_constant_that_differs_from_token_to_token() -> None:
-    model = attention(QUERIES, SPLIT.replace("q =", "qs =") + "\n  q = Add(qs, per_token)", SCORES, JOIN, OUT)
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
-    _, (miss,) = found(model)
-    assert "the constant 'per_token' that is added differs from token to token" in miss.reason
-
-
-def test_graphs_that_no_runtime_would_run() -> None:
-    wrong = SPLIT.replace("q = Transpose<perm = [0, 2, 1, 3]>", "q = Transpose<perm = [0, 2, 7, 3]>")
-    attentions, missed = found(attention(QUERIES, wrong, SCORES, JOIN, OUT))
-    assert attentions == ()
-    assert [miss.reason for miss in missed] == ["attention at Softmax 'p': its nodes do not fit together"]
-
-
-def test_shapes_of_any_size_are_not_followed() -> None:
-    huge = "\n  size = Constant<value_ints = [1000000, 1000000, 1, 1]>()\n  q = Expand(qs, size)"
-    _, missed = found(attention(QUERIES, SPLIT.replace("q =", "qs =") + huge, SCORES, JOIN, OUT))
-    (miss,) = missed
-    assert "too many to follow" in miss.reason or "do not fit together" in miss.reason
+@pytest.mark.parametrize(
+    ("changed", "reason", "node"),
+    [
+        ({"linear": NONLINEAR}, "it does more than move, scale or add entries", "Softplus 'q0'"),
+        ({"split": UNEVEN}, "its channels have different factors", "MatMul 'q0'"),
+        ({"linear": SUMMED}, "it is a sum of several linear operators' outputs", "qm"),
+        ({"join": MIXED}, "the output projection does not read all heads of one token", "MatMul 'z'"),
+        ({"out": "\n  y = Softplus(z2)"}, "no linear operator reads its heads", "Softplus 'y'"),
+        ({"scores": SIGMOID}, NO_SOFTMAX, "MatMul 's0'"),
+        ({"scores": SOFTPICK}, NO_SOFTMAX, "MatMul 's0'"),
+        ({"scores": JOINED_SCORES}, "its scores are joined of several products", "Concat 's'"),
+        ({"split": PER_TOKEN}, "the constant 'per_token' that is added differs from token to token", "MatMul 'q0'"),
+        # Graphs that no runtime would run, and shapes that are too large to follow.
+        ({"split": NO_SUCH_AXIS}, "its nodes do not fit together", "Transpose 'q'"),
+        ({"split": HUGE}, "its nodes do not fit together", "Softmax 'p'"),
+    ],
+)
+def test_what_is_not_understood_is_said(changed: dict[str, str], reason: str, node: str) -> None:
+    parts = {**PARTS, **changed}
+    model = attention(*parts.values(), tokens="5" if parts["split"] == PER_TOKEN else "tokens")
+    where = "MatMul 'z'" if reason == NO_SOFTMAX else "Softmax 'p'"
+    assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node),))
 
 
 def test_a_softmax_over_classes_is_no_attention() -> None:

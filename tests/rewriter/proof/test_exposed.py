@@ -8,11 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-import rewriter.api.rewriting
-from rewriter import ExitStatus, Report, UsageError, rewrite
-from rewriter.api.rewriting import made
+from rewriter import ExitStatus, Report, UsageError, ValidationError, rewrite
 from rewriter.ort.sessions import open_session
-from rewriter.pipeline import Unit
+from tests.cases import plant
+from tests.changes import add_weight, insert, maker, rename
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
 EACH = pytest.mark.parametrize("form", ["compact", "masked"])
@@ -104,19 +103,12 @@ def shown_instead(tensor: str, operator: str, *operands: Any, **attributes: Any)
 
     def change(model: onnx.ModelProto) -> None:
         right = f"{tensor}_right"
-        index = next(i for i, node in enumerate(model.graph.node) if tensor in node.output)
-        for node in model.graph.node:
-            for field in (node.input, node.output):
-                renamed = [right if name == tensor else name for name in field]
-                del field[:]
-                field.extend(renamed)
-        names = []
+        rename(model.graph.node, {tensor: right})
         for number, operand in enumerate(operands):
-            names.append(f"{tensor}_operand_{number}")
-            model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(operand), names[-1]))
-        wrong = onnx.helper.make_node(operator, [right, *names], [tensor], f"{tensor}_wrong", **attributes)
-        wrong.metadata_props.extend(model.graph.node[index].metadata_props)
-        model.graph.node.insert(index + 1, wrong)
+            add_weight(model, f"{tensor}_{number}", operand)
+        names = [right, *(f"{tensor}_{number}" for number in range(len(operands)))]
+        insert(model, right, operator, " ".join(names), tensor, **attributes)
+        maker(model, tensor).metadata_props.extend(maker(model, right).metadata_props)
 
     return change
 
@@ -134,12 +126,7 @@ WRONG: tuple[tuple[str, str, Any], ...] = (
 
 @pytest.mark.parametrize(("form", "what", "change"), WRONG)
 def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def planted(unit: Unit) -> onnx.ModelProto:
-        model = made(unit)
-        change(model)
-        return model
-
-    monkeypatch.setattr(rewriter.api.rewriting, "made", planted)
+    plant(monkeypatch, change)
     report = exposing(mlp(SILU), form, what)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.validation is not None
@@ -147,11 +134,7 @@ def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pyte
 
 
 def test_an_output_that_nobody_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def planted(unit: Unit) -> onnx.ModelProto:
-        model = made(unit)
-        model.graph.output.append(onnx.helper.make_tensor_value_info("mlp/heads/z", onnx.TensorProto.FLOAT, [None] * 4))
-        return model
-
-    monkeypatch.setattr(rewriter.api.rewriting, "made", planted)
-    with pytest.raises(rewriter.ValidationError, match="changed inputs, outputs"):
+    further = onnx.helper.make_tensor_value_info("mlp/heads/z", onnx.TensorProto.FLOAT, [None] * 4)
+    plant(monkeypatch, lambda model: model.graph.output.append(further))
+    with pytest.raises(ValidationError, match="changed inputs, outputs"):
         exposing(mlp(SILU), "compact", "pattern")

@@ -12,7 +12,6 @@ import pytest
 from onnx import numpy_helper
 
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite, validate
-from rewriter.api.rewriting import made
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.claims import Side
@@ -20,6 +19,8 @@ from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.rule import Results
 from rewriter.proof.run import ModelRuns, Way, run_model
 from rewriter.proof.settings import LARGE, Settings
+from tests.cases import plant
+from tests.changes import change_values, weight
 from tests.committed import FOLDER as MODELS
 from tests.textmodels import SILU, mlp, text_model, values
 
@@ -190,30 +191,18 @@ def test_proof_by_blocks_agrees_with_the_whole_proof(tmp_path: Path, monkeypatch
     assert blocks.providers["cpu"].compared["logits"].max_abs < 1e-4
 
 
-def spoil_key(model: onnx.ModelProto) -> None:
-    for tensor in model.graph.initializer:
-        if tensor.name.endswith("/heads/key"):
-            tensor.CopyFrom(numpy_helper.from_array(np.array(1.001, np.float32), tensor.name))
-
-
-def spoil_elsewhere(model: onnx.ModelProto) -> None:
-    tensor = next(each for each in model.graph.initializer if each.name.endswith("ln_f.bias"))
-    array = numpy_helper.to_array(tensor).copy()
-    array[3] += 1e-3
-    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-
-
 @pytest.mark.usefixtures("small_segments")
-@pytest.mark.parametrize(("spoil", "where"), [(spoil_key, "mlp: "), (spoil_elsewhere, "ln_f.bias: constant differs")])
+@pytest.mark.parametrize(
+    ("pattern", "statement", "where"),
+    [
+        ("*/heads/key", "v.flat[0] *= 1.001", "mlp: "),
+        ("*ln_f.bias", "v[3] += 1e-3", "ln_f.bias: constant differs"),
+    ],
+)
 def test_planted_bugs_fail_the_proof_by_blocks(
-    spoil: Any, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pattern: str, statement: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def planted(*arguments: Any) -> onnx.ModelProto:
-        result = made(*arguments)
-        spoil(result)
-        return result
-
-    monkeypatch.setattr(f"{rewrite.__module__}.made", planted)
+    plant(monkeypatch, lambda model: change_values(weight(model, pattern), statement))
     path = decoder(tmp_path)
     report = rewrite(path, tmp_path / "out.onnx", proof="blocks")
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
@@ -225,7 +214,7 @@ def test_planted_bugs_fail_the_proof_by_blocks(
 def test_defaults_cannot_be_replaced_in_segments(tmp_path: Path) -> None:
     model = text_model(f"f = MatMul(x, W1) y = Add(f, b1) {SILU} g = MatMul(h, W2) out = Add(g, b2)",
                        constants={"W1": values("W1"), "W2": values("W2")})  # fmt: skip
-    (bias,) = (tensor for tensor in model.graph.initializer if tensor.name == "b2")
+    bias = weight(model, "b2")
     model.graph.input.append(onnx.helper.make_tensor_value_info("b2", bias.data_type, list(bias.dims)))
     given = {"x": np.ones((1, 3, 4), np.float32), "b2": np.zeros(tuple(bias.dims), np.float32)}
     np.savez(tmp_path / "inputs.npz", **given)  # type: ignore[arg-type]

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from rewriter import ExitStatus, Report, certify, diff, rewrite, validate
 from rewriter.proof.rule import Judgement
 from rewriter.report.report import BlockRow
+from tests.changes import change_values, weight
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
 FOLDER = Path(__file__).parents[3] / "rewriter" / "report"
@@ -37,8 +36,7 @@ def mixed() -> onnx.ModelProto:
 
 def rewritten(delta: float = 0.0) -> onnx.ModelProto:
     model = rewrite(mlp(SILU), validate=False).rewritten
-    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "mlp/heads/key")
-    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + np.float32(delta), tensor.name))
+    change_values(weight(model, "mlp/heads/key"), f"v.flat[0] += {delta}")
     return model
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import onnx
 import pytest
-from onnx import numpy_helper
 
-import rewriter.api.rewriting
 from rewriter import ExitStatus, Report, rewrite
-from rewriter.api.rewriting import made
-from rewriter.pipeline import Unit
 from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion, Refusal
 from rewriter.proof.rule import Judgement
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import ProviderRun, Validation
 from rewriter.report.report import BlockRow, Shape
+from tests.cases import plant
+from tests.changes import change_values, weight
 from tests.textmodels import ERF_GELU, SILU, mlp
 
 HOSTILE = (
@@ -38,19 +35,8 @@ EVIL = "</script><script>document.title='run'</script><!--<img src=x onerror=ale
 
 def failed() -> Report:
     """A proof that fails: one coefficient of a block's heads is off."""
-
-    def planted(unit: Unit) -> onnx.ModelProto:
-        model = made(unit)
-        for tensor in model.graph.initializer:
-            if tensor.name.endswith("/parts"):
-                values = numpy_helper.to_array(tensor).copy()
-                values[2] *= 1.01
-                tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-                return model
-        raise AssertionError("no coefficient was found")
-
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(rewriter.api.rewriting, "made", planted)
+        plant(monkeypatch, lambda model: change_values(weight(model, "*/parts"), "v[2] *= 1.01"))
         report = rewrite(mlp(ERF_GELU))
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     return report
