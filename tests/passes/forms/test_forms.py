@@ -139,18 +139,6 @@ HEADS = (
 GATE = Program("two_heads", HEADS, linear=0.125, constant=0.5)
 
 
-def check_program(model: onnx.ModelProto, form: str, program: Program, value: str | None = None) -> None:
-    """The nodes of a program that is not the activation's own compute its numbers, in float32 within its rounding."""
-    plan = planned(model, form)
-    program = program.rounded(np.float32, factored=False)
-    result = apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
-    place = InPlace(program.as_heads, value=value)
-    assert apart(model, result, [place]).emitted <= EMITTED
-    x = tokens(3, 19)
-    expected = evaluate(model, {"x": x}, {"h": place})["out"]
-    assert np.abs(run(result, x) - expected).max() <= 6e-7 * np.abs(expected).max()  # measured: 3.1e-7
-
-
 BY_REFERENCE_GATE = "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(n, c1)"
 
 
@@ -158,8 +146,19 @@ BY_REFERENCE_GATE = "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(
     ("form", "first"), [*((form, GLU["first"]) for form in SQUARE), ("compact", BY_REFERENCE_GATE)]
 )
 def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
-    """A gate of two heads with one and two bias tokens, offsets, constants and a linear term."""
-    check_program(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13), form, GATE, "u")
+    """A gate of two heads with one and two bias tokens, offsets, constants and a linear term.
+
+    The nodes of a program that is not the activation's own compute its numbers, in float32 within its rounding.
+    """
+    model = mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13)
+    plan = planned(model, form)
+    program = GATE.rounded(np.float32, factored=False)
+    result = apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
+    place = InPlace(program.as_heads, value="u")
+    assert apart(model, result, [place]).emitted <= EMITTED
+    x = tokens(3, 19)
+    expected = evaluate(model, {"x": x}, {"h": place})["out"]
+    assert np.abs(run(result, x) - expected).max() <= 6e-7 * np.abs(expected).max()  # measured: 3.1e-7
 
 
 # -- ways to make the projections -----------------------------------------------------------------------------------
