@@ -15,7 +15,7 @@ from rewriter import ModelError, Text, attribute, attribution_graph, composition
 from rewriter import heads as index_of
 from rewriter.cli import run
 from tests.committed import FOLDER, feeds
-from tests.textmodels import SILU, mlp
+from tests.textmodels import SILU, mlp, word_tokenizer
 
 MODEL = FOLDER / "silu-decoder.onnx"
 WORDS = ["the", "cat", "sat", *(f"word{number}" for number in range(125))]
@@ -32,11 +32,8 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(WORDS)}, "the"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     path = tmp_path / "tokenizer.json"
-    made.save(str(path))
+    word_tokenizer(WORDS).save(str(path))
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import Best
 from tests.committed import FILES, FOLDER, VOCABULARY
 from tests.conftest import slow
-from tests.textmodels import text_model
+from tests.textmodels import text_model, word_tokenizer
 
 Array = NDArray[Any]
 
@@ -276,19 +275,11 @@ def test_what_is_missing_is_said(stem: str, sides: set[str], missing: dict[str, 
     assert all(words in found.missing[what] for what, words in missing.items())
 
 
-def tokenizer(path: Path) -> Path:
-    words = {f"word{number}": number for number in range(VOCABULARY - 1)} | {"\x1b[31m<b>\n": VOCABULARY - 1}
-    model = {"type": "WordLevel", "vocab": words, "unk_token": "word0"}
-    parts = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
-    data: dict[str, Any] = {"version": "1.0", **dict.fromkeys(parts), "added_tokens": [], "model": model}
-    path.write_text(json.dumps(data), encoding="utf-8")
-    return path
-
-
 def test_tokens_as_text(tmp_path: Path) -> None:
-    pytest.importorskip("tokenizers")
+    words = [*(f"word{number}" for number in range(VOCABULARY - 1)), "\x1b[31m<b>\n"]
+    word_tokenizer(words).save(str(tmp_path / "tokenizer.json"))
     found = head_tokens(
-        FOLDER / "silu-decoder.onnx", names="blocks.0.attn.0", top=2, tokenizer=tokenizer(tmp_path / "tokenizer.json")
+        FOLDER / "silu-decoder.onnx", names="blocks.0.attn.0", top=2, tokenizer=tmp_path / "tokenizer.json"
     )
     row = found.to_json()["rows"][0]
     assert all(text == f"'word{token}'" for token, text, _ in row["top"])

@@ -202,16 +202,12 @@ POSITIONS = {
             'p.behind("pattern", "Where", f"/mask @ {p.number(1e-9, dtype=float)}")'
         ),
         "the diagonal is off by one": 'p.behind("own", "Add", f"@ {p.number(1)}")',
-        "the next token is seen as well": (
-            'p.before("before_bias", 1, "Sub", f"@ {p.number([1])}")'
-        ),
+        "the next token is seen as well": ('p.before("before_bias", 1, "Sub", f"@ {p.number([1])}")'),
         "no diagonal": 'p.node("mask").input[0] = p.name("is_bias")',
         "all are seen": 'p.before("scores", 0, "Or", f"@ {p.number(True, dtype=bool)}")',
         "none is seen but bias tokens": 'p.before("scores", 0, "And", "@ /is_bias")',
         "the last bias token is hidden": 'p.operand("end_bias", 1, [7])',
-        "bias tokens are seen beyond 40 rows only": (
-            'p.before("scores", 0, "Where", f"/many @ /diagonal")'
-        ),
+        "bias tokens are seen beyond 40 rows only": ('p.before("scores", 0, "Where", f"/many @ /diagonal")'),
         "positions begin at 1": 'p.operand("positions", 0, 1)',
         "positions are even": 'p.operand("positions", 2, 2)',
         "positions of another tensor": 'p.reads("stream_shape", 0, "tokens")',
@@ -238,16 +234,12 @@ POSITIONS = {
         "bias tokens have another score": (
             "w = np.zeros((24, 24)); w[8:, 3] = -1; p.operand('position_scores_W_QK', 1, w)"
         ),
-        "all pairs are allowed": (
-            'p.operand("position_scores_W_QK", 0, True)'
-        ),
+        "all pairs are allowed": ('p.operand("position_scores_W_QK", 0, True)'),
         "two positions are one": 'p.weight("slots", "v[20] = v[21]")',
         "tokens have the positions of bias tokens": (
             'p.operand("one_hot_positions", 1, [7]); p.operand("one_hot_positions", 2, [23])'
         ),
-        "columns of positions are off by one": (
-            'p.operand("positions", 1, [4]); p.operand("positions", 2, [28])'
-        ),
+        "columns of positions are off by one": ('p.operand("positions", 1, [4]); p.operand("positions", 2, [28])'),
         "positions of the second sequence": (
             'p.operand("position_scores_rows", 1, [1]); p.operand("position_scores_rows", 2, [2])'
         ),
@@ -260,15 +252,16 @@ POSITIONS = {
             'p.behind("one_hot_positions", "Gather", f"@ {p.number(np.arange(16) // 2)}", axis=0)'
         ),
     },
-}  # fmt: skip
+}
 
 
 HARMLESS = {
     "allowed scores are 1, which softmax does not see": (
-        "maskless", 'p.weight("position_scores_zero", "v[...] = 1"); p.weight("position_scores_minus_omega", "v += 1")',
+        "maskless",
+        'p.weight("position_scores_zero", "v[...] = 1"); p.weight("position_scores_minus_omega", "v += 1")',
     ),
     "bias tokens that are not there are allowed": ("masked", 'p.operand("end_bias", 1, [9])'),
-}  # fmt: skip
+}
 
 
 @cache
