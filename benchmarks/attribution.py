@@ -29,7 +29,7 @@ from onnx.utils import Extractor
 from benchmarks.common import RESULTS, print_table, write_json
 from rewriter import attribute, rewrite
 from rewriter.interpret.index import heads
-from rewriter.interpret.stream import chain_to, known_output
+from rewriter.interpret.stream import chain_to
 
 Array = NDArray[Any]
 
@@ -56,7 +56,7 @@ class Network:
     def __init__(self, path: Path) -> None:
         """Cut a model of tokens, whose output is [batch, T, entries], behind its embeddings."""
         index, model = heads(path), onnx.load(path)
-        output = known_output(index.view, None)
+        output = index.view.outputs[0]
         self._start = chain_to(index.view, index.sublayers, output).stages[0].before
         given = [each.name for each in model.graph.input]
         self._ids = next(name for name in given if "mask" not in name and "type" not in name)

@@ -21,7 +21,7 @@ from torch.nn import functional
 from rewriter.errors import UsageError
 from rewriter.interpret.index import AffineMap, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.stream import Norm, chain_to, known_output, norm_of
+from rewriter.interpret.stream import Norm, chain_to, norm_of
 from rewriter.interpret.sublayers import Named
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -120,7 +120,7 @@ class Replica:
             UsageError: the decoder has something that is not known here.
         """
         index = heads(path)
-        chain = chain_to(index.view, index.sublayers, known_output(index.view, None))
+        chain = chain_to(index.view, index.sublayers, index.view.outputs[0])
         self._index = index
         self._stages = [
             tuple(self._sublayer(named, stage.before) for named in stage.sublayers) for stage in chain.stages

@@ -8,6 +8,18 @@ from types import FrameType
 from typing import Any
 
 
+def grows_linearly(work: Callable[[int], Callable[[], object]], small: int, middle: int, large: int) -> None:
+    """That the work of sizes grows no faster than they do, counted after a first time that fills caches.
+
+    Args:
+        work: what makes the work of a size, and is not counted itself.
+        small, middle, large: the sizes.
+    """
+    _, first, second, third = (steps(work(size)) for size in (small, small, middle, large))
+    assert second - first >= middle - small
+    assert third - second <= 1.02 * (large - middle) / (middle - small) * (second - first)
+
+
 def steps(function: Callable[[], object]) -> int:
     """How many lines of Python are run (a line once for each turn of a loop in it), and functions in C called."""
     count = 0

@@ -10,11 +10,12 @@ the input, `y` the pre-activation, `h` the activation's output and `out` the out
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
+import pytest
 from numpy.typing import NDArray
 
 from passes.match.blocks import Block, Finder, Left
@@ -115,6 +116,15 @@ def text_model(
 def mlp(activation: str, *, first: str = FIRST, second: str = SECOND, **options: Any) -> onnx.ModelProto:
     """A model of one MLP: `first` makes `y` of `x`, `activation` makes `h` of `y`, `second` makes `out` of `h`."""
     return text_model(f"{first} {activation} {second}", **options)
+
+
+def word_tokenizer(words: Sequence[str]) -> Any:
+    """A tokenizer of the package tokenizers whose tokens are words; the first one stands for others."""
+    tokenizers = pytest.importorskip("tokenizers")
+    table = {word: number for number, word in enumerate(words)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(table, words[0]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return made
 
 
 class Findings(NamedTuple):

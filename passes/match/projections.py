@@ -114,7 +114,7 @@ class Projections:
 def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Projections:
     """The linear operators of `block` as plain matrices. Raises LostError where they are something else.
 
-    With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight.
+    With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight, and one of DequantizeLinear.
     """
     return _Reader(view, packed=packed).read(block)
 
@@ -265,8 +265,8 @@ class _Reader:
         if stated.get("alpha", 1.0) != 1.0 or stated.get("beta", 1.0) != 1.0:
             raise LostError(f"{where} scales its operands", where)
         maker = self._computed_by(operator.weight)
-        if maker is not None:
-            quantised = maker.op_type == "DequantizeLinear"
+        quantised = maker is not None and maker.op_type == "DequantizeLinear"
+        if maker is not None and not (quantised and self._packed):
             raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
         biases: tuple[Vector, ...] = ()
         if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:

@@ -21,6 +21,7 @@ from typing import Any
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import HeadIndex, heads
+from rewriter.interpret.sublayers import NeuronHeads
 
 try:
     import torch
@@ -73,9 +74,8 @@ def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
 
 def _layers(index: HeadIndex, count: int) -> list[str]:
     """The neuron heads of each layer. Raises UsageError."""
-    facts = index.to_json()["sublayers"]
     names = [f"blocks.{number}.mlp_heads" for number in range(count)]
-    known = [name for name, each in facts.items() if each["kind"] == "neurons"]
+    known = [each.name for each in index.sublayers if isinstance(each.sublayer, NeuronHeads)]
     for name in names:
         if name not in known:
             reason = next((f": {miss.reason} [{miss.node}]" for miss in index.missed), "")

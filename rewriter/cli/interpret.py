@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
@@ -28,7 +30,7 @@ from rewriter.cli.options import (
 from rewriter.errors import ExitStatus, UsageError
 from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
-from rewriter.text import counted, one_line, quoted
+from rewriter.text import counted, one_line
 
 if TYPE_CHECKING:
     from rewriter.interpret.against import ChangedHeads
@@ -40,19 +42,7 @@ _WIDTH = 80
 _NAME = 30
 
 
-def _file_of(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
-    """The model; of a folder, the one in it."""
-    if not path.is_dir():
-        return path
-    found = sorted(path.glob("*.onnx"))
-    chosen = [each for each in found if each.name == "model.onnx"] or found
-    if len(chosen) != 1:
-        listed = ": name one of " + ", ".join(quoted(each.name) for each in found) if found else ""
-        raise UsageError(f"{quoted(path)} holds {counted(len(found), 'ONNX file')}{listed}")
-    return chosen[0]
-
-
-_model = click.argument("model", type=click.Path(path_type=Path), callback=_file_of)
+_model = click.argument("model", type=click.Path(path_type=Path))
 _top = click.option(
     "--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table."
 )
@@ -145,7 +135,7 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     nothing="no heads were found",
 )
 @_model
-@file_option("-o", "--output", metavar="FILE", help="Write the tensors to FILE.safetensors or FILE.npz.")
+@file_option("-o", "--output", metavar="FILE.safetensors", help="Write the tensors to FILE.safetensors.")
 @file_option(
     "--html",
     "page",
@@ -215,9 +205,9 @@ def heads(
 def _described(facts: Mapping[str, Any]) -> str:
     if facts["kind"] == "neurons":
         return f"{facts['heads']:>6} heads of {facts['neurons']} neurons, {facts['activation']} as {facts['program']}"
-    extras = [word for word in ("rotary", "cross") if facts[word]]
-    groups = [] if facts["groups"] == 1 else [f"{facts['groups']} per key and value"]
-    return ", ".join([f"{facts['heads']:>6} heads", *groups, *extras])
+    extras = [f"{facts['groups']} per key and value"] * (facts["groups"] > 1)
+    extras += [word for word in ("rotary", "cross") if facts[word]]
+    return ", ".join([f"{facts['heads']:>6} heads", *extras])
 
 
 # -- run -----------------------------------------------------------------------------------------------------------
@@ -242,31 +232,24 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     if cache.suffix != ".npz":
         raise UsageError(f"'{cache}' must end in .npz")
     check_new(cache)
+    import numpy as np
+
     from rewriter.files.atomic import atomically
     from rewriter.files.save import check_output
+    from rewriter.interpret.index import METADATA
     from rewriter.interpret.index import heads as index_of
-    from rewriter.interpret.index import write_npz
-    from rewriter.interpret.run import cases_of, hooks_named, outputs_on, recorded
+    from rewriter.interpret.run import run_with_cache
 
     index = index_of(model)
-    cases, tokens = cases_of(index, inputs)
-    hooks = hooks_named(index, names)
     check_output(cache, source=index.source, force=False)
-    shapes: dict[str, tuple[int, ...]] = {}
-
-    def arrays() -> Iterator[tuple[str, Any]]:
-        outputs = ((f"outputs/{name}", array) for name, array in outputs_on(index, cases))
-        for found in (recorded(index, cases, hooks), outputs):
-            for name, array in found:
-                shapes[name] = array.shape
-                yield name, array
-
-    spelled = () if tokens is None else tokens.spelled
-    facts = index.to_json() | ({"tokens": spelled} if spelled else {})
-    atomically(cache, lambda file: write_npz(file, arrays(), facts))
-    _echo(f"tokens: {' | '.join(each)}" for each in spelled)
-    _echo(f"{name:<44} {list(shape)}" for name, shape in shapes.items())
-    _echo([f"{len(shapes)} arrays written to {cache}"])
+    found = run_with_cache(index, inputs, names=names)
+    arrays: dict[str, Any] = {**found.cache, **{f"outputs/{name}": array for name, array in found.outputs.items()}}
+    facts = index.to_json() | ({"tokens": found.tokens} if found.tokens else {})
+    described: dict[str, Any] = {METADATA: json.dumps(facts)}
+    atomically(cache, lambda file: np.savez(file, **arrays, **described))
+    _echo(f"tokens: {' | '.join(each)}" for each in found.tokens)
+    _echo(f"{name:<44} {list(array.shape)}" for name, array in arrays.items())
+    _echo([f"{len(arrays)} arrays written to {cache}"])
     return 0
 
 
@@ -399,17 +382,12 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
     made = plain_data(found.to_json())
     if out is not None:
         write_json(out, made)
-    facts = made["metadata"]
-    whole, left = (
-        f"replacement score {facts[f'{kind}replacement_score']:.4f}, "
-        f"completeness score {facts[f'{kind}completeness_score']:.4f}"
-        for kind in ("", "pruned_")
-    )
-    written = "" if out is None else f", written to {out}"
+    facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (
         f"logit {found.logit:.6g}",
-        f"all: {len(found.nodes)} nodes, {whole}, in-edges off by {facts['largest_residual']:.2g} at most",
-        f"pruned: {len(made['nodes'])} nodes, {len(made['links'])} edges, {left}{written}",
+        f"all: {len(found.nodes)} nodes, in-edges off by {facts['largest_residual']:.2g} at most",
+        f"pruned: {len(made['nodes'])} nodes, {len(made['links'])} edges, replacement score "
+        f"{facts['replacement_score']:.4f}, completeness score {facts['completeness_score']:.4f}{written}",
         f"scores of {counted(len(found.why), 'head')}, as sums over pairs of nodes: off by "
         f"{facts['largest_score_residual']:.2g} at most",
     )
@@ -466,7 +444,7 @@ def rank(
         return int(ExitStatus.NOTHING_TO_CONVERT)
     if against is not None and inputs is not None:
         compared = changed_heads(model, against, inputs, top=top)
-        lines, facts = [*_changed_rows(compared, top)], {"against": str(against), **compared.to_json()}
+        lines, facts = [*_changed_rows(compared, top)], {"against": str(against), **asdict(compared)}
     elif tokens:
         read = head_tokens(index, top=top, tokenizer=tokenizer)
         lines, facts = [*_token_rows(read, top)], {"tokens": read.to_json()}
@@ -481,8 +459,7 @@ def rank(
 
 
 def _composition_rows(found: Compositions, top: int) -> Iterator[str]:
-    scales = "with the scales of normalisations" if found.folded else "without the scales of normalisations"
-    yield f"composition, {scales}; unrelated weights: {found.baseline:.3f}"
+    yield f"composition, without the scales of normalisations; unrelated weights: {found.baseline:.3f}"
     yield f"  {'':<3} {'reader':<{_NAME}} {'writer':<{_NAME}} {'score':>6}"
     for each in found.strongest(top):
         yield f"  {each.kind:<3} {_name(each.reader)} {_name(each.writer)} {each.score:6.4f}"
@@ -505,11 +482,8 @@ def _token_rows(found: HeadTokens, top: int) -> Iterator[str]:
         side = "writes" if row.side == "O" else f"{' and '.join(names[each] for each in row.side)} read"
         yield f"  {_name(row.head)} {side}{share}"
         for ends in (row.top, row.bottom):
-            yield from _wrapped(f"{one_line(found.told(token), 44)} {score:+.3g}" for token, score in ends)
-
-
-def _wrapped(parts: Iterable[str]) -> list[str]:
-    return wrap("  ".join(parts), _WIDTH, initial_indent="    ", subsequent_indent="    ")
+            shown = "  ".join(f"{one_line(found.told(token), 44)} {score:+.3g}" for token, score in ends)
+            yield from wrap(shown, _WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _name(head: str) -> str:

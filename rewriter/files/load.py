@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
-from rewriter.errors import ModelError
+from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, through_cache
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, sort_main_graph
@@ -217,6 +218,25 @@ def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
     ) as error:
         # Such as a string that is not valid UTF-8.
         raise ModelError(f"tensor {name} holds values outside its element type; export the model again") from error
+
+
+def self_contained(source: LoadedModel) -> onnx.ModelProto:
+    """A copy of a model with all weights inline.
+
+    Raises:
+        UsageError: the model has 2 GiB or more, which no model in memory can have.
+        ModelError: weights cannot be read.
+    """
+    if source.size > MAX_FILE:
+        raise UsageError(f"the model has {source.size / 2**30:.1f} GiB; a model in memory can have less than 2")
+    result = deepcopy(source.proto)
+    for tensor in iter_tensors(result):
+        if is_external(tensor) and source.base_dir is not None:
+            raw = read_external(tensor, source.base_dir).tobytes()
+            tensor.ClearField("external_data")
+            tensor.ClearField("data_location")
+            tensor.raw_data = raw
+    return result
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:

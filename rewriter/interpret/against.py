@@ -7,26 +7,23 @@ computes what it would with this head of the original.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
-from rewriter.files.load import Source, load_model
-from rewriter.graph.edit import set_nodes
+from rewriter.files.load import Source
 from rewriter.graph.extract import upstream
-from rewriter.interpret.index import AffineMap, HeadIndex, heads
-from rewriter.interpret.interventions import replaced, self_contained, written_by
+from rewriter.interpret.index import AffineMap, HeadIndex, count_of, heads
+from rewriter.interpret.interventions import replaced, written_by
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read, written
 from rewriter.interpret.run import only_case, side_of, values_of
 from rewriter.interpret.sublayers import Named
-from rewriter.proof.claims import Side
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.run import open_model
 
@@ -37,7 +34,7 @@ class ChangedHead:
 
     Attributes:
         head: as `blocks.1.attn.3`.
-        weights: the norm of the change of its weights, over that of the original's.
+        weights: the norm of the change over that of the original, as root mean square over W_Q, W_K, W_V and W_O.
         written: the norm of the change of what it writes on the inputs, over that of what its sublayer writes.
         restored: the share of the outputs' error that goes if it alone is the original's; None if that was not run.
     """
@@ -60,10 +57,6 @@ class ChangedHeads:
     error: float
     rows: tuple[ChangedHead, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready data."""
-        return asdict(self)
-
 
 def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: int = 10) -> ChangedHeads:
     """The heads and neurons that another model has changed most, run by onnxruntime.
@@ -79,7 +72,7 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
         ModelError: a model is unreadable, malformed or unsafe.
         ValidationError: onnxruntime does not run a model on the inputs.
     """
-    index, changed = heads(model, wide=True), heads(_dequantised(other), wide=True)
+    index, changed = (heads(each, program="fast", wide=True) for each in (model, other))
     kinds, others = ({each.name: _described(found, each) for each in found.sublayers} for found in (index, changed))
     for name in {**kinds, **others}:
         if kinds.get(name) != others.get(name):
@@ -122,21 +115,6 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
     return ChangedHeads(error, tuple(rows))
 
 
-def _dequantised(model: Source) -> Source:
-    """The model with the results of DequantizeLinear as weights, where they are constant."""
-    source = load_model(model, mapped=True)
-    side = Side.of(source)
-    results = (node.output[0] for node in side.main.nodes if node.op_type == "DequantizeLinear")
-    names = [name for name in results if name in side.main.constants]
-    if not names:
-        return model
-    proto, part = self_contained(source), side.extracted(upstream(side.main, frozenset(), names))
-    made = open_model(part, "cpu", optimise=False).run({}, names)
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in made.items())
-    set_nodes(proto.graph, [node for node in proto.graph.node if node.output[0] not in made])
-    return proto
-
-
 def _error(made: Sequence[Array], wanted: Sequence[Array]) -> float:
     """The norm of the difference of all outputs, over that of the wanted ones. Raises UsageError."""
     if [array.shape for array in made] != [array.shape for array in wanted]:
@@ -148,9 +126,8 @@ def _error(made: Sequence[Array], wanted: Sequence[Array]) -> float:
 
 def _described(index: HeadIndex, named: Named) -> str:
     own, (*_, width, channels) = named.sublayer, index.tensors[f"{named.name}.W_O"].shape
-    if isinstance(own, Attention):
-        return f"{own.heads} heads of width {width} on {channels} channels"
-    return f"{own.neurons} {'gated ' * own.gated}neurons on {channels} channels"
+    kind = f"heads of width {width}" if isinstance(own, Attention) else f"{'gated ' * own.gated}neurons"
+    return f"{count_of(named)} {kind} on {channels} channels"
 
 
 def _computed(index: HeadIndex, given: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
@@ -176,20 +153,11 @@ def _members(index: HeadIndex, named: Named, values: Mapping[str, Array]) -> tup
 
 def _changes(index: HeadIndex, changed: HeadIndex, one: Named, two: Named) -> list[float]:
     """The change of each member's weights, over their norm."""
-    squares = [
-        np.array([(each**2).reshape(len(each), -1).sum(axis=1) for each in (a - b, a)])
-        for a, b in zip(_weights(index, one), _weights(changed, two), strict=True)
-    ]
-    change, size = np.sqrt(np.sum(squares, axis=0))
-    return list(map(float, change / np.where(size == 0.0, 1.0, size)))
-
-
-def _weights(index: HeadIndex, named: Named) -> Iterator[Array]:
-    """[members, ...] each."""
-    own = named.sublayer
-    if isinstance(own, Attention):
-        yield from (index[f"{named.name}.{part}"] for part in ("W_Q", "b_Q", "W_K", "b_K", "W_V", "b_V", "W_O"))
-        return
-    for projection in (own.query, own.value)[: 1 + own.gated]:
-        yield from (AffineMap(projection, index.value_of).weight().T, AffineMap(projection, index.value_of).bias())
-    yield AffineMap(own.output, index.value_of).weight()
+    shares = []
+    for part in ("W_Q", "W_K", "W_V", "W_O"):
+        ours, theirs = index[f"{one.name}.{part}"], changed[f"{two.name}.{part}"]
+        # A neuron has all heads g * members + n of its program.
+        apart = [each.reshape(-1, count_of(one), each[0].size) for each in (ours - theirs, ours)]
+        change, size = (np.linalg.norm(each, axis=(0, 2)) for each in apart)
+        shares += [change / np.where(size == 0.0, 1.0, size)] if ours.any() else []
+    return list(map(float, np.sqrt(np.mean(np.square(shares), axis=0))))

@@ -31,9 +31,8 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.rank import token_rows
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, known_output, norm_of, unchanged
+from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 
@@ -82,27 +81,23 @@ def attribute(
     logit: int,
     *,
     minus: int | None = None,
-    output: str | None = None,
     position: int = -1,
-    sequence: int = 0,
 ) -> Attribution:
     """Attribute a logit, evaluated in float64, to heads, neurons, tokens and biases.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
-        logit: which entry of the output's last axis.
+        inputs: maps inputs to arrays; an npz file with one case; or a `Text`. Of a batch the first sequence counts.
+        logit: which entry of the first output's last axis.
         minus: attribute the difference from this entry instead.
-        output: the output [batch, tokens, entries]; default: the first one.
         position: the token.
-        sequence: the sequence in the batch.
 
     Raises:
         UsageError: an index is out of range, or the output does not read the residual stream through a normalisation.
         ModelError: the model is unreadable, malformed or unsafe.
         ValidationError: the model cannot be evaluated in float64.
     """
-    run = FrozenRun(model, inputs, output=output, sequence=sequence)
+    run = FrozenRun(model, inputs)
     return attribution_of(run, run.linear(logit, minus, position), (logit,) if minus is None else (logit, minus))
 
 
@@ -118,7 +113,7 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
     effects = {name: step.effects(link.after) for link in linear.links for name, step in link.steps.items()}
     token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
+    written = Written(linear.links, linear.start, by_head([token], neurons=True))
     for name, given in written.along(len(linear.links), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     tokens = () if run.tokens is None else run.tokens.spelled[0]
@@ -283,19 +278,19 @@ class Written:
 
     Attributes:
         stages: the stages, first to last; the `between` of one more applies to what reads the last.
-        start: what the stream begins with, [T, D] each.
+        start: the embeddings, of tokens and positions, [T, D].
         vectors: what the members of a sublayer wrote at a token, [members, D].
     """
 
     stages: Sequence[FrozenStage]
-    start: Mapping[str, Array]
+    start: Array
     vectors: Callable[[str, Step, int], Array]
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """What the stream at a token is the sum of, as the stage number `before` reads it along rows [R, D].
 
         Yields:
-            (sublayer, constant or part of the start, what each of its members gives [members, R]).
+            (sublayer, constant or `embed`, what each of its members gives [members, R]).
         """
         for place in range(before, 0, -1):
             between = self.stages[place].between if place < len(self.stages) else None
@@ -306,8 +301,7 @@ class Written:
             for name, step in earlier.items():
                 yield name, self.vectors(name, step, token) @ rows.T
                 yield f"{name}.b_O", (rows @ step.bias)[None]
-        for name, array in self.start.items():
-            yield name, (rows @ array[token])[None]
+        yield "embed", (rows @ self.start[token])[None]
 
 
 def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, Step, int], Array]:
@@ -357,7 +351,7 @@ _COUNTED = (".hook_q", ".hook_v", ".hook_pre")
 
 
 class FrozenRun:
-    """One sequence of a run in float64.
+    """The first sequence of a run in float64.
 
     Attributes:
         index: the heads of the model.
@@ -368,13 +362,13 @@ class FrozenRun:
         values: what was kept of the run, of all sequences.
     """
 
-    def __init__(self, model: Source, inputs: InputsOrText, *, output: str | None, sequence: int) -> None:
+    def __init__(self, model: Source, inputs: InputsOrText) -> None:
         """Arguments and errors are those of `attribute`."""
         index = heads(model, wide=True)
         index.require_tokens_only("attribution")
-        self.index, self.sequence = index, sequence
+        self.index = index
         self.case, self.tokens = only_case(index, inputs)
-        self._output = known_output(index.view, output)
+        self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, self._output)
         self.hooks = hooks_of(index)
         self.values: Mapping[str, Array] = {}
@@ -385,7 +379,7 @@ class FrozenRun:
         Raises:
             UsageError: a step cannot be made.
         """
-        needed = {self.chain.stages[0].before, self._token_part, *further}
+        needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
             norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
             needed |= {stage.before, stage.after, *(norm.output for norm in norms if norm)}
@@ -409,39 +403,14 @@ class FrozenRun:
         return norm_of(self.index.view, named.name, data, stage.before)
 
     @cached_property
-    def _token_part(self) -> str:
-        """The rows of the token table that the stream begins with, where more is added to them; else empty."""
-        leaves, pending = list[str](), [self.chain.stages[0].before]
-        while pending:
-            tensor = self.index.view.before(pending.pop())
-            node = self.index.view.made_by(tensor)
-            if node is not None and node.op_type == "Add":
-                pending += node.input
-            else:
-                leaves.append(tensor)
-        found = token_rows(self.index, leaves)
-        return found[0] if len(found) == 1 < len(leaves) else ""
-
-    @property
-    def beginning(self) -> dict[str, Array]:
-        """What the stream begins with, [T, D] each: `embed` and, where they are added to it, positions `pos_embed`."""
-        start = self.stream(self.chain.stages[0].before)
-        if not self._token_part:
-            return {"embed": start}
-        embedded = self.stream(self._token_part)
-        return {"embed": embedded, "pos_embed": start - embedded}
-
-    @cached_property
     def batch(self) -> int:
         """The number of sequences; some exports have batch and tokens as one axis."""
         counted = [hook for name, hook in self.hooks.items() if name.endswith(_COUNTED)]
         return len(next(hook for hook in counted if {*hook.tensors} <= {*self.values}).make(self.values))
 
     def own(self, array: Array) -> Array:
-        """The sequence's part of an array [batch, ...]. Raises UsageError: there is no such sequence."""
-        if not -len(array) <= self.sequence < len(array):
-            raise UsageError(f"there is no sequence {self.sequence}: the inputs have {len(array)}")
-        return np.asarray(array[self.sequence], dtype=np.float64)
+        """The sequence's part of an array [batch, ...]."""
+        return np.asarray(array[0], dtype=np.float64)
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
@@ -451,7 +420,7 @@ class FrozenRun:
 
     def entries(self, position: int) -> Array:
         """The output's entries at a token."""
-        made = self.values[self._output][self.sequence]
+        made = self.values[self._output][0]
         return np.asarray(made if self.chain.token is not None else made[position])
 
     def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:
@@ -484,7 +453,7 @@ class FrozenRun:
         start = self.stream(chain.stages[0].before)
         token = (position if chain.token is None else chain.token) % len(start)
         read, constants = self._unembedded(chosen, token)
-        end = self.freeze(chain.norm, chain.stream, self._output)
+        end = self.freeze(chain.norm, chain.stages[-1].after, self._output)
         constants["final.ln.b"] = np.asarray(end.constant(read))
         after, links = end.back(read), list[Link]()
         for stage in reversed(self.stages(len(chain.stages))):
@@ -517,7 +486,7 @@ class FrozenRun:
             affine = AffineMap(self.chain.unembedding, self.index.value_of)
             direction = affine.weight() @ chosen * self.chain.factor
             found["unembed.b"] = np.asarray(float(affine.bias() @ chosen))
-        gradient = np.zeros((len(self.stream(self.chain.stream)), len(direction)))
+        gradient = np.zeros((len(self.stream(self.chain.stages[-1].after)), len(direction)))
         gradient[token] = direction
         return gradient, found
 

@@ -27,7 +27,7 @@ from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.sublayers import NeuronHeads
-from rewriter.interpret.why import Scores, Why, made, scores_of
+from rewriter.interpret.why import ScoreTerms, Why, made, scores_of
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import input_specs
@@ -37,6 +37,9 @@ Mask = NDArray[np.bool_]
 
 _MOST = 10_000
 """Nodes of which all edges fit into a gigabyte."""
+
+_NODES, _EDGES = 0.8, 0.98
+"""The shares of influence that pruning keeps, as circuit-tracer does."""
 
 _TRACED = 10
 """Terms of a score in the file."""
@@ -106,11 +109,8 @@ class AttributionGraph:
         nodes: the nodes.
         adjacency: [N, N], what the column's node adds to the activation of the row's.
         pruned: what is left.
-        thresholds: the shares of influence that pruning keeps, of nodes and of edges.
-        tokens: the sequence's token ids; places where the model reads no ids.
         shown: the tokens as they are shown: spelled where the inputs are a text, else their ids.
         prompt: the text, or what is shown.
-        index: the heads of the model.
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
         constants: biases that no node reads, but queries or keys do.
         why: the place of a head's node to the score of the token that it attends to most; sources are ids.
@@ -122,11 +122,8 @@ class AttributionGraph:
     nodes: tuple[GraphNode, ...]
     adjacency: Array
     pruned: Pruned
-    thresholds: tuple[float, float]
-    tokens: tuple[int, ...]
     shown: tuple[str, ...]
     prompt: str
-    index: HeadIndex
     ids: tuple[str, ...]
     constants: tuple[GraphNode, ...]
     why: Mapping[int, Why]
@@ -143,18 +140,11 @@ class AttributionGraph:
 
     @cached_property
     def scores(self) -> GraphScores:
-        """Of the whole graph; the residuals count as error nodes."""
-        return self._scores(self.adjacency, np.abs(self.residuals))
-
-    @cached_property
-    def pruned_scores(self) -> GraphScores:
-        """Of what pruning leaves; what it takes away counts as error nodes."""
+        """Of what pruning leaves; what it takes away counts as error nodes, and so do the residuals."""
         left = np.where(self.pruned.edges, self.adjacency, 0.0)
-        return self._scores(left, np.abs(self.residuals) + np.abs(self.adjacency - left).sum(axis=1))
-
-    def _scores(self, edges: Array, missing: Array) -> GraphScores:
+        missing = np.abs(self.residuals) + np.abs(self.adjacency - left).sum(axis=1)
         kinds = [node.kind for node in self.nodes]
-        return scores(edges, missing, np.array([kind == "embedding" for kind in kinds]), kinds.index("logit"))
+        return scores(left, missing, np.array([kind == "embedding" for kind in kinds]), kinds.index("logit"))
 
     def to_json(self) -> dict[str, Any]:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
@@ -177,15 +167,13 @@ class AttributionGraph:
                 "transcoder_list": [],
                 "prompt_tokens": list(self.shown),
                 "prompt": self.prompt,
-                "node_threshold": self.thresholds[0],
+                "node_threshold": _NODES,
                 "schema_version": 1,
-                "edge_threshold": self.thresholds[1],
+                "edge_threshold": _EDGES,
                 "logit": self.logit,
                 "largest_residual": float(np.abs(self.residuals).max()),
                 "replacement_score": self.scores.replacement,
                 "completeness_score": self.scores.completeness,
-                "pruned_replacement_score": self.pruned_scores.replacement,
-                "pruned_completeness_score": self.pruned_scores.completeness,
                 "largest_score_residual": max((abs(each.residual) for each in self.why.values()), default=0.0),
                 "error_nodes": 0,
             },
@@ -271,11 +259,7 @@ def attribution_graph(
     logit: int,
     *,
     minus: int | None = None,
-    output: str | None = None,
     position: int = -1,
-    sequence: int = 0,
-    node_threshold: float = 0.8,
-    edge_threshold: float = 0.98,
     max_nodes: int = 2000,
 ) -> AttributionGraph:
     """The attribution graph of a logit, evaluated in float64.
@@ -283,26 +267,18 @@ def attribution_graph(
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
         inputs: maps inputs to arrays; an npz file with one case; or a `Text`, whose tokens the graph then shows.
-        logit: which entry of the output's last axis.
+        logit: which entry of the first output's last axis.
         minus: the graph of the difference from this entry instead.
-        output: the output [batch, tokens, entries]; default: the first one.
         position: the token.
-        sequence: the sequence in the batch.
-        node_threshold: pruning keeps the nodes with the most influence that have this share of it.
-        edge_threshold: the same for edges, among those nodes.
         max_nodes: how many heads and neurons, each at one token, get nodes of their own: those with the largest effects
             on the logit. Others are one node per sublayer and token.
 
     Raises:
         UsageError, ModelError, ValidationError: as `attribute`; also for more than 10,000 nodes.
     """
-    thresholds = (node_threshold, edge_threshold)
-    for what, share in (("node", node_threshold), ("edge", edge_threshold)):
-        if not 0.0 <= share <= 1.0:
-            raise UsageError(f"the {what} threshold is {share:g}, which is not between 0 and 1")
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
-    run = FrozenRun(model, inputs, output=output, sequence=sequence)
+    run = FrozenRun(model, inputs)
     scores = scores_of(run)
     further = {tensor for each in scores.values() for tensor in each.needed}
     linear, entries = run.linear(logit, minus, position, further), run.entries(position)
@@ -315,10 +291,10 @@ def attribution_graph(
     edges, count = found.matrix(), len(nodes)
     kinds = np.array([node.kind for node in nodes])
     kept = (kinds == "embedding") | (kinds == "logit")
-    pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, *thresholds)
+    pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, _NODES, _EDGES)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
-    ids = token_ids(run.index, run.case.feeds, sequence, length)
+    ids = token_ids(run.index, run.case.feeds, length)
     tokens = tuple(range(length)) if ids is None else ids
     shown = tuple(map(str, tokens)) if run.tokens is None else run.tokens.spelled[0]
     why = dict[int, Callable[[Sequence[str]], Why]]()
@@ -333,23 +309,20 @@ def attribution_graph(
         nodes=tuple(nodes[:count]),
         adjacency=edges,
         pruned=pruned,
-        thresholds=thresholds,
-        tokens=tokens,
         shown=shown,
         prompt=" ".join(shown) if run.tokens is None else run.tokens.texts[0],
-        index=run.index,
         ids=named,
         constants=tuple(nodes[count:]),
         why={place: each(named) for place, each in why.items()},
     )
 
 
-def token_ids(index: HeadIndex, feeds: Mapping[str, Array], sequence: int, length: int) -> tuple[int, ...] | None:
-    """The token ids of a sequence; None where no input has ids for that many tokens."""
+def token_ids(index: HeadIndex, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
+    """The token ids of the first sequence; None where no input has ids for that many tokens."""
     for spec in input_specs(index.proto):
         array = feeds.get(spec.name)
         if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
-            return tuple(int(number) for number in array.reshape(-1, length)[sequence])
+            return tuple(int(number) for number in array.reshape(-1, length)[0])
     return None
 
 
@@ -438,7 +411,7 @@ class _Edges:
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._members, self._nodes = members, nodes
         self._written = Written(
-            linear.links, {"embed": linear.start}, lambda name, _, token: members[name].vectors[members[name].at(token)]
+            linear.links, linear.start, lambda name, _, token: members[name].vectors[members[name].at(token)]
         )
         self._known: dict[tuple[str, int], int] = {}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
@@ -456,7 +429,7 @@ class _Edges:
             if given.any():
                 self._blocks.append((targets, self._sources(name, token), given.T))
 
-    def score(self, scores: Scores, node: GraphNode) -> Callable[[Sequence[str]], Why]:
+    def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
         """Why a head attends to a token most, of the ids of all nodes; adds the nodes of constants."""
         query, key = node.token, int(scores.pattern[node.index, node.token].argmax())
         sides = list[tuple[Places, Array]]()

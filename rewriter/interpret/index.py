@@ -10,8 +10,7 @@ import json
 import os
 import re
 import struct
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
@@ -31,12 +30,12 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.attention import PACKED, packed_matrix, with_plain
-from rewriter.graph.constants import UNFIT, Constants
+from rewriter.graph.constants import UNFIT, Constants, concrete_shapes
 from rewriter.graph.view import GraphView, LostError, Miss, key_of
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Tracer, concrete_shapes
+from rewriter.interpret.trace import Tracer
 from rewriter.text import quoted
 
 _HALF = 2
@@ -288,18 +287,17 @@ class HeadIndex(Mapping[str, Array]):
             )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write all tensors to a `.safetensors` or `.npz` file, one at a time, with `to_json` as its metadata.
+        """Write all tensors to a `.safetensors` file, one at a time, with `to_json` as metadata.
 
         Raises:
             UsageError: the file cannot be written, or has another suffix.
             ModelError: weights cannot be read.
         """
         check_suffix(Path(path))
-        npz = Path(path).suffix == ".npz"
-        atomically(Path(path), lambda file: write_npz(file, self.items(), self.to_json()) if npz else self._write(file))
+        atomically(Path(path), self._write)
 
     def _write(self, file: BinaryIO) -> None:
-        """As safetensors: a length, a JSON header and the bytes of the arrays."""
+        """A length, a JSON header and the bytes of the arrays."""
         header: dict[str, Any] = {METADATA: {"format": "np", "attnonly": json.dumps(self.to_json())}}
         start = 0
         for name, each in self.tensors.items():
@@ -370,7 +368,7 @@ def _described(named: Named) -> dict[str, Any]:
     each = named.sublayer
     shared = {"layer": named.layer, "module": named.module, "heads": each.heads}
     if isinstance(each, Attention):
-        facts = {"groups": each.groups, "scale": each.scale, "rotary": each.rotary, "cross": each.cross}
+        facts = {"groups": each.groups, "scale": each.scale, "rotary": each.query.rotary, "cross": each.cross}
         return {"kind": "attention", **shared, **facts}
     return {
         "kind": "neurons",
@@ -430,7 +428,7 @@ class _Builder:
             try:
                 read = matrix_of(self._view, self._constants, operator)
             except LostError as lost:
-                self.missed.append(Miss(f"{named.name} at {own.where}: {lost.miss.reason}", lost.miss.node))
+                self.missed.append(Miss(f"{named.name}: {lost.miss.reason}", lost.miss.node))
                 return
             maps[side] = AffineMap(read, self.value, None if side == "O" else self.folded(operator.data))
         after = bias_after(self._view, self._constants, own.output)
@@ -511,30 +509,11 @@ def count_of(named: Named) -> int:
     return named.sublayer.neurons if isinstance(named.sublayer, NeuronHeads) else named.sublayer.heads
 
 
-# -- files of arrays, one of which is in memory at a time --------------------------------------------------------------
-
-SUFFIXES = (".safetensors", ".npz")
-
 METADATA = "__metadata__"
-"""The key of what describes the arrays: JSON, in the header of safetensors or as an array of one string."""
+"""The key of what describes the arrays, as JSON."""
 
 
 def check_suffix(path: Path) -> None:
     """Refuse a path with another suffix. Raises UsageError."""
-    if path.suffix not in SUFFIXES:
-        raise UsageError(f"{quoted(path)} must end in {' or '.join(SUFFIXES)}, which says the format")
-
-
-def write_npz(file: BinaryIO, arrays: Iterable[tuple[str, Array]], described: Mapping[str, Any]) -> None:
-    """Write an npz archive array by array; numpy's own function takes all at once."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for name, array in arrays:
-            _entry(archive, name, array)
-        _entry(archive, METADATA, np.array(json.dumps(described)))
-
-
-def _entry(archive: zipfile.ZipFile, name: str, array: Array) -> None:
-    # A fixed time, so that the same arrays give the same bytes.
-    info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-    with archive.open(info, "w", force_zip64=True) as entry:
-        np.lib.format.write_array(entry, np.asarray(array, order="C"), allow_pickle=False)
+    if path.suffix != ".safetensors":
+        raise UsageError(f"{quoted(path)} must end in .safetensors")

@@ -21,10 +21,8 @@ import onnx
 
 from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
-from rewriter.files.external import read_external
-from rewriter.files.load import MAX_FILE, LoadedModel, Source, like, load_model
+from rewriter.files.load import Source, like, load_model, self_contained
 from rewriter.graph.edit import set_nodes
-from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.interpret.index import HeadIndex, Names, chosen_heads, heads
 from rewriter.interpret.run import cases_of, only_case, values_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
@@ -226,22 +224,3 @@ def unedited(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _mark(node: onnx.NodeProto) -> str:
     return next((str(entry.value) for entry in node.metadata_props if entry.key == MARK), "")
-
-
-def self_contained(source: LoadedModel) -> onnx.ModelProto:
-    """A copy of a model with all weights inline.
-
-    Raises:
-        UsageError: the model has 2 GiB or more, which no model in memory can have.
-        ModelError: weights cannot be read.
-    """
-    if source.size > MAX_FILE:
-        raise UsageError(f"the model has {source.size / 2**30:.1f} GiB; a model in memory can have less than 2")
-    result = deepcopy(source.proto)
-    for tensor in iter_tensors(result):
-        if is_external(tensor) and source.base_dir is not None:
-            raw = read_external(tensor, source.base_dir).tobytes()
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
-            tensor.raw_data = raw
-    return result

@@ -135,7 +135,6 @@ class Attention:
 
     Attributes:
         node: index of its Softmax or attention operator, by which sublayers are ordered.
-        where: that node in words.
         query: W_Q, in terms of a linear operator; `key` and `value` are per query head.
         key: W_K.
         value: W_V.
@@ -152,7 +151,6 @@ class Attention:
     """
 
     node: int
-    where: str
     query: HeadColumns
     key: HeadColumns
     value: HeadColumns
@@ -171,11 +169,6 @@ class Attention:
     def heads(self) -> int:
         """The number of query heads."""
         return len(self.query.columns)
-
-    @property
-    def rotary(self) -> bool:
-        """Whether queries and keys are rotated before they meet."""
-        return self.query.rotary
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
@@ -218,7 +211,6 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterato
         yield Attention(
             **found,
             node=index,
-            where=label(node),
             groups=len(key.columns) // len(np.unique(key.columns[:, 0])),
             scale=factor * query.factor * key.factor,
             factor=factor,

@@ -26,7 +26,7 @@ from rewriter.interpret.index import HeadIndex, count_of, heads
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, only_case, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.why import Scores, listed, made, scores_of
+from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
 from rewriter.proof.inputs.given import InputsOrText
 
 MOST_TOKENS = 64
@@ -36,7 +36,7 @@ _PATTERN_ENTRIES = 2**18
 """Entries of the patterns of all original heads that are shown."""
 
 _SCORES, _TERMS = 2**11, 5
-"""Scores of all original heads that are taken apart, and terms of each."""
+"""ScoreTerms of all original heads that are taken apart, and terms of each."""
 
 _READ = 8
 """Tokens at either end of what a head reads or writes."""
@@ -49,9 +49,6 @@ def head_pictures(
     logit: int | None = None,
     minus: int | None = None,
     position: int = -1,
-    output: str | None = None,
-    sequence: int = 0,
-    program: str = "fewest",
     tokenizer: str | os.PathLike[str] | None = None,
     most: int = 200,
 ) -> dict[str, Any]:
@@ -59,13 +56,10 @@ def head_pictures(
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; or an npz file with one case.
+        inputs: maps inputs to arrays; or an npz file with one case. Of a batch the first sequence is shown.
         logit: which entry of the output's last axis is attributed; default: none.
         minus: the difference from this entry instead.
         position: the token of the logit.
-        output: the output; default: the first one.
-        sequence: the sequence in the batch.
-        program: as for `heads`.
         tokenizer: a `tokenizer.json` that gives tokens as text.
         most: how many neurons are shown.
 
@@ -76,16 +70,16 @@ def head_pictures(
     if most < 0:
         raise UsageError(f"there cannot be {most} neurons")
     told = tokens_as_text(tokenizer)
-    index = heads(model, program=program)
+    index = heads(model)
     if not index.sublayers:
         raise UsageError("no heads were found: there is nothing to show")
-    patterns, activations, ids = _recorded(index, inputs, sequence)
+    patterns, activations, ids = _recorded(index, inputs)
     tokens = max(len(each) for each in activations.values())
     last = min(tokens, MOST_TOKENS)
     found, shown_logit = None, None
     if logit is not None:
-        target: dict[str, Any] = {"minus": minus, "position": position, "output": output}
-        run = FrozenRun(model, inputs, output=output, sequence=sequence)
+        target: dict[str, Any] = {"minus": minus, "position": position}
+        run = FrozenRun(model, inputs)
         scores = scores_of(run)
         linear = run.linear(logit, minus, position, {tensor for each in scores.values() for tensor in each.needed})
         found = attribution_of(run, linear, ())
@@ -133,9 +127,9 @@ def head_pictures(
 
 
 def _recorded(
-    index: HeadIndex, inputs: InputsOrText, sequence: int
+    index: HeadIndex, inputs: InputsOrText
 ) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...] | None]:
-    """(patterns and activations [tokens, members] by sublayer, the token ids) of one sequence.
+    """(patterns and activations [tokens, members] by sublayer, the token ids) of the first sequence.
 
     Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m]. Raises UsageError.
     """
@@ -144,16 +138,14 @@ def _recorded(
     sublayers = {each.name: each for each in index.sublayers}
     patterns, activations = dict[str, Array](), dict[str, Array]()
     for name, array in recorded(index, [case], {hook: known[hook] for hook in wanted if hook in known}):
-        if not -len(array) <= sequence < len(array):
-            raise UsageError(f"there is no sequence {sequence}: {name} has shape {list(array.shape)}")
         sublayer, _, hook = name.rpartition(".")
         if hook == "hook_pattern":
-            patterns[sublayer] = array[sequence]
+            patterns[sublayer] = array[0]
         else:
             rows = index[f"{sublayer}.W_O"]
-            activations[sublayer] = _activations(sublayers[sublayer], array[sequence].astype(np.float64), rows)
+            activations[sublayer] = _activations(sublayers[sublayer], array[0].astype(np.float64), rows)
     tokens = max(len(each) for each in activations.values())
-    return patterns, activations, token_ids(index, case.feeds, sequence, tokens)
+    return patterns, activations, token_ids(index, case.feeds, tokens)
 
 
 def _activations(named: Named, z: Array, rows: Array) -> Array:
@@ -226,7 +218,7 @@ def _effect(named: Named, number: int, found: Attribution | None, window: range)
 
 
 def _explained(
-    run: FrozenRun, scores: Mapping[str, Scores], linear: Linear, chosen: Mapping[str, list[int]], window: range
+    run: FrozenRun, scores: Mapping[str, ScoreTerms], linear: Linear, chosen: Mapping[str, list[int]], window: range
 ) -> tuple[list[str], dict[str, list[list[Any]]]]:
     """The scores of shown heads with the largest weights in patterns, taken apart.
 
@@ -237,7 +229,7 @@ def _explained(
     window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
     names, rows = dict[str, int](), dict[str, list[list[Any]]]()
-    written = Written(linear.links, run.beginning, by_head(window))
+    written = Written(linear.links, linear.start, by_head(window))
 
     @cache
     def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:

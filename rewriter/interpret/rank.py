@@ -26,7 +26,7 @@ from rewriter.files.tokenizer import TokenText, tokens_as_text
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, count_of, indexed
 from rewriter.interpret.original import Attention
-from rewriter.interpret.stream import chain_to, known_output, parts_of
+from rewriter.interpret.stream import chain_to, parts_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.roles import input_specs
@@ -112,27 +112,17 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
 
 def triangles(tall: Array) -> Array:
-    """R of the QR decompositions of [heads, d_model, d_head].
-
-    By blocks of rows whose R are decomposed again (Demmel et al., 2012): as accurate, and small enough for LAPACK not
-    to share the work among threads, which on a busy machine wait for each other hundreds of times as long.
-    """
-    count, _, width = tall.shape
-    while tall.shape[1] > 2 * width:
-        lacking = -tall.shape[1] % (2 * width)
-        if lacking:
-            tall = np.concatenate([tall, np.zeros((count, lacking, width), tall.dtype)], axis=1)
-        blocks = np.asarray(np.linalg.qr(tall.reshape(count, -1, 2 * width, width), mode="r"))
-        tall = blocks.reshape(count, -1, width)
-    return np.asarray(np.linalg.qr(tall, mode="r"))
+    """Square roots R of the Gram matrices of [heads, d_model, d_head], [heads, d_head, d_head]: R^T R, as of QR's R."""
+    wide = tall.astype(np.float64)
+    values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
+    roots = np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2)
+    return np.asarray(roots.astype(tall.dtype))
 
 
 def _unit(array: Array, named: Named) -> Array:
     """Each member divided by its norm."""
-    array = np.ascontiguousarray(_checked(array, named))
-    # Scaled first, so that squares of small or large weights neither vanish nor overflow.
-    array = _divided(array, np.abs(array).max(axis=(1, 2), keepdims=True, initial=0.0))
-    return _divided(array, np.sqrt(np.einsum("mrd,mrd->m", array, array))[:, None, None])
+    wide = _checked(array, named).astype(np.float64)
+    return np.asarray(_divided(wide, np.linalg.norm(wide, axis=(1, 2), keepdims=True)).astype(_wide(array).dtype))
 
 
 def _divided(array: Array, by: Array) -> Array:
@@ -142,10 +132,9 @@ def _divided(array: Array, by: Array) -> Array:
 
 def _checked(array: Array, named: Named) -> Array:
     """In float32 at least. Raises ModelError for weights that are not finite."""
-    array = _wide(array)
     if not np.isfinite(array).all():
         raise ModelError(f"weights of {named.name} are not finite: its heads cannot be compared")
-    return array
+    return _wide(array)
 
 
 def _wide(array: Array) -> Array:
@@ -175,7 +164,7 @@ class Best:
         self.places = np.full((rows, k), -1, np.int64)
 
     def add(self, rows: Places, scores: Array, columns: Places) -> None:
-        """Take entries of a block that are larger than the smallest kept ones.
+        """Take the largest entries of a block.
 
         Args:
             rows: [R], which rows of the whole matrix; no row twice.
@@ -183,26 +172,12 @@ class Best:
             columns: [C], which columns of the whole matrix.
         """
         k = self.scores.shape[1]
-        larger = scores > self.scores[rows, -1:]
-        counts = larger.sum(axis=1)
-        rows, scores, larger, counts = (each[counts > 0] for each in (rows, scores, larger, counts))
-        if counts.max(initial=0) <= max(k, scores.shape[1] // 4):
-            # A few entries of each row, after the first blocks: they are moved to the left.
-            row, column = np.nonzero(larger)
-            place = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
-            chosen = np.zeros((len(rows), counts.max(initial=0)), np.int64)
-            chosen[row, place] = column
-            left = np.arange(chosen.shape[1]) < counts[:, None]
-        else:
-            chosen = np.argpartition(scores, -k, axis=1)[:, -k:]
-            left = np.ones(chosen.shape, np.bool_)
-        wide = np.concatenate(
-            [self.scores[rows], np.where(left, np.take_along_axis(scores, chosen, axis=1), 0.0)], axis=1
-        )
-        places = np.concatenate([self.places[rows], np.where(left, columns[chosen], -1)], axis=1)
-        best = np.argsort(-wide, axis=1, kind="stable")[:, :k]
-        self.scores[rows] = np.take_along_axis(wide, best, axis=1)
-        self.places[rows] = np.take_along_axis(places, best, axis=1)
+        wide = np.concatenate([self.scores[rows], scores], axis=1)
+        places = np.concatenate([self.places[rows], np.where(scores > 0.0, columns, -1)], axis=1)
+        best = np.argpartition(wide, -k, axis=1)[:, -k:]
+        wide, places = (np.take_along_axis(each, best, axis=1) for each in (wide, places))
+        order = np.argsort(-wide, axis=1, kind="stable")
+        self.scores[rows], self.places[rows] = (np.take_along_axis(each, order, axis=1) for each in (wide, places))
 
     def row(self, place: int) -> list[tuple[int, float]]:
         """(column, entry) of a row."""
@@ -234,29 +209,21 @@ class Compositions:
     Attributes:
         heads: the names of all heads.
         reads: kind to the writers that each head reads most.
-        read_by: kind to the readers that read each head most.
-        folded: whether scales of normalisations are in the weights.
         baseline: the root mean square of scores between weights without any relation.
-        compared: how many pairs of a writer and a reader's side were compared.
     """
 
     heads: tuple[str, ...]
     reads: Mapping[str, Best]
-    read_by: Mapping[str, Best]
-    folded: bool
     baseline: float
-    compared: int
 
-    def of(self, head: str, kind: str) -> tuple[list[Composition], list[Composition]]:
-        """(what a head reads, what reads it), the strongest first.
+    def of(self, head: str, kind: str) -> list[Composition]:
+        """What a head reads, the strongest first.
 
         Raises:
             ValueError, KeyError: there is no such head or kind.
         """
-        place = self.heads.index(head)
-        reads = [Composition(kind, head, self.heads[other], score) for other, score in self.reads[kind].row(place)]
-        read_by = [Composition(kind, self.heads[other], head, score) for other, score in self.read_by[kind].row(place)]
-        return reads, read_by
+        row = self.reads[kind].row(self.heads.index(head))
+        return [Composition(kind, head, self.heads[other], score) for other, score in row]
 
     def strongest(self, count: int) -> list[Composition]:
         """The strongest of all, `count` up to the `top` of the call; equal kinds of a pair are one, such as `QV`."""
@@ -272,14 +239,13 @@ class Compositions:
         return [Composition(kind, name[reader], name[writer], score) for (reader, writer, score), kind in ordered]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data: per kind and head what it reads and what reads it, as [name, score]."""
-
-        def listed(best: Best) -> dict[str, Any]:
-            rows = {name: best.row(place) for place, name in enumerate(self.heads)}
-            return {name: [[self.heads[other], score] for other, score in row] for name, row in rows.items() if row}
-
-        kinds = {kind: {"reads": listed(self.reads[kind]), "read_by": listed(self.read_by[kind])} for kind in KINDS}
-        return {"fold_ln": self.folded, "baseline": self.baseline, "kinds": kinds}
+        """JSON-ready data: per kind and head what it reads, as [name, score]."""
+        name = self.heads
+        kinds = {
+            kind: {name[at]: [[name[other], score] for other, score in best.row(at)] for at in range(len(name))}
+            for kind, best in self.reads.items()
+        }
+        return {"baseline": self.baseline, "reads": kinds}
 
 
 def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
@@ -313,12 +279,10 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     for each in index.sublayers:
         starts[each.name] = len(names)
         names += [f"{each.name}.{number}" for number in range(count_of(each))]
-    folded = any(index.folded(side.data) is not None for each in index.sublayers for side in read(index, each))
     outputs = [index.tensors[f"{each.name}.W_O"] for each in index.sublayers]
     dtype = np.dtype(np.float64 if any(each.dtype == np.float64 for each in outputs) else np.float32)
     kept = min(top, max(len(names), 1))
-    reads, read_by = ({kind: Best(len(names), kept, dtype) for kind in KINDS} for _ in range(2))
-    compared = 0
+    reads = {kind: Best(len(names), kept, dtype) for kind in KINDS}
     for reader, writers in pairs(index):
         ours = reader.make()
         own = starts[reader.named.name] + np.arange(len(ours))
@@ -335,10 +299,8 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
                 block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
                 for kind in reader.kinds:
                     reads[kind].add(at, block, others)
-                    read_by[kind].add(others, block.T, at)
-            compared += len(ours) * len(theirs)
     width = next((each.shape[-1] for each in outputs), 1)
-    return Compositions(tuple(names), reads, read_by, folded, float(width**-0.5), compared)
+    return Compositions(tuple(names), reads, float(width**-0.5))
 
 
 def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
@@ -571,7 +533,7 @@ def unembedding(index: HeadIndex) -> Array:
     Raises:
         UsageError: the first output is not a linear map of the normalised stream; the message says why.
     """
-    name = known_output(index.view, None)
+    name = index.view.outputs[0]
     chain = chain_to(index.view, index.sublayers, name)
     if chain.unembedding is None:
         raise UsageError(f"output {name} is the normalised stream itself: there is no unembedding")

@@ -7,8 +7,7 @@ tokens, heads, 1 + m], the weights of the token itself and of the bias tokens; a
 before, inside and after a layer: `hook_resid_pre`, `hook_resid_mid`, `hook_resid_post`; what is added to it:
 `hook_attn_out`, `hook_mlp_out`.
 
-Tensors inside the model become outputs, in groups whose values fit into bounded memory; each group is a run of its own,
-without graph optimisation, so that the arithmetic is that of the file.
+Tensors inside the model become outputs of a run without graph optimisation, so that the arithmetic is that of the file.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import numpy as np
 from passes.match.projections import Projection
 from passes.programs.head import Head
 from rewriter.arrays import Array
-from rewriter.compare.depth import GROUP_BYTES, groups
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
@@ -31,11 +29,11 @@ from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
 from rewriter.interpret.original import Attention, HeadColumns
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.text import Tokens, tokenized
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
 from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.text import Tokens, tokenized
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.run import open_tapped
 
@@ -99,7 +97,10 @@ def run_with_cache(
     cases, tokens = cases_of(index, inputs)
     hooks = hooks_named(index, (names,) if isinstance(names, str) else names)
     cache = dict(recorded(index, cases, hooks))
-    return Cached(dict(outputs_on(index, cases)), cache, index, () if tokens is None else tokens.spelled)
+    outputs = {
+        _prefix(case, cases) + name: array for case in cases for name, array in values_of(index, case, ()).items()
+    }
+    return Cached(outputs, cache, index, () if tokens is None else tokens.spelled)
 
 
 # -- running -------------------------------------------------------------------------------------------------------
@@ -121,30 +122,13 @@ def only_case(index: HeadIndex, inputs: InputsOrText) -> tuple[Case, Tokens | No
     return cases[0], tokens
 
 
-def recorded(
-    index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook], group_bytes: int = GROUP_BYTES
-) -> Iterator[tuple[str, Array]]:
-    """Hook to what it records, as `case/hook` of several cases; a group of tensors at a time is in memory."""
+def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, Array]]:
+    """Hook to what it records, as `case/hook` of several cases."""
     tensors = list(dict.fromkeys(name for hook in hooks.values() for name in hook.tensors))
     for case in cases:
-        left = dict(hooks)
-        runs: list[dict[str, Hook]] = []
-        for group in groups(side_of(index).main, tensors, (case,), group_bytes):
-            own = {name: hook for name, hook in left.items() if {*hook.tensors} <= {*group}}
-            left = {name: hook for name, hook in left.items() if name not in own}
-            runs.append(own)
-        runs += [{name: hook} for name, hook in left.items()]  # whose tensors fell into different groups
-        for own in filter(None, runs):
-            values = values_of(index, case, tuple({name for hook in own.values() for name in hook.tensors}))
-            for name, hook in own.items():
-                yield _prefix(case, cases) + name, hook.make(values)
-
-
-def outputs_on(index: HeadIndex, cases: Sequence[Case]) -> Iterator[tuple[str, Array]]:
-    """The model's outputs, as `case/output` of several cases."""
-    for case in cases:
-        for name, array in values_of(index, case, ()).items():
-            yield _prefix(case, cases) + name, array
+        values = values_of(index, case, tensors)
+        for name, hook in hooks.items():
+            yield _prefix(case, cases) + name, hook.make(values)
 
 
 def _prefix(case: Case, cases: Sequence[Case]) -> str:

@@ -234,19 +234,6 @@ class Chain:
     token: int | None = None
     factor: float = 1.0
 
-    @property
-    def stream(self) -> str:
-        """The stream at the end."""
-        return self.stages[-1].after
-
-
-def known_output(view: GraphView, output: str | None) -> str:
-    """The output of this name; the first one for None. Raises UsageError."""
-    known = view.outputs
-    if output is not None and output not in known:
-        raise UsageError(f"the model has no output '{output}'; its outputs are {', '.join(known)}")
-    return known[0] if output is None else output
-
 
 def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
     """The way to an output [batch, tokens, vocabulary].

@@ -41,7 +41,7 @@ class Why:
         total: the model's value: the neuron's pre-activation, or the score before the softmax.
         added: what the model adds to `scale (q k)`: masks and position biases; 0 for a neuron.
         residual: the model's `scale (q k)`, or the pre-activation, minus the sum of the table.
-        sources: what the rows are of: `embed`, `pos_embed`, `blocks.0.attn[2]`, `b_Q`, ...; neurons are one row each
+        sources: what the rows are of: `embed`, `blocks.0.attn[2]`, `b_Q`, ...; neurons are one row each
             for a neuron, and one per sublayer for a score.
         keys: the same of the columns; one without a name for a neuron.
         table: [sources, keys], contributions.
@@ -85,27 +85,23 @@ def why(
     *,
     query: int = -1,
     key: int | None = None,
-    output: str | None = None,
-    sequence: int = 0,
 ) -> Why:
     """Why a neuron's pre-activation, or an original head's score, is what it is, evaluated in float64.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`.
+        inputs: maps inputs to arrays; an npz file with one case; or a `Text`. Of a batch the first sequence counts.
         head: a neuron or an original head, as `blocks.1.attn[3]` or `blocks.1.attn.3`. Of a gated neuron it is the
             pre-activation of its gate.
         query: the token of the neuron, or of the query.
         key: the token that the head gives the score to; default: the one that it attends to most. None for a neuron.
-        output: the output [batch, tokens, entries] that the sublayer works for; default: the first one.
-        sequence: the sequence in the batch.
 
     Raises:
         UsageError: there is no such head or token; the sublayer does not read the residual stream through a
             normalisation; or queries meet keys in a way that is not followed.
         ModelError, ValidationError: as `attribute`.
     """
-    run = FrozenRun(model, inputs, output=output, sequence=sequence)
+    run = FrozenRun(model, inputs)
     # One name matches one head or, as chosen_heads says, none.
     ((named, (number,)),) = chosen_heads(run.index, escape(re.sub(r"\[(\d+)\]$", r".\1", head)))
     place = next((at for at, each in enumerate(run.chain.stages) if named in each.sublayers), None)
@@ -113,7 +109,7 @@ def why(
         raise UsageError(f"{named.name} is not on the way to the output")
     own = named.sublayer
     if isinstance(own, Attention):
-        scores = Scores(run, place, named.name, own)
+        scores = ScoreTerms(run, place, named.name, own)
         run.start(place + 1, scores.needed)
         t = _at(query, scores.pattern.shape[1])
         s = key = _at(int(scores.pattern[number, t].argmax()) if key is None else key, scores.pattern.shape[2])
@@ -144,15 +140,15 @@ def made(
     table: Array,
     words: tuple[str, ...] = (),
 ) -> Why:
-    """A table with what it is the sum of; `score` is as `Scores.at` gives it."""
+    """A table with what it is the sum of; `score` is as `ScoreTerms.at` gives it."""
     total, product = score
     return Why(head, *tokens, total, total - product, product - float(table.sum()), sources, keys, table, words)
 
 
-def scores_of(run: FrozenRun) -> dict[str, Scores]:
+def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
     """Attention sublayer to its scores; not those that an operator keeps."""
     return {
-        named.name: Scores(run, place, named.name, named.sublayer)
+        named.name: ScoreTerms(run, place, named.name, named.sublayer)
         for place, stage in enumerate(run.chain.stages)
         for named in stage.sublayers
         if isinstance(named.sublayer, Attention) and named.sublayer.pattern
@@ -162,7 +158,7 @@ def scores_of(run: FrozenRun) -> dict[str, Scores]:
 def _written(run: FrozenRun, place: int, tokens: Sequence[int], *, neurons: bool = False) -> Written:
     """What was written before a stage."""
     stages = [*run.stages(place), FrozenStage({}, run.between(place))]
-    return Written(stages, run.beginning, by_head(tokens, neurons=neurons))
+    return Written(stages, run.stream(run.chain.stages[0].before), by_head(tokens, neurons=neurons))
 
 
 class Reads:
@@ -188,7 +184,7 @@ class Reads:
         return {source: part for source, part in found.items() if part.any()} or {name: bias[None]}
 
 
-class Scores(Reads):
+class ScoreTerms(Reads):
     """The scores of an attention sublayer before the softmax, as sums over pairs of sources.
 
     Attributes:
@@ -231,7 +227,7 @@ class Scores(Reads):
             flat = weight.swapaxes(0, 1).reshape(weight.shape[1], -1)
             found = self.parts(written, side, token, flat, bias.reshape(-1), f"b_{side}")
             parts = {source: part.reshape(len(part), *given.shape) for source, part in found.items()}
-        turned = self._rotations(side, token) if self._own.rotary else np.eye(given.shape[-1])
+        turned = self._rotations(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
         return {source: part @ turned for source, part in parts.items()}
 

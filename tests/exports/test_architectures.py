@@ -15,12 +15,11 @@ from models.entry import Entry, Exporter
 from models.registry import ENTRIES, get
 from models.tools.common import Hints
 from models.tools.precision import dynamic_int8, runtime_float16, static_qdq
-from passes.options import Options
-from passes.plan import make_plan
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import make_cases
 from tests.conftest import Export
+from tests.passes.match.test_names import names
 from tests.passes.test_apply import assert_unique_names, new_nodes
 
 LIMIT = {"gelu": 3.0, "gelu_new": 3.0, "gelu_pytorch_tanh": 3.0}
@@ -207,12 +206,8 @@ NAMES = {
 )
 def test_names(name: str, exporter: str, export: Export, tmp_path: Path) -> None:
     source = export(name, exporter)
-    assert named(source) == NAMES[name]
+    assert names(source) == NAMES[name]
     for kind, convert in CONVERSIONS.items():
         target = tmp_path / f"{kind}.onnx"
         convert(source, target, Hints())
-        assert named(target) == NAMES[name], kind
-
-
-def named(path: Path) -> list[str]:
-    return [each.block.name for each in make_plan(onnx.load(path), Options()).conversions]
+        assert names(target) == NAMES[name], kind

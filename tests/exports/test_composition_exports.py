@@ -84,7 +84,7 @@ def test_scores_are_those_of_torchs_weights(export: Export) -> None:
     for head in range(count):
         qk = part(1, 0, head) @ part(1, 1, head).T
         for kind, matrix in (("Q", qk), ("K", qk.T), ("V", ov(1, head))):
-            scores = {each.writer: each.score for each in found.of(f"blocks.1.attn.{head}", kind)[0]}
+            scores = {each.writer: each.score for each in found.of(f"blocks.1.attn.{head}", kind)}
             for writer in range(count):
                 assert abs(scores[f"blocks.0.attn.{writer}"] - score(ov(0, writer), matrix)) <= 1e-5
             neuron = state["h.0.mlp.c_proj.weight"][3][None]

@@ -12,12 +12,9 @@ from models.export import export_model
 from models.registry import ENTRIES, get
 from rewriter.errors import UsageError, ValidationError
 from tests.conftest import Export
+from tests.models.test_models_registry import each_entry
 
 RANDOM = [entry for entry in ENTRIES if "tiny" in entry.sizes]
-
-
-def each_entry(entry: Entry) -> str:
-    return entry.name
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)

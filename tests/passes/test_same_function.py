@@ -15,7 +15,7 @@ from rewriter import rewrite
 from tests.cases import planned, proved
 from tests.conftest import slow
 from tests.errors import correct
-from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, all_nodes, same
+from tests.passes.test_apply import EACH_PROGRAM, PROGRAMS, VALUE, all_nodes, declared, same
 from tests.spellings import FIRSTS, OPERATORS, SPELLINGS
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, values
 
@@ -133,6 +133,7 @@ def test_gate_as_product_where_the_product_comes_first() -> None:
 def test_one_of_each_is_proved() -> None:
     proved(mlp(SILU))
     proved(mlp(ERF_GELU, elem="float16"))
+    proved(declared(mlp(SILU, opset=11, ir=3)))
     proved(gated("silu"))
     proved(gated("gelu"), gate="product")
 

@@ -1,10 +1,12 @@
+"""Text from strangers: names in quotation marks, and messages on one line."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
-from rewriter.text import LIMIT, quoted
+from rewriter.text import LIMIT, one_line, quoted
 
 
 @pytest.mark.parametrize(
@@ -34,3 +36,17 @@ def test_long_names_keep_both_ends(name: str) -> None:
     assert text.isprintable()
     assert text[1:10] == repr(name[:20])[1:10]
     assert text[-7:] == repr(name[-20:])[-7:]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a\n  b\tc", "a b c"),
+        ("red \x1b[31m", "red \\x1b[31m"),
+        ("right \u202e to left", "right \\u202e to left"),
+        ("x" * 30, "x" * 17 + "..."),
+        (ValueError("no\nsuch"), "no such"),
+    ],
+)
+def test_one_line(text: object, line: str) -> None:
+    assert one_line(text, 20 if isinstance(text, str) and len(text) > 25 else 300) == line

@@ -7,31 +7,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from passes.plan import apply
 from rewriter import rewrite
 from tests import cases
-from tests.attention import HeadNumbers
+from tests.attention import Array, HeadNumbers
+from tests.headmath import softmax, tapped
 from tests.textmodels import ERF_GELU, SILU, mlp, values
-
-Array = NDArray[Any]
 
 TEXTS = {"silu": SILU, "relu": "h = Relu(y)", "tanh": "h = Tanh(y)", "gelu": ERF_GELU}
 NO_PLAIN_WEIGHT = "m = MatMul(x, W1) y = Sub(m, b1)"
-
-
-def read(model: onnx.ModelProto, names: list[str], x: Array) -> dict[str, Array]:
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    return cases.run(model, x=x)
 
 
 def softmax_weights(head: HeadNumbers, y: Array) -> Array:
     """Theorem 3 in numpy: the weights of a head's own key and of its bias tokens, [..., 1 + m]."""
     own = head.beta * y + head.gamma
     logits = np.stack([own, *(token.slope * y + token.offset for token in head.bias_tokens)], axis=-1)
-    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.asarray(shares / shares.sum(axis=-1, keepdims=True))
+    return softmax(logits)
 
 
 @pytest.mark.parametrize("first", [None, NO_PLAIN_WEIGHT], ids=["matrices", "by-reference"])
@@ -45,7 +37,7 @@ def test_the_pattern_is_the_softmax_of_theorem_3(name: str, first: str | None) -
     result = apply(plan)
     # The constant of tanh is a second head, which attends only to itself.
     tensor = "mlp/heads/pattern_0" if name == "tanh" else "mlp/heads/pattern"
-    pattern = read(result, [tensor], x)[tensor].astype(np.float64)
+    pattern = tapped(result, {"x": x}, [tensor])[tensor].astype(np.float64)
     sign = -1.0 if first else 1.0
     y = x.astype(np.float64) @ values("W1").astype(np.float32) + sign * values("b1").astype(np.float32)
     expected = softmax_weights(head, y)
@@ -62,8 +54,7 @@ def test_weights_and_tensors_have_the_names_and_shapes_of_the_field() -> None:
     made |= {tensor.name.rpartition("/")[2] for tensor in result.graph.initializer}
     wanted = [f"mlp/heads/{name}" for name in names if name in made]
     x = np.zeros((2, 5, 4), np.float32)
-    shapes = {name.rpartition("/")[2]: array.shape for name, array in read(result, wanted, x).items()}
-    del shapes["out"]
+    shapes = {name.rpartition("/")[2]: array.shape for name, array in tapped(result, {"x": x}, wanted).items()}
     assert shapes["W_Q"] == (8, 5, 1)
     assert shapes["W_O"] == (8, 1, 4)
     assert shapes["pattern"] == shapes["scores"] == (2, 5, 8, 2)
@@ -85,7 +76,7 @@ def test_gelu_is_float32_with_offsets_first() -> None:
     (head,) = cases.planned(model, form="masked").conversions[0].program.heads  # the same one, in float64
     tokens = [(token.offset, token.slope) for token in head.bias_tokens]
     np.testing.assert_allclose(keys[1:] - keys[0], np.asarray(tokens)[1:] - tokens[0], rtol=0, atol=2e-6)
-    query = read(result, ["mlp/heads/q"], np.ones((2, 5, 4), np.float32))["mlp/heads/q"]
+    query = tapped(result, {"x": np.ones((2, 5, 4), np.float32)}, ["mlp/heads/q"])["mlp/heads/q"]
     assert query.shape == (2, 5, 8, 2)
     assert (query[..., 0] == 1.0).all()
 

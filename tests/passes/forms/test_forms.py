@@ -22,6 +22,7 @@ from rewriter.ort.sessions import open_session
 from tests import cases
 from tests.conftest import slow
 from tests.errors import EMITTED, InPlace, accurate, apart
+from tests.headmath import tapped
 from tests.oracle import evaluate
 from tests.spellings import FIRSTS, GATES
 from tests.textmodels import ERF_GELU, SILU, integers, mlp, text_model, values
@@ -86,19 +87,17 @@ def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
     onnx.checker.check_model(result, full_check=True)
 
 
-@pytest.mark.parametrize("form", ["local", "masked"])
-@pytest.mark.parametrize("text", [SILU, "h = Relu(y)"], ids=["silu", "relu"])
-def test_float16(form: str, text: str) -> None:
-    """Heads are computed in float32; the largest error measured is 0.81 times the original's."""
-    model = mlp(text, elem="float16")
-    accurate(model, planned(model, form), ratio=1.5, optimised=[False])
+TYPED = (
+    *((form, SILU, "float16") for form in ("local", "masked")),
+    *((form, "h = Relu(y)", "float16") for form in ("local", *SQUARE)),
+    *((form, "h = Relu(y)", "double") for form in SQUARE),
+)
 
 
-@pytest.mark.parametrize("elem", ["float16", "double"])
-@EACH_FORM
-def test_types_are_kept(form: str, elem: str) -> None:
-    """The largest error measured is 0.92 times the original's."""
-    model = mlp("h = Relu(y)", elem=elem)
+@pytest.mark.parametrize(("form", "text", "elem"), TYPED)
+def test_types_are_kept(form: str, text: str, elem: str) -> None:
+    """Heads of float16 are computed in float32; the largest error measured is 0.92 times the original's."""
+    model = mlp(text, elem=elem)
     result = accurate(model, planned(model, form), ratio=1.5, optimised=[False])
     assert result.graph.output == model.graph.output
 
@@ -140,18 +139,6 @@ HEADS = (
 GATE = Program("two_heads", HEADS, linear=0.125, constant=0.5)
 
 
-def check_program(model: onnx.ModelProto, form: str, program: Program, value: str | None = None) -> None:
-    """The nodes of a program that is not the activation's own compute its numbers, in float32 within its rounding."""
-    plan = planned(model, form)
-    program = program.rounded(np.float32, factored=False)
-    result = apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
-    place = InPlace(program.as_heads, value=value)
-    assert apart(model, result, [place]).emitted <= EMITTED
-    x = tokens(3, 19)
-    expected = evaluate(model, {"x": x}, {"h": place})["out"]
-    assert np.abs(run(result, x) - expected).max() <= 6e-7 * np.abs(expected).max()  # measured: 3.1e-7
-
-
 BY_REFERENCE_GATE = "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(n, c1)"
 
 
@@ -159,8 +146,19 @@ BY_REFERENCE_GATE = "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(
     ("form", "first"), [*((form, GLU["first"]) for form in SQUARE), ("compact", BY_REFERENCE_GATE)]
 )
 def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
-    """A gate of two heads with one and two bias tokens, offsets, constants and a linear term."""
-    check_program(mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13), form, GATE, "u")
+    """A gate of two heads with one and two bias tokens, offsets, constants and a linear term.
+
+    The nodes of a program that is not the activation's own compute its numbers, in float32 within its rounding.
+    """
+    model = mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13)
+    plan = planned(model, form)
+    program = GATE.rounded(np.float32, factored=False)
+    result = apply(replace(plan, conversions=(replace(plan.conversions[0], program=program),)))
+    place = InPlace(program.as_heads, value="u")
+    assert apart(model, result, [place]).emitted <= EMITTED
+    x = tokens(3, 19)
+    expected = evaluate(model, {"x": x}, {"h": place})["out"]
+    assert np.abs(run(result, x) - expected).max() <= 6e-7 * np.abs(expected).max()  # measured: 3.1e-7
 
 
 # -- ways to make the projections -----------------------------------------------------------------------------------
@@ -298,8 +296,7 @@ def test_names_and_shapes_of_the_projections() -> None:
     """W_Q, W_V and W_O are those of TransformerLens: [n_heads, d_model, d_head] and [n_heads, d_head, d_model]."""
     result = apply(planned(mlp(ERF_GELU), "masked"))
     wanted = ["mlp/heads/W_Q", "mlp/heads/W_K", "mlp/heads/W_V", "mlp/heads/W_O", "mlp/heads/b_O_bias_0"]
-    result.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
-    made = cases.run(result, x=tokens(1, 3))
+    made = tapped(result, {"x": tokens(1, 3)}, wanted)
     width = 4 + 1 + 8
     assert [made[name].shape for name in wanted] == [(8, width, 2), (1, width, 2), (8, width, 1), (8, 1, 4), (4,)]
     np.testing.assert_array_equal(made["mlp/heads/W_Q"][:, :4, 0].T, values("W1").astype(np.float32))

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from passes.match.blocks import kinds
 from rewriter import ExitStatus, rewrite
 from tests.conftest import slow
 from tests.spellings import FIRSTS, GATES, OPERATORS, SPELLINGS
@@ -225,8 +226,7 @@ ONE = {"W1": values("W1")[:, :1], "W2": values("W2")[:1], "b1": np.array([0.7]),
 )
 @pytest.mark.parametrize("first", [FIRST, FIRST.replace("first, b1", "b1, first"), "y = Gemm(x, W1, b1)"])
 def test_the_bias_of_a_single_neuron(first: str, text: str, label: str) -> None:
-    inputs, outputs = ("float[tokens, 4] x", "float[tokens, 4] out") if "Gemm" in first else (None, None)
-    shapes = {"inputs": inputs, "outputs": outputs} if inputs and outputs else {}
+    shapes = ROWS if "Gemm" in first else {}
     model = mlp(text, first=first, second="out = MatMul(h, W2)", constants=ONE, **shapes)
     block = only_block(model)
     assert (block.identified.label, block.gate) == (label, "y")
@@ -243,8 +243,6 @@ def test_a_constant_behind_a_single_neuron_without_a_bias() -> None:
 @pytest.mark.parametrize("activation", [SILU, ERF_GELU, "h = Relu(y)"], ids=["silu", "gelu", "relu"])
 @pytest.mark.parametrize(("first", "shown", "options"), [f[1:] for f in FIRSTS], ids=[f[0] for f in FIRSTS])
 def test_first_operator(first: str, shown: str, options: dict[str, Any], activation: str) -> None:
-    from passes.match.blocks import kinds
-
     block = only_block(mlp(activation, first=first, **options))
     assert kinds(block.first) == shown
     assert kinds(block.second) == "MatMul 8x4"
@@ -270,8 +268,6 @@ PLANES = {"inputs": "float[batch, 4, tokens] x", "outputs": "float[batch, 4, tok
     ids=["gemm", "gemm-trans", "gemm-alpha", "conv", "conv-no-bias", "bias-left", "transpose", "scaled", "dropout"],
 )
 def test_pair_of_operators(first: str, second: str, shown: str, options: dict[str, Any]) -> None:
-    from passes.match.blocks import kinds
-
     block = only_block(mlp(SILU, first=first, second=second, **options))
     assert f"{kinds(block.first)}, {kinds(block.second)}" == shown
     assert block.neurons == 8
@@ -486,23 +482,13 @@ def test_softmax_between_two_linear_operators_is_no_candidate() -> None:
     assert (found.blocks, found.left) == ((), ())
 
 
-def test_scalar_of_a_higher_rank_than_the_data_is_no_scalar() -> None:
-    """[1, 1, 1, 1] adds an axis, which the heads would lose."""
-    constants = {"one": np.ones((1, 1, 1, 1)), "W2": values("W2")}
-    model = mlp(
-        "s = Sigmoid(y) k = Mul(y, s) h = Mul(k, one)",
-        constants=constants,
-        outputs="float[one, batch, tokens, 4] out",
-    )
-    block = only_block(model)
-    assert block.output == "k"  # the product with it stays, behind the heads
-
-
-def test_scalar_of_the_data_rank_is_a_scalar() -> None:
-    text = "b = Mul(y, a) s = Sigmoid(b) h = Mul(y, s)"
-    assert (
-        only_block(mlp(text, constants={"a": np.full((1, 1, 1), 1.5)})).identified.label == "silu(beta=1.5, factor=1)"
-    )
+@pytest.mark.parametrize(("rank", "output"), [(3, "h"), (4, "k")])
+def test_a_scalar_has_at_most_the_rank_of_the_data(rank: int, output: str) -> None:
+    """[1, 1, 1, 1] adds an axis, which the heads would lose: the product with it stays, behind the heads."""
+    text = "s = Sigmoid(y) k = Mul(y, s) h = Mul(k, one)"
+    outputs = f"float[{'one, ' * (rank - 3)}batch, tokens, 4] out"
+    block = only_block(mlp(text, constants={"one": np.full((1,) * rank, 1.5)}, outputs=outputs))
+    assert (block.output, block.identified.label) == (output, f"silu{'(beta=1, factor=1.5)' if rank == 3 else ''}")
 
 
 def test_overridable_constant_is_no_constant() -> None:

@@ -15,6 +15,7 @@ from passes.plan import make_plan
 from rewriter import certify, rewrite
 from rewriter.report.sections import summary_lines
 from tests.cases import proved
+from tests.changes import run
 from tests.conftest import slow
 from tests.textmodels import SECOND, SILU, findings, integers, mlp, only_block, text_model
 
@@ -201,35 +202,31 @@ def test_the_value_of_a_gate_goes_with_the_gate() -> None:
 # -- planted errors ------------------------------------------------------------------------------------------------
 
 
-def _other_expert(model: onnx.ModelProto) -> None:
-    stack = next(each for each in model.graph.initializer if each.name == "E1t")
-    stack.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(stack)[[1, 0, 2]], stack.name))
-
-
-def _own_index(model: onnx.ModelProto) -> None:
-    (node,) = (each for each in model.graph.node if each.op_type == "Gather" and each.input[0] == "E2t")
-    node.op_type, node.input[1] = "Gather", "zeros"
-    model.graph.node.insert(0, onnx.helper.make_node("Sub", ["e", "e"], ["zeros"]))
-
-
-def _swapped(model: onnx.ModelProto) -> None:
-    first, second = (each for each in model.graph.node if each.op_type in ("Slice", "Gather") and each.input[0] in "pq")
-    first.input[1], second.input[1] = second.input[1], first.input[1]
+OTHER_EXPERT = 'change_values(weight(m, "E1t"), "v = v[[1, 0, 2]]")'
+OWN_INDEX = """
+gather = next(each for each in nodes_of(m, "Gather") if each.input[0] == "E2t")
+gather.input[1] = "zeros"
+m.graph.node.insert(0, helper.make_node("Sub", ["e", "e"], ["zeros"]))
+"""
+SWAPPED = """
+one, other = (each.input for each in m.graph.node if each.op_type in ("Slice", "Gather") and each.input[0] in "pq")
+one[1], other[1] = other[1], one[1]
+"""
 
 
 @pytest.mark.parametrize(("first", "activation", "second", "options", "spoil"), [
-    (LEFT, SILU, BACK, ROUTED, _other_expert),
-    (LEFT, SILU, BACK, ROUTED, _own_index),
-    (f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", GATED, SECOND, {}, _swapped),
-    (f"p = MatMul(x, W1pairs) {PAIRS[2][1]}", GATED, SECOND, {}, _swapped),
-    pytest.param(f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", CLIPPED, SECOND, {}, _swapped, marks=slow),
+    (LEFT, SILU, BACK, ROUTED, OTHER_EXPERT),
+    (LEFT, SILU, BACK, ROUTED, OWN_INDEX),
+    (f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", GATED, SECOND, {}, SWAPPED),
+    (f"p = MatMul(x, W1pairs) {PAIRS[2][1]}", GATED, SECOND, {}, SWAPPED),
+    pytest.param(f"p = MatMul(x, W1pairs) {PAIRS[0][1]}", CLIPPED, SECOND, {}, SWAPPED, marks=slow),
 ], ids=["weights", "index", "strides", "pairs", "clipped"])  # fmt: skip
 def test_planted_errors_are_refused(
-    first: str, activation: str, second: str, options: dict[str, Any], spoil: Any
+    first: str, activation: str, second: str, options: dict[str, Any], spoil: str
 ) -> None:
     model = mlp(activation, first=first, second=second, constants={**STACKS, **NUMBERS}, **options)
     broken = converted(model, 1 + (activation == CLIPPED))
-    spoil(broken)
+    run(spoil, m=broken)
     assert not certify(model, broken).certificate.certified
 
 

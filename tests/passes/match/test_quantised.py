@@ -15,6 +15,7 @@ import pytest
 
 from passes.match.lower import lower
 from rewriter import ExitStatus, inspect, rewrite, validate
+from tests.changes import run
 from tests.textmodels import findings, mlp, only_left, tensor
 
 FIRST, SECOND = "y0 = MatMul(x, W1)", "out = MatMul(h, W2)"
@@ -179,33 +180,24 @@ def test_a_zero_point_that_a_caller_may_replace_is_no_relu() -> None:
     assert validate(quantised(text), quantised(f"r = Relu(y0) {text.replace('(y0', '(r')}")).same
 
 
-def _coarser(model: onnx.ModelProto) -> None:
-    """The scale within the activation."""
-    model.graph.initializer.append(tensor("coarse", np.array(1 / 8)))
-    for node in model.graph.node:
-        if node.output[0] in ("s", "s_q"):
-            node.input[1] = "coarse"
+PLANTED = {
+    "another scale within the activation": 'add_weight(m, "coarse", np.float32(1 / 8)); '
+    'reads(m, "s", 1, "coarse"); reads(m, "s_q", 1, "coarse")',
+    "nothing rounds within the activation": """
+for node in m.graph.node: node.input[:] = ["s0" if name == "s" else name for name in node.input]""",
+    "the product reads another tensor": """
+product = [node for node in m.graph.node if "y" in node.input][-1]
+product.input[:] = ["y0" if name == "y" else name for name in product.input]""",
+}
 
 
-def _unrounded(model: onnx.ModelProto) -> None:
-    """Nothing rounds within the activation."""
-    for node in model.graph.node:
-        node.input[:] = ["s0" if name == "s" else name for name in node.input]
-
-
-def _other(model: onnx.ModelProto) -> None:
-    """The product reads another tensor."""
-    product = [node for node in model.graph.node if "y" in node.input][-1]
-    product.input[:] = ["y0" if name == "y" else name for name in product.input]
-
-
-@pytest.mark.parametrize("spoil", [_coarser, _unrounded, _other], ids=["scale", "unrounded", "operand"])
-def test_planted_errors_are_refused(spoil: Any) -> None:
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_errors_are_refused(name: str) -> None:
     model = quantised(SILU)
     made = rewrite(model, validate=False).rewritten
     assert isinstance(made, onnx.ModelProto)
     assert validate(model, made).same
-    spoil(made)
+    run(PLANTED[name], m=made)
     found = validate(model, made)
     assert found.validation is not None
     assert not found.validation.certified

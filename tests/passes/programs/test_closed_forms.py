@@ -8,7 +8,6 @@ import os
 import numpy as np
 import pytest
 
-from passes.programs.activations import ACTIVATIONS
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.closed_forms import KINK, clipped, scaled_silu
 from passes.programs.fitted import fitted_programs
@@ -18,12 +17,11 @@ from passes.programs.solve import Parameters
 from rewriter import ExitStatus, certify, rewrite
 from tests.cases import planned
 from tests.passes.programs.balls import arb, precision
+from tests.passes.programs.test_line import ENTRIES
 from tests.textmodels import ERF_GELU, mlp, only_block
 
 SLOW = bool(os.environ.get("ATTNONLY_SLOW"))
 FLOAT, DOUBLE = 1, 11
-
-ENTRIES = {entry.name: entry for entry in ACTIVATIONS}
 
 
 def made(name: str, parameters: Parameters, elem_type: int = FLOAT, *, gated: bool = False) -> Program:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -19,16 +21,6 @@ TABLE = [
 ]
 EACH = pytest.mark.parametrize("line", TABLE, ids=[line.name for line in TABLE])
 FLOAT = ARITHMETIC[1]
-
-
-@EACH
-def test_weights_are_positive_and_nodes_in_order(line: Line) -> None:
-    rates = [0.0, *(rate for rate, _ in line.pairs), 0.5]
-    assert rates == sorted(set(rates))
-    assert min([line.end, *(weight for _, weight in line.pairs)]) > 0.0
-    assert line.middle >= 0.0
-    total = 2.0 * line.end + line.middle + 2.0 * sum(weight for _, weight in line.pairs)
-    assert total == pytest.approx(1.0, abs=line.max_error)
 
 
 @EACH
@@ -108,6 +100,8 @@ def test_what_is_bounded_needs_no_line() -> None:
         program = quick(name)
         assert (program.line, program.exact) == (None, True)
     assert not needs_line(quick("silu"))
+    assert not needs_line(replace(quick("silu"), line=None, double=True))
+    assert needs_line(Program("line", (), linear=-1.0))
 
 
 def test_a_line_that_reaches_less_far_costs_error() -> None:

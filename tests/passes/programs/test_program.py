@@ -36,16 +36,7 @@ def test_a_program_is_its_heads_and_a_line() -> None:
     np.testing.assert_allclose(grid, by_hand(*np.broadcast_arrays(Y[:, None], Z[None])), rtol=1e-14)
     line = Program("line", (), linear=2.0, constant=1.0)
     np.testing.assert_array_equal(line.evaluate(Y), 2.0 * Y + 1.0)
-
-
-def test_what_a_program_says_of_itself() -> None:
-    assert not BOTH.exact
-    assert Program("identity", ()).exact
     assert BOTH.bias_tokens == 2
-    assert replace(BOTH, heads=(HEAD,)).bias_tokens == 1
-    assert BOTH.attention == BOTH.heads
-    assert BOTH.as_heads is BOTH
-    assert BOTH.name == "both"
 
 
 def test_weights_of_a_head() -> None:
@@ -99,21 +90,27 @@ MISH = (SharedKey(2.0, 0.0, 1.0, 1.0), SharedKey(1.0, 0.0, 2.0, 2.0), SharedKey(
 """y (r^2 + 2 r) / (r^2 + 2 r + 2) with r = e^y."""
 
 
-def test_mish() -> None:
-    assert progression_of(MISH, np.float32) == Progression(1.0, (2.0, 2.0), 0.0)
-    assert progression_of(MISH[::-1], np.float64) == Progression(1.0, (2.0, 2.0), 0.0)
+NEARLY = (SharedKey(0.0, 0.0, 1.0, 0.1), SharedKey(4.0, 0.0, 1.0, 1.0 + 1e-12))
+"""Its last weight is 1 as float32 only."""
 
 
-def test_slopes_that_go_down() -> None:
-    """The key with the highest power is the one with multiple and weight 1, on either side."""
-    keys = (SharedKey(0.5, 0.0, 3.0, -1.5), SharedKey(-0.25, 0.0, 1.0, 1.0))
-    assert progression_of(keys, np.float32) == Progression(-0.75, (3.0,), -1.5)
-
-
-def test_numbers_are_those_of_the_type() -> None:
-    keys = (SharedKey(0.0, 0.0, 1.0, 0.1), SharedKey(4.0, 0.0, 1.0, 1.0 + 1e-12))
-    assert progression_of(keys, np.float32) == Progression(4.0, (1.0,), float(np.float32(0.1)))
-    assert progression_of(keys, np.float64) is None
+@pytest.mark.parametrize(
+    ("keys", "dtype", "found"),
+    [
+        (MISH, np.float32, Progression(1.0, (2.0, 2.0), 0.0)),
+        (MISH[::-1], np.float64, Progression(1.0, (2.0, 2.0), 0.0)),
+        # The key with the highest power is the one with multiple and weight 1, on either side.
+        (
+            (SharedKey(0.5, 0.0, 3.0, -1.5), SharedKey(-0.25, 0.0, 1.0, 1.0)),
+            np.float32,
+            Progression(-0.75, (3.0,), -1.5),
+        ),
+        (NEARLY, np.float32, Progression(4.0, (1.0,), float(np.float32(0.1)))),
+        (NEARLY, np.float64, None),
+    ],
+)
+def test_powers_of_one_exponential(keys: tuple[SharedKey, ...], dtype: type, found: Progression | None) -> None:
+    assert progression_of(keys, dtype) == found
 
 
 @pytest.mark.parametrize(

@@ -74,32 +74,34 @@ def fed(batch: int, length: int) -> dict[str, Array]:
     return {"x": x.astype(np.float32), "given": np.zeros((batch, 1, length), np.float32)}
 
 
+def assert_same(model: onnx.ModelProto, *sizes: tuple[int, int]) -> onnx.ModelProto:
+    """The model in form `whole`, which computes the same for these batches and lengths."""
+    plan = plan_of(model)
+    assert len(plan.conversions) == 1, plan.left
+    assert not any("depends on data" in note for note in plan.notes)
+    result = apply(plan)
+    for batch, length in sizes:
+        before, after = (evaluate(each, fed(batch, length))["out"] for each in (model, result))
+        np.testing.assert_allclose(after, before, rtol=0.0, atol=2e-14)
+    return result
+
+
+def test_heads_without_a_mask_are_kept_from_bias_tokens() -> None:
+    assert_same(post_norm("", "scores"), (1, 1), (2, 7))
+
+
 @pytest.mark.parametrize("how", [ADDED, CHOSEN], ids=["added", "chosen"])
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("lowest", [-1e9, -np.inf])
 def test_masks_by_position_move_into_w_qk(name: str, how: str, lowest: float) -> None:
     made, kind = MASKS[name]
-    model = post_norm(f"{made} {how}", lowest=lowest)
-    plan = plan_of(model)
-    assert len(plan.conversions) == 1, plan.left
-    assert not any("depends on data" in note for note in plan.notes)
-    result = apply(plan)
+    result = assert_same(post_norm(f"{made} {how}", lowest=lowest), (1, 1), (2, 7), (3, LONGEST))
     assert {node.op_type for node in result.graph.node} & {"LessOrEqual", "Range", "Sigmoid"} == set()
     weight = tensors(result, fed(1, 2))[f"{PREFIX}/W_QK_positions_0"]
     np.testing.assert_array_equal(weight[1:, 1:] == 0.0, expected(kind, LONGEST))
-    for batch, length in ((1, 1), (2, 7), (3, LONGEST)):
-        before, after = (evaluate(each, fed(batch, length))["out"] for each in (model, result))
-        np.testing.assert_allclose(after, before, rtol=0.0, atol=2e-14)
 
 
-def test_heads_without_a_mask_are_kept_from_bias_tokens() -> None:
-    model = post_norm("", "scores")
-    result = apply(plan_of(model))
-    for batch, length in ((1, 1), (2, 7)):
-        before, after = (evaluate(each, fed(batch, length))["out"] for each in (model, result))
-        np.testing.assert_allclose(after, before, rtol=0.0, atol=2e-14)
-
-
+PADDED = "padding = Greater(given, nought) low = Where(padding, nought, lowest)"
 SCALED = "added = Add(scores, low) masked = Mul(added, half)"
 REFUSED: tuple[tuple[str, str, str], ...] = (
     ("capped = Tanh(scores)", "capped", "Tanh 'capped': it changes the scores in a way that W_QK cannot hold"),
@@ -125,10 +127,11 @@ REFUSED: tuple[tuple[str, str, str], ...] = (
         "Where 'masked': it selects scores by data",
     ),
     (
-        f"padding = Greater(given, nought) low = Where(padding, nought, lowest) {SCALED}",
+        f"{PADDED} {SCALED}",
         "masked",
         "Add 'added': its mask is data, and what comes behind it is scaled",
     ),
+    (f"{PADDED} masked = Add(scores, low)", "masked", "Add 'masked': its mask is data and minus infinity"),
     ("doubled = Add(scores, scores)", "doubled", "Add 'doubled': it changes the scores in a way that W_QK cannot hold"),
     (
         "spare = Neg(scores) masked = Mul(scores, half)",
@@ -140,19 +143,13 @@ REFUSED: tuple[tuple[str, str, str], ...] = (
 
 @pytest.mark.parametrize(("mask", "scores", "reason"), REFUSED, ids=[entry[2] for entry in REFUSED])
 def test_what_w_qk_cannot_hold_is_refused_by_its_name(mask: str, scores: str, reason: str) -> None:
-    model = post_norm(mask, scores)
+    model = post_norm(mask, scores, lowest=-np.inf if "infinity" in reason else -1e9)
     for node in model.graph.node:
         node.name = node.output[0]
     plan = plan_of(model)
     assert not plan.conversions
     assert any(reason in left.miss.reason for left in plan.left), plan.left
     assert all("use form masked" in left.miss.reason for left in plan.left)
-
-
-def test_a_mask_that_is_data_and_minus_infinity_is_refused() -> None:
-    made = "padding = Greater(given, nought) low = Where(padding, nought, lowest) masked = Add(scores, low)"
-    plan = plan_of(post_norm(made, lowest=-np.inf))
-    assert any("its mask is data and minus infinity" in left.miss.reason for left in plan.left)
 
 
 @pytest.mark.parametrize("lowest", [-1e9, -10000.0, float(np.finfo(np.float32).min), -1e38])

@@ -73,15 +73,6 @@ def test_same_input_same_bytes(model_file: Path) -> None:
     assert outs[0].read_bytes() == outs[1].read_bytes()
 
 
-def test_second_run_has_nothing_to_convert(model_file: Path) -> None:
-    out, again = model_file.with_name("out.onnx"), model_file.with_name("again.onnx")
-    rewrite(model_file, out)
-    report = rewrite(out, again)
-    assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
-    assert [row.reason for row in report.left] == ["it is attention heads already"]
-    assert not again.exists()
-
-
 # -- options --------------------------------------------------------------------------------------------------------
 
 
@@ -112,12 +103,6 @@ def test_only_and_skip(options: dict[str, Any], converted: list[str]) -> None:
     assert [row.name for row in report.converted] == converted
     assert len(report.blocks) == 2
     assert report.exit_status is (ExitStatus.CONVERTED if converted else ExitStatus.NOTHING_TO_CONVERT)
-
-
-@pytest.mark.parametrize("inline", [False, True])
-def test_inline(inline: bool) -> None:
-    report = rewrite(mlp(SILU), inline=inline)
-    assert bool(report.rewritten.functions) is not inline
 
 
 def test_dims_and_seed_reach_the_proof() -> None:

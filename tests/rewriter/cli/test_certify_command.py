@@ -12,6 +12,7 @@ import pytest
 import rewriter
 from rewriter.cli import run
 from rewriter.errors import UsageError
+from tests import changes
 from tests.textmodels import SILU, mlp
 
 HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
@@ -69,33 +70,26 @@ def test_a_certificate_is_checked_against_the_files(room: Path, capsys: pytest.C
     assert "DOES NOT HOLD" in out
 
 
-def change_bound(data: Any) -> None:
-    data["certificate"]["regions"][0]["bound"]["domain"] = 5.0
-
-
-def drop_region(data: Any) -> None:
-    data["certificate"]["regions"] = []
-
-
-def add_claim(data: Any) -> None:
-    data["certificate"]["not_claimed"] = []
-
-
-FORGED = {
-    "certificate.regions[0].bound.domain: it states 5.0, and the files give null": change_bound,
-    "certificate.regions: it states [], and the files give [{": drop_region,
-    "certificate.not_claimed: it states []": add_claim,
-}
-
-
-@pytest.mark.parametrize("reason", FORGED)
-def test_a_forged_certificate_does_not_hold(reason: str, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        (
+            "it['regions'][0]['bound']['domain'] = 5.0",
+            "regions[0].bound.domain: it states 5.0, and the files give null",
+        ),
+        ("it['regions'] = []", "regions: it states [], and the files give [{"),
+        ("it['not_claimed'] = []", "not_claimed: it states []"),
+    ],
+)
+def test_a_forged_certificate_does_not_hold(
+    statement: str, reason: str, room: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
     data = certificate(room / "cert.json")
-    FORGED[reason](data)
+    changes.run(statement, it=data["certificate"])
     (room / "cert.json").write_text(json.dumps(data), encoding="utf-8")
     assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 1
-    assert reason in capsys.readouterr().out
+    assert f"certificate.{reason}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

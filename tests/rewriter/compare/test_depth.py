@@ -95,15 +95,14 @@ def test_groups_stay_below_the_bound() -> None:
 
 def test_several_groups_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = sides(text_model(RESIDUAL), bent("W2"))
-    marks = STREAM
     cases = make_cases(a.model.proto)
     opened: list[int] = []
     monkeypatch.setattr(depth, "open_model", counted(opened))
     bench = Bench(a, b, cases, "cpu")
-    whole = compare_at(bench, marks)
+    whole = compare_at(bench, STREAM)
     assert len(opened) == 2
-    single = compare_at(replace(bench, group_bytes=1), marks)
-    assert len(opened) == 2 + 2 * len(marks)
+    single = compare_at(replace(bench, group_bytes=1), STREAM)
+    assert len(opened) == 2 + 2 * len(STREAM)
     assert [each.found.error for each in single] == [each.found.error for each in whole]
     assert all(each.exceeds for each in (*single, *whole))
 
@@ -131,13 +130,12 @@ def test_a_part_is_computed_from_stops_and_inputs_alone() -> None:
 
 def test_a_shared_weight_makes_every_user_guilty_and_no_other() -> None:
     a, b = sides(text_model(RESIDUAL), bent("V1"))
-    marks = STREAM
     bench = Bench(a, b, make_cases(a.model.proto), "cpu")
-    found = compare_at(bench, marks, alone=True)
+    found = compare_at(bench, STREAM, alone=True)
     assert [each.tensor for each in found if each.exceeds] == ["s"]
     innocent = [each for each in found if not each.exceeds]
     assert {each.found.error for each in innocent} == {0.0}
-    fault = explained(bench, marks, next(each for each in found if each.exceeds))
+    fault = explained(bench, STREAM, next(each for each in found if each.exceeds))
     assert (fault.tensor, fault.part) == ("s", "s")
     assert fault.causes == ("weight V1 differs in 1 element, by up to 0.01 at [0, 0]",)
 
@@ -145,8 +143,9 @@ def test_a_shared_weight_makes_every_user_guilty_and_no_other() -> None:
 def test_a_part_that_does_not_run_is_guilty_with_the_reason() -> None:
     other = text_model(RESIDUAL.replace("d = Relu(c)", "d = Reshape(c, two)"), constants={"two": TWO})
     a, b = sides(text_model(RESIDUAL), other)
-    marks = STREAM
-    found = {each.tensor: each for each in compare_at(Bench(a, b, make_cases(a.model.proto), "cpu"), marks, alone=True)}
+    found = {
+        each.tensor: each for each in compare_at(Bench(a, b, make_cases(a.model.proto), "cpu"), STREAM, alone=True)
+    }
     assert not found["r"].exceeds
     assert found["s"].exceeds
     assert "MatMul" in found["s"].obstacle

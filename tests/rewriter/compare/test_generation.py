@@ -14,7 +14,7 @@ from rewriter.compare.generation import Generation, generate, matched
 from rewriter.files.load import LoadedModel
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.rule import Judgement
-from tests.changes import change_values, weight
+from tests.changes import change_values, rename, weight
 from tests.committed import FOLDER
 from tests.textmodels import tensor, text_model
 
@@ -38,9 +38,7 @@ def model(*, cached: bool = True, keep: str = "past", kept: str = "both") -> onn
         made.graph.initializer.append(tensor(name, values))
     for value in (*made.graph.input, *made.graph.output):
         value.name = {"past": PAST, "present": PRESENT}.get(value.name, value.name)
-    for node in made.graph.node:
-        node.input[:] = [PAST if name == "past" else name for name in node.input]
-        node.output[:] = [PRESENT if name == "present" else name for name in node.output]
+    rename(made.graph.node, {"past": PAST, "present": PRESENT})
     return made
 
 

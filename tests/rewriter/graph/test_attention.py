@@ -10,11 +10,11 @@ import re
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 import pytest
 
 from rewriter.arrays import Array
 from rewriter.graph.attention import with_plain
+from tests.cases import run
 
 SHAPES = {
     **dict.fromkeys(("q", "k", "v"), (2, 5, 12)),
@@ -44,11 +44,6 @@ CALLS = (
 )
 
 
-def run(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return [np.asarray(each) for each in session.run(None, feeds)]
-
-
 @pytest.mark.parametrize("call", CALLS)
 def test_the_definition_computes_the_same(call: str) -> None:
     rng = np.random.default_rng(0)
@@ -67,5 +62,6 @@ def test_the_definition_computes_the_same(call: str) -> None:
     plain = with_plain(model)
     assert not any(node.op_type.endswith("Attention") for node in plain.graph.node)
     own = {name: feeds[name] for name in used}
-    for one, other in zip(run(model, own), run(plain, own), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-6)
+    made_by = run(plain, **own)
+    for name, values in run(model, **own).items():
+        np.testing.assert_allclose(made_by[name], values, atol=1e-6)

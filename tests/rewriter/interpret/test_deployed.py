@@ -180,7 +180,7 @@ def evaluated(case: Deployed, n: Array) -> Array:
     key_positions = np.append(case.past - kept + np.arange(kept), positions)
     for head in range(HEADS):
         q, k, v = (n @ index[f"blocks.0.attn.W_{s}"][head] + index[f"blocks.0.attn.b_{s}"][head] for s in "QKV")
-        if own.rotary:
+        if own.query.rotary:
             q, k = (rotated(each, positions, interleaved="rotary_interleaved" in facts) for each in (q, k))
         held = [case.feeds[name][0, head // 2, :kept] for name in ("pk", "pv")]
         k, v = np.concatenate([held[0], k]), np.concatenate([held[1], v])

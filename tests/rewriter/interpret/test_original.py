@@ -12,9 +12,10 @@ import pytest
 
 from rewriter.files.load import load_model, read_tensor
 from rewriter.graph.attention import with_plain
+from rewriter.graph.constants import concrete_shapes
 from rewriter.graph.view import Miss, all_views
 from rewriter.interpret.original import Attention, find_attention
-from rewriter.interpret.trace import Tracer, concrete_shapes
+from rewriter.interpret.trace import Tracer
 
 HEADS, WIDTH = 3, 4
 MODEL = HEADS * WIDTH
@@ -140,7 +141,7 @@ def test_columns_of_heads(layout: str) -> None:
     for columns in (only.query.columns, only.key.columns, only.value.columns, only.channels):
         np.testing.assert_array_equal(columns, INSIDE_OUT if layout == "inside out" else IN_ORDER)
     assert only.scale == pytest.approx(0.5, rel=1e-6)
-    assert (only.groups, only.rotary, only.cross) == (1, False, False)
+    assert (only.groups, only.query.rotary, only.cross) == (1, False, False)
     if "operator" not in layout:
         assert (only.pattern, only.scores) == ("p", "s")
 

@@ -9,30 +9,23 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from numpy.typing import NDArray
 
 from rewriter import UsageError, attribute, head_pictures, head_tokens, heads, why
 from rewriter.interpret import page as contents
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
-from tests.committed import FOLDER, feeds
+from tests.committed import FOLDER
 from tests.conftest import slow
 from tests.headmath import neuron_pattern, tapped, wide
-
-Array = NDArray[Any]
+from tests.rewriter.interpret.test_attribution import given
 
 MODEL = FOLDER / "silu-decoder.onnx"
 LOGIT = 5
 
 
-def given(stem: str = "silu-decoder", tokens: int = 6) -> dict[str, Array]:
-    made = feeds(onnx.load(FOLDER / f"{stem}.onnx"), tokens=tokens)
-    return {name: np.ones_like(array) if "mask" in name else array for name, array in made.items()}
-
-
 @cache
 def data(stem: str = "silu-decoder", logit: int | None = LOGIT, **options: Any) -> dict[str, Any]:
-    made = head_pictures(FOLDER / f"{stem}.onnx", given(stem), logit=logit, **options)
+    made = head_pictures(FOLDER / f"{stem}.onnx", given(stem, 6), logit=logit, **options)
     return dict(json.loads(json.dumps(made, allow_nan=False)))
 
 
@@ -40,18 +33,16 @@ def by_name(**options: Any) -> dict[str, dict[str, Any]]:
     return {head["name"]: head for head in data(**options)["heads"]}
 
 
-@pytest.mark.parametrize(
-    ("stem", "program"), [("silu-decoder", "fewest"), pytest.param("gelu-encoder", "fast", marks=slow)]
-)
-def test_patterns_are_the_models(stem: str, program: str) -> None:
-    """The second has ten heads per neuron."""
-    index, model = heads(FOLDER / f"{stem}.onnx", program=program), onnx.load(FOLDER / f"{stem}.onnx")
-    found = by_name(stem=stem, program=program, logit=None)
+@pytest.mark.parametrize("stem", ["silu-decoder", pytest.param("gelu-encoder", marks=slow)])
+def test_patterns_are_the_models(stem: str) -> None:
+    """The second has several heads per neuron."""
+    index, model = heads(FOLDER / f"{stem}.onnx"), onnx.load(FOLDER / f"{stem}.onnx")
+    found = by_name(stem=stem, logit=None)
     own = {each.name: each.sublayer for each in index.sublayers}
     attention, block = own["blocks.1.attn"], own["blocks.1.mlp_heads"]
     assert isinstance(attention, Attention)
     assert isinstance(block, NeuronHeads)
-    values = tapped(model, given(stem), [attention.pattern, block.data])
+    values = tapped(model, given(stem, 6), [attention.pattern, block.data])
     pattern = values[attention.pattern][0]
     neurons = neuron_pattern(values[block.data].astype(np.float64), wide(index, "blocks.1.mlp_heads"))[0]
     for place in range(4):
@@ -67,8 +58,8 @@ def test_patterns_are_the_models(stem: str, program: str) -> None:
 
 
 def test_attributions_are_those_of_their_function() -> None:
-    found, wanted = by_name(), attribute(MODEL, given(), LOGIT)
-    assert data()["logit"] == {"logit": LOGIT, "minus": None, "position": -1, "output": None, "value": wanted.logit}
+    found, wanted = by_name(), attribute(MODEL, given("silu-decoder", 6), LOGIT)
+    assert data()["logit"] == {"logit": LOGIT, "minus": None, "position": -1, "value": wanted.logit}
     for name, head in found.items():
         sublayer, _, number = name.rpartition(".")
         effects = wanted.effects[sublayer][:, int(number)]
@@ -77,7 +68,7 @@ def test_attributions_are_those_of_their_function() -> None:
 
 
 def test_tokens_are_those_of_their_function() -> None:
-    ids = given()["input_ids"][0]
+    ids = given("silu-decoder", 6)["input_ids"][0]
     assert data()["tokens"] == [{"place": place, "text": str(token)} for place, token in enumerate(ids)]
     rows = {row.side: row for row in head_tokens(MODEL, names="blocks.0.attn.2", top=8).rows}
     for shown in by_name()["blocks.0.attn.2"]["tokens"]:
@@ -92,18 +83,18 @@ def test_scores_are_those_of_their_function(monkeypatch: pytest.MonkeyPatch) -> 
         (query, key) for query in range(6) for key in range(query + 1)
     }
     for query, key, total, added, terms in found[::7]:
-        wanted = why(MODEL, given(), "blocks.1.attn[2]", query=query, key=key)
+        wanted = why(MODEL, given("silu-decoder", 6), "blocks.1.attn[2]", query=query, key=key)
         assert (total, added) == pytest.approx((wanted.total, wanted.added), rel=1e-3, abs=1e-9)
         shown = [(names[asked], names[told], value) for asked, told, value in terms]
         assert shown == [(asked, told, pytest.approx(value, rel=1e-3)) for asked, told, value in wanted.top(5)]
     monkeypatch.setattr(contents, "_SCORES", 10)
-    few = [head["scores"] or [] for head in head_pictures(MODEL, given(), logit=LOGIT)["heads"]]
+    few = [head["scores"] or [] for head in head_pictures(MODEL, given("silu-decoder", 6), logit=LOGIT)["heads"]]
     assert sum(map(len, few)) == 10
 
 
 @slow
 def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
-    few, wanted = data(most=7), attribute(MODEL, given(), LOGIT)
+    few, wanted = data(most=7), attribute(MODEL, given("silu-decoder", 6), LOGIT)
     effects = {
         f"{name}.{number}": size
         for name in ("blocks.0.mlp_heads", "blocks.1.mlp_heads")
@@ -123,7 +114,7 @@ def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
 def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "MOST_TOKENS", 5)
     monkeypatch.setattr(contents, "_PATTERN_ENTRIES", 3 * 25)
-    long = given(tokens=19)
+    long = given("silu-decoder", 19)
     for position, start in ((-1, 14), (9, 5), (0, 0)):
         found = head_pictures(MODEL, long, logit=LOGIT, position=position, most=3)
         assert [token["place"] for token in found["tokens"]] == list(range(start, start + 5))
@@ -157,11 +148,10 @@ def test_other_models(stem: str) -> None:
 def test_refusals() -> None:
     cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"logit": 4000}, "there is no logit 4000"),
-        ({"sequence": 9}, "there is no sequence 9"),
         ({"most": -1}, "there cannot be -1 neurons"),
     )
     for options, message in cases:
         with pytest.raises(UsageError, match=message):
-            head_pictures(MODEL, given(), **options)
+            head_pictures(MODEL, given("silu-decoder", 6), **options)
     with pytest.raises(UsageError, match="cannot be attributed"):
-        head_pictures(FOLDER / "conformer-encoder.onnx", given("conformer-encoder"), logit=1)
+        head_pictures(FOLDER / "conformer-encoder.onnx", given("conformer-encoder", 6), logit=1)

@@ -13,19 +13,18 @@ from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
 from rewriter.files.tokenizer import refusing
-from rewriter.interpret.text import tokenized
 from rewriter.proof.inputs.given import Text
+from rewriter.proof.inputs.text import tokenized
 from tests.committed import FOLDER
+from tests.textmodels import word_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 
 WORDS = ("[UNK]", "the", "cat", "sat", "\u200bx", "a\tb")
 
 
-def tokenizer(words: tuple[str, ...] = WORDS) -> Any:
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    return made
+def tokenizer() -> Any:
+    return word_tokenizer(WORDS)
 
 
 def looks_up(inputs: str, table: int = 6) -> onnx.ModelProto:
@@ -113,12 +112,14 @@ def test_bytes_that_are_no_characters_have_the_tokenizers_name() -> None:
         ("int64[2, s] input_ids", "the cat", "has shape [2, 2], which one text does not fill"),
         ("int64[b, s] input_ids; int64[b, s] decoder_input_ids", "the", "one input of token ids, and there are 2"),
         ("int64[b, s] input_ids; float[b, 3, h, w] pixel_values", "the", "what input 'pixel_values' is"),
+        ("int64[b, s] input_ids", "the \udcff", "the tokenizer cannot encode"),
     ],
 )
 def test_refusals(inputs: str, text: Any, message: str) -> None:
     with pytest.raises(UsageError) as error:
         tokenized(Text(text, tokenizer()), looks_up(inputs))
     assert message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_a_tokenizer_of_another_model() -> None:
@@ -141,12 +142,6 @@ def test_files_that_are_no_tokenizer(content: str, tmp_path: Path) -> None:
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=r"is not a tokenizer\.json") as error:
         tokenized(Text("the", path), looks_up("int64[b, s] input_ids"))
-    assert "\n" not in str(error.value)
-
-
-def test_text_that_is_no_unicode() -> None:
-    with pytest.raises(UsageError, match="the tokenizer cannot encode") as error:
-        tokenized(Text("the \udcff", tokenizer()), looks_up("int64[b, s] input_ids"))
     assert "\n" not in str(error.value)
 
 

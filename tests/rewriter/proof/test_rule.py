@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from rewriter import ExitStatus, rewrite
+from rewriter import rewrite
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.nudge import Point, nudged
@@ -180,12 +180,19 @@ def in_half() -> onnx.ModelProto:
 
 @pytest.mark.parametrize(
     ("model", "least"),
-    [(in_half(), 1e-4), (mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)"), EPS)],
+    [
+        (mlp(SILU), 0.0),
+        (in_half(), 1e-4),
+        (mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)"), EPS),
+    ],
 )
 def test_noise_reaches_activations_that_are_cast_or_fused(
     monkeypatch: pytest.MonkeyPatch, model: onnx.ModelProto, least: float
 ) -> None:
-    """What is computed in float16 may differ by that much, if it is cast; a fused operator has no tensor y."""
+    """What is computed in float16 may differ by that much, if it is cast; a fused operator has no tensor y.
+
+    More than that fails. The certificate holds even so, since what ran was something else than what the file says.
+    """
     original = load_model(model)
     report = rewrite(original.proto)
     assert report.rewritten is not None
@@ -197,20 +204,7 @@ def test_noise_reaches_activations_that_are_cast_or_fused(
     assert seen.allowed > FACTOR * least
     assert not seen.proves_nothing
     miscompile(monkeypatch, made, 1.0 + 2.0 * seen.allowed)
-    assert not validate(original, made, (), settings).passed
-
-
-def test_what_a_runtime_makes_of_a_file_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The certificate holds, and what ran was something else: only the run can see that."""
-    model = mlp(SILU)
-    report = rewrite(model)
-    assert report.rewritten is not None
-    assert report.exit_status is ExitStatus.CONVERTED
-    made = load_model(report.rewritten)
-    settings = checked(Settings(providers=("cpu",)))
-    assert validate(load_model(model), made, (), settings).passed
-    miscompile(monkeypatch, made, 1.01)
-    found = validate(load_model(model), made, (), settings)
-    assert found.certified
-    assert not found.passed
-    assert "is off by 0.01" in found.failures[0]
+    wrong = validate(original, made, (), settings)
+    assert wrong.certified
+    assert not wrong.passed
+    assert "is off by" in wrong.failures[0]

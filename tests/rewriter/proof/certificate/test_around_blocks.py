@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from passes.forms.builder import BLOCK_KEY, DOMAIN
-from passes.options import FormOptions, Options
+from passes.options import Options
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite, validate
 from rewriter.api.rows import claim_of
@@ -23,7 +22,7 @@ from rewriter.proof.certificate.certify import Claimed, certify
 from tests import changes
 from tests.changes import body, copied, insert, maker
 from tests.committed import EACH_FILE, FOLDER
-from tests.textmodels import ERF_GELU, SILU, mlp, text_model
+from tests.textmodels import SILU, mlp, text_model
 
 # -- a small model with one block, and around it an example of everything that a model may hold -----------------------
 
@@ -312,50 +311,6 @@ def test_what_is_no_attention(name: str) -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_whole_blocks_that_are_no_attention(name: str) -> None:
     assert changed("masked", WHOLE[name])
-
-
-KEEP_OPERATORS = ("weights are inputs", "gate alone")
-"""Blocks whose linear operators cannot be replaced."""
-
-MORE: dict[str, tuple[onnx.ModelProto, dict[str, Any]]] = {
-    "relu": (mlp("h = Relu(y)"), {}),
-    "gelu": (mlp(ERF_GELU), {}),
-    "tanh": (mlp("h = Tanh(y)"), {}),
-    "glu": (
-        mlp("s = Sigmoid(y) h = Mul(s, u)", first="m = MatMul(x, W1wide) y, u = Split<axis = -1>(m)", opset=13),
-        {},
-    ),
-    "spelled with Exp": (mlp("n = Neg(y) e = Exp(n) p = Add(e, $1.0) h = Div(y, p)"), {}),
-    "float16": (mlp(SILU, elem="float16"), {}),
-    "no functions": (mlp(SILU, opset=11, ir=6), {}),
-    "weights are inputs": (mlp(SILU, opset=11, ir=3), {}),
-    "activation read elsewhere": (mlp(SILU + " z = Neg(s)", outputs=f"{SHAPE} out, {SHAPE} z, {SHAPE} y"), {}),
-    "gate alone": (
-        mlp(
-            "s = Sigmoid(y) a = Mul(y, s) h = Mul(a, u)",
-            first="m = MatMul(x, W1wide) y, u = Split<axis = -1>(m)",
-            opset=13,
-        ),
-        {"gate": "product"},
-    ),
-}
-
-
-@pytest.mark.parametrize("inline", [False, True], ids=["calls", "inline"])
-@pytest.mark.parametrize(
-    ("form", "name"),
-    [
-        *((form, name) for form in ("local", "compact") for name in MORE),
-        *((form, name) for form in ("masked", "maskless", "staged") for name in MORE if name not in KEEP_OPERATORS),
-    ],
-)
-def test_what_the_pass_writes_is_explained(name: str, form: str, inline: bool) -> None:
-    model, options = MORE[name]
-    choices = Options(form=form, inline=inline, forms=FormOptions(max_tokens=40), **options)
-    plan = make_plan(model, choices)
-    assert len(plan.conversions) == 1
-    assert refusals(plan, apply(plan)) == []
-    assert refusals(plan, plan.model) != []
 
 
 @EACH_FILE

@@ -255,15 +255,16 @@ POSITIONS = {
             'p.behind("one_hot_positions", "Gather", f"@ {p.number(np.arange(16) // 2)}", axis=0)'
         ),
     },
-}  # fmt: skip
+}
 
 
 HARMLESS = {
     "allowed scores are 1, which softmax does not see": (
-        "maskless", 'p.weight("position_scores_zero", "v[...] = 1"); p.weight("position_scores_minus_omega", "v += 1")',
+        "maskless",
+        'p.weight("position_scores_zero", "v[...] = 1"); p.weight("position_scores_minus_omega", "v += 1")',
     ),
     "bias tokens that are not there are allowed": ("masked", 'p.operand("end_bias", 1, [9])'),
-}  # fmt: skip
+}
 
 
 @cache

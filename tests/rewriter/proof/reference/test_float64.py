@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
+from rewriter.proof.reference import operators
 from rewriter.proof.reference.float64 import NoReference, open_reference
 
 RNG = np.random.default_rng(0)
@@ -19,7 +21,7 @@ X = RNG.standard_normal((2, 3, 4)).astype(np.float32)
 
 
 def parse(signature: str, body: str, opset: int = 21, rest: str = "") -> onnx.ModelProto:
-    versions = f'"": {opset}, "com.microsoft": 1, "local": 1'
+    versions = f'"": {opset}, "com.microsoft": 1, "local": 1, "own": 1'
     return parser.parse_model(f"<ir_version: 10, opset_import: [{versions}]> g {signature} {{ {body} }} {rest}")
 
 
@@ -219,3 +221,101 @@ def test_larger_than_2_gb(tmp_path: Path) -> None:
     tensor.external_data.add(key="location", value="w.bin")
     with pytest.raises(NoReference, match=r"^larger than 2 GB$"):
         open_reference(model, tmp_path)
+
+
+# -- the engine: what computes which operator, what is kept and fed, what is refused ----------------------------------
+
+SQUARE = np.array([[0.5, -1.5], [2.0, 0.25]], np.float32)
+
+
+def parse_square(body: str, signature: str = "(float[2, 2] x) => (float y)") -> onnx.ModelProto:
+    """A model whose outputs have any shape."""
+    model = parse(signature, body, 17)
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    return model
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Adds operators of the domain `own` to those in numpy."""
+
+    def add(**forms: Any) -> None:
+        for name, form in forms.items():
+            monkeypatch.setitem(operators.OPERATORS, ("own", name), form)
+
+    return add
+
+
+def test_a_default_that_is_fed() -> None:
+    model = parse_square("y = Add(x, b)")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((2, 2), np.float32), "b"))
+    model.graph.input.append(helper.make_tensor_value_info("b", TensorProto.FLOAT, [2, 2]))
+    reference = open_reference(model)
+    np.testing.assert_array_equal(reference.run({"x": SQUARE})["y"], SQUARE + 1)
+    np.testing.assert_array_equal(reference.run({"x": SQUARE, "b": SQUARE})["y"], SQUARE + SQUARE)
+    np.testing.assert_array_equal(reference.run({"x": SQUARE})["y"], SQUARE + 1)
+
+
+def test_shapes_that_follow_from_values() -> None:
+    model = parse_square("a = Exp(x) b = Floor(a) c = NonZero(b) d = Transpose(c) f = Shape(d) y = Cast<to = 1>(f)")
+    reference = open_reference(model)
+    assert reference.run({"x": SQUARE})["y"].tolist() == [3, 2]
+    assert reference.run({"x": SQUARE * 0})["y"].tolist() == [4, 2]
+
+
+def test_operands_left_out() -> None:
+    """Outputs too: what they are called does not take the operand away."""
+    model = parse_square("a = Erf(x) b, c = Dropout(a) y = Clip(b, , hi)")
+    model.graph.node[1].output[1] = ""
+    model.graph.initializer.append(numpy_helper.from_array(np.asarray(0.25, np.float32), "hi"))
+    expected = np.minimum(OPERATORS["y = Erf(x)"](SQUARE.astype(float)), 0.25)
+    np.testing.assert_array_equal(open_reference(model).run({"x": SQUARE})["y"], expected)
+
+
+def test_results_in_float32_are_refused(own: Callable[..., None]) -> None:
+    own(Short=lambda _, x: x.astype(np.float32))
+    model = parse_square("a = own.Short(x) y = Neg(a)")
+    with pytest.raises(NoReference, match=r"^the evaluator computes 'a' in float32 only$"):
+        open_reference(model).run({"x": SQUARE})
+
+
+def _broken(_: Any, x: Any) -> Any:
+    raise IndexError("out of\nbounds")
+
+
+def test_an_operator_that_fails(own: Callable[..., None]) -> None:
+    own(Thing=_broken)
+    with pytest.raises(NoReference, match=r"^onnx's evaluator cannot run the model: out of bounds$"):
+        open_reference(parse_square("y, z = own.Thing(x)")).run({"x": SQUARE})
+
+
+def test_feeds_that_do_not_fit() -> None:
+    model = parse_square("y = Gather(x, i)", signature="(float[2, 2] x, int64[1] i) => (float y)")
+    with pytest.raises(NoReference, match=r"^onnx's evaluator cannot run the model: index 5 is out of bounds"):
+        open_reference(model).run({"x": SQUARE, "i": np.array([5])})
+
+
+def test_constants_of_every_kind() -> None:
+    body = (
+        "a = Constant<value_float = 0.1>() b = Constant<value_floats = [0.5, 0.25]>() c = Constant<value_int = 3>() "
+        "d = Constant<value_ints = [4, 5]>() e = Constant<value = float[2] {0.1, 7}>() f = Cast<to = 1>(c) "
+        "g = Cast<to = 1>(d) h = Add(a, b) i = Add(h, e) j = Add(i, f) k = Add(j, g) y = Add(k, x)"
+    )
+    tenth = float(np.float32(0.1))
+    expected = SQUARE.astype(float) + (tenth + np.array([0.5, 0.25]) + np.array([tenth, 7]) + 3 + np.array([4, 5]))
+    np.testing.assert_allclose(open_reference(parse_square(body)).run({"x": SQUARE})["y"], expected, rtol=1e-15)
+
+
+def test_what_nobody_reads_is_not_computed() -> None:
+    model = parse_square("a = Exp(x) b = own.Unknown(a) c = Softsign(x) y = Neg(x)")
+    np.testing.assert_array_equal(open_reference(model).run({"x": SQUARE})["y"], -SQUARE)
+
+
+def test_sparse_initializers_are_refused() -> None:
+    model = parse_square("y = Add(x, w)")
+    values = helper.make_tensor("w", TensorProto.FLOAT, [1], [3.0])
+    indices = helper.make_tensor("i", TensorProto.INT64, [1], [2])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 2]))
+    with pytest.raises(NoReference, match=r"^the model has sparse initializers$"):
+        open_reference(model)

@@ -1,4 +1,4 @@
-"""What onnxruntime never writes is left out of the comparison and named; what it writes is compared as ever."""
+"""What onnxruntime never writes is left out and named, what it writes is compared; how stable choices of tokens are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriter import Comparison, rewrite, validate
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.run import ModelRuns, Ran, Way
-from rewriter.proof.unsteady import gaps, told, without
+from rewriter.proof.unsteady import gaps, stability, told, without
 from tests.textmodels import SILU, text_model
 
 PLAIN, AGAIN = Way("cpu", optimise=False), Way("cpu", optimise=False, again=True)
@@ -99,3 +99,29 @@ def test_another_shape_is_not_covered_up() -> None:
     both = runs(np.zeros(2, np.float32), np.ones(2, np.float32))
     other = replace(both, ways={PLAIN: Ran([{"out": np.ones(3, np.float32)}])})
     assert without(other, gaps(both)).ways[PLAIN].results[0]["out"].tolist() == [1.0, 1.0, 1.0]
+
+
+# -- models that round activations to 8 bits -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("own", "heads"), [(0, 0), (0, 1), (1, 0)])
+def test_the_same_tokens_are_promised_where_the_original_is_stable(own: int, heads: int) -> None:
+    plain, other = ([{"logits": np.array([[[3.0, 1.0], [0.0, high]]], np.float32)}] for high in (1.0, -1.0))
+    (said,) = stability(plain, (plain, other)[own], (plain, other)[heads])
+    assert f"changes {own} of 2 choices by logits in the original, the heads change {heads}; " in said
+    assert said.endswith("the same tokens are to be expected") == (own == heads == 0)
+
+
+@pytest.mark.parametrize("level", [0, 4])
+def test_the_note_is_about_models_that_round_activations(level: int) -> None:
+    rng, product = np.random.default_rng(0), f"MatMulNBits<K = 32, N = 32, block_size = 32, accuracy_level = {level}>"
+    packed = {name: onnx.numpy_helper.from_array(rng.integers(0, 256, (32, 1, 16)).astype("B"), name) for name in "wvu"}
+    body = f"n = SimplifiedLayerNormalization(x, g) y = com.microsoft.{product}(n, w, c) {SILU}"
+    model = text_model(
+        f"{body} z = com.microsoft.{product}(h, v, c) logits = com.microsoft.{product}(z, u, c)",
+        inputs="float[batch, tokens, 32] x", outputs="float[batch, tokens, 32] logits",
+        domains={"com.microsoft": 1}, constants={**packed, "c": np.full(32, 0.02), "g": rng.uniform(0.5, 2, 32)},
+    )  # fmt: skip
+    proof = rewrite(model, providers="cpu").validation
+    assert proof is not None
+    assert [each.startswith("activations are rounded to 8 bits") for each in proof.notes] == [True] * (level == 4)
