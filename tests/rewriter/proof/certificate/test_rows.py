@@ -18,7 +18,6 @@ SPLIT = "s = Constant<value = int64[2] {3, 5}>() "
 ENDS = (
     "from = Constant<value = int64[1] {2}>() to = Constant<value = int64[1] {7}>() on = Constant<value_ints = [-1]>() "
 )
-
 HALF = (
     "y = MatMul(x, W1) n = Shape(y) l = Constant<value_ints = [-1]>() i = Gather(n, l) t = Constant<value_ints = [2]>()"
     " w = Div(i, t) o = Constant<value_ints = [0]>() out = Slice(y, o, w, l)"
@@ -99,8 +98,7 @@ def test_axes_in_front() -> None:
     of = {"h": ("x", 8), "s": ("x", 8), "e": ("x", None), "flat": ("flat", 8)}
     for name in ("h", "s", "e", "flat", "same", "t", "one", "two", "out"):
         found = extent(tensor(body, name)[1])
-        assert (found.front.tensor.name, found.width) == of.get(name, (name, None)), name
-        assert found.front[1:] == (0, -1)
+        assert (found.front.tensor.name, found.width, *found.front[1:]) == (*of.get(name, (name, None)), 0, -1), name
     _, shape = tensor(body, "shape")
     assert sizes(shape) == [Axes(shape.scope.find("x"), 0, 1), -1, 8]
 
