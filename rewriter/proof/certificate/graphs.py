@@ -376,8 +376,6 @@ class Scope:
         defaults = _defaults(*key, self.model.opsets.get(key[0], 0))
         found = [(a.name, self._attribute(a)) for a in stated]
         found = [(name, value) for name, value in found if defaults.get(name) != value]
-        if node.overload:
-            found.append(("overload", node.overload))
         if (*key, node.overload) in self.model.functions:
             found.append((FUNCTION, self.model.functions[*key, node.overload]))
         if key[0] not in _KNOWN_DOMAINS or any(part in node.op_type for part in _RANDOM):

@@ -94,6 +94,7 @@ CHANGES: dict[str, str] = {
     "operands": 'turn(maker(m, "other"))',
     "operator": 'maker(m, "other").op_type = "Mul"',
     "domain": 'maker(m, "other").domain = "d"',
+    "a sparse tensor of 2^40 numbers": "m.graph.sparse_initializer[0].dims[0] = 2**40",
     "overload": 'maker(m, "n").overload = "second"',
     "another tensor is read": 'maker(m, "joined").input[1] = "u"',
     "an empty input": 'maker(m, "other").input[1] = ""',

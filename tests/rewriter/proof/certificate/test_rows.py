@@ -18,6 +18,10 @@ SPLIT = "s = Constant<value = int64[2] {3, 5}>() "
 ENDS = (
     "from = Constant<value = int64[1] {2}>() to = Constant<value = int64[1] {7}>() on = Constant<value_ints = [-1]>() "
 )
+HALF = (
+    "y = MatMul(x, W1) n = Shape(y) l = Constant<value_ints = [-1]>() i = Gather(n, l) t = Constant<value_ints = [2]>()"
+    " w = Div(i, t) o = Constant<value_ints = [0]>() out = Slice(y, o, w, l)"
+)
 
 LAYERS = {
     "a product": "out = MatMul(x, W1)",
@@ -30,6 +34,9 @@ LAYERS = {
     "weights side by side": "w = Concat<axis = 1>(A1, A1) y = MatMul(x, w) out = Identity(y)",
     "weights times a number": "w = Mul(W1, $0.1) out = MatMul(x, w)",
     "a part": f"{SPLIT} y = MatMul(x, W1) z = Add(y, b1) other, out = Split<axis = -1>(z, s)",
+    "half": "y = MatMul(x, W1) other, out = Split<axis = -1>(y)",
+    "a part of opset 12": "y = MatMul(x, W1) other, out = Split<axis = -1, split = [3, 5]>(y)",
+    "a part whose size is computed": HALF,
     "a slice": f"{ENDS} y = MatMul(x, W1) z = Add(y, b1) out = Slice(z, from, to, on)",
 }
 NONE = {
@@ -38,13 +45,15 @@ NONE = {
     "Einsum that turns its output": 'y = Einsum<equation = "btd,df->bft">(x, W1) out = Transpose<perm = [0, 2, 1]>(y)',
     "weights that are computed": "w = Exp(W1) out = MatMul(x, w)",
     "a product from the left": "w = Transpose<perm = [0, 2, 1]>(x) out = MatMul(W1t, w)",
+    "a part whose size is a difference": HALF.replace("Div", "Sub"),
+    "a part of no size": HALF.replace("[2]", "[0]"),
     "a slice of tokens": "y = MatMul(x, W1) " + ENDS.replace("-1", "1") + "out = Slice(y, from, to, on)",
 }
 
 
 def tensor(body: str, name: str = "out") -> tuple[onnx.ModelProto, Tensor]:
-    given = {"wide": np.ones((1, 1, 8))} if "wide" in body else {}
-    model = text_model(body, outputs="float[a, b, c] out", constants=given)
+    opset, wide = 12 if "split =" in body else 17, {"wide": np.ones((1, 1, 8)), "pair": np.ones((1, 1))}
+    model = text_model(body, outputs="float[a, b, c] out", constants=wide, opset=opset)
     return model, Model(load_model(model)).main.find(name)
 
 
@@ -83,11 +92,13 @@ def test_axes_in_front() -> None:
         "y = MatMul(x, W1) s = Sigmoid(y) h = Mul(y, s) n = Shape(x) i = Constant<value = int64 {0}>() "
         "b = Gather(n, i) o = Constant<value = int64[1] {0}>() one_axis = Unsqueeze(b, o) "
         "r = Constant<value = int64[2] {-1, 8}>() shape = Concat<axis = 0>(one_axis, r) "
-        "flat = Reshape(h, shape) t = Transpose<perm = [1, 0, 2]>(h) out = Add(h, t)"
+        "flat = Reshape(h, shape) t = Transpose<perm = [1, 0, 2]>(h) k = Constant<value_ints = [0, 0, 0]>() "
+        "same = Reshape(h, k) two = Add(h, W2t) one = Add(h, pair) e = Exp(x) out = Add(h, t)"
     )
-    for name, of in {"h": "x", "s": "x", "t": "t", "out": "out", "flat": "flat"}.items():
-        found = extent(tensor(body, name)[1]).front
-        assert (found.tensor.name, found.start, found.stop) == (of, 0, -1), name
+    of = {"h": ("x", 8), "s": ("x", 8), "e": ("x", None), "flat": ("flat", 8)}
+    for name in ("h", "s", "e", "flat", "same", "t", "one", "two", "out"):
+        found = extent(tensor(body, name)[1])
+        assert (found.front.tensor.name, found.width, *found.front[1:]) == (*of.get(name, (name, None)), 0, -1), name
     _, shape = tensor(body, "shape")
     assert sizes(shape) == [Axes(shape.scope.find("x"), 0, 1), -1, 8]
 

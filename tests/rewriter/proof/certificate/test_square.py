@@ -191,6 +191,8 @@ BOTH = {
     "heads and tokens change places": (
         'p.behind("z_by_token", "Transpose", "@", perm=[0, 2, 1, 3]); p.behind("z", "Identity", "@")'
     ),
+    "heads and rows change places": 'p.behind("z_side_by_side", "Transpose", "@", perm=[0, 2, 1])',
+    "as many rows as there are heads": 'p.operand("z_side_by_side", 1, [0, 8, -1])',
     "W_O's rows are reversed": 'p.behind("W_O_flat", "Gather", f"@ {p.number(np.arange(8)[::-1])}", axis=0)',
     "W_O is off by 1e-7": 'p.behind("W_O_flat", "Mul", f"@ {p.number(1 + 1e-7, dtype=float)}")',
     "no bias behind the heads": 'changes.becomes(p.node("attn_out_biased"), "Identity")',
@@ -202,12 +204,12 @@ POSITIONS = {
             'p.behind("pattern", "Where", f"/mask @ {p.number(1e-9, dtype=float)}")'
         ),
         "the diagonal is off by one": 'p.behind("own", "Add", f"@ {p.number(1)}")',
-        "the next token is seen as well": ('p.before("before_bias", 1, "Sub", f"@ {p.number([1])}")'),
+        "the next token is seen as well": 'p.before("before_bias", 1, "Sub", f"@ {p.number([1])}")',
         "no diagonal": 'p.node("mask").input[0] = p.name("is_bias")',
         "all are seen": 'p.before("scores", 0, "Or", f"@ {p.number(True, dtype=bool)}")',
         "none is seen but bias tokens": 'p.before("scores", 0, "And", "@ /is_bias")',
         "the last bias token is hidden": 'p.operand("end_bias", 1, [7])',
-        "bias tokens are seen beyond 40 rows only": ('p.before("scores", 0, "Where", f"/many @ /diagonal")'),
+        "bias tokens are seen beyond 40 rows only": 'p.before("scores", 0, "Where", f"/many @ /diagonal")',
         "positions begin at 1": 'p.operand("positions", 0, 1)',
         "positions are even": 'p.operand("positions", 2, 2)',
         "positions of another tensor": 'p.reads("stream_shape", 0, "tokens")',
@@ -234,17 +236,18 @@ POSITIONS = {
         "bias tokens have another score": (
             "w = np.zeros((24, 24)); w[8:, 3] = -1; p.operand('position_scores_W_QK', 1, w)"
         ),
-        "all pairs are allowed": ('p.operand("position_scores_W_QK", 0, True)'),
+        "all pairs are allowed": 'p.operand("position_scores_W_QK", 0, True)',
         "two positions are one": 'p.weight("slots", "v[20] = v[21]")',
         "tokens have the positions of bias tokens": (
             'p.operand("one_hot_positions", 1, [7]); p.operand("one_hot_positions", 2, [23])'
         ),
-        "columns of positions are off by one": ('p.operand("positions", 1, [4]); p.operand("positions", 2, [28])'),
+        "columns of positions are off by one": 'p.operand("positions", 1, [4]); p.operand("positions", 2, [28])',
         "positions of the second sequence": (
             'p.operand("position_scores_rows", 1, [1]); p.operand("position_scores_rows", 2, [2])'
         ),
         "positions of the last sequences": 'p.operand("position_scores_rows", 2, [2])',
         "positions are not turned": 'changes.attribute(p.node("position_scores_keys"), perm=[0, 1, 2])',
+        "keys of positions are not turned": 'p.reads("position_scores_pairs", 1, "position_scores_rows")',
         "positions as their own scores": 'p.reads("position_scores_pairs", 0, "position_scores_rows")',
         "scores of positions are halved": 'p.behind("position_scores", "Mul", f"@ {p.number(0.1, dtype=float)}")',
         "no scores of positions": 'changes.becomes(p.node("scores"), "Identity")',
