@@ -42,7 +42,7 @@ class Decoder:
         tied = self.own.get("model.lm_head.weight")
         self._out = tied.T if tied is not None else arrays[head]
         table = self.own["wte.weight"] if tied is None else tied
-        self.written = {"embed": table[ids] + self.own["wpe.weight"][: len(ids)]}
+        self.written = {"embed": table[ids], "pos_embed": self.own["wpe.weight"][: len(ids)]}
         self.before: dict[str, tuple[str, ...]] = {}
         self.streams: dict[str, Array] = {}
         self.held: dict[str, Array] = {}

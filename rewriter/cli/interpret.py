@@ -23,6 +23,7 @@ from rewriter.cli.options import (
     command,
     declared_options,
     file_option,
+    one_model,
     report_option,
     with_options,
     write_report,
@@ -42,7 +43,7 @@ _WIDTH = 80
 _NAME = 30
 
 
-_model = click.argument("model", type=click.Path(path_type=Path))
+_model = click.argument("model", type=click.Path(path_type=Path), callback=one_model)
 _top = click.option(
     "--top", type=click.IntRange(1), metavar="K", default=10, show_default=True, help="Rows of each table."
 )

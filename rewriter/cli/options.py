@@ -17,7 +17,7 @@ import click
 
 from rewriter.errors import RewriteError, UsageError
 from rewriter.options import Option, options_of, unknown_option
-from rewriter.text import quoted
+from rewriter.text import counted, quoted
 
 if TYPE_CHECKING:
     from rewriter.proof.validate import Progress
@@ -46,6 +46,18 @@ def command(
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """How click reads and prints for every command."""
+
+
+def one_model(_ctx: click.Context, _param: click.Parameter, path: Path) -> Path:
+    """The model; of a folder, the one in it."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*.onnx"))
+    chosen = [each for each in found if each.name == "model.onnx"] or found
+    if len(chosen) != 1:
+        listed = ": name one of " + ", ".join(quoted(each.name) for each in found) if found else ""
+        raise UsageError(f"{quoted(path)} holds {counted(len(found), 'ONNX file')}{listed}")
+    return chosen[0]
 
 
 def file_option(*flags: str, **given: Any) -> Callable[[Command], Command]:

@@ -31,10 +31,12 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
+from rewriter.interpret.rank import embedding_table
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
+from rewriter.proof.inputs.roles import token_ids
 
 _RANK = 3
 _NEAR, _STEP = 1e-8, 1e-4
@@ -113,7 +115,7 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
     effects = {name: step.effects(link.after) for link in linear.links for name, step in link.steps.items()}
     token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    written = Written(linear.links, linear.start, by_head([token], neurons=True))
+    written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
     for name, given in written.along(len(linear.links), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     tokens = () if run.tokens is None else run.tokens.spelled[0]
@@ -278,19 +280,19 @@ class Written:
 
     Attributes:
         stages: the stages, first to last; the `between` of one more applies to what reads the last.
-        start: the embeddings, of tokens and positions, [T, D].
+        start: what the stream begins with, [T, D] each.
         vectors: what the members of a sublayer wrote at a token, [members, D].
     """
 
     stages: Sequence[FrozenStage]
-    start: Array
+    start: Mapping[str, Array]
     vectors: Callable[[str, Step, int], Array]
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """What the stream at a token is the sum of, as the stage number `before` reads it along rows [R, D].
 
         Yields:
-            (sublayer, constant or `embed`, what each of its members gives [members, R]).
+            (sublayer, constant or part of the start, what each of its members gives [members, R]).
         """
         for place in range(before, 0, -1):
             between = self.stages[place].between if place < len(self.stages) else None
@@ -301,7 +303,8 @@ class Written:
             for name, step in earlier.items():
                 yield name, self.vectors(name, step, token) @ rows.T
                 yield f"{name}.b_O", (rows @ step.bias)[None]
-        yield "embed", (rows @ self.start[token])[None]
+        for name, array in self.start.items():
+            yield name, (rows @ array[token])[None]
 
 
 def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, Step, int], Array]:
@@ -401,6 +404,19 @@ class FrozenRun:
             return None
         data = own.value.operator.data if isinstance(own, Attention) else own.data
         return norm_of(self.index.view, named.name, data, stage.before)
+
+    @property
+    def beginning(self) -> dict[str, Array]:
+        """What the stream begins with, [T, D] each: `embed` and, where more is added to tokens, `pos_embed`."""
+        start = self.stream(self.chain.stages[0].before)
+        ids = token_ids(self.index.proto, self.case.feeds, len(start))
+        try:
+            table = self.index.value_of(embedding_table(self.index, self.chain.stages[0].before, start.shape[-1]))
+        except UsageError:  # nothing to tell apart
+            return {"embed": start}
+        embedded = start if ids is None else table[list(ids)].astype(start.dtype)
+        added = start - embedded
+        return {"embed": embedded, "pos_embed": added} if added.any() else {"embed": start}
 
     @cached_property
     def batch(self) -> int:

@@ -28,9 +28,8 @@ from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, Neuro
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.why import ScoreTerms, Why, made, scores_of
-from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.roles import input_specs
+from rewriter.proof.inputs.roles import token_ids
 
 Places = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -294,7 +293,7 @@ def attribution_graph(
     pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, _NODES, _EDGES)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
-    ids = token_ids(run.index, run.case.feeds, length)
+    ids = token_ids(run.index.proto, run.case.feeds, length)
     tokens = tuple(range(length)) if ids is None else ids
     shown = tuple(map(str, tokens)) if run.tokens is None else run.tokens.spelled[0]
     why = dict[int, Callable[[Sequence[str]], Why]]()
@@ -315,15 +314,6 @@ def attribution_graph(
         constants=tuple(nodes[count:]),
         why={place: each(named) for place, each in why.items()},
     )
-
-
-def token_ids(index: HeadIndex, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
-    """The token ids of the first sequence; None where no input has ids for that many tokens."""
-    for spec in input_specs(index.proto):
-        array = feeds.get(spec.name)
-        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
-            return tuple(int(number) for number in array.reshape(-1, length)[0])
-    return None
 
 
 # -- nodes ---------------------------------------------------------------------------------------------------------
@@ -411,7 +401,7 @@ class _Edges:
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._members, self._nodes = members, nodes
         self._written = Written(
-            linear.links, linear.start, lambda name, _, token: members[name].vectors[members[name].at(token)]
+            linear.links, {"embed": linear.start}, lambda name, _, token: members[name].vectors[members[name].at(token)]
         )
         self._known: dict[tuple[str, int], int] = {}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.

@@ -21,13 +21,13 @@ from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import tokens_as_text
 from rewriter.interpret.attribute import Attribution, FrozenRun, Linear, Written, attribution_of, by_head
-from rewriter.interpret.graph import token_ids
 from rewriter.interpret.index import HeadIndex, count_of, heads
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, only_case, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
 from rewriter.proof.inputs.given import InputsOrText
+from rewriter.proof.inputs.roles import token_ids
 
 MOST_TOKENS = 64
 """Tokens of the sequence that are shown."""
@@ -145,7 +145,7 @@ def _recorded(
             rows = index[f"{sublayer}.W_O"]
             activations[sublayer] = _activations(sublayers[sublayer], array[0].astype(np.float64), rows)
     tokens = max(len(each) for each in activations.values())
-    return patterns, activations, token_ids(index, case.feeds, tokens)
+    return patterns, activations, token_ids(index.proto, case.feeds, tokens)
 
 
 def _activations(named: Named, z: Array, rows: Array) -> Array:
@@ -229,7 +229,7 @@ def _explained(
     window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
     names, rows = dict[str, int](), dict[str, list[list[Any]]]()
-    written = Written(linear.links, linear.start, by_head(window))
+    written = Written(linear.links, run.beginning, by_head(window))
 
     @cache
     def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:

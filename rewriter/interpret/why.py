@@ -41,8 +41,8 @@ class Why:
         total: the model's value: the neuron's pre-activation, or the score before the softmax.
         added: what the model adds to `scale (q k)`: masks and position biases; 0 for a neuron.
         residual: the model's `scale (q k)`, or the pre-activation, minus the sum of the table.
-        sources: what the rows are of: `embed`, `blocks.0.attn[2]`, `b_Q`, ...; neurons are one row each
-            for a neuron, and one per sublayer for a score.
+        sources: what the rows are of: `embed`, `pos_embed`, `blocks.0.attn[2]`, `b_Q`, ...; neurons are one row
+            each for a neuron, and one per sublayer for a score.
         keys: the same of the columns; one without a name for a neuron.
         table: [sources, keys], contributions.
         tokens: the tokens of the text; empty where inputs are arrays.
@@ -158,7 +158,7 @@ def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
 def _written(run: FrozenRun, place: int, tokens: Sequence[int], *, neurons: bool = False) -> Written:
     """What was written before a stage."""
     stages = [*run.stages(place), FrozenStage({}, run.between(place))]
-    return Written(stages, run.stream(run.chain.stages[0].before), by_head(tokens, neurons=neurons))
+    return Written(stages, run.beginning, by_head(tokens, neurons=neurons))
 
 
 class Reads:

@@ -84,7 +84,7 @@ def float32_ratio(model: onnx.ModelProto, form: str) -> float:
         for name in truth[0]:
             pairs = [zip(run, truth, strict=True) for run in runs]
             old, new = (sum(float(np.sum((a[name] - b[name]) ** 2)) for a, b in each) for each in pairs)
-            ratios.append((new / old) ** 0.5)
+            ratios.append(float(np.sqrt(new / old)))
     return max(ratios)
 
 

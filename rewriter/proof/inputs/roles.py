@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.types import Dim, elem_name
 from rewriter.proof.inputs.facts import Facts, Kind, Role, facts_of
@@ -110,6 +111,15 @@ def input_specs(model: onnx.ModelProto, facts: Facts | None = None) -> tuple[Inp
     values = [value for value in model.graph.input if value.name not in defaults]
     facts = facts_of(model) if facts is None else facts
     return tuple(_spec(value, facts) for value in values)
+
+
+def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
+    """The token ids of the first sequence; None where no input has ids for that many tokens."""
+    for spec in input_specs(model):
+        array = feeds.get(spec.name)
+        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
+            return tuple(int(number) for number in array.reshape(-1, length)[0])
+    return None
 
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:

@@ -174,15 +174,19 @@ def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
 
 
-def test_the_tokenizer_beside_a_model(room: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_its_tokenizer(room: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tokenizer.parent
     (folder / "model.onnx").write_bytes(MODEL.read_bytes())
+    (folder / "other.onnx").write_bytes(b"")
     for text in (["--text", "the cat"], ["--inputs", "x.npz"]):
-        told(capsys, "heads", "--html", "heads.html", *text, model=folder / "model.onnx")
+        told(capsys, "heads", "--html", "heads.html", *text, model=folder)
         tokens = [token["text"] for token in data_of(room / "heads.html")["tokens"]]
         ids = range(2) if text[0] == "--text" else np.load("x.npz")["input_ids"][0]
         assert tokens == [f"'{WORDS[each]}'" for each in ids]
         (room / "heads.html").unlink()
+    (folder / "model.onnx").rename(folder / "another.onnx")
+    assert run(["heads", str(folder)]) == 2
+    assert "holds 2 ONNX files: name one of 'another.onnx', 'other.onnx'" in capsys.readouterr().err
 
 
 # -- run -----------------------------------------------------------------------------------------------------------

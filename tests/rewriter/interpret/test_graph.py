@@ -55,7 +55,7 @@ def edge(stem: str, source: GraphNode, target: GraphNode) -> float:
     if name != "embed" and ORDER.index(name) >= ORDER.index(target.name):
         return 0.0
     row = f"{source.name}[{source.index}]" if source.kind in ("neuron", "head") else source.name
-    written = network.written[row]
+    written = network.written[row] + (network.written["pos_embed"] if row == "embed" else 0.0)
     changed = stream.copy()
     changed[source.token] -= written[source.token]
     return whole - activation(stem, target, changed)
@@ -155,7 +155,7 @@ def summed(names: list[str], values: Array) -> dict[str, float]:
 
 def spelled(head: str, name: str) -> str:
     """A source of `why` as the graph calls it."""
-    plain = name.partition("[")[0]
+    plain = name.partition("[")[0].replace("pos_embed", "embed")
     return plain if plain.startswith(("blocks", "embed")) else f"{head}.{plain}"
 
 
