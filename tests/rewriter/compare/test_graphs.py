@@ -115,8 +115,6 @@ CHANGES: tuple[tuple[str, Make, Edit, tuple[str, ...]], ...] = (
      ("If 'n_out' differs in attribute else_branch, attribute then_branch",)),
     ("inputs of a body", loop, lambda m: swap(body(m, "body").input, 2, 3),
      ("Loop 'n_p' differs in attribute body",)),
-    ("an operator's overload", two_outputs, lambda m: setattr(m.graph.node[0], "overload", "v"),
-     ("Add 'n_out' differs in attribute overload",)),
     ("outputs of a node", loop, lambda m: swap_names(m, "p", "q"), ("Sub 'n_out' differs in input 0, input 1",)),
 )  # fmt: skip
 
