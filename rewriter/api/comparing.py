@@ -20,10 +20,11 @@ from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
 from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, taken
-from rewriter.compare import CompareOptions, Rule
+from rewriter.compare import CompareOptions
 from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explained
 from rewriter.compare.generation import generate
 from rewriter.compare.graphs import difference, signature_differences
+from rewriter.compare.tolerances import Rule
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build

@@ -45,7 +45,7 @@ RUNS: tuple[tuple[ModuleType, str, str, list[Any]], ...] = (
         )
         for dense in ("", "--dense")
     ),
-    (plan_scaling, "--nodes 60 --nodes 200 --repeats 1", "blocks", [2, 7]),
+    (plan_scaling, "--nodes 60 --nodes 200 --repeats 1 --no-today", "blocks", [2, 7]),
     (validation, SIZES, "task", ["plain inference", "diff --graph-only", "validate", "validate --taps blocks"]),
     (
         pattern,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rewriter.compare import Rule
+from rewriter.compare.tolerances import Rule
 from rewriter.proof.rule import Results
 
 
