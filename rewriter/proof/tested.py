@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
+from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
@@ -24,7 +25,7 @@ from rewriter.proof.inputs.roles import is_float
 from rewriter.proof.nudge import Point, nudged, rounded
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared, magnitude
-from rewriter.proof.run import Way, run_model
+from rewriter.proof.run import Way, open_tapped, run_model
 from rewriter.text import quoted
 
 SIZES = ((2, 67), (6, 19), (1, 131))
@@ -66,7 +67,9 @@ class BlockTest:
         return not self.failures
 
 
-def tested_block(original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], seed: int) -> BlockTest:
+def tested_block(
+    original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], seed: int, own: Sequence[Case]
+) -> BlockTest:
     """Test one block.
 
     Args:
@@ -75,18 +78,20 @@ def tested_block(original: Side, rewritten: Side, claim: Claim, ways: Sequence[W
         claim: where the block is, and the error that is claimed.
         ways: providers, with and without optimisation.
         seed: of the inputs.
+        own: inputs of the model.
     """
     try:
-        return _tested(original, rewritten, claim, ways, seed)
+        return _tested(original, rewritten, claim, ways, seed, own)
     except ValidationError as error:
         return BlockTest(claim.name, (), None, None, (f"{claim.name} could not be tested: {error}",))
 
 
-def _tested(original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], seed: int) -> BlockTest:
-    names, outputs = claim.block_inputs, claim.block_outputs
-    ours, theirs = (cut(side.views[claim.path], names, outputs).inputs for side in (original, rewritten))
-    if len(ours) > len(names):
-        raise ValidationError(f"it reads {quoted(ours[-1])}, which is made elsewhere, so no inputs can be made for it")
+def _tested(
+    original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], seed: int, own: Sequence[Case]
+) -> BlockTest:
+    outputs = claim.block_outputs
+    names = cut(original.views[claim.path], claim.block_inputs, outputs).inputs
+    theirs = cut(rewritten.views[claim.path], names, outputs).inputs
     foreign = next((name for name in theirs if name not in names), None)
     if foreign is not None:
         # It cannot be fed the original's values; and a leak is a fault however close its numbers come.
@@ -96,16 +101,20 @@ def _tested(original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], 
         raise ValidationError("its activation is not part of it")
     view, limit = original.views[claim.path], claim.longest or _LONG
     sizes = dict.fromkeys((batch, min(tokens, limit)) for batch, tokens in SIZES)
-    drawn = [drawn_case(view, claim, *size, scale, seed) for scale in SCALES for size in sizes]
+    further = set(names) - set(claim.block_inputs)
+    if further:
+        drawn = _recorded(original, claim, names, ways[0].provider, own)
+    else:
+        drawn = [drawn_case(view, claim, *size, scale, seed) for scale in SCALES for size in sizes]
     cases, plain = _accepted(claim, Side.of(original.part(claim, names, [*outputs, claim.gate])), drawn, ways[0])
     point = Point(claim.output, (), claim.elem_type, claim.max_error, claim.gate, claim.value if claim.gated else "")
     advice = "; keep its product in the graph with --gate product, or leave it with --skip" if claim.gated else ""
     failures: list[str] = []
 
     def judge(plain: Results, cases: Sequence[Case], ways: Sequence[Way], where: str) -> None:
-        own, found = rounded(before.model, cases, plain, ways[0].provider, [point]), run_model(after, cases, ways)
+        noise, found = rounded(before.model, cases, plain, ways[0].provider, [point]), run_model(after, cases, ways)
         for way in ways:
-            judged = (compared(name, plain, own, found.ways[way].results) for name in outputs)
+            judged = (compared(name, plain, noise, found.ways[way].results) for name in outputs)
             failures.extend(
                 f"{claim.name}: its output {each.reason} {where or f'on {way}'}{advice}"
                 for each in judged
@@ -113,7 +122,7 @@ def _tested(original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], 
             )
 
     judge(plain, cases, ways, "")
-    if _LONG < (claim.longest or 0) <= _MOST_SLOTS:
+    if _LONG < (claim.longest or 0) <= _MOST_SLOTS and not further:
         # One sequence as long as the block has position slots, if no static shape fixes its length.
         full = [drawn_case(view, claim, 1, limit, 1.0, seed)]
         runs = run_model(before, full, ways[:1], may_refuse=True)
@@ -128,6 +137,28 @@ def _tested(original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], 
         max((each.allowed for each in exact), default=None),
         tuple(dict.fromkeys(failures)),
     )
+
+
+def _recorded(original: Side, claim: Claim, names: Sequence[str], provider: str, own: Sequence[Case]) -> list[Case]:
+    """What the model itself gives a block that also reads shapes which are computed elsewhere; its inputs are scaled.
+
+    Raises:
+        ValidationError: the block is in a body, whose tensors cannot be recorded.
+    """
+    if claim.path or set(names) - set(original.main.producer) - set(original.main.inputs):
+        raise ValidationError("it reads what is made elsewhere, so no inputs can be made for it")
+    session = open_tapped(original, names, provider)
+    runs = [(case.name, session.run(case.feeds, names)) for case in own]
+
+    def scaled(name: str, value: Array, scale: float) -> Array:
+        floats = name in claim.block_inputs and is_float(value.dtype)
+        return np.asarray(value * value.dtype.type(scale)) if floats else value
+
+    return [
+        Case(f"{where}, times {scale:g}", {name: scaled(name, found[name], scale) for name in names})
+        for scale in SCALES
+        for where, found in runs
+    ]
 
 
 def drawn_case(view: GraphView, claim: Claim, batch: int, tokens: int, scale: float, seed: int) -> Case:

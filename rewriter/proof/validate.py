@@ -243,7 +243,7 @@ class _Judge:
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
             apart = Side.of(self.alone or self.rewritten)
-            blocks.append(tested_block(named, apart, claim, ways, self.settings.seed))
+            blocks.append(tested_block(named, apart, claim, ways, self.settings.seed, before.cases))
         runs = {name: _provider(name, before, after, judged, strict, coarsest) for name in providers}
         failures = [
             *known,
