@@ -219,12 +219,14 @@ class _Judge:
         # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
         cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
         wide = self.original.size <= CHEAP
+        here = watched if self.named is self.original else {}
         before = run_accepted(
             old, cases, (*ways, *again), self.settings,
-            wide=wide, by_blocks=self.by_blocks, progress=self.progress, what="the original",
+            watched=tuple(here), wide=wide, by_blocks=self.by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
-        # Only the lowered form, which computes the same, has the tensors under these names.
-        reached = self._run(named, before.cases, ways[:1], watched=tuple(watched)).reached if watched else {}
+        reached = before.reached
+        if watched and not here:  # only the lowered form, which computes the same, has the tensors under these names
+            reached = self._run(named, before.cases, ways[:1], watched=tuple(watched)).reached
         try:
             after = self._run(Side.of(self.rewritten), before.cases, ways, wide=wide, what="the rewritten model")
         except ValidationError as error:
