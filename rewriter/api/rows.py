@@ -21,6 +21,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import operator_of
 from rewriter.graph.walk import iter_nodes
 from rewriter.options import values_of
+from rewriter.proof.certificate.attention import MOST_ENTRIES
 from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.text import counted, first_of
@@ -46,10 +47,6 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
         options=values_of(options),
     )
-
-
-_MOST_KEYS = 62
-"""Bias tokens of square patterns that the certificate reads: those of a GELU gate in float64 are tested."""
 
 
 def domain_notes(plan: Plan) -> tuple[str, ...]:
@@ -115,7 +112,7 @@ def _same_rows(conversion: Conversion) -> bool:
         return False
     if conversion.form == "compact":
         return projections is None or projections.query.data == block.first[0].data
-    few = conversion.program.bias_tokens <= _MOST_KEYS
+    few = (2 + conversion.program.bias_tokens) ** 2 <= MOST_ENTRIES  # two tokens and the bias tokens attend to all
     return few and all(each.kind in ("MatMul", "Gemm") for each in (*block.first, *block.second))
 
 

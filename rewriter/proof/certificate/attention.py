@@ -73,7 +73,7 @@ _LAID_OUT = ("first", "second", "third")
 them would make more entries than the shape at the end has room for, and does not run."""
 _MOST_ROWS = 63 * math.log(2)
 """The logarithm of the longest sequence: sizes are int64."""
-_MOST_ENTRIES = 4096
+MOST_ENTRIES = 4096
 """Operators are not applied to more entries, which are Python objects."""
 _OWN, _OTHER = 0, 1
 """Places of token i and token j among the rows that are looked at; those of bias tokens follow."""
@@ -183,7 +183,7 @@ class _Entries:
     def along(self, axis: int) -> np.ndarray:
         """The values, each entry of an axis of known size by itself. Raises _Reason for another axis."""
         size, shape = self.axes[axis], list(self.values.shape)
-        if not isinstance(size, int) or (size > _MOST_ENTRIES and size != shape[axis]):
+        if not isinstance(size, int) or (size > MOST_ENTRIES and size != shape[axis]):
             raise _Reason("works along another axis than that of keys, or too many of them")
         shape[axis] = size
         return np.broadcast_to(self.values, shape)
@@ -473,7 +473,7 @@ class _Reader:
             left, right = (np.squeeze(each.values, tuple(range(each.values.ndim - 2))) for each in (one, two))
             made = _objects(self._weighed(left, right))
             return _Entries(axes, made.reshape(*[1] * (len(axes) - 2), len(left), right.shape[1]))
-        if one.axes[-1] != two.axes[-2] or max(one.values.size, two.values.size) > _MOST_ENTRIES:
+        if one.axes[-1] != two.axes[-2] or max(one.values.size, two.values.size) > MOST_ENTRIES:
             return None
         terms = np.frompyfunc(_times, 2, 1)(one.along(-1)[..., None], two.along(-2)[..., None, :, :])
         return _Entries(axes, np.asarray(np.frompyfunc(add, 2, 1).reduce(terms, axis=-2)))
@@ -627,7 +627,7 @@ class _Reader:
         """An operator that is applied entry by entry."""
         found = [self.entries(scope.find(name)) for name in node.input if name]
         function = _function(scope, node)
-        if function is None or max(each.values.size for each in found) > _MOST_ENTRIES:
+        if function is None or max(each.values.size for each in found) > MOST_ENTRIES:
             return None
         if node.op_type == "Clip":
             found = found[:1]
@@ -746,7 +746,7 @@ def _split(score: Expression) -> tuple[Expression, fmpq]:
 def _constants(values: np.ndarray) -> _Entries:
     if values.dtype.kind in "fV":
         return _Entries(values.shape, values.astype(np.float64))
-    if values.dtype.kind not in "biu" or values.size > _MOST_ENTRIES:
+    if values.dtype.kind not in "biu" or values.size > MOST_ENTRIES:
         raise _Reason("has a type that is not computed with")
     kind = bool if values.dtype.kind == "b" else lambda number: _Count(int(number))
     return _Entries(values.shape, _objects([kind(each) for each in values.ravel()]).reshape(values.shape))
