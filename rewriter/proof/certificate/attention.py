@@ -460,7 +460,8 @@ class _Reader:
     def matmul(self, scope: Scope, node: onnx.NodeProto) -> Any:
         """A projection, scores, or a pattern times values."""
         first, second = (scope.find(name) for name in node.input)
-        weight, one = folded(second), self._value(first)
+        one = self._value(first)  # before weights, which are large, are read
+        weight = folded(second) if isinstance(one, _Stream) else None
         if isinstance(one, _Stream) and weight is not None:
             return self._projected(one, weight) if weight.ndim == 2 else None
         two = self._value(second)
@@ -625,8 +626,8 @@ class _Reader:
 
     def elementwise(self, scope: Scope, node: onnx.NodeProto) -> _Entries | None:
         """An operator that is applied entry by entry."""
-        found = [self.entries(scope.find(name)) for name in node.input if name]
-        function = _function(scope, node)
+        function = _function(scope, node)  # before weights, which are large, are read
+        found = [] if function is None else [self.entries(scope.find(name)) for name in node.input if name]
         if function is None or max(each.values.size for each in found) > MOST_ENTRIES:
             return None
         if node.op_type == "Clip":
@@ -670,6 +671,8 @@ def _function(scope: Scope, node: onnx.NodeProto) -> Callable[..., Any] | None:
     if key == ("", "Clip"):
         ends = clip_ends(scope, node)
         return None if ends is None else lambda x: clip(_real(x), *ends)
+    if key not in OPERATORS and all(key != known for known, _ in _PLAIN):
+        return None
 
     def apply(*operands: Any) -> Any:
         kinds = {type(each) for each in operands}
