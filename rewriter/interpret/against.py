@@ -86,7 +86,9 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
         [*(side.data for _, side in sides), *(written_by(two) for _, two in pairs), *results.values()]
     )
     theirs = values_of(changed, other_case, [*names])
-    given = {own.data: theirs[side.data] for own, side in sides}
+    own = values_of(index, case, list(dict.fromkeys([*(side.data for side, _ in sides), *index.view.outputs])))
+    # Batch and tokens may be one axis in one of the two.
+    given = {side.data: theirs[other.data].reshape(own[side.data].shape) for side, other in sides}
     ours = _computed(index, {**case.feeds, **given}, [written_by(one) for one, _ in pairs])
     rows, moved = list[ChangedHead](), dict[str, tuple[str, Array]]()
     for one, two in pairs:
@@ -102,7 +104,7 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
         for number in np.argsort(-sizes, kind="stable")[:top].tolist():
             moved[f"{one.name}.{number}"] = results[two.name], left[number] @ right[number]
     rows.sort(key=lambda row: -row.written)
-    outputs = [*values_of(index, case, ()).values()]
+    outputs = [own[name] for name in index.view.outputs]
     error = _error([*values_of(changed, other_case, ()).values()], outputs)
     for place, row in enumerate(rows[:top]):
         tensor, change = moved[row.head]

@@ -65,6 +65,14 @@ def test_quantised_weights(form: QuantFormat, bits: int, change: float) -> None:
     assert found.error == pytest.approx(np.linalg.norm(made - wanted) / np.linalg.norm(wanted), rel=1e-3)
 
 
+def test_one_of_the_models_may_have_batch_and_tokens_as_one_axis() -> None:
+    other, inputs = FOLDER / "relu-decoder.onnx", given("silu-decoder")
+    found = changed_heads(MODEL, other, inputs, top=1)
+    wanted, made = (tapped(onnx.load(path), inputs, ["logits"])["logits"] for path in (MODEL, other))
+    assert found.error == pytest.approx(np.linalg.norm(made - wanted) / np.linalg.norm(wanted), rel=1e-5)
+    assert len(found.rows) == 2 * (4 + 128)
+
+
 def test_other_heads_are_refused() -> None:
     with pytest.raises(UsageError, match=r"same heads: blocks.0.mlp_heads is 128 neurons on .* in one and .* gated"):
         changed_heads(MODEL, FOLDER / "gated-decoder.onnx", given("silu-decoder"))
