@@ -105,13 +105,13 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
         return np.swapaxes(array, -1, -2) if name == "W_O" else array
 
     @cache
-    def triangle() -> Array:
-        return triangles(tall(first))
+    def root() -> Array:
+        return gram_roots(tall(first))
 
-    return lambda: _unit(triangle() @ np.swapaxes(tall(second), -1, -2), named)
+    return lambda: _unit(root() @ np.swapaxes(tall(second), -1, -2), named)
 
 
-def triangles(tall: Array) -> Array:
+def gram_roots(tall: Array) -> Array:
     """Square roots R of the Gram matrices of [heads, d_model, d_head], [heads, d_head, d_head]: R^T R, as of QR's R."""
     wide = tall.astype(np.float64)
     values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
