@@ -2,7 +2,8 @@
 
 This is no proof, and reports call such a block *tested*, with the sizes that were run. Its inputs are random, so that
 mixed-up tokens, sequences or neurons show, of several batches and lengths, and from 1e-6 to 1e3, so that
-pre-activations and values reach every part of the activation. Both blocks are run in the model's own type, and
+pre-activations and values reach every part of the activation; or what the model itself gives the block, times these
+numbers, where it also reads shapes that are computed elsewhere. Both blocks are run in the model's own type, and
 evaluated in float64, where errors far below its rounding show.
 """
 
