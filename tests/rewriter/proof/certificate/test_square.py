@@ -324,3 +324,31 @@ def test_names_that_the_reader_would_give_are_not_taken() -> None:
     sliced = p.name("tokens_only")
     insert(p.model, p.name("z_side_by_side"), "Neg", p.name("z_side_by_side"), f"{sliced}/rows")
     assert not judged(original, p.model).certified
+
+
+HEADS_OF_BOTH = {
+    "a key": ("masked", 'p.weight("W_K", "v[0, -1, 0] *= 1 + 1e-5")'),
+    "a key over static keys": ("compact", 'p.weight("k_bias", "v *= 1 + 1e-5")'),
+    "a value": ("maskless", 'p.weight("W_V_constants", "v[0, -1] *= 1 + 1e-5")'),
+}
+
+
+@pytest.mark.parametrize("name", HEADS_OF_BOTH)
+def test_two_models_with_heads_are_told_apart(name: str) -> None:
+    """Heads of the same operands, in both models, are the same only if they compute the same."""
+    form, statement = HEADS_OF_BOTH[name]
+    model = right(form)[1]
+    p = Planted(changes.copied(model))
+    assert judged(model, p.model).certified
+    changes.run(statement, p=p)
+    found = judged(model, p.model)
+    assert not found.certified
+    assert any("differs by" in each.reason and each.refuted for each in found.refusals)
+
+
+def test_a_shorter_table_of_positions_is_stated() -> None:
+    """The same function for fewer tokens: the certificate says for how many."""
+    original, long = right("maskless")
+    found = judged(long, converted(original, "maskless", max_tokens=8))
+    assert found.certified
+    assert [(region.bound.exact, region.tokens) for region in found.regions] == [(True, 8)]
