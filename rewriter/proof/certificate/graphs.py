@@ -278,7 +278,7 @@ class Scope:
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.initializers |= {sparse.values.name: model.dense(sparse) for sparse in graph.sparse_initializer}
         self.overridable = frozenset(
-            () if outer is not None or model.fixed else self.initializers.keys() & self.inputs.keys()
+            () if outer is None and model.fixed else self.initializers.keys() & self.inputs.keys()
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}

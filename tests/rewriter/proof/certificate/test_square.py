@@ -57,6 +57,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "no axis of sequences": (SILU, {"inputs": f"{TWO} x", "outputs": f"{TWO} out"}),
     "four axes": (SILU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
     "four axes, behind a cast": (ERF_GELU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
+    "one token": (ERF_GELU, {"inputs": "float[batch, 1, 4] x", "outputs": "float[batch, 1, 4] out"}),
     "one length": (SILU, {"inputs": "float[2, 7, 4] x", "outputs": "float[2, 7, 4] out"}),
 }
 
@@ -71,9 +72,10 @@ def test_right_heads_are_certified(name: str, form: str) -> None:
     found = judged(model, converted(model, form))
     assert found.certified, [each.text for each in found.refusals]
     assert len(found.regions) == 1
-    assert (found.regions[0].added > 0) == (form == "maskless"), "a mask leaves nothing of others"
+    others = form == "maskless" and name != "one token"
+    assert (found.regions[0].added > 0) == others, "a mask leaves nothing of others"
     assert found.regions[0].added <= 1e-30
-    longest = None if form == "masked" else 7 if name == "one length" else 512
+    longest = None if form == "masked" else {"one length": 7, "one token": 1}.get(name, 512)
     assert found.regions[0].tokens == longest, "a longer sequence does not run"
 
 
@@ -344,6 +346,17 @@ def test_two_models_with_heads_are_told_apart(name: str) -> None:
     found = judged(model, p.model)
     assert not found.certified
     assert any("differs by" in each.reason and each.refuted for each in found.refusals)
+
+
+def test_one_position_is_not_that_of_many_tokens() -> None:
+    """Where only one token has a position, there is no other; where all have the same, each sees all."""
+    original = mlp(ERF_GELU)
+    p = Planted(changes.copied(converted(original, "maskless", max_tokens=1)))
+    assert [region.tokens for region in judged(original, p.model).regions] == [1]
+    p.reads("token_positions_each", 1, "indicators_shape")
+    found = judged(original, p.model)
+    assert not found.certified
+    assert "has operands with axes ('positions'," in found.refusals[0].reason
 
 
 def test_a_shorter_table_of_positions_is_stated() -> None:
