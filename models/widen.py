@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import ml_dtypes
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
@@ -51,5 +52,7 @@ class _Change:
 
     def tensor(self, tensor: TensorProto) -> None:
         if tensor.data_type == self.old:
-            values = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(self.new))
+            values, dtype = numpy_helper.to_array(tensor), helper.tensor_dtype_to_np_dtype(self.new)
+            largest = min(float(ml_dtypes.finfo(each).max) for each in (values.dtype, dtype))
+            values = values.clip(-largest, largest).astype(dtype)  # masks of -1e38 stay finite
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
