@@ -60,7 +60,8 @@ from rewriter.proof.certificate.expressions import (
     substitute,
     total,
 )
-from rewriter.proof.certificate.graphs import Model, Rows, Scope, Tensor
+from rewriter.proof.certificate.graphs import Model, Scope, Tensor
+from rewriter.proof.certificate.regions import Region
 from rewriter.proof.certificate.rows import Layer
 
 NEGLIGIBLE = 1e-30
@@ -230,10 +231,11 @@ def _unfold(scope: Scope, name: str, node: onnx.NodeProto, reader: _Reader, name
     if reader.shaped is None and any(each.startswith(f"{name}/") for each in names):
         raise _Unread(f"{name} has a name like those of tensors inside")
     used = [part for part in ordered(function) if part.operator == "leaf"]
-    operands = [reader.define(scope, f"{name}/layer_{part.value}", part) for part in used]
+    leaves = {part: reader.define(scope, f"{name}/layer_{part.value}", part) for part in used}
     rows = f"{name}/rows" if layers else name
-    scope.rows[rows] = Rows(function, tuple(used), added, reader.tokens, tuple(reader.inside))
-    made = onnx.helper.make_node("Heads", operands, [rows])
+    inside, together = frozenset(reader.inside), len(used) > 1
+    scope.heads[rows] = Region(function, leaves, inside, together=together, added=added, tokens=reader.tokens)
+    made = onnx.helper.make_node("Heads", [tensor.name for tensor in leaves.values()], [rows])
     scope.define(made, source.elem_type)
     for place, (layer, after) in enumerate(layers):
         last = place == len(layers) - 1
@@ -272,17 +274,17 @@ class _Reader:
         self.leaks: dict[Expression, float] = {}
         self.tokens: int | None = None
 
-    def define(self, scope: Scope, name: str, part: Expression) -> str:
-        """The name of the tensor that a leaf stands for: one that was laid out, or a layer of x, which is added."""
+    def define(self, scope: Scope, name: str, part: Expression) -> Tensor:
+        """The tensor that a leaf stands for: one that was laid out, or a layer of x, which is added."""
         source = self._sources[int(str(part.value)) // 2]
         if isinstance(source, Tensor):
-            return source.name
+            return source
         x = source.source
         scope.constant(f"{name}/W", source.weight)
         scope.constant(f"{name}/b", source.bias)
         scope.define(onnx.helper.make_node("MatMul", [x.name, f"{name}/W"], [f"{name}/product"]), x.elem_type)
         scope.define(onnx.helper.make_node("Add", [f"{name}/product", f"{name}/b"], [name]), x.elem_type)
-        return name
+        return scope.find(name)
 
     def entries(self, tensor: Tensor) -> _Entries:
         """The entries of a tensor. Raises _Unread for one that has none."""

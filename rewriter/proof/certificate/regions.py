@@ -152,8 +152,8 @@ class Reader:
         key = key_of(node)
         if scope.model.opsets.get("", _PLAIN_BROADCAST) < _PLAIN_BROADCAST:
             return None
-        if node.output[0] in scope.rows:
-            return self._heads(scope, node)
+        if node.output[0] in scope.heads:
+            return self._heads(scope.heads[node.output[0]])
         if key == ("", "Where"):
             return self._where(scope, node)
         if key == ("", "Clip"):
@@ -170,15 +170,11 @@ class Reader:
         made = scalar_operator(key, attributes(node), [each.expression for each in operands])
         return None if made is None else _read(made, *operands)
 
-    def _heads(self, scope: Scope, node: onnx.NodeProto) -> Region:
-        """What attention computes of entries or rows."""
-        rows = scope.rows[node.output[0]]
-        leaves = [self.leaf(scope.find(name)) for name in node.input]
-        expression = substitute(rows.expression, {a: b.expression for a, b in zip(rows.leaves, leaves, strict=True)})
-        found = _read(expression, *leaves)
-        return replace(
-            found, inside=frozenset(rows.inside), together=len(leaves) > 1, added=rows.added, tokens=rows.tokens
-        )
+    def _heads(self, found: Region) -> Region:
+        """What attention computes, with leaves of this reader."""
+        leaves = {part: self.leaf(tensor) for part, tensor in found.leaves.items()}
+        expression = substitute(found.expression, {part: each.expression for part, each in leaves.items()})
+        return replace(found, expression=expression, leaves=_read(expression, *leaves.values()).leaves)
 
     def _cast(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
         """The same number; of a condition, 1 where it holds and 0 where it does not."""

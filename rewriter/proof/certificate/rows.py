@@ -179,7 +179,7 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
             return None
         of_rows = extent(scope.find(node.input[0]), depth + 1)
         return of_rows._replace(width=int(weight.shape[0 if given.get("transB") else 1]))
-    if key_of(node) not in OPERATORS and node.op_type not in ("Cast", "Clip") and tensor.name not in scope.rows:
+    if key_of(node) not in OPERATORS and node.op_type not in ("Cast", "Clip") and tensor.name not in scope.heads:
         return None
     operands = [scope.find(name) for name in node.input if name]
     values = [(each, folded(each)) for each in operands if not _one_number(each, depth)]

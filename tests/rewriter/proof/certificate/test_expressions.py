@@ -83,7 +83,8 @@ def test_operators_of_onnxruntime() -> None:
     quick = scalar_operator((MICROSOFT, "QuickGelu"), {"alpha": 1.5}, [VARIABLE])
     assert quick is mul(VARIABLE, sigmoid(mul(constant(1.5), VARIABLE)))
     assert scalar_operator((MICROSOFT, "FastGelu"), {}, [VARIABLE, U]) is None
-    assert scalar_operator(("", "SwiGLU"), {}, [G, U]) is mul(mul(G, sigmoid(G)), U)
+    with pytest.raises(NotAFunction, match="attribute alpha is no number"):
+        scalar_operator(("", "Elu"), {"alpha": b"1"}, [VARIABLE])
     assert scalar_operator(("", "PRelu"), {}, [G, U]) is where(G, G, mul(U, G))
 
 
