@@ -32,7 +32,7 @@ Line = tuple[fmpq, fmpq]
 
 
 class NotAFunction(RewriteError):  # noqa: N818 - says what the expression is
-    """An expression that is undefined everywhere, such as a division by the constant 0."""
+    """An expression that is undefined everywhere, such as a division by the constant 0, or not known."""
 
 
 class Kink(Exception):  # noqa: N818 - not an error: a smaller piece has none
@@ -432,12 +432,15 @@ def defaults(key: tuple[str, str], version: int = onnx.defs.onnx_opset_version()
     return {name: each.default_value for name, each in schema.attributes.items() if each.default_value.name}
 
 
-def scalar_operator(key: tuple[str, str], given: Attributes, operands: Sequence[Expression]) -> Expression | None:
-    """What an operator computes of its operands; None where it is not known to be elementwise.
+def scalar_operator(key: tuple[str, str], given: Attributes, operands: Sequence[Expression]) -> Expression:
+    """What an operator computes of its operands.
 
     Raises:
-        NotAFunction: it divides by the constant 0, or an attribute is not what it should be.
+        NotAFunction: it is not known to be elementwise, or divides by the constant 0.
     """
     rule = OPERATORS.get(key)
     known = {name: onnx.helper.get_attribute_value(each) for name, each in defaults(key).items()}
-    return None if rule is None or not operands else rule(operands, {**known, **given})
+    made = None if rule is None or not operands else rule(operands, {**known, **given})
+    if made is None:
+        raise NotAFunction(f"{key[1]} is not known to be elementwise")
+    return made

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import onnx
@@ -55,7 +55,6 @@ FUNCTION, SOURCE, HEADS = "(function)", "(source)", "(heads)"
 """Stand among the attributes of a node for the content of the function that it calls, the numbers that it draws, and
 what heads were read as."""
 
-Kind = Literal["node", "constant", "input"]
 Function = tuple[str, str, str]
 """Domain, name and overload."""
 
@@ -71,7 +70,6 @@ class Tensor:
     Attributes:
         scope: the graph that makes it.
         name: its name there.
-        kind: made by a node, a constant, or an input of the graph.
         node: the node that makes it.
         place: the position among the outputs of the node, or among the inputs of the graph.
         constant: its value, if it is one; large ones are not read.
@@ -79,7 +77,6 @@ class Tensor:
 
     scope: Scope
     name: str
-    kind: Kind
     node: onnx.NodeProto | None = None
     place: int = 0
     constant: onnx.TensorProto | None = None
@@ -88,6 +85,11 @@ class Tensor:
     def number(self) -> str:
         """The digest of what it is computed from."""
         return self.scope.number(self.name)
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a constant, an input of the graph, or made by a node."""
+        return "constant" if self.constant is not None else "input" if self.node is None else "node"
 
     @property
     def elem_type(self) -> int:
@@ -315,12 +317,11 @@ class Scope:
                 sparse = attributes(node).get("sparse_value") if key_of(node) == ("", "Constant") else None
                 if sparse is not None:
                     constant = self.model.dense(sparse)
-                kind: Kind = "node" if constant is None else "constant"
-                found = Tensor(self, name, kind, None if constant is not None else node, place, constant)
+                found = Tensor(self, name, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
-                found = Tensor(self, name, "constant", constant=self.initializers[name])
+                found = Tensor(self, name, constant=self.initializers[name])
             elif name in self.inputs:
-                found = Tensor(self, name, "input", place=self.inputs[name])
+                found = Tensor(self, name, place=self.inputs[name])
             else:
                 return None
             self._tensors[name] = found
