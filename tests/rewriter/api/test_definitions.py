@@ -95,3 +95,19 @@ def test_bodies_and_local_functions() -> None:
     for text, more in (("out = d.f(x)", other), ("out = Erf(x)", {"elem": "double"})):
         with pytest.raises(ValidationError, match="NOT_IMPLEMENTED"):
             open_session(text_model(text, **{**options, **more}))
+
+
+def test_cuda_says_otherwise_that_it_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxruntime, told = pytest.importorskip("onnxruntime"), []
+
+    class Refusing(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, *given: Any, **options: Any) -> None:
+            if not told:
+                told.append(len(given))
+                raise RuntimeError(
+                    "FAIL : transformer_memcpy.cc:253 Provider type for Swish node with name '' is not set."
+                )
+            super().__init__(*given, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Refusing)
+    assert open_session(MODELS[SWISH]).defined == (SWISH,)
