@@ -100,7 +100,7 @@ def test_bodies_and_local_functions() -> None:
 
 def test_cuda_says_otherwise_that_it_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     ort = load_onnxruntime()
-    opened, errors = ort.InferenceSession, [RuntimeError("FAIL : Provider type for Swish node with name '' is not set.")]
+    opened, errors = ort.InferenceSession, [RuntimeError("Provider type for Swish node with name '' is not set.")]
 
     def refusing(*given: Any, **options: Any) -> Any:
         if errors:
