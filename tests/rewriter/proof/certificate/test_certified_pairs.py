@@ -277,6 +277,35 @@ def test_a_layer_has_the_axes_of_its_rows(name: str) -> None:
         assert not certified or judged(a, wrong).refusals[0].refuted
 
 
+NARROW = {
+    "a layer in float16": ("out = MatMul(x, W)", "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)", False),
+    "rows in float16": (
+        "a = Tanh(x) y = MatMul(a, W) out = Sigmoid(y)",
+        "a = Tanh(x) c = Cast<to = 10>(a) y = MatMul(c, V) z = Cast<to = 1>(y) out = Sigmoid(z)", False),
+    "rows in bfloat16 instead of float16": (
+        "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)",
+        "a = Cast<to = 10>(x) c = Cast<to = 16>(a) d = Cast<to = 10>(c) p = MatMul(d, V) out = Cast<to = 1>(p)", False),
+    "an activation in bfloat16 instead of float16": (
+        "y = MatMul(x, W) a = Cast<to = 10>(y) s = Sigmoid(a) out = Cast<to = 1>(s)",
+        "y = MatMul(x, W) a = Cast<to = 16>(y) s = Sigmoid(a) out = Cast<to = 1>(s)", False),
+    "sums of a layer in float16": (
+        "a = Cast<to = 10>(x) c = Cast<to = 1>(a) p = MatMul(c, W) q = Cast<to = 10>(p) out = Cast<to = 1>(q)",
+        "a = Cast<to = 10>(x) q = MatMul(a, V) out = Cast<to = 1>(q)", False),
+    "a layer of float16 in float32": (
+        "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)",
+        "a = Cast<to = 10>(x) c = Cast<to = 1>(a) d = MatMul(c, W) p = Cast<to = 10>(d) out = Cast<to = 1>(p)", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_layers_are_not_computed_in_narrower_types(name: str) -> None:
+    """Of float16 and bfloat16, neither has all numbers of the other."""
+    halves = numpy_helper.from_array(np.arange(32, dtype=np.float16).reshape(4, 8) / np.float16(16), "V")
+    constants = {"V": halves, "W": numpy_helper.to_array(halves)}
+    a, b = (text_model(each, outputs="float[p, q, 8] out", constants=constants) for each in NARROW[name][:2])
+    assert judged(a, b).certified is NARROW[name][2]
+
+
 def _attribute(value: float) -> onnx.ModelProto:
     return text_model(
         f"a = LayerNormalization<axis = -1, epsilon = {value}>(x, ones, zeros) out = Tanh(a)",
