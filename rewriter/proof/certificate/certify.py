@@ -18,6 +18,7 @@ import onnx
 from flint import fmpq
 
 from rewriter.files.load import LoadedModel
+from rewriter.graph.edit import LOOSE_INITIALIZERS
 from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
@@ -265,6 +266,8 @@ def _interface(a: Model, b: Model) -> Iterator[Refusal]:
     for domain, version in a.opsets.items():
         if b.opsets.get(domain, version) != version:
             yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {b.opsets[domain]} instead of {version}")
+    if b.ir_version < LOOSE_INITIALIZERS <= a.ir_version:
+        yield Refusal("", "", "", f"IR version is {b.ir_version} instead of {a.ir_version}, without defaults of inputs")
     for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
         if ours != (theirs if what == "input" else theirs[: len(ours)]):
             names = [each[0] for each, _ in zip(theirs, ours, strict=False) if each not in ours]

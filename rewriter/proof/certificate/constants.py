@@ -152,7 +152,7 @@ def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
         return None
     if node.op_type == "Shape":
         return None if node.attribute else [Axes(scope.find(node.input[0]))]
-    if node.op_type == "Concat":
+    if node.op_type == "Concat" and integer_of(node, "axis", 0) in (0, -1):
         return _joined([sizes(scope.find(name), depth + 1) for name in node.input])
     if node.op_type not in ("Gather", "Slice", "Unsqueeze"):
         return None

@@ -236,6 +236,14 @@ def test_changes_outside_of_regions_are_refused(name: str) -> None:
     assert any(reason in each.text for each in found.refusals), [each.text for each in found.refusals]
 
 
+def test_defaults_of_inputs_come_with_ir_4() -> None:
+    options: dict[str, Any] = {"inputs": "float[n, 4] x, float k", "constants": {"k": np.asarray(0.5)}}
+    a, b = (text_model("out = Mul(x, k)", ir=ir, **options) for ir in (8, 3))
+    assert judged(a, a).certified
+    assert judged(b, a).certified
+    assert "IR version is 3 instead of 8" in judged(a, b).refusals[0].text
+
+
 ROWS = "f = Flatten<axis = 2>(x) y = Gemm(f, W1) "
 FRONT = (
     "v = Tanh(z) n = Shape({}) i = Constant<value_ints = [0]>() j = Constant<value_ints = [2]>() "
