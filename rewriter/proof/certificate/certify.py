@@ -37,7 +37,7 @@ from rewriter.proof.certificate.expressions import (
     listing,
     substitute,
 )
-from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
+from rewriter.proof.certificate.graphs import FUNCTION, HEADS, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Region
 from rewriter.proof.certificate.rows import Layer, extent, read_layer
 from rewriter.proof.claims import Claim
@@ -61,6 +61,7 @@ _NARROWER = "computes in a narrower type than the original"
 _INVISIBLE = {
     SOURCE: "may draw other numbers than the original",
     FUNCTION: "calls a local function of another content",
+    HEADS: "has heads that compute another function, or take sequences of another length",
 }
 
 ASSUMED = (
@@ -562,7 +563,7 @@ class _Matching:
             return self._refused(a, b, 0, reason)
         mine, other = ours.expression, substitute(theirs.expression, matched)
         del self._why[count:]  # leaves that were tried in another order
-        if mine is other:
+        if mine is other and (ours.added, ours.tokens) == (theirs.added, theirs.tokens):
             return True
         value = None
         if len(ours.leaves) == 2:

@@ -309,7 +309,7 @@ NARROW = {
 def test_layers_are_not_computed_in_narrower_types(name: str) -> None:
     """Of float16 and bfloat16, neither has all numbers of the other."""
     halves = numpy_helper.from_array(np.arange(32, dtype=np.float16).reshape(4, 8) / np.float16(16), "V")
-    constants = {"V": halves, "W": numpy_helper.to_array(halves)}
+    constants: dict[str, Any] = {"V": halves, "W": numpy_helper.to_array(halves)}
     a, b = (text_model(each, outputs="float[p, q, 8] out", constants=constants) for each in NARROW[name][:2])
     assert judged(a, b).certified is NARROW[name][2]
 
