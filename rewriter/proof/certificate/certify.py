@@ -12,20 +12,32 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
+from flint import fmpq
 
 from rewriter.files.load import LoadedModel
+from rewriter.graph.edit import LOOSE_INITIALIZERS
 from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
 from rewriter.graph.walk import iter_nodes, subgraphs
 from rewriter.proof.certificate.attention import unfold
 from rewriter.proof.certificate.bounds import Bound, bound
-from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, before_casts, in_order, rank, sizes, whole_shape
-from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
-from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
+from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, in_order, rank, sizes, whole_shape
+from rewriter.proof.certificate.expressions import (
+    ONE,
+    VARIABLE,
+    ZERO,
+    Expression,
+    constant,
+    degree_in,
+    div,
+    listing,
+    substitute,
+)
+from rewriter.proof.certificate.graphs import FUNCTION, HEADS, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Region
 from rewriter.proof.certificate.rows import Layer, extent, read_layer
 from rewriter.proof.claims import Claim
@@ -45,15 +57,17 @@ _DEEPEST = 10**7
 """Calls inside each other, some five per node: models are deeper than Python's default, and its frames are on the heap.
 Whatever calls itself here is plain Python, without `*` in the call, so that C's stack does not grow."""
 
+_NARROWER = "computes in a narrower type than the original"
 _INVISIBLE = {
     SOURCE: "may draw other numbers than the original",
     FUNCTION: "calls a local function of another content",
+    HEADS: "has heads that compute another function, or take sequences of another length",
 }
 
 ASSUMED = (
     "operators compute what the specifications of ONNX and onnxruntime say",
     "arithmetic is that of the reals; operators that are the same in both models get the same operands",
-    "initializers that IR version 3 lists as inputs keep their values",
+    "where a model lists all of its initializers as inputs, as in IR version 3, they keep their values",
     "tensors of the original have the shapes that it declares for them",
 )
 NOT_CLAIMED = (
@@ -253,6 +267,8 @@ def _interface(a: Model, b: Model) -> Iterator[Refusal]:
     for domain, version in a.opsets.items():
         if b.opsets.get(domain, version) != version:
             yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {b.opsets[domain]} instead of {version}")
+    if b.ir_version < LOOSE_INITIALIZERS <= a.ir_version:
+        yield Refusal("", "", "", f"IR version is {b.ir_version} instead of {a.ir_version}, without defaults of inputs")
     for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
         if ours != (theirs if what == "input" else theirs[: len(ours)]):
             names = [each[0] for each, _ in zip(theirs, ours, strict=False) if each not in ours]
@@ -386,7 +402,7 @@ class _Matching:
 
     def _computed(self, a: Tensor, b: Tensor) -> bool:
         """Whether both are the same function, operator or layer of the same tensors."""
-        unread = in_order(b)
+        unread = in_order(b, a.elem_type)
         if unread.name in unread.scope.unread:
             self._refused(a, b, 0, unread.scope.unread[unread.name])
         regions = self._pairs(a, b)
@@ -403,16 +419,16 @@ class _Matching:
         return self._same_layer(a, b) or self._same_sizes(a, b)
 
     def _decided_rows(self, a: Tensor, b: Tensor) -> bool:
-        if self._same_tensors(in_order(a), in_order(b)):
+        if self._same_tensors(in_order(a), in_order(b, a.elem_type)):
             return True
-        ours, theirs = map(self._region_in_order, self._readers, (a, b))
+        ours, theirs = (self._region_in_order(*each, a.elem_type) for each in zip(self._readers, (a, b), strict=True))
         if ours and theirs and self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True):
             return True
         return self._same_layer(a, b, rows=True)
 
-    def _region_in_order(self, reader: Reader, tensor: Tensor) -> tuple[Tensor, Region] | None:
+    def _region_in_order(self, reader: Reader, tensor: Tensor, kind: int) -> tuple[Tensor, Region] | None:
         """The region that has the entries of a tensor in order, and its own tensor."""
-        for each in (tensor, in_order(tensor)):
+        for each in (tensor, in_order(tensor, kind)):
             region = reader.region(each)
             if region is not None:
                 return each, region
@@ -422,11 +438,15 @@ class _Matching:
 
     def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> bool:
         """Whether both are x W + b with the same weights, of the same rows, and have the same shape."""
-        ours, theirs = (read_layer(in_order(each)) for each in (a, b))
+        made = [in_order(each, a.elem_type) for each in (a, b)]
+        ours, theirs = map(read_layer, made)
         if ours is None or theirs is None or (a.elem_type != b.elem_type and not rows):
             return False
         if not self._same_tensors(ours.source, theirs.source, rows=True):
             return False
+        kinds = [each.elem_type for each in made]
+        if all(kinds) and not holds(kinds[1], kinds[0]):
+            return self._refused(a, b, 0, _NARROWER)
         if not ours.equals(theirs):
             return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
         if not rows and not self._same_shape(a, b, ours, theirs):
@@ -543,7 +563,7 @@ class _Matching:
             return self._refused(a, b, 0, reason)
         mine, other = ours.expression, substitute(theirs.expression, matched)
         del self._why[count:]  # leaves that were tried in another order
-        if mine is other:
+        if mine is other and (ours.added, ours.tokens) == (theirs.added, theirs.tokens):
             return True
         value = None
         if len(ours.leaves) == 2:
@@ -552,8 +572,10 @@ class _Matching:
                 return self._refused(a, b, 0, "combines two tensors in a way that is not linear in one of them")
         values = {each: ONE if each is value else VARIABLE for each in ours.leaves}
         one, two = substitute(mine, values), substitute(other, values)
-        program = value is not None and _attention(theirs) and not _attention(ours)
-        proved = self._proved(a, ours, one, two, program=program)
+        heads = _attention(ours), _attention(theirs)
+        proved = self._proved(a, ours, one, two, program=value is not None and heads == (False, True))
+        if proved.holds and proved.bound > _EXACT and not any(heads) and a.name not in self._claims:
+            proved = self._to_scale(proved, one, two, TOPS[_elem_type(ours)])
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
@@ -603,6 +625,20 @@ class _Matching:
         parts = (bound(mine, other, limit=self._limit, top=top, domain=domain) for domain in _DOMAINS)
         return next((each for each in parts if each.holds), everywhere)
 
+    def _to_scale(self, found: Bound, mine: Expression, other: Expression, top: fmpq) -> Bound:
+        """What is left of a bound over max(1, |F|) where neither claim nor heads say that it is an activation.
+
+        The tensor may be a variance of 1e-9: its functions must meet at 0, and be as near where F is scaled to reach 1.
+        """
+        if found.relative is None:
+            reason = f"differs by up to {found.bound:.3g}, and not in proportion to y"
+            return replace(found, holds=False, reason=reason)
+        size = bound(ZERO, mine, limit=1.0, top=top, domain=1.0)
+        if not size.holds or size.bound == 0.0:
+            return found
+        one, two = (div(each, constant(size.bound)) for each in (mine, other))
+        return bound(one, two, limit=self._limit, top=top)
+
 
 def _is_matrix(tensor: Tensor, layer: Layer) -> bool:
     """Whether a tensor has two axes, the last one of the layer's width."""
@@ -645,9 +681,8 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
         return "puts entries of two tensors side by side whose shapes are not known to be the same"
     if not rows and a.elem_type and b.elem_type and a.elem_type != b.elem_type:
         return f"has type {elem_name(b.elem_type)} instead of {elem_name(a.elem_type)}"
-    if _narrowest(theirs) < _narrowest(ours):
-        return "computes in a narrower type than the original"
-    return ""
+    types = _types(ours)
+    return "" if all(any(holds(kind, other) for other in types) for kind in _types(theirs)) else _NARROWER
 
 
 def _alike(tensors: tuple[Tensor, ...]) -> bool:
@@ -658,8 +693,7 @@ def _alike(tensors: tuple[Tensor, ...]) -> bool:
     return len({extent(tensor) for tensor in tensors}) == 1 and extent(tensors[0]).width is not None
 
 
-def _narrowest(region: Region) -> int:
-    """The narrowest type that a region computes in."""
-    kinds = [tensor.elem_type for tensor in region.leaves.values()]
-    kinds += [attributes(each.node)["to"] for each in region.inside if each.node and each.node.op_type == "Cast"]
-    return min(WIDTHS.get(kind, 0) for kind in kinds)
+def _types(region: Region) -> set[int]:
+    """The floating-point types that a region computes in."""
+    casts = {attributes(each.node)["to"] for each in region.inside if each.node and each.node.op_type == "Cast"}
+    return casts | {tensor.elem_type for tensor in region.leaves.values()}

@@ -236,6 +236,14 @@ def test_changes_outside_of_regions_are_refused(name: str) -> None:
     assert any(reason in each.text for each in found.refusals), [each.text for each in found.refusals]
 
 
+def test_defaults_of_inputs_come_with_ir_4() -> None:
+    options: dict[str, Any] = {"inputs": "float[n, 4] x, float k", "constants": {"k": np.asarray(0.5)}}
+    a, b = (text_model("out = Mul(x, k)", ir=ir, **options) for ir in (8, 3))
+    assert judged(a, a).certified
+    assert judged(b, a).certified
+    assert "IR version is 3 instead of 8" in judged(a, b).refusals[0].text
+
+
 ROWS = "f = Flatten<axis = 2>(x) y = Gemm(f, W1) "
 FRONT = (
     "v = Tanh(z) n = Shape({}) i = Constant<value_ints = [0]>() j = Constant<value_ints = [2]>() "
@@ -275,6 +283,35 @@ def test_a_layer_has_the_axes_of_its_rows(name: str) -> None:
         a, b, wrong = (text_model(text, inputs=inputs, outputs="float[p, q, 8] out") for text in texts)
         assert judged(a, b).certified is certified, inputs
         assert not certified or judged(a, wrong).refusals[0].refuted
+
+
+NARROW = {
+    "a layer in float16": ("out = MatMul(x, W)", "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)", False),
+    "rows in float16": (
+        "a = Tanh(x) y = MatMul(a, W) out = Sigmoid(y)",
+        "a = Tanh(x) c = Cast<to = 10>(a) y = MatMul(c, V) z = Cast<to = 1>(y) out = Sigmoid(z)", False),
+    "rows in bfloat16 instead of float16": (
+        "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)",
+        "a = Cast<to = 10>(x) c = Cast<to = 16>(a) d = Cast<to = 10>(c) p = MatMul(d, V) out = Cast<to = 1>(p)", False),
+    "an activation in bfloat16 instead of float16": (
+        "y = MatMul(x, W) a = Cast<to = 10>(y) s = Sigmoid(a) out = Cast<to = 1>(s)",
+        "y = MatMul(x, W) a = Cast<to = 16>(y) s = Sigmoid(a) out = Cast<to = 1>(s)", False),
+    "sums of a layer in float16": (
+        "a = Cast<to = 10>(x) c = Cast<to = 1>(a) p = MatMul(c, W) q = Cast<to = 10>(p) out = Cast<to = 1>(q)",
+        "a = Cast<to = 10>(x) q = MatMul(a, V) out = Cast<to = 1>(q)", False),
+    "a layer of float16 in float32": (
+        "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)",
+        "a = Cast<to = 10>(x) c = Cast<to = 1>(a) d = MatMul(c, W) p = Cast<to = 10>(d) out = Cast<to = 1>(p)", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_layers_are_not_computed_in_narrower_types(name: str) -> None:
+    """Of float16 and bfloat16, neither has all numbers of the other."""
+    halves = numpy_helper.from_array(np.arange(32, dtype=np.float16).reshape(4, 8) / np.float16(16), "V")
+    constants: dict[str, Any] = {"V": halves, "W": numpy_helper.to_array(halves)}
+    a, b = (text_model(each, outputs="float[p, q, 8] out", constants=constants) for each in NARROW[name][:2])
+    assert judged(a, b).certified is NARROW[name][2]
 
 
 def _attribute(value: float) -> onnx.ModelProto:
@@ -516,14 +553,35 @@ def test_a_claim_is_proved_or_refused_and_never_widened() -> None:
     assert exact.bound <= 1.2 * exact.at_least
 
 
+HALF = "a = Div(y, $1.4142135) e = Erf(a) p = Add(e, ${}) q = Mul(p, $0.5) h = Mul(y, q)"
+
+
 def test_a_claim_about_a_whole_is_not_met_by_its_parts() -> None:
-    """1 + erf and what stands for it differ by 9e-8, which is within the limit of what nothing is claimed about."""
-    half = "a = Div(y, $1.4142135) e = Erf(a) p = Add(e, {one}) q = Mul(p, $0.5) h = Mul(y, q)"
-    a, b = (mlp(half.format(one=one)) for one in ("$1.0", "$1.00000009"))
+    """1 + erf and what stands for it differ by 3e-8 y, which is within the limit of what nothing is claimed about."""
+    a, b = mlp(HALF.format(1.0)), mlp(HALF.format(1.0).replace("$1.4142135)", "$1.4142136)"))
     assert judged(a, b).certified
-    refused = judged(a, b, claims={"h": Claimed(2.4e-8, leaves=("y",))})
+    refused = judged(a, b, claims={"h": Claimed(1e-9, leaves=("y",))})
     assert not refused.certified
     assert refused.refusals[0].refuted
+
+
+SMALL = {
+    "1 + erf, far below 0": (HALF.format(1.0), HALF.format(1.00000009)),
+    "epsilon, beside small variances": tuple(
+        f"q = Mul(y, y) v = ReduceMean<axes = [-1]>(q) e = Add(v, ${e}) r = Sqrt(e) h = Div(y, r)"
+        for e in (1e-12, 5e-8)
+    ),
+    "nothing, where W2 is large": ("h = Sigmoid(y)", "s = Sigmoid(y) h = Add(s, $9e-8)"),
+    "1e-6 tanh, by a factor": tuple(f"t = Tanh(y) h = Mul(t, ${k})" for k in (1e-6, 1.05e-6)),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_no_activation_has_no_absolute_error(name: str) -> None:
+    """All are within 1e-7 of max(1, |f|), by their parts or as a whole, and change the output as much as one likes."""
+    found = of(*SMALL[name])
+    assert not found.certified
+    assert found.refusals
 
 
 def test_a_domain_is_that_of_the_claim() -> None:
