@@ -74,7 +74,7 @@ def test_the_network_is_that_of_the_theorems(name: str, exporter: str, export: E
     [*((name, exporter, 1.5) for name in WHOLE for exporter in EXPORTERS), *((*each, 2.0) for each in FURTHER)],
 )
 def test_the_proof_passes(name: str, exporter: str, allowed: float, export: Export) -> None:
-    check(export(name, exporter), allowed, form="whole", max_tokens=64)
+    check(export(name, exporter), allowed, form="whole", max_tokens=64, providers=["cpu"])  # gates: not on CUDA
 
 
 @pytest.mark.parametrize(("name", "exporter"), FURTHER)
