@@ -30,12 +30,11 @@ from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import is_float
-from rewriter.proof.nudge import Point, noisy
+from rewriter.proof.nudge import Point, moved, noisy, stability
 from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, run_model
+from rewriter.proof.run import ModelRuns, Progress, Way, run_model, told
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
-from rewriter.proof.unsteady import Gaps, cleared, gaps, moved, stability, told, without
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
@@ -220,17 +219,16 @@ class Judge:
         )  # fmt: skip
         inside = self._run(named, before.cases, ways[:1], outputs=tuple(watched)) if watched else None
         try:
-            after = self._run(Side.of(self.rewritten), before.cases, ways, wide=wide, what="the rewritten model")
+            apart = Side.of(self.rewritten)
+            after = self._run(apart, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
-        left_out = gaps(before)
-        before, after = without(before, left_out), without(after, left_out)
-        judged = self._judgements(before, after, points, left_out)
+        judged = self._judgements(before, after, points)
         strict = judged
         if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
             # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
-            strict = self._judgements(before, after, [replace(point, error=0.0) for point in points], left_out)
+            strict = self._judgements(before, after, [replace(point, error=0.0) for point in points])
         coarsest = max(points, key=lambda point: point.error).tensor if points else ""
         coarsest = next((claim.name for claim in claims if claim.output == coarsest), coarsest)
         blocks = []
@@ -251,7 +249,7 @@ class Judge:
             *_foreign(claims, Side.of(self.rewritten)),
             *(failure for each in runs.values() for failure in each.failures),
         ]
-        notes = [*_by_definition(before, after), *told(before, left_out), *self._stability(before, after)]
+        notes = [*_by_definition(before, after), *told(before), *self._stability(before, after)]
         empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
         if empty:
             rest = "the certificate" if certificate.certified else "the tests of the blocks"
@@ -283,16 +281,19 @@ class Judge:
         return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
 
     def _judgements(
-        self, before: ModelRuns, after: ModelRuns, points: Sequence[Point], left_out: Gaps
+        self, before: ModelRuns, after: ModelRuns, points: Sequence[Point]
     ) -> dict[tuple[Way, str], Judgement]:
         """The rule on every output in every way; noise at `points` shows how far rounding moves the original's."""
         plain = tuple(Way(name, optimise=False) for name in self.settings.providers)
         # If that does not run, what optimisation changes in the original is all that is known of its rounding.
-        shaken = noisy(self.original, before.cases, points, plain, by_blocks=self._by_blocks, progress=self.progress)
+        shaken = noisy(
+            self.original, before.cases, points, plain,
+            by_blocks=self._by_blocks, gaps=before.gaps, progress=self.progress,
+        )  # fmt: skip
         judged = {}
         for way in after.ways:
             own, optimised = (before.ways[Way(way.provider, level)].results for level in (False, True))
-            variants = [optimised, *(cleared(each, left_out) for each in shaken.get(replace(way, optimise=False), ()))]
+            variants = [optimised, *shaken.get(replace(way, optimise=False), ())]
             for output in own[0]:
                 judged[way, output] = self.rule(output, own, variants, after.ways[way].results)
         return judged
