@@ -55,6 +55,12 @@ CHEAP = 2**26
 """Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
 
 
+_COARSE = (
+    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
+    "--accuracy, or keep the products of gates in the graph with --gate product"
+)
+
+
 @dataclass(frozen=True)
 class ProviderRun:
     """A run on one execution provider.
@@ -224,13 +230,6 @@ class Judge:
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
-        judged = self._judgements(before, after, points)
-        strict = judged
-        if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
-            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
-            strict = self._judgements(before, after, [replace(point, error=0.0) for point in points])
-        coarsest = max(points, key=lambda point: point.error).tensor if points else ""
-        coarsest = next((claim.name for claim in claims if claim.output == coarsest), coarsest)
         blocks = []
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
@@ -241,7 +240,7 @@ class Judge:
             except ValidationError as error:
                 failed = f"{claim.name} could not be tested: {error}"
                 blocks.append(BlockTest(claim.name, (), None, None, (failed,)))
-        runs = {name: _provider(name, before, after, judged, strict, coarsest) for name in providers}
+        runs = {name: self._provider(name, before, after, points) for name in providers}
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
@@ -250,7 +249,8 @@ class Judge:
             *(failure for each in runs.values() for failure in each.failures),
         ]
         notes = [*_by_definition(before, after), *told(before), *self._stability(before, after)]
-        empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
+        judged = (each for run in runs.values() for each in run.compared.values())
+        empty = dict.fromkeys(each.name for each in judged if each.proves_nothing)
         if empty:
             rest = "the certificate" if certificate.certified else "the tests of the blocks"
             notes.append(
@@ -280,23 +280,51 @@ class Judge:
     def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
         return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
 
-    def _judgements(
-        self, before: ModelRuns, after: ModelRuns, points: Sequence[Point]
-    ) -> dict[tuple[Way, str], Judgement]:
-        """The rule on every output in every way; noise at `points` shows how far rounding moves the original's."""
-        plain = tuple(Way(name, optimise=False) for name in self.settings.providers)
-        # If that does not run, what optimisation changes in the original is all that is known of its rounding.
-        shaken = noisy(
-            self.original, before.cases, points, plain,
-            by_blocks=self._by_blocks, gaps=before.gaps, progress=self.progress,
-        )  # fmt: skip
-        judged = {}
-        for way in after.ways:
-            own, optimised = (before.ways[Way(way.provider, level)].results for level in (False, True))
-            variants = [optimised, *shaken.get(replace(way, optimise=False), ())]
-            for output in own[0]:
-                judged[way, output] = self.rule(output, own, variants, after.ways[way].results)
-        return judged
+    def _provider(self, provider: str, before: ModelRuns, after: ModelRuns, points: Sequence[Point]) -> ProviderRun:
+        """What the runs on one provider show; noise at `points` tells how far rounding moves the original's outputs."""
+        ways = [Way(provider, optimise) for optimise in (False, True)]
+        (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
+
+        def judgements(points: Sequence[Point]) -> dict[tuple[str, Way], Judgement]:
+            noise = noisy(
+                self.original, before.cases, points, ways[:1],
+                by_blocks=self._by_blocks, gaps=before.gaps, progress=self.progress,
+            )  # fmt: skip
+            # If that does not run, what optimisation changes in the original is all that is known of its rounding.
+            variants = [old.results, *noise.get(ways[0], ())]
+            return {
+                (output, way): self.rule(output, plain.results, variants, after.ways[way].results)
+                for output in plain.results[0]
+                for way in ways
+            }
+
+        judged = strict = judgements(points)
+        if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
+            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
+            strict = judgements([replace(point, error=0.0) for point in points])
+        failures: list[str] = []
+        found: dict[str, Judgement] = {}
+        for (output, way), each in judged.items():
+            exact = strict[output, way]
+            if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
+                coarsest = max(points, key=lambda point: point.error).tensor
+                coarsest = next((claim.name for claim in self.claims if claim.output == coarsest), coarsest)
+                failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
+            elif not each.holds:
+                failures.append(f"output {output} {each.reason} on {way}")
+            if output not in found or each.error > found[output].error:
+                found[output] = each
+        nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
+        failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
+        told = old.cpu_nodes is not None and new.cpu_nodes is not None
+        fallen, there = new.cpu_nodes or (), old.cpu_nodes or ()
+        return ProviderRun(
+            compared=found,
+            error_ratio=_error_ratio(before, after, ways),
+            cpu_nodes=tuple(node for node in fallen if told and node not in there),
+            cpu_nodes_of_original=len(there) if told else None,
+            failures=tuple(dict.fromkeys(failures)),
+        )
 
 
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
@@ -434,57 +462,12 @@ def _mixtures(side: Side) -> Iterator[Point]:
             yield Point(output, view.path, view.type_of(output).elem_type)
 
 
-_COARSE = (
-    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
-    "--accuracy, or keep the products of gates in the graph with --gate product"
-)
-
-
-def _provider(
-    name: str,
-    before: ModelRuns,
-    after: ModelRuns,
-    judged: Mapping[tuple[Way, str], Judgement],
-    strict: Mapping[tuple[Way, str], Judgement],
-    coarsest: str,
-) -> ProviderRun:
-    """What the runs on one provider show.
-
-    `strict` are judgements with noise that leaves out the bounds of the certificate, of which that of `coarsest` is the
-    largest: they decide about numbers of which `judged` proves nothing.
-    """
-    old, new = (runs.ways[Way(name, optimise=True)] for runs in (before, after))
-    failures: list[str] = []
-    found: dict[str, Judgement] = {}
-    for (way, output), each in judged.items():
-        if way.provider != name:
-            continue
-        exact = strict[way, output]
-        if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
-            failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
-        elif not each.holds:
-            failures.append(f"output {output} {each.reason} on {way}")
-        if output not in found or each.error > found[output].error:
-            found[output] = each
-    nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
-    failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
-    told = old.cpu_nodes is not None and new.cpu_nodes is not None
-    fallen, there = new.cpu_nodes or (), old.cpu_nodes or ()
-    return ProviderRun(
-        compared=found,
-        error_ratio=_error_ratio(before, after, name),
-        cpu_nodes=tuple(node for node in fallen if told and node not in there),
-        cpu_nodes_of_original=len(there) if told else None,
-        failures=tuple(dict.fromkeys(failures)),
-    )
-
-
-def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None:
+def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
     truth, ratios = before.truth or ({},), list[float]()
     for output in (each for each, values in truth[0].items() if values.dtype.kind == "f"):
         exact = [case[output] for case in truth]
-        for way in (Way(name, optimise) for optimise in (False, True)):
+        for way in ways:
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
             least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
             old, new = (max(largest_gap(exact, values), least) for values in (own, theirs))
