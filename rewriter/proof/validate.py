@@ -23,7 +23,8 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import key_of, reads
+from rewriter.graph.view import GraphView, key_of, reads
+from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
@@ -60,6 +61,8 @@ _COARSE = (
     "--accuracy, or keep the products of gates in the graph with --gate product"
 )
 
+_ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
+
 
 @dataclass(frozen=True)
 class ProviderRun:
@@ -68,7 +71,8 @@ class ProviderRun:
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
+        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
+            shapes, which onnxruntime leaves there on purpose.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
         failures: what did not hold.
     """
@@ -225,27 +229,27 @@ class Judge:
         )  # fmt: skip
         inside = self._run(named, before.cases, ways[:1], outputs=tuple(watched)) if watched else None
         try:
-            apart = Side.of(self.rewritten)
-            after = self._run(apart, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
+            new = Side.of(self.rewritten)
+            after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
         blocks = []
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
-            apart = Side.of(self.alone or self.rewritten)
+            apart = new if self.alone is None else Side.of(self.alone)
             try:
                 seed = self.settings.seed
                 blocks.append(tested_block(named, apart, claim, ways, seed, before.cases, self._by_blocks))
             except ValidationError as error:
                 failed = f"{claim.name} could not be tested: {error}"
                 blocks.append(BlockTest(claim.name, (), None, None, (failed,)))
-        runs = {name: self._provider(name, before, after, points) for name in providers}
+        runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
             *_beyond(watched, {} if inside is None else _largest(inside)),
-            *_foreign(claims, Side.of(self.rewritten)),
+            *_foreign(claims, new),
             *(failure for each in runs.values() for failure in each.failures),
         ]
         notes = [*_by_definition(before, after), *told(before), *self._stability(before, after)]
@@ -280,7 +284,9 @@ class Judge:
     def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
         return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
 
-    def _provider(self, provider: str, before: ModelRuns, after: ModelRuns, points: Sequence[Point]) -> ProviderRun:
+    def _provider(
+        self, provider: str, sides: tuple[Side, Side], before: ModelRuns, after: ModelRuns, points: Sequence[Point]
+    ) -> ProviderRun:
         """What the runs on one provider show; noise at `points` tells how far rounding moves the original's outputs."""
         ways = [Way(provider, optimise) for optimise in (False, True)]
         (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
@@ -316,8 +322,17 @@ class Judge:
                 found[output] = each
         nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
         failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
+        in_float64 = {
+            node.op_type for view, node in _nodes(sides[1])
+            if node.output and view.type_of(node.output[0]).elem_type == onnx.TensorProto.DOUBLE
+        }  # fmt: skip
+        coarse = sorted(in_float64.intersection(parse_provider(provider).coarse))
+        if failures and coarse:
+            failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
         told = old.cpu_nodes is not None and new.cpu_nodes is not None
-        fallen, there = new.cpu_nodes or (), old.cpu_nodes or ()
+        there, fallen = (
+            _without_shapes(ran.cpu_nodes or (), side) for ran, side in zip((old, new), sides, strict=True)
+        )
         return ProviderRun(
             compared=found,
             error_ratio=_error_ratio(before, after, ways),
@@ -457,9 +472,22 @@ def noise_points(
 
 def _mixtures(side: Side) -> Iterator[Point]:
     """The outputs of mixtures of experts, whose activations are no tensors of the model."""
-    for view in side.views.values():
-        for output in (node.output[0] for node in view.nodes if key_of(node) in EXPERTS):
-            yield Point(output, view.path, view.type_of(output).elem_type)
+    for view, node in _nodes(side):
+        if key_of(node) in EXPERTS:
+            yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
+
+
+def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
+    return ((view, node) for view in side.views.values() for node in view.nodes)
+
+
+def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
+    """Those of the nodes, as a session names them, that compute anything else than 64-bit integers."""
+    of_shapes = {
+        f"{node.op_type} '{node.name}'" for view, node in (_nodes(side) if nodes else ())
+        if all(view.type_of(name).elem_type == onnx.TensorProto.INT64 for name in node.output if name)
+    }  # fmt: skip
+    return [each for each in nodes if each not in of_shapes]
 
 
 def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
