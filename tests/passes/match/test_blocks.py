@@ -11,6 +11,7 @@ import pytest
 
 from passes.match.blocks import kinds
 from rewriter import ExitStatus, rewrite
+from tests.cases import planned
 from tests.conftest import slow
 from tests.spellings import FIRSTS, GATES, OPERATORS, SPELLINGS
 from tests.textmodels import (
@@ -535,3 +536,14 @@ def test_the_square_of_a_normalisation_is_no_activation(text: str, left: bool) -
     model = text_model(nodes, constants={"two": np.array(2.0)})
     found = findings(model)
     assert (bool(found.left), found.blocks) == (left, ())
+
+
+@pytest.mark.parametrize("square", ["Mul(g, g)", "Pow(g, two)"])
+def test_a_normalisation_of_a_gated_activation_is_the_reason(square: str) -> None:
+    """As in BitNet: the square of the norm is no larger activation of which the gated one is a part."""
+    activation = f"s = Relu(y) g = Mul(s, u) q = {square} m = ReduceMean<axes = [-1]>(q) r = Sqrt(m) h = Div(g, r)"
+    model = mlp(activation, first=f"{FIRST} u = MatMul(x, V1)", constants={"two": np.array(2.0, np.float32)})
+    (left,) = findings(model).left
+    assert left.miss.reason.startswith("its output feeds ReduceMean ")
+    (conversion,) = planned(model, scope="all").conversions
+    assert conversion.block.output == "g"
