@@ -36,7 +36,7 @@ from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, norm_of, unchanged
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.roles import token_ids
+from rewriter.proof.inputs.specs import token_ids
 
 _RANK = 3
 _NEAR, _STEP = 1e-8, 1e-4

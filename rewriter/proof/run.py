@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -23,7 +23,7 @@ from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.rule import Results, magnitude
+from rewriter.proof.rule import Results
 from rewriter.text import quoted
 
 SEGMENT = 2**27
@@ -51,7 +51,7 @@ class Ran:
     """The results of one way of running a model.
 
     Attributes:
-        results: the graph's outputs, case by case.
+        results: the outputs, case by case.
         cpu_nodes: as in `Session`.
         defined: as in `Session`.
     """
@@ -77,7 +77,6 @@ class ModelRuns:
         ways: the results of each way.
         truth: its float64 evaluation; None if there is none.
         segments: number of parts that were loaded one after the other.
-        reached: largest finite |entry| of each watched tensor over all cases.
     """
 
     cases: tuple[Case, ...]
@@ -85,7 +84,6 @@ class ModelRuns:
     ways: Mapping[Way, Ran]
     truth: Results | None = None
     segments: int = 1
-    reached: Mapping[str, float] = field(default_factory=dict)
 
 
 def run_model(
@@ -93,7 +91,7 @@ def run_model(
     cases: Sequence[Case],
     ways: Sequence[Way],
     *,
-    watched: Sequence[str] = (),
+    outputs: Sequence[str] = (),
     wide: bool = False,
     may_refuse: bool = False,
     by_blocks: bool = False,
@@ -106,7 +104,8 @@ def run_model(
         side: the model.
         cases: its inputs; of a part, what it does not read is left out.
         ways: how to run it.
-        watched: tensors whose largest finite |entry| over all cases is recorded, in the first way.
+        outputs: the tensors that are wanted; by default the graph's outputs. Those inside the model keep onnxruntime
+            from fusing nodes.
         wide: whether to evaluate it in float64, if it is loaded as a whole.
         may_refuse: whether cases that the first way cannot run are dropped; otherwise they are an error.
         by_blocks: never load it as a whole.
@@ -123,35 +122,31 @@ def run_model(
             f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
             "prove with --option proof=whole"
         )
-    cuts: Sequence[Cut | None] = split(side.main, watched, SEGMENT) if by_blocks else (None,)
+    wanted = tuple(outputs) or side.main.outputs
+    cuts: Sequence[Cut | None] = split(side.main, wanted, SEGMENT) if by_blocks else (None,)
     # Of each way, the values of the tensors that later segments read, case by case.
     flows: list[list[dict[str, Array]]] = [[dict(case.feeds) for case in cases] for _ in ways]
     runs = {way: Ran() for way in ways}
     kept, skipped = list(cases), list[str]()
-    reached: dict[str, float] = {}
     for number, part in enumerate(cuts):
-        later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*side.main.outputs}
+        later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*wanted}
         for place, (way, flow) in enumerate(zip(ways, flows, strict=True)):
             progress(f"running {what}, {way}", number * len(flows) + place, len(cuts) * len(flows))
-            # Only the first way records tensors inside the model, since additional outputs keep onnxruntime from fusing
-            # nodes, and only it may refuse a case: one that another way refuses is an error, not an invalid input.
-            here = () if place else watched
             over = flows[ways.index(replace(way, again=False))] if way.again else ()
-            refused = _run_part(side, part, way, runs[way], flow, here, over=over, may_refuse=may_refuse and not place)
+            # Only the first way may refuse a case: one that another way refuses is an error, not an invalid input.
+            refused = _run_part(side, part, way, runs[way], flow, wanted, over, may_refuse=may_refuse and not place)
             skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
             for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
                 del kept[index]
                 for other in flows:
                     del other[index]
             for values in flow:
-                for name in values.keys() & {*here}:
-                    reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))
                 for name in values.keys() - later:
                     del values[name]
     for ran, flow in zip(runs.values(), flows, strict=True):
-        ran.results = [{name: values[name] for name in side.main.outputs} for values in flow]
+        ran.results = [{name: values[name] for name in wanted} for values in flow]
     truth = _in_float64(side.model, kept, progress) if wide and not by_blocks else None
-    return ModelRuns(tuple(kept), tuple(skipped), runs, truth, segments=len(cuts), reached=reached)
+    return ModelRuns(tuple(kept), tuple(skipped), runs, truth, segments=len(cuts))
 
 
 def _run_part(
@@ -160,9 +155,9 @@ def _run_part(
     way: Way,
     ran: Ran,
     flow: Sequence[dict[str, Array]],
-    watched: Sequence[str],
-    *,
+    wanted: Sequence[str],
     over: Sequence[Mapping[str, Array]],
+    *,
     may_refuse: bool,
 ) -> dict[int, str]:
     """Run one segment in one way, and add what it computes to the values of each case.
@@ -173,7 +168,7 @@ def _run_part(
     if not flow:
         return refused
     if part is None:
-        session = open_tapped(side, watched, way.provider, optimise=way.optimise)
+        session = open_model(tapped(side, wanted), way.provider, optimise=way.optimise)
         read = {value.name for value in side.model.proto.graph.input}
     else:
         model = side.extracted(part)
@@ -220,10 +215,9 @@ def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bo
     return open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
 
 
-def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:
-    """Open a session that also outputs tensors inside a model."""
+def tapped(side: Side, names: Sequence[str]) -> LoadedModel:
+    """The model with tensors inside it as further outputs."""
     inside = [name for name in dict.fromkeys(names) if name not in side.main.outputs and name not in side.main.inputs]
     if not inside:
-        return open_model(side.model, provider, optimise=optimise)
-    proto = with_outputs(side.model.proto, side.main, inside)
-    return open_model(replace(side.model, proto=proto, path=None), provider, optimise=optimise)
+        return side.model
+    return replace(side.model, proto=with_outputs(side.model.proto, side.main, inside), path=None)

@@ -29,7 +29,7 @@ from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy
 from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Way, run_model
@@ -37,7 +37,7 @@ from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
 from rewriter.proof.unsteady import Gaps, cleared, gaps, moved, stability, told, without
 
-__all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
+__all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
 Rule = Callable[[str, Results, Sequence[Results], Results], Judgement]
 """[output, the original's results, its variants, the rewritten results] Whether they agree."""
@@ -114,21 +114,11 @@ class Validation:
         return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=nan)
 
 
-def validate(
-    original: LoadedModel,
-    rewritten: LoadedModel,
-    claims: Sequence[Claim],
-    settings: Settings,
-    progress: Progress = lambda _what, _done, _total: None,
-    *,
-    lowered: LoadedModel | None = None,
-    alone: LoadedModel | None = None,
-    rule: Rule = compared,
-    noise: Sequence[Point] = (),
-) -> Validation:
-    """Judge `rewritten` against `original`.
+@dataclass(frozen=True)
+class Judge:
+    """Judges a rewritten model against its original.
 
-    Args:
+    Attributes:
         original: the specification.
         rewritten: what is judged.
         claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
@@ -140,53 +130,58 @@ def validate(
             this form, and the rewritten model itself end to end.
         rule: compares an output of both; with tolerances, another one than that of `rewriter.proof.rule`.
         noise: further tensors of the original that get noise of one unit in the last place.
-
-    Raises:
-        ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
-        ProviderError: a provider is not available.
-        UsageError: the inputs do not fit the model.
     """
-    progress("certifying", 0, 4)
-    named = original if lowered is None or lowered.proto is original.proto else lowered
-    judge = _Judge(original, rewritten, named, alone, claims, settings, progress, rule, noise)
-    certificate = judge.certificate()
-    # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
-    names = {output: f"{each.name}: " for each in claims for output in (each.output, *each.block_outputs)}
-    of_blocks = {each.name for each in claims}
-    told = [each for each in certificate.refusals if claims or (each.refuted and each.tensor == each.original)]
-    known = [
-        each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
-        for each in ([each for each in told if each.refuted] or told)  # the others may follow from what is refuted
-    ]
-    try:
-        return judge.judged(certificate, known)
-    except (ValidationError, LookupError, ValueError):
-        # The file may be so wrong that it does not run; what is known already says more than that.
-        if not known:
-            raise
-        return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """The arguments of `validate`; `named` is the form of the original whose tensors the claims name."""
 
     original: LoadedModel
     rewritten: LoadedModel
-    named: LoadedModel
-    alone: LoadedModel | None
     claims: Sequence[Claim]
     settings: Settings
-    progress: Progress
-    rule: Rule
-    noise: Sequence[Point]
+    progress: Progress = lambda _what, _done, _total: None
+    lowered: LoadedModel | None = None
+    alone: LoadedModel | None = None
+    rule: Rule = compared
+    noise: Sequence[Point] = ()
+
+    def verdict(self) -> Validation:
+        """The certificate, the run, and the tests of blocks that are not certified.
+
+        Raises:
+            ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
+            ProviderError: a provider is not available.
+            UsageError: the inputs do not fit the model.
+        """
+        self.progress("certifying", 0, 4)
+        certificate = self._certificate()
+        # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
+        names = {name: f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)}
+        of_blocks = {each.name for each in self.claims}
+        refusals = [
+            each for each in certificate.refusals if self.claims or (each.refuted and each.tensor == each.original)
+        ]
+        known = [
+            each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
+            for each in ([each for each in refusals if each.refuted] or refusals)  # others may follow from the refuted
+        ]
+        try:
+            return self._judged(certificate, known)
+        except (ValidationError, LookupError, ValueError):
+            # The file may be so wrong that it does not run; what is known already says more than that.
+            if not known:
+                raise
+            return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
 
     @property
-    def by_blocks(self) -> bool:
+    def _named(self) -> LoadedModel:
+        """The form of the original whose tensors the claims name."""
+        lowered = self.lowered
+        return self.original if lowered is None or lowered.proto is self.original.proto else lowered
+
+    @property
+    def _by_blocks(self) -> bool:
         """Whether neither model is ever loaded as a whole."""
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
-    def certificate(self) -> Certificate:
+    def _certificate(self) -> Certificate:
         """What is proved for every input."""
         held = {
             each.output: Claimed(
@@ -199,18 +194,18 @@ class _Judge:
         # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
         judged = self.alone or self.rewritten
         found = certify(self.original, judged, claims=held, blocks=self.claims)
-        if not found.certified and self.claims and self.named is not self.original:
+        if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
-            second = certify(self.named, judged, claims=held, blocks=self.claims)
-            found = second if certify(self.original, self.named).certified else found
+            second = certify(self._named, judged, claims=held, blocks=self.claims)
+            found = second if certify(self.original, self._named).certified else found
         if self.alone is not None:
             found = replace(found, certified=False, left=tuple(each.name for each in self.claims))
         return found
 
-    def judged(self, certificate: Certificate, known: Sequence[str]) -> Validation:
+    def _judged(self, certificate: Certificate, known: Sequence[str]) -> Validation:
         """The verdict; `known` are the failures so far."""
         providers, claims = self.settings.providers, self.claims
-        old, named = Side.of(self.original), Side.of(self.named)
+        old, named = Side.of(self.original), Side.of(self._named)
         tested = tuple(claim for claim in claims if claim.name in certificate.left)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
@@ -219,14 +214,11 @@ class _Judge:
         # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
         cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
         wide = self.original.size <= CHEAP
-        here = watched if self.named is self.original else {}
         before = run_accepted(
             old, cases, (*ways, *again), self.settings,
-            watched=tuple(here), wide=wide, by_blocks=self.by_blocks, progress=self.progress, what="the original",
+            wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
-        reached = before.reached
-        if watched and not here:  # only the lowered form, which computes the same, has the tensors under these names
-            reached = self._run(named, before.cases, ways[:1], watched=tuple(watched)).reached
+        inside = self._run(named, before.cases, ways[:1], outputs=tuple(watched)) if watched else None
         try:
             after = self._run(Side.of(self.rewritten), before.cases, ways, wide=wide, what="the rewritten model")
         except ValidationError as error:
@@ -245,22 +237,28 @@ class _Judge:
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
             apart = Side.of(self.alone or self.rewritten)
-            blocks.append(tested_block(named, apart, claim, ways, self.settings.seed, before.cases))
+            try:
+                seed = self.settings.seed
+                blocks.append(tested_block(named, apart, claim, ways, seed, before.cases, self._by_blocks))
+            except ValidationError as error:
+                failed = f"{claim.name} could not be tested: {error}"
+                blocks.append(BlockTest(claim.name, (), None, None, (failed,)))
         runs = {name: _provider(name, before, after, judged, strict, coarsest) for name in providers}
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
-            *_beyond(watched, reached),
+            *_beyond(watched, {} if inside is None else _largest(inside)),
             *_foreign(claims, Side.of(self.rewritten)),
             *(failure for each in runs.values() for failure in each.failures),
         ]
-        empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
-        rest = "the certificate" if certificate.certified else "the tests of the blocks"
         notes = [*_by_definition(before, after), *told(before, left_out), *self._stability(before, after)]
-        nothing = (
-            f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
-            f"verdict rests on {rest}"
-        )
+        empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
+        if empty:
+            rest = "the certificate" if certificate.certified else "the tests of the blocks"
+            notes.append(
+                f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
+                f"verdict rests on {rest}"
+            )
         return Validation(
             passed=not failures,
             certificate=certificate,
@@ -269,9 +267,9 @@ class _Judge:
             cases=tuple(case.name for case in before.cases),
             skipped=before.skipped,
             failures=tuple(dict.fromkeys(failures)),
-            by_blocks=self.by_blocks,
+            by_blocks=self._by_blocks,
             segments=(before.segments, after.segments),
-            notes=(*notes, nothing) if empty else tuple(notes),
+            notes=tuple(notes),
         )
 
     def _stability(self, before: ModelRuns, after: ModelRuns) -> Iterator[str]:
@@ -282,7 +280,7 @@ class _Judge:
             yield from stability(*(runs.ways[way].results for runs in (before, again, after)))
 
     def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
-        return run_model(side, cases, ways, by_blocks=self.by_blocks, progress=self.progress, **options)
+        return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
 
     def _judgements(
         self, before: ModelRuns, after: ModelRuns, points: Sequence[Point], left_out: Gaps
@@ -290,7 +288,7 @@ class _Judge:
         """The rule on every output in every way; noise at `points` shows how far rounding moves the original's."""
         plain = tuple(Way(name, optimise=False) for name in self.settings.providers)
         # If that does not run, what optimisation changes in the original is all that is known of its rounding.
-        shaken = noisy(self.original, before.cases, points, plain, by_blocks=self.by_blocks, progress=self.progress)
+        shaken = noisy(self.original, before.cases, points, plain, by_blocks=self._by_blocks, progress=self.progress)
         judged = {}
         for way in after.ways:
             own, optimised = (before.ways[Way(way.provider, level)].results for level in (False, True))
@@ -396,11 +394,18 @@ def largest_magnitudes(
     taps = tuple(name for name in dict.fromkeys(tensors) if name in side.main.producer)
     if not taps:
         return {}
-    found = run_accepted(
-        side, cases_of(model, settings, 0), [Way("cpu", optimise=True)], settings,
-        watched=taps, by_blocks=settings.by_blocks(model.size), progress=progress, what="the original",
+    return _largest(
+        run_accepted(
+            side, cases_of(model, settings, 0), [Way("cpu", optimise=True)], settings,
+            outputs=taps, by_blocks=settings.by_blocks(model.size), progress=progress, what="the original",
+        )
     )  # fmt: skip
-    return dict(found.reached)
+
+
+def _largest(runs: ModelRuns) -> dict[str, float]:
+    """The largest finite |entry| of each output over all cases, in the first way."""
+    results = next(iter(runs.ways.values())).results
+    return {name: max(magnitude(case[name]) for case in results) for name in results[0]}
 
 
 def noise_points(
