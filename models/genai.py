@@ -81,7 +81,7 @@ def build_genai(
         model.config.rope_parameters |= _GEMMA3
     with tempfile.TemporaryDirectory() as scratch:
         model.save_pretrained(scratch)
-        _save_tokenizer(Path(scratch), model.config.vocab_size)
+        save_tokenizer(Path(scratch), model.config.vocab_size)
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", scratch, "-o", str(output)]
         command += ["-c", scratch, "-p", precision, "-e", provider]
         if adapted:
@@ -102,7 +102,8 @@ def _save_adapter(model: Any, adapted: Sequence[str], folder: Path, seed: int) -
         get_peft_model(model, settings).save_pretrained(folder)
 
 
-def _save_tokenizer(folder: Path, words: int) -> None:
+def save_tokenizer(folder: Path, words: int) -> None:
+    """Put a tokenizer of the words `w0`, `w1`, ... beside a checkpoint."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -11,7 +11,6 @@ import pytest
 
 from passes.match.blocks import kinds
 from rewriter import ExitStatus, rewrite
-from tests.cases import planned
 from tests.conftest import slow
 from tests.spellings import FIRSTS, GATES, OPERATORS, SPELLINGS
 from tests.textmodels import (
@@ -27,21 +26,16 @@ from tests.textmodels import (
     values,
 )
 
+SPELLED = [*((*each, {}) for each in SPELLINGS), *OPERATORS]
 
-@pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS], ids=[s[0] for s in SPELLINGS])
-def test_spelling(label: str, text: str) -> None:
-    block = only_block(mlp(text))
+
+@pytest.mark.parametrize(("label", "text", "options"), [s[1:] for s in SPELLED], ids=[s[0] for s in SPELLED])
+def test_spelling(label: str, text: str, options: dict[str, Any]) -> None:
+    block = only_block(mlp(text, **options))
     assert block.identified.label == label
     assert (block.gate, block.value, block.output) == ("y", "y", "h")
     assert block.neurons == 8
     assert block.elem_type == onnx.TensorProto.FLOAT
-
-
-@pytest.mark.parametrize(("label", "text", "options"), [o[1:] for o in OPERATORS], ids=[o[0] for o in OPERATORS])
-def test_operator(label: str, text: str, options: dict[str, Any]) -> None:
-    block = only_block(mlp(text, **options))
-    assert block.identified.label == label
-    assert block.output == "h"
 
 
 @pytest.mark.parametrize("elem", [pytest.param("double", marks=slow), "float16"])
@@ -381,6 +375,15 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         {"activation": SILU, "second": "k = Softmax(h) out = MatMul(k, W2)"},
         "its output feeds Softmax 'k', which is not a linear operator",
     ),
+    *(
+        (
+            f"normalised-gate-{name}",  # as in BitNet: the square of the norm is no larger activation
+            {"activation": f"s = Relu(y) g = Mul(s, u) q = {square} m = ReduceMean(q) r = Sqrt(m) h = Div(g, r)",
+             "first": f"{FIRST} u = MatMul(x, V1)", "constants": {"two": np.array(2.0)}},
+            "its output feeds ReduceMean 'm', which is not a linear operator",
+        )
+        for name, square in (("product", "Mul(g, g)"), ("power", "Pow(g, two)"))
+    ),
     (
         "graph-output",
         {"activation": "s = Sigmoid(y) out = Mul(y, s)", "second": "", "outputs": "float[batch, tokens, 8] out"},
@@ -536,14 +539,3 @@ def test_the_square_of_a_normalisation_is_no_activation(text: str, left: bool) -
     model = text_model(nodes, constants={"two": np.array(2.0)})
     found = findings(model)
     assert (bool(found.left), found.blocks) == (left, ())
-
-
-@pytest.mark.parametrize("square", ["Mul(g, g)", "Pow(g, two)"])
-def test_a_normalisation_of_a_gated_activation_is_the_reason(square: str) -> None:
-    """As in BitNet: the square of the norm is no larger activation of which the gated one is a part."""
-    activation = f"s = Relu(y) g = Mul(s, u) q = {square} m = ReduceMean<axes = [-1]>(q) r = Sqrt(m) h = Div(g, r)"
-    model = mlp(activation, first=f"{FIRST} u = MatMul(x, V1)", constants={"two": np.array(2.0, np.float32)})
-    (left,) = findings(model).left
-    assert left.miss.reason.startswith("its output feeds ReduceMean ")
-    (conversion,) = planned(model, scope="all").conversions
-    assert conversion.block.output == "g"
