@@ -34,7 +34,7 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.text import Tokens, tokenized
-from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.run import open_model, tapped
 
 Values = Mapping[str, Array]

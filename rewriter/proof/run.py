@@ -22,7 +22,7 @@ from rewriter.graph.extract import Cut, split, with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.rule import Results
 from rewriter.text import quoted
 

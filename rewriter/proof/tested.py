@@ -24,7 +24,7 @@ from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, nudged, rounded
-from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared, magnitude
 from rewriter.proof.run import Way, run_model
 from rewriter.text import quoted

@@ -56,7 +56,12 @@ def without(runs: ModelRuns, left_out: Gaps) -> ModelRuns:
 def cleared(results: Results, left_out: Gaps) -> Results:
     """The same results with zeros at the gaps; an array of another shape stays, and will be refused."""
     return [
-        {name: _cleared(values, masks[name]) if name in masks else values for name, values in case.items()}
+        {
+            name: np.where(masks[name], np.zeros((), values.dtype), values)
+            if name in masks and masks[name].shape == values.shape
+            else values
+            for name, values in case.items()
+        }
         for case, masks in zip(results, left_out, strict=True)
     ]
 
@@ -87,14 +92,6 @@ def _apart(one: Array, other: Array) -> Array:
     # What still is the NaN that memory was filled with; arithmetic makes NaN of other bits.
     bits = np.ascontiguousarray(other).view(f"u{other.itemsize}").reshape(other.shape)
     return np.asarray(apart | (bits == np.iinfo(bits.dtype).max), np.bool_)
-
-
-def _cleared(values: Array, mask: Array) -> Array:
-    if values.shape != mask.shape:
-        return values
-    kept = values.copy()
-    kept[mask] = 0
-    return kept
 
 
 # -- choices of tokens -----------------------------------------------------------------------------------------------

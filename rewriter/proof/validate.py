@@ -23,7 +23,8 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import key_of, reads
+from rewriter.graph.view import GraphView, key_of, reads
+from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
@@ -63,7 +64,8 @@ class ProviderRun:
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
+        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
+            shapes, which onnxruntime leaves there on purpose.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
         failures: what did not hold.
     """
@@ -243,7 +245,8 @@ class Judge:
             except ValidationError as error:
                 failed = f"{claim.name} could not be tested: {error}"
                 blocks.append(BlockTest(claim.name, (), None, None, (failed,)))
-        runs = {name: _provider(name, before, after, judged, strict, coarsest) for name in providers}
+        sides = (old, Side.of(self.rewritten))
+        runs = {name: _provider(name, sides, before, after, judged, strict, coarsest) for name in providers}
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
@@ -439,8 +442,12 @@ _COARSE = (
 )
 
 
+_ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
+
+
 def _provider(
     name: str,
+    sides: tuple[Side, Side],
     before: ModelRuns,
     after: ModelRuns,
     judged: Mapping[tuple[Way, str], Judgement],
@@ -467,8 +474,15 @@ def _provider(
             found[output] = each
     nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
     failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
+    in_float64 = {
+        node.op_type for view, node in _nodes(sides[1])
+        if node.output and view.type_of(node.output[0]).elem_type == onnx.TensorProto.DOUBLE
+    }  # fmt: skip
+    coarse = sorted(in_float64.intersection(parse_provider(name).coarse))
+    if failures and coarse:
+        failures.append(_ROUNDED.format(name, ", ".join(coarse)))
     told = old.cpu_nodes is not None and new.cpu_nodes is not None
-    fallen, there = new.cpu_nodes or (), old.cpu_nodes or ()
+    there, fallen = (_without_shapes(ran.cpu_nodes or (), side) for ran, side in zip((old, new), sides, strict=True))
     return ProviderRun(
         compared=found,
         error_ratio=_error_ratio(before, after, name),
@@ -476,6 +490,19 @@ def _provider(
         cpu_nodes_of_original=len(there) if told else None,
         failures=tuple(dict.fromkeys(failures)),
     )
+
+
+def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
+    return ((view, node) for view in side.views.values() for node in view.nodes)
+
+
+def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
+    """Those of the nodes, as a session names them, that compute anything else than 64-bit integers."""
+    of_shapes = {
+        f"{node.op_type} '{node.name}'" for view, node in (_nodes(side) if nodes else ())
+        if all(view.type_of(name).elem_type == onnx.TensorProto.INT64 for name in node.output if name)
+    }  # fmt: skip
+    return [each for each in nodes if each not in of_shapes]
 
 
 def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None:

@@ -39,9 +39,14 @@ TOPS: Mapping[int, fmpq] = {
 """No finite number of the type is larger."""
 
 
+def holds(kind: int, other: int) -> bool:
+    """Whether a floating-point type has all numbers of another; of the two of 16 bits neither has the other's."""
+    return other in WIDTHS and (kind == other or WIDTHS.get(kind, 0) > WIDTHS[other])
+
+
 def widens(source: int, node: onnx.NodeProto) -> bool:
     """Whether a Cast gives a floating-point type that holds all numbers of the type `source`."""
-    return 0 < WIDTHS.get(source, 0) <= WIDTHS.get(integer_of(node, "to", 0), 0)
+    return holds(integer_of(node, "to", 0), source)
 
 
 _CHOSEN = {"Equal", "Less", "Or", "Where"}
@@ -82,14 +87,18 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
         return None
 
 
-def in_order(tensor: Tensor) -> Tensor:
-    """The first tensor with the same entries in the same order, past types that are at least as wide as its own."""
-    narrowest = WIDTHS.get(tensor.elem_type, 0)
+def in_order(tensor: Tensor, kind: int = 0) -> Tensor:
+    """The first tensor with the same entries in the same order.
+
+    Casts are passed that lose nothing, or less than the type `kind` would: that of the tensor, unless one is given.
+    """
+    kind = kind or tensor.elem_type
     while tensor.node is not None and tensor.place == 0:
-        node = tensor.node
-        cast = key_of(node) == ("", "Cast") and WIDTHS.get(integer_of(node, "to", 0), 0) >= narrowest > 0
-        source = tensor.scope.find(node.input[0]) if cast or (not node.domain and node.op_type in _LAYOUT) else None
-        if source is None or (cast and source.elem_type not in FLOATS):
+        node, cast = tensor.node, key_of(tensor.node) == ("", "Cast")
+        if not cast and (node.domain or node.op_type not in _LAYOUT):
+            break
+        source = tensor.scope.find(node.input[0])
+        if cast and not widens(source.elem_type, node) and not (widens(kind, node) and holds(source.elem_type, kind)):
             break
         tensor = source
     return tensor
@@ -143,7 +152,7 @@ def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
         return None
     if node.op_type == "Shape":
         return None if node.attribute else [Axes(scope.find(node.input[0]))]
-    if node.op_type == "Concat":
+    if node.op_type == "Concat" and integer_of(node, "axis", 0) in (0, -1):
         return _joined([sizes(scope.find(name), depth + 1) for name in node.input])
     if node.op_type not in ("Gather", "Slice", "Unsqueeze"):
         return None

@@ -153,6 +153,7 @@ class Model:
             NotCertifiable: the model has an attribute that refers to one of a function.
         """
         self._loaded = loaded
+        self.ir_version: int = loaded.proto.ir_version
         self.original = original is None
         listed = {tensor.name for tensor in loaded.proto.graph.initializer}
         # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.

@@ -43,7 +43,7 @@ _MOST_NAMES = 100
 _PLAIN_BROADCAST = 7
 """The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-_FURTHER = ("Where", "Clip", "Cast", "Log", "Not", "And", "Or", "Heads", *_COMPARISONS)
+FURTHER = ("Where", "Clip", "Cast", "Log", "Not", "And", "Or", "Heads", *_COMPARISONS)
 """What a region may have beside `OPERATORS`."""
 
 
@@ -96,7 +96,7 @@ class Reader:
         pending = [tensor]
         while pending and len(names) < _MOST_NAMES:
             current = pending.pop(0)
-            if current.node is None or (key_of(current.node) not in OPERATORS and current.node.op_type not in _FURTHER):
+            if current.node is None or (key_of(current.node) not in OPERATORS and current.node.op_type not in FURTHER):
                 continue
             for name in current.node.input:
                 found = current.scope.find(name) if name else None

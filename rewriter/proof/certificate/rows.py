@@ -18,6 +18,7 @@ from rewriter.graph.view import attributes, integer_of, integers_of, key_of
 from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, sizes
 from rewriter.proof.certificate.expressions import OPERATORS
 from rewriter.proof.certificate.graphs import Scope, Tensor
+from rewriter.proof.certificate.regions import FURTHER
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +180,7 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
             return None
         of_rows = extent(scope.find(node.input[0]), depth + 1)
         return of_rows._replace(width=int(weight.shape[0 if given.get("transB") else 1]))
-    if key_of(node) not in OPERATORS and node.op_type not in ("Cast", "Clip") and tensor.name not in scope.rows:
+    if key_of(node) not in OPERATORS and node.op_type not in FURTHER:
         return None
     operands = [scope.find(name) for name in node.input if name]
     values = [(each, folded(each)) for each in operands if not _one_number(each, depth)]

@@ -19,7 +19,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.interpret.original import Attention
 from rewriter.interpret.why import why
-from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.reference import NoReference, open_reference
 
 HEADS, SHARED, WIDTH, MODEL, TOKENS, LONGEST = 4, 2, 16, 32, 5, 40
 NORM = "SimplifiedLayerNormalization"
