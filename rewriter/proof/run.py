@@ -23,6 +23,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
+from rewriter.graph.attention import NORMED, with_norms_apart
 from rewriter.graph.extract import Cut, split, with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
@@ -226,9 +227,13 @@ def _elem_type(array: Array) -> int:
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool = True) -> Session:
     """Open a session on a model, or on a part of one, whose external weights are memory-mapped."""
+    plain = with_norms_apart(model.proto) if provider == "cpu" else model.proto
+    if plain is not model.proto:
+        session = open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
+        return replace(session, defined=(*session.defined, NORMED))
     if model.path is not None and not model.mapped:
         return open_session(model.path, provider, optimise=optimise, prepack=prepack)
-    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
+    return open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
 
 
 def tapped(side: Side, names: Sequence[str]) -> LoadedModel:
