@@ -32,8 +32,7 @@ from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
-from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.text import Tokens, tokenized
+from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
 from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.run import open_model, tapped
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewriter import ExitStatus, ProviderError, UsageError, rewrite
+from rewriter import ExitStatus, ProviderError, UsageError, diff, rewrite
 from rewriter.ort import sessions
 from rewriter.ort.providers import (
     available_providers,
@@ -20,7 +20,7 @@ from rewriter.ort.providers import (
 )
 from rewriter.ort.sessions import Session, open_session
 from rewriter.report.sections import warnings
-from tests.textmodels import FIRST, SILU, mlp
+from tests.textmodels import FIRST, SILU, mlp, text_model
 
 
 @pytest.mark.parametrize(
@@ -148,6 +148,12 @@ def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyP
     assert cpu.cpu_nodes_of_original == 0
     assert (cuda.cpu_nodes, cuda.cpu_nodes_of_original) == ((), None)
     assert "this onnxruntime cannot tell which nodes cuda left to the CPU" in warnings(report)
+
+
+def test_an_output_that_two_providers_cannot_compare_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch, {False: (), True: ()}, noise=0.0)
+    nothing = text_model("z = Sub(x, x) out = Div(z, z)")
+    assert diff(nothing, nothing, providers=["cpu", "cuda"]).summary.endswith("nothing could be compared")
 
 
 @pytest.mark.cuda

@@ -262,6 +262,9 @@ LAID_OUT = {
         "v = Tanh(z) s = Sigmoid(x) h = Mul(x, s) out = MatMul(h, W1)",
         "f = Flatten<axis = 2>(x) a = Neg(f) c = Exp(a) d = Add(c, $1.0) r = Div(f, d) y = Gemm(r, W1) "
         + FRONT.format("x"), True, True),
+    "a comparison of rows": (
+        "v = Tanh(z) c = Greater(x, $0.0) h = Where(c, x, $0.0) out = MatMul(h, W1)",
+        "f = Flatten<axis = 2>(x) r = Relu(f) y = Gemm(r, W1) " + FRONT.format("x"), True, True),
     "a shape that is written": (
         "v = Tanh(z) y = MatMul(x, W1) k = Shape(y) f = Flatten(y) out = Reshape(f, k)",
         "y = MatMul(x, W1) f = Flatten(y) " + FRONT.format("x").replace("[2]", "[-1]").replace("y,", "f,"), True, True),
