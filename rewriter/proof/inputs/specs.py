@@ -154,13 +154,7 @@ def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
         UsageError: no values can be made for an input: it is not a tensor, has no shape, or has an element type such as
             string.
     """
-    return specs_of(model)[0]
-
-
-def specs_of(model: onnx.ModelProto) -> tuple[tuple[InputSpec, ...], int | None]:
-    """The same, and the number of positions of the model's smallest position table; None if there is none."""
-    walk = _Walk(model)
-    return tuple(walk.specs.values()), walk.longest
+    return tuple(Inputs(model).specs.values())
 
 
 def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
@@ -280,8 +274,8 @@ _COUNTED = ""
 """The source of numbers that the model counts itself: Range, CumSum, stored positions up to a computed length."""
 
 
-class _Walk:
-    """One walk over a model, its control-flow bodies and local functions included.
+class Inputs:
+    """What is read in one walk over a model, its control-flow bodies and local functions included.
 
     Attributes:
         specs: the inputs without a default, by name.
@@ -289,6 +283,7 @@ class _Walk:
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
+        """Raises UsageError as `input_specs`."""
         defaults = {tensor.name for tensor in model.graph.initializer}
         self.specs = {value.name: _spec(value) for value in model.graph.input if value.name not in defaults}
         self.longest: int | None = None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import numpy_helper, parser
 
-from rewriter.proof.inputs.specs import InputSpec, Kind, Role, specs_of
+from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role
 
 HEAD = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "local": 1]>'
 
@@ -16,8 +16,8 @@ def specs(text: str, rest: str = "") -> tuple[dict[str, InputSpec], int | None]:
     for value in model.graph.value_info:  # weights whose numbers do not matter
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
         model.graph.initializer.append(numpy_helper.from_array(np.zeros(dims, np.float32), value.name))
-    found, longest = specs_of(model)
-    return {spec.name: spec for spec in found}, longest
+    found = Inputs(model)
+    return found.specs, found.longest
 
 
 ROWS = {
