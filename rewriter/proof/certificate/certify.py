@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -250,18 +250,6 @@ def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> boo
     return False
 
 
-def _origin(view: GraphView, name: str, known: Collection[str]) -> str:
-    """The next tensor above another that has one of the known names; itself where there is none."""
-    pending = [name]
-    while pending:
-        found = pending.pop()
-        if found in known:
-            return found
-        if found in view.producer:
-            pending += reads(view.nodes[view.producer[found]])
-    return name
-
-
 def _interface(a: Model, b: Model) -> Iterator[Refusal]:
     """Differences of opsets, inputs and outputs; further outputs of `b` are none."""
     for domain, version in a.opsets.items():
@@ -381,8 +369,9 @@ class _Matching:
         ours, theirs = (cut(side.scope.model.views[block.path], block.reads, ends) for side in (a, b))
         foreign = [name for name in theirs.inputs if name not in ours.inputs]
         if foreign:
-            known = {*a.scope.made, *a.scope.inputs}
-            text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
+            known, every = {*a.scope.made, *a.scope.inputs}, {node.op_type for node in view.nodes}
+            source = next((name for name in view.back(foreign[0], every, known) if name in known), foreign[0])
+            text = f"its heads read {quoted(source)}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
         if self._must_be_certified(a, b, block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)

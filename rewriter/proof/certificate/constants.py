@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from flint import fmpq
 from rewriter.graph.constants import computed
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, integer_of, key_of
-from rewriter.proof.certificate.expressions import Expression, constant
+from rewriter.proof.certificate.expressions import Expression, NotAFunction, constant
 from rewriter.proof.certificate.graphs import Scope, Tensor
 
 DEEPEST = 100
@@ -116,14 +116,14 @@ def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
     return tensor
 
 
-def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Expression | None] | None:
-    """Both ends of a Clip, None for an infinite one; None for a Clip that is not read."""
+def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Expression | None]:
+    """Both ends of a Clip, None for an infinite one. Raises NotAFunction for a Clip that is not read."""
     ends: list[Expression | None] = []
     for place, (name, nowhere) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
         given = node.input[place] if len(node.input) > place else ""
         numbers = scope.find(given).values if given else np.array(attributes(node).get(name, nowhere))
         if numbers is None or numbers.size != 1 or np.isnan(end := float(numbers.ravel()[0])) or end == -nowhere:
-            return None
+            raise NotAFunction("the ends of a Clip are not two numbers")
         ends.append(None if np.isinf(end) else constant(end))
     return ends[0], ends[1]
 
@@ -153,7 +153,8 @@ def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
     if node.op_type == "Shape":
         return None if node.attribute else [Axes(scope.find(node.input[0]))]
     if node.op_type == "Concat" and integer_of(node, "axis", 0) in (0, -1):
-        return _joined([sizes(scope.find(name), depth + 1) for name in node.input])
+        parts = [sizes(scope.find(name), depth + 1) for name in node.input]
+        return None if None in parts else _joined(each for part in parts for each in part or ())
     if node.op_type not in ("Gather", "Slice", "Unsqueeze"):
         return None
     whole = sizes(scope.find(node.input[0]), depth + 1)
@@ -171,13 +172,10 @@ def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
     return [whole[0]._replace(start=start, stop=start + 1 or None)] if start >= -1 else None
 
 
-def _joined(parts: list[Sizes | None]) -> Sizes | None:
+def _joined(parts: Iterable[int | Axes]) -> Sizes:
     joined: Sizes = []
-    for part in parts:
-        if part is None:
-            return None
-        for each in part:
-            joined[-1:] = _beside(joined[-1], each) if joined else [each]
+    for each in parts:
+        joined[-1:] = _beside(joined[-1], each) if joined else [each]
     return joined
 
 
