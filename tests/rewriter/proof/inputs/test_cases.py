@@ -193,6 +193,20 @@ def test_dims_fix_names_everywhere() -> None:
         assert case.feeds["attention_mask"].shape[1] == past + 5
 
 
+def test_no_sequence_has_more_tokens_than_there_are_positions() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]> g (int64[batch, seq] input_ids) => (float[batch, seq, 4] out)
+        <float[30, 4] table, float[20, 4] places, int64 zero = {0}, int64 one = {1}>
+        { e = Gather(table, input_ids) s = Shape(input_ids) n = Gather(s, one) p = Range(zero, n, one)
+          q = Gather(places, p) out = Add(e, q) }"""
+    )
+    for value in model.graph.value_info:
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(dims, np.float32), value.name))
+    session, cases = open_session(model), make_cases(model)
+    assert max(session.run(case.feeds)["out"].shape[1] for case in cases) == 20
+
+
 def test_unknown_dim_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no input has a dimension 'bath'; .* 'batch_size', 'sequence_length'"):
         make_cases(declare(TEXT), dims={"bath": 2})
