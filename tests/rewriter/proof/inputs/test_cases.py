@@ -57,7 +57,7 @@ def test_text_model() -> None:
     assert len(np.unique(feeds["input_ids"])) > 10
     assert feeds["attention_mask"].tolist() == [[1] * 17, [0] * 5 + [1] * 12, [1] * 12 + [0] * 5]
     assert feeds["position_ids"].tolist() == [[*range(17)]] * 3
-    assert feeds["token_type_ids"][0].tolist() == [0] * 9 + [1] * 8
+    assert {*feeds["token_type_ids"].ravel().tolist()} == {0, 1}
     assert cases["batch 1, sequence 64"].feeds["attention_mask"].min() == 1
 
 
