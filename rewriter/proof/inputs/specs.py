@@ -213,6 +213,8 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role, *, floats: bool) -> tu
         kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[:rank]
     if floats and rank == 3 and re.search(r"feature|mel|spectro|audio", name) and not re.search(r"image|pixel", name):
         kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # spectrograms have their frames last
+    if role is Role.PAST and re.search(r"conv|recurrent|ssm", name):
+        kinds = (Kind.BATCH,)  # a state, of one size however many tokens there were
     if "encoder" in name and "decoder" not in name.split("_", maxsplit=1)[0]:
         tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
         kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
