@@ -112,12 +112,10 @@ def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: 
 
     The factor in the graph is applied to values; that of queries and keys belongs to the scale of the scores.
     """
-    factor = heads.factor if values else 1.0
-    total = plain[..., heads.columns] * plain.dtype.type(factor)
+    total = plain[..., heads.columns]
     for added in heads.added:
-        held = value_of(added.name).reshape(-1)[added.index]
-        total = total + held * (added.factor * (factor / heads.factor)).astype(plain.dtype)
-    return np.asarray(total)
+        total = total + value_of(added.name).reshape(-1)[added.index] * added.factor.astype(plain.dtype)
+    return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 
 
 def attention_tensors(
@@ -155,6 +153,11 @@ def attention_tensors(
     yield "W_O", HeadTensor((*own.channels.shape, out), dtype, lambda: maps["O"].weight()[own.channels])
     for side, heads in sides.items():
         yield f"b_{side}", HeadTensor(heads.columns.shape, dtype, partial(bias, side))
+        normed = [(heads.norm.norm.scale, heads.norm.scale), (heads.norm.norm.bias, heads.norm.bias)] if heads.norm else []
+        for part, (name, entries) in zip("wb", normed, strict=False):
+            if name:
+                of_heads = partial(lambda name, entries: value_of(name).reshape(-1)[entries], name, entries)
+                yield f"{side.lower()}_norm.{part}", HeadTensor(entries.shape, dtype, of_heads)
     yield "b_O", HeadTensor((out,), dtype, output_bias)
 
 

@@ -26,7 +26,7 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import extract, upstream
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
-from rewriter.interpret.original import Attention, HeadColumns
+from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.claims import Side
@@ -251,8 +251,14 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
     def by_head(tensor: str) -> Hook:
         return Hook((tensor,), lambda values: values[tensor].reshape(-1, own.heads, *values[tensor].shape[-2:]))
 
-    yield "hook_q", projected(own.query, values=False)
-    yield "hook_k", projected(own.key, values=False)
+    def normed(norm: HeadNorm) -> Hook:
+        output = norm.norm.output
+        return Hook((output, own.z), lambda tapped: norm.by_head(tapped[output], len(by_token(tapped[own.z]))))
+
+    for side, columns in (("q", own.query), ("k", own.key)):
+        yield f"hook_{side}", projected(columns, values=False)
+        if columns.norm:
+            yield f"hook_{side}_normed", normed(columns.norm)
     yield "hook_v", projected(own.value, values=True)
     yield "hook_z", Hook((own.z,), lambda values: by_token(values[own.z]))
     yield "hook_attn_scores", by_head(own.scores)

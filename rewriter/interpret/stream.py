@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,60 +16,9 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
+from rewriter.interpret.trace import NORMS, Norm, norm_before
 
 # -- normalisations -------------------------------------------------------------------------------------------------
-
-_REACH = 8
-"""Nodes between a written-out normalisation's scale and the mean that it divides by."""
-
-_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-"""Operators whose output is normalised along the last axis; scale and bias follow the data."""
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A normalisation `x_hat * scale + bias` over the last axis.
-
-    Attributes:
-        output: its result.
-        scale: the constant; empty for none.
-        bias: the constant; empty for none.
-    """
-
-    output: str
-    scale: str
-    bias: str
-
-
-def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
-    """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
-    tensor = view.before(tensor)
-    node = view.made_by(tensor)
-    if node is None:
-        return None
-    if node.op_type in _NORMS and integer_of(node, "axis", -1) == -1:
-        return Norm(tensor, *[*node.input, ""][1:3])
-    # Written out: an Add and a Mul of constants after a division by a mean.
-    data, held = tensor, {"Add": "", "Mul": ""}
-    for kind in held:
-        node = view.made_by(data)
-        own = [each for each in node.input if each in constants] if node is not None and node.op_type == kind else []
-        if node is not None and len(own) == 1:
-            held[kind], data = own[0], next(each for each in node.input if each not in constants)
-    shape = constants.shape(held["Mul"]) or ()
-    fits = len([size for size in shape if size != 1]) == 1 and _averages(view, data)
-    return Norm(tensor, held["Mul"], held["Add"]) if fits else None
-
-
-def _averages(view: GraphView, tensor: str, reach: int = _REACH) -> bool:
-    """Whether a mean is among the arithmetic that makes a tensor."""
-    node = view.made_by(tensor)
-    if node is None or reach < 0:
-        return False
-    through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
-    means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
-    return means or (through and any(_averages(view, name, reach - 1) for name in node.input))
-
 
 _FIT = 1e-4
 """Largest relative distance between a normalisation and its frozen form; float32 leaves about 1e-6."""
@@ -90,6 +39,11 @@ class FrozenNorm:
     scale: Array
     bias: Array
     centred: bool
+
+    def linear(self, rows: Array) -> Array:
+        """What rows [..., T, D] give to the result, without its bias."""
+        data = rows - rows.mean(axis=-1, keepdims=True) if self.centred else rows
+        return np.asarray(data * self.scale * self.factors[:, None])
 
     def back(self, gradient: Array) -> Array:
         """[T, D] at the result to [T, D] at the stream."""
@@ -133,7 +87,7 @@ def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: st
 _STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"),
-    *(*_NORMS, *REARRANGED, "Expand"),
+    *(*NORMS, *REARRANGED, "Expand"),
 }
 """Operators of normalisations, sums and layout: their results have the channels of what they read."""
 
@@ -143,26 +97,30 @@ class Write:
     """How a sublayer's result enters the residual stream.
 
     Attributes:
-        out: the result, after its bias.
+        out: what is added: the result, after its bias and a normalisation of its own.
         before: the stream before it is added.
         after: the stream with it; sublayers in parallel have the same.
+        norm: that normalisation; None where there is none.
     """
 
     out: str
     before: str
     after: str
+    norm: Norm | None
 
 
 def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) -> dict[str, Write]:
     """Name of a sublayer to its write; a sublayer whose result is not simply added has none."""
-    sums = {each.name: found for each in sublayers if (found := _sum(view, constants, _result(each))) is not None}
+    made = (norm_before(view, constants, name) for node in view.nodes for name in node.output[:1])
+    norms = {norm.data: norm for norm in made if norm is not None}
+    found = {each.name: _sum(view, constants, _result(each), norms) for each in sublayers}
+    sums = {name: write for name, write in found.items() if write is not None}
     # Results of parallel sublayers are added to each other first, and their sum to the stream.
     shared = Counter(found.after for found in sums.values())
-    for name, found in sums.items():
-        if shared[found.after] > 1:
-            outer = _sum(view, constants, found.after)
-            if outer is not None:
-                sums[name] = Write(found.out, outer.before, outer.after)
+    for name, write in sums.items():
+        outer = _sum(view, constants, write.after, {}) if shared[write.after] > 1 else None
+        if outer is not None:
+            sums[name] = replace(write, before=outer.before, after=outer.after)
     return sums
 
 
@@ -171,12 +129,16 @@ def _result(named: Named) -> str:
     return sublayer.output.output if isinstance(sublayer, Attention) else sublayer.result
 
 
-def _sum(view: GraphView, constants: Constants, tensor: str) -> Write | None:
-    """The first sum of a tensor with data, past biases, scales and whatever keeps its entries."""
-    for node in view.onward(tensor):
+def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str, Norm]) -> Write | None:
+    """The first sum of a tensor with data, past biases, scales, a normalisation and whatever keeps its entries."""
+    norm = None
+    while (held := norms.get(tensor)) is not None or (node := next(view.onward(tensor), None)) is not None:
+        if held is not None:
+            norm, tensor = held, held.output
+            continue
         others = [name for name in node.input if name != tensor]
         if node.op_type == "Add" and len(others) == 1 and others[0] not in constants:
-            return Write(tensor, others[0], node.output[0])
+            return Write(tensor, others[0], node.output[0], norm)
         scaled = node.op_type in ("Add", "Mul") and all(name in constants for name in others)
         if not view.is_onnx(node) or not (scaled or (node.op_type in REARRANGED and node.input[0] == tensor)):
             return None
@@ -223,6 +185,7 @@ class Chain:
         norm: the normalisation after the last one.
         unembedding: what reads that; None where the output is the normalised stream itself.
         bias: a constant that is added to the output; empty for none.
+        logits: the output, or what a tanh caps to give it.
         token: the token that the output is about, such as 0 for a class token; None where it has all tokens.
         factor: a number that the normalised stream is multiplied with before the unembedding.
     """
@@ -231,6 +194,7 @@ class Chain:
     norm: Norm
     unembedding: Projection | None
     bias: str
+    logits: str
     token: int | None = None
     factor: float = 1.0
 
@@ -242,7 +206,8 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
         UsageError: the output is not a linear map of the normalised residual stream, or the stream is interrupted.
     """
     constants = Constants(view)
-    tensor, bias, token, factor = view.before(output), "", None, 1.0
+    logits = _uncapped(view, constants, output)
+    tensor, bias, token, factor = view.before(logits), "", None, 1.0
     unembedding: Projection | None = None
     node = view.made_by(tensor)
     held = [] if node is None or node.op_type != "Add" else [name for name in node.input if name in constants]
@@ -257,11 +222,19 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
         tensor, factor = _factor(view, constants, operator.data)
         tensor, token = _token(view, constants, tensor)
     norm = norm_before(view, constants, tensor)
-    if norm is None or (unembedding is None and view.before(output) != tensor):
+    if norm is None or (unembedding is None and view.before(logits) != tensor):
         node = view.made_by(tensor)
         where = label(node) if node is not None else tensor
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
-    return Chain(_stages(view, sublayers, constants, norm.output, output), norm, unembedding, bias, token, factor)
+    stages = _stages(view, sublayers, constants, norm.output, output)
+    return Chain(stages, norm, unembedding, bias, logits, token, factor)
+
+
+def _uncapped(view: GraphView, constants: Constants, output: str) -> str:
+    """The x of an output c tanh(x / c); the output itself where it is another one."""
+    node = view.made_by(_factor(view, constants, view.before(output))[0])
+    node = view.made_by(node.input[0]) if node is not None and node.op_type == "Tanh" else None
+    return node.input[0] if node is not None and node.op_type == "Div" and node.input[1] in constants else output
 
 
 def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:

@@ -19,9 +19,74 @@ from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, made_linearly
 from rewriter.graph.constants import Constants, Read, computed
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, key_of, label
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, integer_of, key_of, label
 
 Shape = tuple[int, ...]
+
+# -- normalisations -------------------------------------------------------------------------------------------------
+
+_REACH = 8
+"""Nodes between a written-out normalisation's scale and the mean that it divides by."""
+
+NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+"""Operators whose output is normalised along the last axis; scale and bias follow the data."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation `x_hat * scale + bias` over the last axis.
+
+    Attributes:
+        output: its result.
+        scale: the constant; empty for none.
+        bias: the constant; empty for none.
+        data: x; empty where it is not found.
+    """
+
+    output: str
+    scale: str
+    bias: str
+    data: str
+
+
+def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
+    """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
+    tensor = view.before(tensor)
+    node = view.made_by(tensor)
+    if node is None:
+        return None
+    if node.op_type in NORMS and integer_of(node, "axis", -1) == -1:
+        return Norm(tensor, *[*node.input, ""][1:3], data=node.input[0])
+    # Written out: an Add and a Mul of constants after a division by a mean.
+    data, held = tensor, {"Add": "", "Mul": ""}
+    for kind in held:
+        node = view.made_by(data)
+        own = [each for each in node.input if each in constants] if node is not None and node.op_type == kind else []
+        if node is not None and len(own) == 1:
+            held[kind], data = own[0], next(each for each in node.input if each not in constants)
+    shape = constants.shape(held["Mul"]) or ()
+    fits = len([size for size in shape if size != 1]) == 1 and _averages(view, data)
+    return Norm(tensor, held["Mul"], held["Add"], _normalised(view, data)) if fits else None
+
+
+def _averages(view: GraphView, tensor: str, reach: int = _REACH) -> bool:
+    """Whether a mean is among the arithmetic that makes a tensor."""
+    node = view.made_by(tensor)
+    if node is None or reach < 0:
+        return False
+    through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
+    means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
+    return means or (through and any(_averages(view, name, reach - 1) for name in node.input))
+
+
+def _normalised(view: GraphView, tensor: str) -> str:
+    """The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), x being no result of a mean itself."""
+    node = view.made_by(view.before(tensor))
+    makers = [(name, view.made_by(name)) for name in node.input] if node is not None else []
+    plain = [name for name, _ in makers if not _averages(view, name)]
+    centred = [maker.input[0] for _, maker in makers if maker is not None and maker.op_type == "Sub"]
+    return (plain or centred or [""])[0]
+
 
 # -- following entries ---------------------------------------------------------------------------------------------
 
@@ -36,16 +101,13 @@ _DEPTH = 64
 LARGEST = 2**27
 """Entries of the largest tensor that is followed: a file may state any shape."""
 
-_WAVE_DEPTH = 32
-"""Longest chain of nodes between a rotation and its Cos and Sin."""
-
 
 @dataclass(frozen=True, eq=False)
 class EntrySource:
     """One source of a tensor's entries.
 
     Attributes:
-        name: the output of a linear operator, a constant, or a tensor at which the caller stops.
+        name: the output of a linear operator or of a normalisation, a constant, or a tensor at which the caller stops.
         index: for every entry the position in the flattened source, -1 for none.
         factor: factors, of the same shape.
     """
@@ -63,11 +125,13 @@ class Signal:
         shape: its shape, at made-up sizes.
         sources: none where it comes from the graph's inputs, as a key-value cache does.
         rotary: whether a rotary embedding is applied on the way, which the sources leave out.
+        norm: the normalisation on the way; what it normalises are sources, and so is its output.
     """
 
     shape: Shape
     sources: tuple[EntrySource, ...]
     rotary: bool = False
+    norm: Norm | None = None
 
     def moved(self, move: Move) -> Signal:
         """The tensor with its entries moved."""
@@ -140,31 +204,36 @@ class Tracer:
             return None
         return value if np.isfinite(value).all() else None
 
-    def trace(self, tensor: str, stop: str = "", depth: int = 0) -> Signal:
-        """Follow a tensor back to linear operators, constants and inputs, or to the tensor `stop`.
+    def trace(self, tensor: str, ends: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Signal:
+        """Follow a tensor back to linear operators, constants and inputs, or to what `ends` holds for.
 
         Raises:
             LostError: something else than moving, scaling and adding happens on the way.
         """
-        if tensor == stop or tensor in self.constants or self.operator(tensor) is not None:
-            shape = self.shape(tensor)
-            if prod(shape) > LARGEST:
-                raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
-            return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
+        if ends(tensor) or tensor in self.constants or self.operator(tensor) is not None:
+            return self._entries(tensor, self.shape(tensor))
         node = self.view.made_by(tensor)
         if node is None:
             return Signal(self.shape(tensor), ())
         if depth > _DEPTH:
             raise LostError("the way back is too long", label(node))
-        found = self._through(node, tensor, lambda name: self.trace(name, stop, depth + 1))
+        found = self._through(node, tensor, lambda name: self.trace(name, ends, depth + 1))
         known = self._shapes.get(tensor)
         if known is not None and found.shape != known:
             raise LostError(f"its output has shape {list(known)}, not {list(found.shape)}", label(node))
         return found
 
+    def _entries(self, tensor: str, shape: Shape) -> Signal:
+        """A tensor as its own source."""
+        if prod(shape) > LARGEST:
+            raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
+        return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
+
     def _through(self, node: onnx.NodeProto, output: str, follow: Callable[[str], Signal]) -> Signal:
         """What a node makes of what it reads."""
-        key = key_of(node)
+        key, norm = key_of(node), norm_before(self.view, self.constants, output)
+        if norm is not None and norm.output == output:
+            return self._normed(norm, follow(norm.data))
         if key in (("", "RotaryEmbedding"), (MICROSOFT, "RotaryEmbedding")):
             return replace(follow(node.input[0]), rotary=True)
         if key in _MOVES:
@@ -178,6 +247,13 @@ class Tracer:
         if key in (("", "Add"), ("", "Sub"), ("", "Sum")):
             return self._added(node, follow)
         raise LostError("it does more than move, scale or add entries", label(node))
+
+    def _normed(self, norm: Norm, data: Signal) -> Signal:
+        """Through a normalisation."""
+        if data.rotary or data.norm is not None or not data.sources:
+            raise LostError("what it normalises is rotated or normalised", norm.output)
+        own = self._entries(norm.output, data.shape)
+        return replace(own, sources=(*data.sources, *own.sources), norm=norm)
 
     def _scaled(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
         """Mul and Div by numbers that no input changes."""
@@ -196,8 +272,8 @@ class Tracer:
             return replace(follow(turned), rotary=True)
         operands = [follow(name) for name in node.input]
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        if not all(operand.sources for operand in operands):
-            raise LostError("it adds something that comes from the inputs", label(node))
+        if not all(operand.sources for operand in operands) or any(operand.norm for operand in operands):
+            raise LostError("it adds something that comes from the inputs, or to what is normalised", label(node))
         signs = [-1.0 if place and node.op_type == "Sub" else 1.0 for place in range(len(operands))]
         terms = [operand.spread(shape).scaled(sign) for operand, sign in zip(operands, signs, strict=True)]
         sources = tuple(source for term in terms for source in term.sources)
@@ -219,29 +295,31 @@ class Tracer:
         return factors.get("Cos") if len(factors) == 2 else None
 
     def _wave(self, tensor: str) -> str:
-        """`Cos` or `Sin` where a tensor is moved, cast and scaled values of one of them; else empty."""
-        for _ in range(_WAVE_DEPTH):
-            node = self.view.made_by(tensor)
-            if node is None:
-                break
-            if node.op_type in ("Cos", "Sin"):
-                return str(node.op_type)
-            data = [name for name in node.input[:1] if name not in self.constants]
-            if node.op_type in ("Mul", "Concat"):
-                data = [name for name in dict.fromkeys(node.input) if name not in self.constants]
-            if node.op_type not in _CARRYING or len(data) != 1:
-                return self._table(node)
-            tensor = data[0]
-        return ""
+        """`Cos` or `Sin` where all entries of a tensor are moved and scaled values of one of them; else empty."""
+        try:
+            kinds = {self._kind(source) for source in self.trace(tensor, self._waves).sources}
+        except LostError:
+            return ""
+        return kinds.pop() if len(kinds) == 1 else ""
 
-    def _table(self, node: onnx.NodeProto) -> str:
-        """The same where it is rows of a constant table: row 0 is that of position 0, where cos is 1 and sin is 0."""
-        if node.op_type != "Gather" or node.input[0] not in self.constants:
+    def _waves(self, tensor: str) -> bool:
+        """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
+        node = self.view.made_by(tensor)
+        table = node is not None and node.op_type == "Gather" and node.input[0] in self.constants
+        return tensor not in self.constants and (table or (node is not None and node.op_type in ("Cos", "Sin")))
+
+    def _kind(self, source: EntrySource) -> str:
+        """`Cos` or `Sin`, by the name or, in a table, by row 0, that of position 0, where cos is 1 and sin is 0."""
+        node = self.view.made_by(source.name)
+        if node is None or node.op_type != "Gather":
+            return node.op_type if node is not None and self._waves(source.name) else ""
+        rows = self._fixed(node.input[0])
+        if rows is None or rows.ndim < 2 or len(rows) < 2:
             return ""
-        first = self._fixed(node.input[0])
-        if first is None or first.ndim < 2 or len(first) < 2 or (first[1] == first[0]).all():
+        first, second = (row.reshape(-1)[source.index % row.size] for row in rows[:2])
+        if (first == second).all():
             return ""
-        return "Cos" if (first[0] == 1.0).all() else "Sin" if (first[0] == 0.0).all() else ""
+        return "Cos" if (first == 1.0).all() else "Sin" if (first == 0.0).all() else ""
 
     def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
         """Through a node that only moves, repeats or drops entries: what it does to entries, it does to indices."""
@@ -284,7 +362,8 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
             factor.append(np.ones(piece.shape) if own is None else own.factor)
         found.append(EntrySource(name, np.concatenate(index, axis), np.concatenate(factor, axis)))
     shape = np.concatenate([np.broadcast_to(0, piece.shape) for piece in pieces], axis).shape
-    return Signal(shape, tuple(found), any(piece.rotary for piece in pieces))
+    norm = next((piece.norm for piece in pieces if piece.norm), None)
+    return Signal(shape, tuple(found), any(piece.rotary for piece in pieces), norm)
 
 
 def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
@@ -292,7 +371,5 @@ def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
     return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
 
 
-_CARRYING = REARRANGED | {"Mul", "Slice", "Expand", "Concat", "Pad"}
-
-_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather"}}
+_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "Tile"}}
 """Operators that only move, repeat or drop the entries of their first input."""
