@@ -34,8 +34,9 @@ from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, norm_of, unchanged, writes
+from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.trace import Norm
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.roles import token_ids
 
@@ -49,7 +50,7 @@ class Attribution:
     """A logit, or a difference of two, in parts.
 
     Attributes:
-        logit: the model's value.
+        logit: the model's value; of a capped one that before the cap.
         direct: part to its contributions: a number, or one per head or neuron of a sublayer.
         paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
             f(0) is not 0, `bias_tokens` [neurons], biases.
@@ -57,6 +58,7 @@ class Attribution:
         index: the heads of the model.
         tokens: the tokens of the text; empty where inputs are arrays.
         entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
+        capped: whether a tanh caps the model's logits.
     """
 
     logit: float
@@ -66,6 +68,7 @@ class Attribution:
     index: HeadIndex
     tokens: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
+    capped: bool = False
 
     @property
     def residuals(self) -> dict[str, float]:
@@ -120,7 +123,7 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     for name, given in written.along(len(linear.links), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     tokens = () if run.tokens is None else run.tokens.spelled[0]
-    return Attribution(linear.value, direct, paths, effects, run.index, tokens, run.spelled(chosen))
+    return Attribution(linear.value, direct, paths, effects, run.index, tokens, run.spelled(chosen), run.capped)
 
 
 # -- the frozen network --------------------------------------------------------------------------------------------
@@ -433,6 +436,11 @@ class FrozenRun:
         embedded = start if ids is None else table[list(ids)].astype(start.dtype)
         added = start - embedded
         return {"embed": embedded, "pos_embed": added} if added.any() else {"embed": start}
+
+    @property
+    def capped(self) -> bool:
+        """Whether a tanh caps the logits: those before it are attributed."""
+        return self.chain.logits != self._output
 
     @cached_property
     def batch(self) -> int:

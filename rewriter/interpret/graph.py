@@ -102,7 +102,7 @@ class AttributionGraph:
     """All nodes and edges, and what pruning leaves of them.
 
     Attributes:
-        logit: the model's value: the logit, or the difference.
+        logit: the model's value: the logit, or the difference; of capped ones those before the cap.
         entries: the entry, and the one that it is the difference from, as they are shown.
         probability: the softmax of all entries at this one.
         nodes: the nodes.
@@ -113,6 +113,7 @@ class AttributionGraph:
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
         constants: biases that no node reads, but queries or keys do.
         why: the place of a head's node to the score of the token that it attends to most; sources are ids.
+        capped: whether a tanh caps the model's logits.
     """
 
     logit: float
@@ -126,6 +127,7 @@ class AttributionGraph:
     ids: tuple[str, ...]
     constants: tuple[GraphNode, ...]
     why: Mapping[int, Why]
+    capped: bool
 
     @cached_property
     def effects(self) -> Array:
@@ -313,6 +315,7 @@ def attribution_graph(
         ids=named,
         constants=tuple(nodes[count:]),
         why={place: each(named) for place, each in why.items()},
+        capped=run.capped,
     )
 
 

@@ -33,9 +33,8 @@ from rewriter.graph.attention import PACKED, packed_matrix, with_plain
 from rewriter.graph.constants import UNFIT, Constants, concrete_shapes
 from rewriter.graph.view import GraphView, LostError, Miss, key_of
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
-from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Tracer
+from rewriter.interpret.trace import Norm, Tracer, norm_before
 from rewriter.text import quoted
 
 _HALF = 2
@@ -153,7 +152,9 @@ def attention_tensors(
     yield "W_O", HeadTensor((*own.channels.shape, out), dtype, lambda: maps["O"].weight()[own.channels])
     for side, heads in sides.items():
         yield f"b_{side}", HeadTensor(heads.columns.shape, dtype, partial(bias, side))
-        normed = [(heads.norm.norm.scale, heads.norm.scale), (heads.norm.norm.bias, heads.norm.bias)] if heads.norm else []
+        normed = (
+            [(heads.norm.norm.scale, heads.norm.scale), (heads.norm.norm.bias, heads.norm.bias)] if heads.norm else []
+        )
         for part, (name, entries) in zip("wb", normed, strict=False):
             if name:
                 of_heads = partial(lambda name, entries: value_of(name).reshape(-1)[entries], name, entries)

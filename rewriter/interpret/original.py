@@ -107,7 +107,10 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     norm = None
     if signal.norm is not None:
         (own,) = (each for each in signal.sources if each.name == signal.norm.output)
-        norm, factor = _norm_of(tracer, signal.norm, own.index.reshape(-1, count, *signal.shape[-2:])[:, :, kept]), _one(own, where)
+        norm, factor = (
+            _norm_of(tracer, signal.norm, own.index.reshape(-1, count, *signal.shape[-2:])[:, :, kept]),
+            _one(own, where),
+        )
     return HeadColumns(operator, columns[:count], factor, added, signal.rotary, norm)
 
 
@@ -127,7 +130,7 @@ def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
         columns = order[np.searchsorted(rows[0, 0], wanted[0, 0], sorter=order) % len(order)]
         if (rows[..., columns] == wanted).all():
             return HeadNorm(norm, constant(norm.scale), constant(norm.bias), axis, columns, rows.shape[-1])
-    raise LostError("its tokens are not on an axis of what is normalised", norm.output)
+    raise LostError("it is not made of one normalisation by token", norm.output)
 
 
 def _one(part: EntrySource, where: str) -> float:

@@ -132,10 +132,13 @@ def _result(named: Named) -> str:
 def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str, Norm]) -> Write | None:
     """The first sum of a tensor with data, past biases, scales, a normalisation and whatever keeps its entries."""
     norm = None
-    while (held := norms.get(tensor)) is not None or (node := next(view.onward(tensor), None)) is not None:
-        if held is not None:
-            norm, tensor = held, held.output
-            continue
+    while True:
+        if tensor in norms:
+            norm = norms[tensor]
+            tensor = norm.output
+        node = next(view.onward(tensor), None)
+        if node is None:
+            return None
         others = [name for name in node.input if name != tensor]
         if node.op_type == "Add" and len(others) == 1 and others[0] not in constants:
             return Write(tensor, others[0], node.output[0], norm)

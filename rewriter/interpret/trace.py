@@ -56,7 +56,8 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     if node is None:
         return None
     if node.op_type in NORMS and integer_of(node, "axis", -1) == -1:
-        return Norm(tensor, *[*node.input, ""][1:3], data=node.input[0])
+        data, scale, bias = [*node.input, ""][:3]
+        return Norm(tensor, scale, bias, data)
     # Written out: an Add and a Mul of constants after a division by a mean.
     data, held = tensor, {"Add": "", "Mul": ""}
     for kind in held:
@@ -82,10 +83,10 @@ def _averages(view: GraphView, tensor: str, reach: int = _REACH) -> bool:
 def _normalised(view: GraphView, tensor: str) -> str:
     """The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), x being no result of a mean itself."""
     node = view.made_by(view.before(tensor))
-    makers = [(name, view.made_by(name)) for name in node.input] if node is not None else []
-    plain = [name for name, _ in makers if not _averages(view, name)]
-    centred = [maker.input[0] for _, maker in makers if maker is not None and maker.op_type == "Sub"]
-    return (plain or centred or [""])[0]
+    names = list(node.input) if node is not None else []
+    makers = [view.made_by(name) for name in names]
+    centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
+    return next((name for name in (*names, *centred) if not _averages(view, name)), "")
 
 
 # -- following entries ---------------------------------------------------------------------------------------------
@@ -305,16 +306,17 @@ class Tracer:
     def _waves(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
         node = self.view.made_by(tensor)
-        table = node is not None and node.op_type == "Gather" and node.input[0] in self.constants
-        return tensor not in self.constants and (table or (node is not None and node.op_type in ("Cos", "Sin")))
+        if node is None or tensor in self.constants:
+            return False
+        return node.op_type in ("Cos", "Sin") or (node.op_type in _ROWS and node.input[0] in self.constants)
 
     def _kind(self, source: EntrySource) -> str:
         """`Cos` or `Sin`, by the name or, in a table, by row 0, that of position 0, where cos is 1 and sin is 0."""
         node = self.view.made_by(source.name)
-        if node is None or node.op_type != "Gather":
+        if node is None or not self._waves(source.name) or node.op_type not in _ROWS:
             return node.op_type if node is not None and self._waves(source.name) else ""
         rows = self._fixed(node.input[0])
-        if rows is None or rows.ndim < 2 or len(rows) < 2:
+        if rows is None or rows.ndim < 2 or len(rows) < 2 or self.shape(source.name)[1 - rows.ndim :] != rows.shape[1:]:
             return ""
         first, second = (row.reshape(-1)[source.index % row.size] for row in rows[:2])
         if (first == second).all():
@@ -370,6 +372,9 @@ def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
     shape = view.type_of(tensor).shape
     return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
 
+
+_ROWS = ("Gather", "GatherND")
+"""Operators that take rows of a table."""
 
 _MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "Tile"}}
 """Operators that only move, repeat or drop the entries of their first input."""
