@@ -12,7 +12,7 @@ kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
@@ -22,6 +22,7 @@ import onnx
 from onnx import TensorProto
 
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
+from rewriter.graph.edit import drop_dead
 from rewriter.graph.fused import MICROSOFT, Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
@@ -68,6 +69,35 @@ def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -
             return None
 
     return with_parts(model, plain)
+
+
+def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which MatMulInteger of dynamically quantised data is MatMul of the data, which is not rounded."""
+    makers, gone = {name: node for node in model.graph.node for name in node.output}, list[str]()
+
+    def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        # Mul(Cast(MatMulInteger(data, weight, zero point, zero point)), Mul(scale of data, scale of weight))
+        chain, name = [node], node.input[0] if node.op_type == "Mul" else ""
+        for operator in ("Cast", "MatMulInteger", "DynamicQuantizeLinear"):
+            maker = makers.get(name)
+            if maker is None or maker.op_type != operator:
+                return None
+            chain, name = [*chain, maker], maker.input[0]
+        *_, product, data = chain
+        scales = makers.get(node.input[1])
+        if scales is None or scales.input[0] != data.output[1] or product.input[2:3] != data.output[2:3]:
+            return None
+        written = Writer(node)
+        weight = written.put("DequantizeLinear", product.input[1], scales.input[1], *product.input[3:], axis=1)
+        written.put("MatMul", name, weight)
+        written.nodes[-1].output[0] = node.output[0]
+        gone.extend((node.input[0], node.input[1]))
+        return written.nodes
+
+    made = with_parts(model, plain)
+    if gone:
+        drop_dead(made.graph, gone)
+    return made
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
@@ -308,7 +338,7 @@ class _Written(Writer):
             counts.append(stated if joined else self.width(given[name], 1))
             sides[place] = self.by_head(given[name], counts[-1]) if joined else given[name]
         pasts = [given.get(name, "") for name in ("past_key", "past_value")]
-        made, *presents = self.masked(*sides, counts[0] // max(counts[1], 1), *pasts)
+        made, *presents = self.masked(sides, counts[0] // max(counts[1], 1), pasts)
         self.outputs(made if self.rank(given["query"]) == _BY_HEAD else self.joined(made), *presents)
 
     def packed(self) -> None:
@@ -323,12 +353,17 @@ class _Written(Writer):
         ends = [0, *accumulate(sizes)]
         sides = [self.by_head(self.part(made, 2, *each), heads) for each in pairwise(ends)]
         pasts = [self.put("Gather", past, self.constant(place), axis=0) if past else "" for place in (0, 1)]
-        made, *presents = self.masked(*sides, 1, *pasts)
+        made, *presents = self.masked(sides, 1, pasts)
         self.outputs(self.joined(made), self.put("Concat", *(self.axis(each, 0) for each in presents), axis=0))
 
-    def masked(self, query: str, key: str, value: str, shared: int, past: str, past_value: str) -> tuple[str, str, str]:
-        """What heads make of queries, keys and values by head, keys and values with the cache; queries see by a mask."""
-        keys, values = self.cached(past, key), self.cached(past_value, value)
+    def masked(self, sides: Sequence[str], shared: int, pasts: Sequence[str]) -> tuple[str, str, str]:
+        """What heads make of queries, keys and values by head, of which queries see those that a mask keeps.
+
+        Returns:
+            z by head, and keys and values with the cache.
+        """
+        (query, *fresh), past = sides, pasts[0]
+        keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
         filler = self.like(self.number("mask_filter_value", -10000.0) if kept else -np.inf, query)
         if self.types.get(bias, TensorType.UNKNOWN).elem_type == TensorProto.BOOL:

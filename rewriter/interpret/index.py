@@ -29,7 +29,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
-from rewriter.graph.attention import PACKED, packed_matrix, with_plain
+from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
 from rewriter.graph.constants import UNFIT, Constants, concrete_shapes
 from rewriter.graph.view import GraphView, LostError, Miss, key_of
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
@@ -39,6 +39,7 @@ from rewriter.text import quoted
 
 _HALF = 2
 """Bytes of a number in half precision."""
+_ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
@@ -230,6 +231,7 @@ class HeadIndex(Mapping[str, Array]):
         missed: what is not understood, with the node.
         source: the model as given.
         proto: the model whose tensors the sublayers name: the same, with local functions inlined where needed.
+        runs: the same with activations rounded by DynamicQuantizeLinear, where they are.
         view: its main graph.
         tensors: name to tensor, not computed yet.
         value_of: reads constants of the graph; raises LostError if its weights cannot be read.
@@ -241,6 +243,7 @@ class HeadIndex(Mapping[str, Array]):
     missed: tuple[Miss, ...]
     source: LoadedModel
     proto: onnx.ModelProto
+    runs: onnx.ModelProto
     view: GraphView
     tensors: Mapping[str, HeadTensor]
     value_of: ValueOf
@@ -342,7 +345,10 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
     read = partial(read_tensor, source)
-    plan = make_plan(with_plain(source.proto, left=(PACKED,)), Options(), read)
+    plain = with_plain(source.proto, left=(PACKED,))
+    smooth = with_dequantised(plain)
+    plan = make_plan(smooth, Options(), read)
+    runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
     view, whole = plan.views[0], plan.recognised.on_stream
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
@@ -354,8 +360,9 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
-    missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in plan.recognised.notes))
-    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, whole)
+    notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
+    missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
+    return HeadIndex(kept, missed, source, plan.model, runs, view, tensors, builder.value, builder.folded, whole)
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
@@ -460,7 +467,7 @@ class _Builder:
         return self._float(name)
 
     def _float(self, name: str) -> Array:
-        value = self._values.of(name)
+        value = self._values.of(name, wide=self._wide)
         if value.dtype.kind in "iub":
             return value
         if self._wide:

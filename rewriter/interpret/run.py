@@ -155,7 +155,7 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     Raises:
         ValidationError: an operator has no float64 form.
     """
-    view, found = side_of(index).main, dict(case.feeds)
+    view, found = index.view, dict(case.feeds)
     wanted = sorted((name for name in names if name not in found), key=lambda name: view.producer.get(name, -1))
     try:
         for start in range(0, len(wanted), _TOGETHER):
@@ -170,7 +170,7 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
 
 def side_of(index: HeadIndex) -> Side:
     """The indexed model as what runs."""
-    return Side.of(replace(index.source, proto=index.proto, path=None))
+    return Side.of(replace(index.source, proto=index.runs, path=None))
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
