@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -76,6 +77,17 @@ def _cpu_model() -> str:
             if key.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+def gpu_name(provider: str) -> str:
+    """What computes: the GPU's name, from its driver, or `cpu`."""
+    if provider == "cpu":
+        return "cpu"
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
 
 
 def write_json(path: Path, benchmark: str, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

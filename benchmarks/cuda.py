@@ -20,10 +20,11 @@ import click
 import numpy as np
 import onnx
 
-from benchmarks.common import RESULTS, print_table, write_json
+from benchmarks.common import RESULTS, gpu_name, print_table, write_json
 from benchmarks.decoder import decoder, random_weights
 from benchmarks.kinds import OTHERS, kind_times, nodes_of
 from benchmarks.performance.subjects import SUBJECTS, Subject
+from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.api.benching import inputs_of
 from rewriter.errors import ProviderError, UsageError
@@ -41,6 +42,9 @@ PAST = 128
 _TURN, _WARM = 0.05, 0.01
 _NAMES = ("original", "rewritten", "control")
 
+Label = tuple[str, str, str]
+"""Model, element type and form."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -57,6 +61,7 @@ class Row:
 
     model: str
     type: str
+    form: str
     mode: str
     tokens: int
     graphs: bool
@@ -77,6 +82,7 @@ class Placement:
 
     model: str
     type: str
+    form: str
     side: str
     nodes: Mapping[str, int]
     per_block: Mapping[str, float]
@@ -124,6 +130,7 @@ class Bound:
 @click.option("--repeat", type=click.IntRange(min=3), default=15, help="Rounds per row.")
 @click.option("--only", metavar="NAME", multiple=True, help="Only models of this name (repeatable).")
 @click.option("--model", "files", type=click.Path(path_type=Path, exists=True), multiple=True, help="Only this file.")
+@click.option("--form", "forms", type=click.Choice(tuple(FORMS)), multiple=True, default=("local",))
 @click.option("--tokens", type=click.IntRange(min=1), multiple=True, default=(128, 512), help="Lengths of a prefill.")
 @click.option("--quick", is_flag=True, help="Two layers of each model.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), default=RESULTS / "cuda.json", show_default=False)
@@ -134,6 +141,7 @@ def main(
     repeat: int,
     only: tuple[str, ...],
     files: tuple[Path, ...],
+    forms: tuple[str, ...],
     tokens: tuple[int, ...],
     quick: bool,
     json_path: Path,
@@ -150,20 +158,21 @@ def main(
     with tempfile.TemporaryDirectory(prefix="attnonly-cuda-") as folder:
         subjects = [each.quick() if quick else each for each in SUBJECTS if not only or each.name in only]
         for name, kind, original in _models(subjects, files, Path(folder)):
-            if time.monotonic() > until:
-                click.echo(f"{name} {kind}: skipped, {minutes:g} minutes are over", err=True)
-                continue
-            heads = Path(folder) / "heads.onnx"
-            heads.unlink(missing_ok=True)
-            report = rewrite(original, heads, validate=False)
-            if not report.converted:
-                raise click.ClickException(f"{name}: no MLP block to convert")
-            pair = (original, heads)
-            for row in _rows(name, kind, pair, on, tokens, repeat):
-                click.echo(f"{name} {kind} {row.mode} {row.tokens}: {row.rewritten or row.problem}", err=True)
-                found.append(row)
-            placed += _placements(name, kind, pair, on, len(report.converted))
-    settings = {"on": on, "repeat": repeat, "quick": quick, "past": PAST, "device": _device(on)}
+            for form in forms:
+                if time.monotonic() > until:
+                    click.echo(f"{name} {kind} {form}: skipped, {minutes:g} minutes are over", err=True)
+                    continue
+                heads = Path(folder) / "heads.onnx"
+                heads.unlink(missing_ok=True)
+                report = rewrite(original, heads, form=form, validate=False)
+                if not report.converted:
+                    raise click.ClickException(f"{name}: no MLP block to convert")
+                pair, label = (original, heads), (name, kind, form)
+                for row in _rows(label, pair, on, tokens, repeat):
+                    click.echo(f"{' '.join(label)} {row.mode} {row.tokens}: {row.rewritten or row.problem}", err=True)
+                    found.append(row)
+                placed += _placements(label, pair, on, len(report.converted))
+    settings = {"on": on, "repeat": repeat, "quick": quick, "past": PAST, "device": gpu_name(on)}
     write_json(json_path, "cuda", settings, [*map(asdict, found), *map(asdict, placed)])
     _show(found, placed, on, repeat)
 
@@ -182,17 +191,17 @@ def _models(subjects: Sequence[Subject], files: Sequence[Path], folder: Path) ->
             yield subject.name, "float16" if half else "float32", path
 
 
-def _rows(name: str, kind: str, pair: tuple[Path, Path], on: str, tokens: Sequence[int], repeat: int) -> Iterator[Row]:
+def _rows(label: Label, pair: tuple[Path, Path], on: str, tokens: Sequence[int], repeat: int) -> Iterator[Row]:
     for mode, length, feeds in _settings(pair[0], tokens):
         for graphs in (False, True) if on == "cuda" else (False,):
             try:
                 seconds = _measured(pair, on, feeds, repeat, graphs=graphs)
             except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no base class
-                yield Row(name, kind, mode, length, graphs, {}, None, None, one_line(error, 160))
+                yield Row(*label, mode, length, graphs, {}, None, None, one_line(error, 160))
                 continue
             times = {side: 1e3 * float(np.median(each)) for side, each in seconds.items()}
             over, control = (ratio(seconds[side], seconds["original"]) for side in ("rewritten", "control"))
-            yield Row(name, kind, mode, length, graphs, times, over, control)
+            yield Row(*label, mode, length, graphs, times, over, control)
 
 
 def _settings(path: Path, tokens: Sequence[int]) -> Iterator[tuple[str, int, Feeds]]:
@@ -219,39 +228,29 @@ def _measured(pair: tuple[Path, Path], on: str, feeds: Feeds, repeat: int, *, gr
     return found
 
 
-def _placements(name: str, kind: str, pair: tuple[Path, Path], on: str, blocks: int) -> Iterator[Placement]:
+def _placements(label: Label, pair: tuple[Path, Path], on: str, blocks: int) -> Iterator[Placement]:
     _, _, feeds = next(_settings(pair[0], (16,)))
     profiles = [nodes_of(path, on, feeds) for path in pair]
     for side, own, other in zip(_NAMES, profiles, reversed(profiles), strict=False):
         kinds = {row.kind: row.nodes / blocks for row in kind_times(side, own, [other]) if row.kind != OTHERS}
-        yield Placement(name, kind, side, dict(Counter(node.provider for node in own.values())), kinds)
-
-
-def _device(on: str) -> str:
-    """The GPU's name, from its driver."""
-    if on == "cpu":
-        return "cpu"
-    import subprocess
-
-    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return "unknown"
+        yield Placement(*label, side, dict(Counter(node.provider for node in own.values())), kinds)
 
 
 def _show(found: Sequence[Row], placed: Sequence[Placement], on: str, repeat: int) -> None:
-    header = ("model", "type", "mode", "tokens", "graphs", "original ms", "rewritten ms", "ratio", "control")
+    header = ("model", "type", "form", "mode", "tokens", "graphs", "original ms", "rewritten ms", "ratio", "control")
     cells = []
     for row in found:
         times = [f"{row.milliseconds[side]:.3f}" if row.milliseconds else "-" for side in ("original", "rewritten")]
         ratios = [str(row.rewritten or row.problem[:60]), str(row.control or "-")]
-        cells.append((row.model, row.type, row.mode, str(row.tokens), "on" if row.graphs else "off", *times, *ratios))
+        cells.append(
+            (row.model, row.type, row.form, row.mode, str(row.tokens), "on" if row.graphs else "off", *times, *ratios)
+        )
     print_table(f"On {on}, {repeat} rounds; ratio of medians (median of paired ratios, quartiles)", header, cells)
     rows = [
         (
             each.model,
             each.type,
+            each.form,
             each.side,
             ", ".join(f"{count} {name.removesuffix('ExecutionProvider')}" for name, count in each.nodes.items()),
             f"{sum(each.per_block.values()):g}",
@@ -259,7 +258,7 @@ def _show(found: Sequence[Row], placed: Sequence[Placement], on: str, repeat: in
         )
         for each in placed
     ]
-    heads = ("model", "type", "side", "nodes", "per block", "which")
+    heads = ("model", "type", "form", "side", "nodes", "per block", "which")
     print_table("Placement of nodes, and kernels per block", heads, rows)
 
 

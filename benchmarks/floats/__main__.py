@@ -29,13 +29,14 @@ _SAVED = 64
 @click.option("--type", "kinds", multiple=True, type=click.Choice(list(KINDS)), help="Repeatable. Default: all.")
 @click.option("--only", multiple=True, type=click.Choice(list(SUBJECTS)), help="Only this activation; repeatable.")
 @click.option("--minutes", type=float, default=math.inf, help="Stop after this time; the next run goes on.")
+@click.option("--on", type=click.Choice(("cpu", "cuda")), default="cpu", help="Execution provider.")
 @click.option("--json", "output", type=click.Path(path_type=Path), default=ATLAS, help="Where the results are.")
-def main(kinds: tuple[str, ...], only: tuple[str, ...], minutes: float, output: Path) -> None:
+def main(kinds: tuple[str, ...], only: tuple[str, ...], minutes: float, on: str, output: Path) -> None:
     """Both models at every finite number of the types."""
     end, left = time.monotonic() + 60.0 * minutes, list[str]()
     for kind in kinds or KINDS:
         for name in only or SUBJECTS:
-            if time.monotonic() >= end or not measured(name, kind, output, end):
+            if time.monotonic() >= end or not measured(name, kind, output, end, on):
                 left.append(f"{name} in {kind}")
     rows = entries(output)
     head = ("activation", "type", "original", "rewritten", "at", "ulp, original", "ulp, rewritten")
@@ -44,13 +45,13 @@ def main(kinds: tuple[str, ...], only: tuple[str, ...], minutes: float, output: 
         click.echo(f"not measured: {each}")
 
 
-def measured(name: str, kind: str, output: Path, end: float = math.inf) -> bool:
+def measured(name: str, kind: str, output: Path, end: float = math.inf, on: str = "cpu") -> bool:
     """Measure one activation in one type, or go on with it, until the clock says `end`: whether it is complete."""
-    found = pair(SUBJECTS[name], KINDS[kind])
+    found = pair(SUBJECTS[name], KINDS[kind], on)
     if isinstance(found, str):
         click.echo(f"{name} in {kind}: {found}")
         return False
-    entry = Entry.begun(name, kind, found, Source.here())
+    entry = Entry.begun(name, kind, found, Source.here(on))
     if any(each.key == entry.key for each in entries(output)):
         return True
     state = output.with_suffix(".state.json")

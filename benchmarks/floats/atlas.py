@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from benchmarks.common import environment
+from benchmarks.common import environment, gpu_name
 from benchmarks.floats.errors import KINDS, REFERENCE, Errors, Floats, Points
 from benchmarks.floats.pairs import WIDTH, Pair
 from benchmarks.floats.subjects import Exact
@@ -28,7 +28,7 @@ class Source:
     Attributes:
         onnxruntime: its version.
         build: what it says of its build.
-        instructions: the widest vector instructions of the processor.
+        instructions: the widest vector instructions of the processor, or the name of the GPU.
     """
 
     onnxruntime: str
@@ -36,9 +36,10 @@ class Source:
     instructions: str
 
     @classmethod
-    def here(cls) -> Source:
+    def here(cls, provider: str = "cpu") -> Source:
         """Of this machine."""
-        return cls(ort.__version__, ort.get_build_info(), _instructions())
+        device = _instructions() if provider == "cpu" else gpu_name(provider)
+        return cls(ort.__version__, ort.get_build_info(), device)
 
 
 def _instructions() -> str:

@@ -85,13 +85,15 @@ def _stream(name: str, kind: Kind) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, kind.elem_type, ["n", WIDTH])
 
 
-def runner(part: onnx.ModelProto) -> Run:
+def runner(part: onnx.ModelProto, provider: str = "cpu") -> Run:
     """Runs the part in one thread; gates with the value 1.
 
     Raises:
-        ValidationError: onnxruntime cannot load it.
+        ValidationError: onnxruntime cannot load it, or leaves a node to the CPU.
     """
-    session = open_session(part, threads=1, spin=True)
+    session = open_session(part, provider, threads=1, spin=True)
+    if session.cpu_nodes:
+        raise ValidationError(f"on {provider} it leaves {', '.join(session.cpu_nodes)} to the CPU")
 
     def run(y: Floats) -> Floats:
         rows = y.reshape(-1, WIDTH)
@@ -102,8 +104,8 @@ def runner(part: onnx.ModelProto) -> Run:
     return run
 
 
-def pair(subject: Subject, kind: Kind) -> Pair | str:
-    """Both functions, or why there is no second."""
+def pair(subject: Subject, kind: Kind, provider: str = "cpu") -> Pair | str:
+    """Both functions on an execution provider, or why there is no second."""
     block = model_of(subject, kind)
     report = rewrite(block, form="local", validate=False)
     if not report:
@@ -111,8 +113,12 @@ def pair(subject: Subject, kind: Kind) -> Pair | str:
     (row,) = report.blocks
     parts = between(block, kind), between(report.rewritten, kind)
     try:
-        original: Run | str = runner(parts[0])
+        original: Run | str = runner(parts[0], provider)
     except ValidationError as error:
         original = str(error)
     together = b"".join(part.SerializeToString(deterministic=True) for part in parts)
-    return Pair(original, runner(parts[1]), row, hashlib.sha256(together).hexdigest())
+    try:
+        rewritten = runner(parts[1], provider)
+    except ValidationError as error:
+        return str(error)
+    return Pair(original, rewritten, row, hashlib.sha256(together).hexdigest())

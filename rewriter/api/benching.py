@@ -14,8 +14,8 @@ from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.options import build, values_of
 from rewriter.proof.inputs.cases import Maker
-from rewriter.proof.inputs.facts import Kind
 from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress
 from rewriter.report.benchmark import Benchmark, ModelRow, TimeRow

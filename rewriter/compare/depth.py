@@ -27,7 +27,7 @@ from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, rounded
 from rewriter.proof.rule import Judgement, compared, magnitude
 from rewriter.proof.run import open_model

@@ -18,8 +18,7 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.facts import Kind, Role
-from rewriter.proof.inputs.roles import InputSpec, input_specs, is_float
+from rewriter.proof.inputs.specs import InputSpec, Kind, Role, input_specs, is_float
 from rewriter.proof.rule import Judgement
 from rewriter.proof.run import open_model
 from rewriter.text import one_line, quoted

@@ -9,7 +9,7 @@ import numpy as np
 
 from rewriter.compare import Tolerances
 from rewriter.errors import UsageError
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.rule import Judgement, Results, compared
 
 

@@ -38,7 +38,7 @@ from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, no
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.trace import Norm
 from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.roles import token_ids
+from rewriter.proof.inputs.specs import token_ids
 
 _RANK = 3
 _NEAR, _STEP = 1e-8, 1e-4

@@ -29,7 +29,7 @@ from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.why import ScoreTerms, Why, made, scores_of
 from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.roles import token_ids
+from rewriter.proof.inputs.specs import token_ids
 
 Places = NDArray[np.int64]
 Mask = NDArray[np.bool_]

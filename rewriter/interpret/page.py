@@ -27,7 +27,7 @@ from rewriter.interpret.run import hooks_of, only_case, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
 from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.roles import token_ids
+from rewriter.proof.inputs.specs import token_ids
 
 MOST_TOKENS = 64
 """Tokens of the sequence that are shown."""

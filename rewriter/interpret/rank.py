@@ -28,8 +28,7 @@ from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, 
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, parts_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.facts import Role
-from rewriter.proof.inputs.roles import input_specs
+from rewriter.proof.inputs.specs import Role, input_specs
 
 Places = NDArray[np.int64]
 KINDS = "QKV"

@@ -28,7 +28,7 @@ from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.view import Path, all_views, graph_at, integer_of
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.rule import Results, compared
 from rewriter.proof.run import Way, run_model
 

@@ -22,7 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 
 FACTOR = 16.0
 """How much further than its own rounding a model may be: the noise that was tried is a sample of what rounding does,

@@ -22,7 +22,7 @@ from rewriter.graph.extract import cut
 from rewriter.graph.view import GraphView
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, nudged, rounded
 from rewriter.proof.reference.float64 import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared, magnitude

@@ -22,7 +22,7 @@ from onnx import numpy_helper
 from rewriter.arrays import Array
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.types import FLOATS
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import rounds_to_bytes
 from rewriter.proof.rule import Results
 from rewriter.proof.run import ModelRuns

@@ -29,7 +29,7 @@ from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy
 from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Way, run_model

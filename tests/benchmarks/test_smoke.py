@@ -11,7 +11,18 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import cuda, error_propagation, forms, gates, large_model, latency, pattern, plan_scaling, validation
+from benchmarks import (
+    cuda,
+    cuda_proofs,
+    error_propagation,
+    forms,
+    gates,
+    large_model,
+    latency,
+    pattern,
+    plan_scaling,
+    validation,
+)
 from benchmarks.common import interleaved
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.footprint import entered, one_block
@@ -22,7 +33,7 @@ from rewriter.ort.providers import available_providers
 from tests.benchmarks.conftest import draws
 from tests.conftest import slow
 
-MODULES = (cuda, error_propagation, forms, gates, large_model, latency, pattern, plan_scaling, validation)
+MODULES = (cuda, cuda_proofs, error_propagation, forms, gates, large_model, latency, pattern, plan_scaling, validation)
 TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
 SIZES = "--layers 2 --width 32 --hidden 64 --heads 4 --vocabulary 50 --repeats 1"
 LARGE = "--layers 2 --width 64 --heads 4 --vocabulary 64 --repeats 1"
@@ -53,6 +64,7 @@ RUNS: tuple[tuple[ModuleType, str, str, list[Any]], ...] = (
         "model",
         ["original", "control", "local", "compact"],
     ),
+    (cuda_proofs, "--on cpu --only relu-decoder --type float16", "form", ["local", "compact"]),
     (forms, f"--width 8 --hidden 16 --tokens 5 --repeats 3 {MEMORY}", "form", ["control", *FORMS, *MEASURED]),
 )
 """A script, its arguments, and what a column of its rows must hold."""
@@ -81,8 +93,9 @@ def test_rows(module: ModuleType, arguments: str, column: str, wanted: list[Any]
 
 
 @pytest.mark.skipif("cuda" in available_providers(), reason="CUDA is there")
-def test_without_cuda(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cuda.main, ["--json", str(tmp_path / "cuda.json")])
+@pytest.mark.parametrize("module", [cuda, cuda_proofs], ids=lambda module: module.__name__)
+def test_without_cuda(module: ModuleType, tmp_path: Path) -> None:
+    result = CliRunner().invoke(module.main, ["--json", str(tmp_path / "cuda.json")])
     assert result.exit_code == 2
     (line,) = result.output.splitlines()
     assert "execution provider 'cuda' is not available" in line

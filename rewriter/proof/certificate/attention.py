@@ -414,7 +414,7 @@ class _Reader:
         if axis not in (2, -1) or further.axes[:2] not in ((_BATCH, _TOKENS), (_BATCH, _POSITIONS)):
             return None
         if further.axes[1] == _POSITIONS:
-            self.tokens = len(rows)
+            self.tokens = min(self.tokens or len(rows), len(rows))
         count = max(len(first.table), len(rows))
         columns = [np.broadcast_to(each, (count, each.shape[1])) for each in (first.table, rows)]
         return replace(first, table=np.concatenate(columns, axis=1))
@@ -522,7 +522,7 @@ class _Reader:
         if scores.values.shape[:2] != (1, 1):
             return None
         row = list(scores.values[0, 0, _OWN])
-        others = row[_OTHER]
+        others = -math.inf if self.tokens == 1 else row[_OTHER]
         near = [place for place, each in enumerate(row) if place != _OTHER and each != -math.inf]
         weights = dict(zip(near, softmax([_real(row[place]) for place in near]), strict=True)) if near else {}
         made = np.full(scores.values.shape, None, dtype=object)

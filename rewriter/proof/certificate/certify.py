@@ -12,9 +12,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
+from flint import fmpq
 
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
@@ -24,8 +25,18 @@ from rewriter.graph.walk import iter_nodes, subgraphs
 from rewriter.proof.certificate.attention import unfold
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, before_casts, in_order, rank, sizes, whole_shape
-from rewriter.proof.certificate.expressions import ONE, VARIABLE, Expression, degree_in, listing, substitute
-from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, NotCertifiable, Scope, Tensor
+from rewriter.proof.certificate.expressions import (
+    ONE,
+    VARIABLE,
+    ZERO,
+    Expression,
+    constant,
+    degree_in,
+    div,
+    listing,
+    substitute,
+)
+from rewriter.proof.certificate.graphs import FUNCTION, HEADS, SOURCE, Model, NotCertifiable, Scope, Tensor
 from rewriter.proof.certificate.regions import Reader, Region
 from rewriter.proof.certificate.rows import Layer, extent, read_layer
 from rewriter.proof.claims import Claim
@@ -48,12 +59,13 @@ Whatever calls itself here is plain Python, without `*` in the call, so that C's
 _INVISIBLE = {
     SOURCE: "may draw other numbers than the original",
     FUNCTION: "calls a local function of another content",
+    HEADS: "has heads that compute another function, or take sequences of another length",
 }
 
 ASSUMED = (
     "operators compute what the specifications of ONNX and onnxruntime say",
     "arithmetic is that of the reals; operators that are the same in both models get the same operands",
-    "initializers that IR version 3 lists as inputs keep their values",
+    "where a model lists all of its initializers as inputs, as in IR version 3, they keep their values",
     "tensors of the original have the shapes that it declares for them",
 )
 NOT_CLAIMED = (
@@ -543,7 +555,7 @@ class _Matching:
             return self._refused(a, b, 0, reason)
         mine, other = ours.expression, substitute(theirs.expression, matched)
         del self._why[count:]  # leaves that were tried in another order
-        if mine is other:
+        if mine is other and (ours.added, ours.tokens) == (theirs.added, theirs.tokens):
             return True
         value = None
         if len(ours.leaves) == 2:
@@ -552,8 +564,10 @@ class _Matching:
                 return self._refused(a, b, 0, "combines two tensors in a way that is not linear in one of them")
         values = {each: ONE if each is value else VARIABLE for each in ours.leaves}
         one, two = substitute(mine, values), substitute(other, values)
-        program = value is not None and _attention(theirs) and not _attention(ours)
-        proved = self._proved(a, ours, one, two, program=program)
+        heads = _attention(ours), _attention(theirs)
+        proved = self._proved(a, ours, one, two, program=value is not None and heads == (False, True))
+        if proved.holds and proved.bound > _EXACT and not any(heads) and a.name not in self._claims:
+            proved = self._to_scale(proved, one, two, TOPS[_elem_type(ours)])
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
@@ -602,6 +616,20 @@ class _Matching:
             return everywhere
         parts = (bound(mine, other, limit=self._limit, top=top, domain=domain) for domain in _DOMAINS)
         return next((each for each in parts if each.holds), everywhere)
+
+    def _to_scale(self, found: Bound, mine: Expression, other: Expression, top: fmpq) -> Bound:
+        """What is left of a bound over max(1, |F|) where neither claim nor heads say that it is an activation.
+
+        The tensor may be a variance of 1e-9: its functions must meet at 0, and be as near where F is scaled to reach 1.
+        """
+        if found.relative is None:
+            reason = f"differs by up to {found.bound:.3g}, and not in proportion to y"
+            return replace(found, holds=False, reason=reason)
+        size = bound(ZERO, mine, limit=1.0, top=top, domain=1.0)
+        if not size.holds or size.bound == 0.0:
+            return found
+        one, two = (div(each, constant(size.bound)) for each in (mine, other))
+        return bound(one, two, limit=self._limit, top=top)
 
 
 def _is_matrix(tensor: Tensor, layer: Layer) -> bool:

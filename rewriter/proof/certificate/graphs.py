@@ -39,7 +39,7 @@ from rewriter.graph.view import (
     opsets,
 )
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, iter_tensors, subgraphs
-from rewriter.proof.certificate.expressions import Expression
+from rewriter.proof.certificate.expressions import Expression, listing
 from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
@@ -51,8 +51,9 @@ _MOST_DENSE = 2**26
 _MOST_VALUES = 4096
 """Constants of more elements are not read as numbers of an expression."""
 
-FUNCTION, SOURCE = "(function)", "(source)"
-"""Stand among the attributes of a node for the content of the function that it calls, and the numbers that it draws."""
+FUNCTION, SOURCE, HEADS = "(function)", "(source)", "(heads)"
+"""Stand among the attributes of a node for the content of the function that it calls, the numbers that it draws, and
+what heads were read as."""
 
 Kind = Literal["node", "constant", "input"]
 Function = tuple[str, str, str]
@@ -277,7 +278,7 @@ class Scope:
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
         self.initializers |= {sparse.values.name: model.dense(sparse) for sparse in graph.sparse_initializer}
         self.overridable = frozenset(
-            () if outer is not None or model.fixed else self.initializers.keys() & self.inputs.keys()
+            () if outer is None and model.fixed else self.initializers.keys() & self.inputs.keys()
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
@@ -380,6 +381,9 @@ class Scope:
             found.append((FUNCTION, self.model.functions[*key, node.overload]))
         if key[0] not in _KNOWN_DOMAINS or any(part in node.op_type for part in _RANDOM):
             found.append((SOURCE, (self.path, list(node.output))))
+        rows = self.rows.get(node.output[0]) if node.output else None
+        if rows is not None:
+            found.append((HEADS, (listing(rows.expression), rows.tokens)))
         return found
 
     def _attribute(self, attribute: onnx.AttributeProto) -> object:

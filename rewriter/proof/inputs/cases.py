@@ -9,9 +9,11 @@ input does not change the values of the others.
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +22,7 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
-from rewriter.proof.inputs.facts import Kind, Role, facts_of
-from rewriter.proof.inputs.roles import InputSpec, input_specs, kind_by_name
+from rewriter.proof.inputs.specs import InputSpec, Kind, Role, kind_by_name, specs_of
 from rewriter.text import quoted
 
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
@@ -100,7 +101,7 @@ class Maker:
 
     Attributes:
         specs: the inputs.
-        facts: what the model's operators say of them.
+        longest: number of positions that the model has; None if nothing limits it.
         varied: the kinds of dimensions that the model leaves open, so that a setting decides.
         branches: whether an input says if there is a past.
         cached: whether there may be a past.
@@ -108,8 +109,7 @@ class Maker:
 
     def __init__(self, model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> None:
         """As `make_cases`. Raises UsageError if `dims` names a dimension that the model does not have."""
-        self.facts = facts_of(model)
-        self.specs = input_specs(model, self.facts)
+        self.specs, self.longest = specs_of(model)
         self._seed, self._fixed = seed, dict(dims or {})
         self._symbols = [
             (spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape) if isinstance(dim, str)
@@ -134,26 +134,16 @@ class Maker:
 
     def sizes(self, setting: Setting) -> tuple[Mapping[str, tuple[int, ...]], Mapping[Kind, int]]:
         """The shape of each input in one case, and the size of each kind of dimension."""
-        facts, values = self.facts, dict(self._fixed)
-        named = [(spec, axis, dim) for spec, axis, dim in self._symbols if names_in(dim) == (dim,)]
-        kinds = self._kind_sizes(setting)
+        kinds, values = self._kind_sizes(setting), dict(self._fixed)
 
         def size(spec: InputSpec, axis: int) -> int:
-            where = spec.name, axis
-            return facts.sizes.get(where, max(kinds[spec.kinds[axis]], facts.least.get(where, 0)))
+            return spec.sizes.get(axis, max(kinds[spec.kinds[axis]], spec.least.get(axis, 0)))
 
-        # Operators come first, wherever they say how large a dimension of this name is.
-        for spec, axis, dim in sorted(named, key=lambda each: (each[0].name, each[1]) not in facts.sizes):
-            if spec.kinds[axis] is not Kind.TOTAL:
+        # Operators come first, wherever they say how large a dimension of this name is; then what the name counts.
+        for spec, axis, dim in sorted(self._symbols, key=lambda each: each[1] not in each[0].sizes):
+            if names_in(dim) == (dim,):
                 values.setdefault(dim, size(spec, axis))
-        # What the caller fixed counts where sizes follow from others, and leaves other names as they are.
-        kinds |= {
-            s.kinds[k]: values[dim] for s, k, dim in named if dim in self._fixed and (s.name, k) not in facts.least
-        }
-        kinds[Kind.TOTAL] = kinds[Kind.PAST] + kinds[Kind.SEQUENCE]
-        for spec, axis, dim in named:
-            values.setdefault(dim, size(spec, axis))
-        for _, _, dim in self._symbols:  # names that occur only inside arithmetic are sized by the name alone
+        for _, _, dim in self._symbols:
             for name in names_in(dim):
                 values.setdefault(name, kinds[kind_by_name(name) or Kind.SEQUENCE])
 
@@ -161,9 +151,9 @@ class Maker:
             dim = spec.shape[axis]
             if isinstance(dim, int):
                 return dim
-            if dim and dim not in values and {kind_by_name(name) for name in names_in(dim)} == {Kind.PAST}:
-                return kinds[Kind.TOTAL]  # exporters that trace a single new token write `past + 1`
-            value = value_of(dim, values) if dim else None
+            # Exporters that trace a single new token write `past + 1` where they mean all tokens.
+            exact = dim is not None and (spec.kinds[axis] is not Kind.TOTAL or dim in self._fixed)
+            value = value_of(str(dim), values) if exact else None
             return size(spec, axis) if value is None else max(value, 0)
 
         shapes = {spec.name: tuple(dimension(spec, axis) for axis in range(len(spec.shape))) for spec in self.specs}
@@ -171,7 +161,7 @@ class Maker:
 
     def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
-        (batch, sequence, past), longest = setting, self.facts.longest
+        (batch, sequence, past), longest = setting, self.longest
         past = pinned.get(Kind.PAST, past)
         if longest is not None:
             # Positions beyond the table would be out of range; at least one new token must remain.
@@ -191,20 +181,24 @@ class Maker:
             Kind.SAMPLES: 3200 + 100 * sequence,
             Kind.HEIGHT: side,
             Kind.WIDTH: side,
-            Kind.TOTAL: past + sequence,
             **pinned,
             Kind.PAST: past,
             Kind.SEQUENCE: sequence,
+            Kind.TOTAL: past + sequence,
         }
 
     def _pinned(self) -> dict[Kind, int]:
-        """Sizes of kinds that an input declares as a number; declarations of token ids take precedence."""
-        pinned: dict[Kind, int] = {}
+        """Sizes of kinds that the caller fixes, or that an input declares as a number; token ids take precedence."""
+        pinned = {
+            spec.kinds[axis]: self._fixed[dim]
+            for spec, axis, dim in self._symbols
+            if dim in self._fixed and axis not in spec.least
+        }
         roles = {Role.IDS, Role.POSITIONS, Role.TOKEN_TYPES, Role.PAST, Role.FLOATS}
         for spec in sorted(self.specs, key=lambda spec: spec.role is not Role.IDS):
             for dim, kind in zip(spec.shape, spec.kinds, strict=True) if spec.role in roles else ():
                 # A batch of 1 in one input (position ids) is often meant to broadcast.
-                if isinstance(dim, int) and kind not in {Kind.ONE, Kind.TOTAL} and (kind, dim) != (Kind.BATCH, 1):
+                if isinstance(dim, int) and kind is not Kind.ONE and (kind, dim) != (Kind.BATCH, 1):
                     pinned.setdefault(kind, dim)
         return pinned
 
@@ -236,7 +230,7 @@ class Maker:
                 made = number % 2 == 0 if np.prod(shape) == 1 else random.integers(0, 2, shape) == 1
             case Role.MASK:
                 # A bounded cache takes new tokens that are all there.
-                made = _mask(spec, shape, kinds[Kind.PAST if self.facts.least else Kind.TOTAL])
+                made = _mask(spec, shape, kinds[Kind.PAST if any(each.least for each in self.specs) else Kind.TOTAL])
             case Role.POSITIONS:
                 made = kinds[Kind.PAST] + np.arange((shape or (1,))[-1])
                 made = made if spec.rows is None else np.minimum(made, spec.rows - 1)
@@ -287,9 +281,13 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int) -> NDArray[np.bool
 
 # -- arithmetic on names ---------------------------------------------------------------------------------------------
 
-_NAME = re.compile(r"[A-Za-z_]\w*")
 _ROUNDED = re.compile(r"\b(floor|ceil|ceiling)\s*(?=\()", re.IGNORECASE)
 """Left out, because every division rounds down."""
+
+_ARITHMETIC: Mapping[type, Callable[..., int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.USub: operator.neg,
+    ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
 
 _LONGEST, _MOST = 200, 2**31
 """Bounds on the text and on what comes out: both come from the model file, which is not trusted."""
@@ -297,21 +295,38 @@ _LONGEST, _MOST = 200, 2**31
 
 def names_in(text: str) -> tuple[str, ...]:
     """The symbolic names in a dimension, such as `past + sequence`; the whole text if it is not arithmetic."""
-    sums = re.fullmatch(r"[\w\s()]*[-+*/][-+*/\w\s()]*", text)
-    return tuple(dict.fromkeys(_NAME.findall(_ROUNDED.sub("", text)))) if sums else (text,)
+    tree = _parsed(text)
+    names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) if tree is not None else ()
+    return tuple(dict.fromkeys(names)) or (text,)
 
 
 def value_of(text: str, values: Mapping[str, int]) -> int | None:
     """The value of a dimension; None if a name is unknown or the arithmetic has no value."""
     if text in values:
         return values[text]
-    numbers = _NAME.sub(lambda found: f"{values.get(found[0], '?')}", _ROUNDED.sub("", text[: _LONGEST + 1]))
-    # Digits, brackets and four operators are all that is evaluated; no calls, no powers.
-    odd = re.search(r"[^-+*/()\d\s]|\*\s*\*|[\d)]\s*\(", numbers)
-    if odd or len(text) > _LONGEST:
+
+    def of(node: Any) -> int:
+        if isinstance(node, ast.BinOp):
+            return _ARITHMETIC[type(node.op)](of(node.left), of(node.right))
+        if isinstance(node, ast.UnaryOp):
+            return _ARITHMETIC[type(node.op)](of(node.operand))
+        return values[node.id] if isinstance(node, ast.Name) else int(node.value)
+
+    try:
+        value = of(_parsed(text))
+    except (AttributeError, TypeError, LookupError, ArithmeticError):
+        return None
+    return value if abs(value) <= _MOST else None
+
+
+def _parsed(text: str) -> ast.expr | None:
+    """A dimension as arithmetic on names and numbers, without calls and powers; None if it is something else."""
+    plain = _ROUNDED.sub("", text[: _LONGEST + 1].strip())
+    if len(text) > _LONGEST or not re.fullmatch(r"[-+*/()\w\s]+", plain):
         return None
     try:
-        value = eval(re.sub("/+", "//", numbers), {})  # noqa: S307
-    except (SyntaxError, ArithmeticError, TypeError, MemoryError, RecursionError):
+        tree = ast.parse(plain, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
-    return value if isinstance(value, int) and abs(value) <= _MOST else None
+    known = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.expr_context, *_ARITHMETIC)
+    return tree if all(isinstance(node, known) for node in ast.walk(tree)) else None

@@ -19,7 +19,7 @@ from rewriter.errors import UsageError
 from rewriter.graph.types import declared_types
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import Given, spelled
-from rewriter.proof.inputs.roles import numpy_type
+from rewriter.proof.inputs.specs import numpy_type
 from rewriter.text import one_line, quoted
 
 _ONLY = "the given inputs"

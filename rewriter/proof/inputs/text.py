@@ -12,9 +12,8 @@ import onnx
 from rewriter.errors import UsageError
 from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.proof.inputs.cases import Case, Maker
-from rewriter.proof.inputs.facts import Role
 from rewriter.proof.inputs.given import Text
-from rewriter.proof.inputs.roles import InputSpec
+from rewriter.proof.inputs.specs import InputSpec, Role
 from rewriter.text import quoted
 
 _UNKNOWN = (Role.FLOATS, Role.INTEGERS, Role.TIMESTEP, Role.KEEP)
@@ -61,7 +60,7 @@ def tokenized(given: Text, model: onnx.ModelProto) -> Tokens:
     for number, text in enumerate(texts):
         with refusing(f"the tokenizer cannot encode {quoted(text)}"):
             encoding = tokenizer.encode(text)
-        _check(encoding.ids, text, ids, maker.facts.longest)
+        _check(encoding.ids, text, ids, maker.longest)
         feeds = dict(maker.case((1, len(encoding.ids), 0), number=1).feeds)
         for spec in maker.specs:
             if spec.role in {Role.IDS, Role.TOKEN_TYPES}:

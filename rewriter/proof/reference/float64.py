@@ -31,7 +31,7 @@ from rewriter.graph.extract import bytes_of
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
 from rewriter.graph.walk import all_graphs, is_external, iter_tensors
-from rewriter.proof.inputs.roles import is_float
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.reference.operators import operators
 from rewriter.text import one_line
 

@@ -57,6 +57,7 @@ RIGHT: dict[str, tuple[str, dict[str, Any]]] = {
     "no axis of sequences": (SILU, {"inputs": f"{TWO} x", "outputs": f"{TWO} out"}),
     "four axes": (SILU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
     "four axes, behind a cast": (ERF_GELU, {"inputs": "float[a, b, c, 4] x", "outputs": "float[a, b, c, 4] out"}),
+    "one token": (ERF_GELU, {"inputs": "float[batch, 1, 4] x", "outputs": "float[batch, 1, 4] out"}),
     "one length": (SILU, {"inputs": "float[2, 7, 4] x", "outputs": "float[2, 7, 4] out"}),
 }
 
@@ -71,9 +72,10 @@ def test_right_heads_are_certified(name: str, form: str) -> None:
     found = judged(model, converted(model, form))
     assert found.certified, [each.text for each in found.refusals]
     assert len(found.regions) == 1
-    assert (found.regions[0].added > 0) == (form == "maskless"), "a mask leaves nothing of others"
+    others = form == "maskless" and name != "one token"
+    assert (found.regions[0].added > 0) == others, "a mask leaves nothing of others"
     assert found.regions[0].added <= 1e-30
-    longest = None if form == "masked" else 7 if name == "one length" else 512
+    longest = None if form == "masked" else {"one length": 7, "one token": 1}.get(name, 512)
     assert found.regions[0].tokens == longest, "a longer sequence does not run"
 
 
@@ -324,3 +326,42 @@ def test_names_that_the_reader_would_give_are_not_taken() -> None:
     sliced = p.name("tokens_only")
     insert(p.model, p.name("z_side_by_side"), "Neg", p.name("z_side_by_side"), f"{sliced}/rows")
     assert not judged(original, p.model).certified
+
+
+HEADS_OF_BOTH = {
+    "a key": ("masked", 'p.weight("W_K", "v[0, -1, 0] *= 1 + 1e-5")'),
+    "a key over static keys": ("compact", 'p.weight("k_bias", "v *= 1 + 1e-5")'),
+    "a value": ("maskless", 'p.weight("W_V_constants", "v[0, -1] *= 1 + 1e-5")'),
+}
+
+
+@pytest.mark.parametrize("name", HEADS_OF_BOTH)
+def test_two_models_with_heads_are_told_apart(name: str) -> None:
+    """Heads of the same operands, in both models, are the same only if they compute the same."""
+    form, statement = HEADS_OF_BOTH[name]
+    model = right(form)[1]
+    p = Planted(changes.copied(model))
+    assert judged(model, p.model).certified
+    changes.run(statement, p=p)
+    found = judged(model, p.model)
+    assert not found.certified
+    assert any("differs by" in each.reason and each.refuted for each in found.refusals)
+
+
+def test_one_position_is_not_that_of_many_tokens() -> None:
+    """Where only one token has a position, there is no other; where all have the same, each sees all."""
+    original = mlp(ERF_GELU)
+    p = Planted(changes.copied(converted(original, "maskless", max_tokens=1)))
+    assert [region.tokens for region in judged(original, p.model).regions] == [1]
+    p.reads("token_positions_each", 1, "indicators_shape")
+    found = judged(original, p.model)
+    assert not found.certified
+    assert "has operands with axes ('positions'," in found.refusals[0].reason
+
+
+def test_a_shorter_table_of_positions_is_stated() -> None:
+    """The same function for fewer tokens: the certificate says for how many."""
+    original, long = right("maskless")
+    found = judged(long, converted(original, "maskless", max_tokens=8))
+    assert found.certified
+    assert [(region.bound.exact, region.tokens) for region in found.regions] == [(True, 8)]

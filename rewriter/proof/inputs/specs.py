@@ -1,0 +1,379 @@
+"""The inputs of a model: element type, shape, what each means, what its axes count, which numbers are valid.
+
+Operators that read an input say it best: a product, a convolution or a norm fixes a width; attention with a past fixes
+the number of key heads and their size; a table bounds the numbers that select its rows. What they leave open follows
+from names: the role from the first line of `_NAMES` that matches, the kind of an axis from the name of its dimension,
+or else from role and place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import numpy as np
+import onnx
+
+from rewriter.arrays import Array
+from rewriter.errors import UsageError
+from rewriter.graph.edit import inlined
+from rewriter.graph.types import FLOATS, Dim, elem_name
+from rewriter.graph.view import GraphView, all_views, integer_of, key_of
+from rewriter.text import quoted
+
+
+class Role(Enum):
+    """What an input means, and therefore which values are valid."""
+
+    FLAG = auto()
+    MASK = auto()
+    PAST = auto()
+    POSITIONS = auto()
+    TOKEN_TYPES = auto()
+    PAST_LENGTH = auto()
+    TOTAL_LENGTH = auto()
+    LAST_INDEX = auto()
+    LENGTHS = auto()
+    TIMESTEP = auto()
+    KEEP = auto()
+    IDS = auto()
+    INTEGERS = auto()
+    FLOATS = auto()
+
+
+class Kind(Enum):
+    """What a dimension counts; the values appear in the names of cases."""
+
+    BATCH = "batch"
+    SEQUENCE = "sequence"
+    PAST = "past"
+    TOTAL = "past and sequence"
+    ENCODER = "encoder sequence"
+    FRAMES = "frames"
+    SAMPLES = "samples"
+    CHOICES = "choices"
+    CHANNELS = "channels"
+    HEIGHT = "height"
+    WIDTH = "width"
+    HEADS = "heads"
+    FEATURES = "features"
+    HIDDEN = "hidden size"
+    ONE = "one"
+
+
+@dataclass(eq=False)
+class InputSpec:
+    """One graph input that has no default.
+
+    Attributes:
+        name: its name.
+        dtype: its numpy element type.
+        shape: its dimensions; each a number, a symbolic name, or None.
+        role: its role.
+        kinds: what each axis counts.
+        rows: its numbers are below this: the rows of the smallest table that it indexes; None if nothing bounds them.
+        sizes: an axis to the size that its readers need.
+        least: an axis to the size that they need at least.
+    """
+
+    name: str
+    dtype: np.dtype[np.generic]
+    shape: tuple[Dim, ...]
+    role: Role
+    kinds: tuple[Kind, ...]
+    rows: int | None = None
+    sizes: dict[int, int] = field(default_factory=dict)
+    least: dict[int, int] = field(default_factory=dict)
+
+
+_INTEGERS, _BOOL, _FLOATS = "iu", "b", "f"
+_NAMES: tuple[tuple[str, str, Role], ...] = (
+    (r"use_cache|branch", _BOOL, Role.FLAG),
+    (r"mask|padding", _INTEGERS + _BOOL + _FLOATS, Role.MASK),
+    (r"past_seq(uence)?_len|past_len", _INTEGERS, Role.PAST_LENGTH),
+    (r"past|cache\.|kv_cache|(key|value)_cache|cache_(key|value)|(^|[._])mems?[._]?\d", _FLOATS, Role.PAST),
+    (r"position|^pos(_ids)?$", _INTEGERS, Role.POSITIONS),
+    (r"token_type|segment", _INTEGERS, Role.TOKEN_TYPES),
+    (r"total_seq(uence)?_len", _INTEGERS, Role.TOTAL_LENGTH),
+    (r"seqlens_k", _INTEGERS, Role.LAST_INDEX),
+    (r"to_keep", _INTEGERS, Role.KEEP),
+    (r"length|lengths|_lens?$", _INTEGERS, Role.LENGTHS),
+    (r"time_?steps?$|^t$", _INTEGERS + _FLOATS, Role.TIMESTEP),
+    (r"(^|[._/:])(ids?|tokens?|input|inputs)$|_ids?$|_tokens?$|ids?[._:]?\d*$", _INTEGERS, Role.IDS),
+    ("", _BOOL, Role.FLAG),
+    ("", _INTEGERS, Role.INTEGERS),
+    ("", _FLOATS, Role.FLOATS),
+)
+"""Pattern in the lower-case name, kinds of numpy element types, role. The order matters: `position_ids` matches the
+pattern of token ids too. Unknown booleans switch something on, floats are activations, integers small numbers."""
+
+_DIMENSIONS: tuple[tuple[str, Kind], ...] = (
+    (r"encoder", Kind.ENCODER),
+    (r"total|kv_len|mask.*(len|seq)", Kind.TOTAL),
+    (r"past|mem(s|ory)?_len|cache", Kind.PAST),
+    (r"batch|^b$|^n$|^bs$", Kind.BATCH),
+    (r"choices", Kind.CHOICES),
+    (r"channel", Kind.CHANNELS),
+    (r"height|^h$", Kind.HEIGHT),
+    (r"width|^w$", Kind.WIDTH),
+    (r"head", Kind.HEADS),
+    (r"samples|audio|wave", Kind.SAMPLES),
+    (r"frame|time|^t$", Kind.FRAMES),
+    (r"feature|mel|bins|freq", Kind.FEATURES),
+    (r"hidden|embed|dim$", Kind.HIDDEN),
+    (r"seq|len|token|^s$|^l$", Kind.SEQUENCE),
+)
+
+
+def _axes(*spelled: str) -> dict[int, tuple[Kind, ...]]:
+    return {len(each.split()): tuple(Kind[name] for name in each.split()) for each in spelled}
+
+
+_TEXT = _axes("SEQUENCE", "BATCH SEQUENCE", "BATCH CHOICES SEQUENCE")
+_COUNT = _axes("BATCH")
+_AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
+    **dict.fromkeys((Role.IDS, Role.INTEGERS, Role.POSITIONS, Role.TOKEN_TYPES), _TEXT),
+    **dict.fromkeys((Role.LENGTHS, Role.TIMESTEP, Role.LAST_INDEX, Role.PAST_LENGTH, Role.TOTAL_LENGTH), _COUNT),
+    Role.MASK: _axes("TOTAL", "BATCH TOTAL", "BATCH SEQUENCE TOTAL", "BATCH ONE SEQUENCE TOTAL"),
+    Role.PAST: _axes("BATCH PAST HIDDEN", "BATCH HEADS PAST HIDDEN", "ONE BATCH HEADS PAST HIDDEN"),
+    Role.FLOATS: _axes(
+        *("BATCH", "BATCH SAMPLES", "BATCH SEQUENCE HIDDEN", "BATCH CHANNELS HEIGHT WIDTH"),
+        "BATCH FRAMES CHANNELS HEIGHT WIDTH",
+    ),
+}
+"""Maps role and rank to what the axes count."""
+
+
+def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
+    """One entry per input without a default.
+
+    Raises:
+        UsageError: no values can be made for an input: it is not a tensor, has no shape, or has an element type such as
+            string.
+    """
+    return specs_of(model)[0]
+
+
+def specs_of(model: onnx.ModelProto) -> tuple[tuple[InputSpec, ...], int | None]:
+    """The same, and the number of positions of the model's smallest position table; None if there is none."""
+    walk = _Walk(model)
+    return tuple(walk.specs.values()), walk.longest
+
+
+def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
+    """The token ids of the first sequence; None where no input has ids for that many tokens."""
+    for spec in input_specs(model):
+        array = feeds.get(spec.name)
+        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
+            return tuple(int(number) for number in array.reshape(-1, length)[0])
+    return None
+
+
+def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
+    """The numpy element type for `elem_type`; None if no values of that type can be generated."""
+    try:
+        found: np.dtype[np.generic] = onnx.helper.tensor_dtype_to_np_dtype(elem_type)
+    except KeyError:
+        return None
+    return found if found.kind in "biu" or found.name in ("float16", "float32", "float64", "bfloat16") else None
+
+
+def is_float(dtype: np.dtype[np.generic]) -> bool:
+    """Whether `dtype` is a floating point type, bfloat16 included."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
+def kind_by_name(name: str) -> Kind | None:
+    """What a dimension called `name` counts; None if the name does not tell."""
+    return next((kind for pattern, kind in _DIMENSIONS if re.search(pattern, name.lower())), None)
+
+
+def _spec(value: onnx.ValueInfoProto) -> InputSpec:
+    name = quoted(value.name)
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        what = (kind or "unknown type").removesuffix("_type").replace("_", " ")
+        raise UsageError(f"input {name} is not a tensor ({what}): models with such inputs cannot be validated")
+    tensor = value.type.tensor_type
+    dtype = numpy_type(tensor.elem_type)
+    if dtype is None:
+        spelled = elem_name(tensor.elem_type)
+        raise UsageError(f"no values can be made for input {name} of type {spelled}: give them with --inputs")
+    if not tensor.HasField("shape"):
+        raise UsageError(f"input {name} has no declared shape: give its values with --inputs")
+    # Some exporters write -1 or 0 for a dynamic dimension.
+    shape = tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in tensor.shape.dim)
+    letter = _FLOATS if is_float(dtype) else dtype.kind
+    role = next(r for pattern, kinds, r in _NAMES if letter in kinds and re.search(pattern, value.name.lower()))
+    return InputSpec(value.name, dtype, shape, role, _kinds(value.name.lower(), shape, role, floats=letter == _FLOATS))
+
+
+def _kinds(name: str, shape: tuple[Dim, ...], role: Role, *, floats: bool) -> tuple[Kind, ...]:
+    """What the axes of an input count: by the name of the dimension, or else by role and place."""
+    rank = len(shape)
+    kinds = _AXES.get(role, {}).get(rank, ())
+    if role is Role.MASK and "pixel" in name:  # DETR takes a mask of pixels, whose axes are not tokens
+        kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[:rank]
+    if floats and rank == 3 and re.search(r"feature|mel|spectro|audio", name) and not re.search(r"image|pixel", name):
+        kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # spectrograms have their frames last
+    if "encoder" in name and "decoder" not in name.split("_", maxsplit=1)[0]:
+        tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
+        kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
+    found = []
+    for axis, (dim, place) in enumerate(zip(shape, _padded(kinds, rank), strict=True)):
+        by_name = kind_by_name(dim) if isinstance(dim, str) else None
+        if by_name is Kind.PAST and role is Role.MASK:
+            by_name = Kind.TOTAL  # `past_sequence_length + sequence_length`, however it is written
+        if by_name is Kind.SEQUENCE and role is Role.FLOATS and axis == rank - 1:
+            by_name = {2: Kind.SAMPLES, 3: Kind.FRAMES}.get(rank, by_name)  # speech models call them a sequence
+        found.append(by_name or place)
+    return tuple(found)
+
+
+def _padded(kinds: tuple[Kind, ...], rank: int) -> tuple[Kind, ...]:
+    return (*kinds, *(Kind.ONE,) * rank)[:rank]
+
+
+# -- what operators say ----------------------------------------------------------------------------------------------
+
+_CARRIERS = frozenset(
+    """
+    Cast Identity Reshape Unsqueeze Squeeze Flatten Transpose Slice Expand Tile Clip Gather Concat Where Min Max Mul Add
+    """.split()  # noqa: SIM905 - more readable
+)
+"""Operators whose outputs contain values of operands. Differences, as of relative positions, are not among them."""
+
+_LOOKUPS: Mapping[tuple[str, str], tuple[tuple[int, int], ...]] = {
+    ("", "Gather"): ((1, 0),),
+    ("", "GatherND"): ((1, 0),),
+    ("com.microsoft", "EmbedLayerNormalization"): ((0, 2), (1, 4), (8, 3)),
+    ("com.microsoft", "GatherBlockQuantized"): ((1, 0),),
+    ("com.microsoft", "GroupQueryAttention"): ((9, 7),),
+    ("com.microsoft", "RotaryEmbedding"): ((1, 2), (1, 3)),
+    ("", "RotaryEmbedding"): ((3, 1), (3, 2)),
+}
+"""Maps domain and operator to pairs of (operand with row numbers, operand with the table); an operator without row
+numbers counts itself."""
+
+_ATTENTION: Mapping[tuple[str, str], tuple[tuple[int, int], Mapping[int, Role]]] = {
+    ("com.microsoft", "GroupQueryAttention"): ((3, 4), {5: Role.LAST_INDEX, 6: Role.TOTAL_LENGTH}),
+    ("com.microsoft", "MultiHeadAttention"): ((6, 7), {8: Role.PAST_LENGTH}),
+    ("", "Attention"): ((4, 5), {}),
+}
+"""Maps domain and operator to the operands with past keys and values, and to operands that are one number. Queries,
+keys and values are the first three operands."""
+
+_WIDTHS: Mapping[str, tuple[int, int]] = {
+    "Conv": (1, 1),
+    **dict.fromkeys(("MatMul", "FusedMatMul", "Gemm"), (-1, -2)),
+    **dict.fromkeys(("Add", "Mul", "LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"), (-1, -1)),
+}
+"""Operators that tie an axis of their first operand to an axis of the second, if that is a weight."""
+
+_FEWEST = 8
+"""Minimum number of positions; smaller tables are of token types."""
+
+_COUNTED = ""
+"""The source of numbers that the model counts itself: Range, CumSum, stored positions up to a computed length."""
+
+
+class _Walk:
+    """One walk over a model, its control-flow bodies and local functions included.
+
+    Attributes:
+        specs: the inputs without a default, by name.
+        longest: number of positions of the smallest position table; None if there is none.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        defaults = {tensor.name for tensor in model.graph.initializer}
+        self.specs = {value.name: _spec(value) for value in model.graph.input if value.name not in defaults}
+        self.longest: int | None = None
+        # The inputs, or what is counted, whose numbers a tensor carries; and the input that it is, perhaps cast.
+        self._flows: dict[str, set[str]] = defaultdict(set, {name: {name} for name in self.specs})
+        self._plain = {name: name for name in self.specs}
+        for view in all_views(inlined(model) if model.functions else model):
+            for node in view.nodes:
+                self._read(view, node)
+
+    def _read(self, view: GraphView, node: onnx.NodeProto) -> None:
+        """Note what one node says, and what its outputs carry."""
+        shapes = [_shape(view, name) for name in node.input]
+        operands = [self.specs.get(self._plain.get(name, "")) for name in node.input]
+        slices = node.op_type == "Slice" and node.input[0] in view.constants
+        cut = slices and not all(not name or name in view.constants for name in node.input[1:3])
+        if cut:
+            self._count(view, node.input[0])
+        for index, table in _LOOKUPS.get(key_of(node), ()):
+            if table < len(node.input) and node.input[table]:
+                given = index < len(node.input) and node.input[index]
+                self._look_up(view, node, table, self._flows[node.input[index]] if given else {_COUNTED})
+        if key_of(node) in _ATTENTION:
+            _note_attention(node, shapes, operands)
+        if node.op_type in _WIDTHS and len(shapes) > 1 and operands[0] is not None and node.input[1] in view.constants:
+            axis, of_weight = _WIDTHS[node.op_type]
+            transposed = node.op_type == "Gemm" and integer_of(node, "transB", 0) == 1
+            of_weight = -1 if transposed else max(of_weight, -len(shapes[1]))
+            size = shapes[1][of_weight] if len(shapes[1]) > of_weight else None
+            if isinstance(size, int) and (size > 1 or node.op_type == "Conv"):
+                operands[0].sizes.setdefault(axis % len(shapes[0] or (0,)), size * integer_of(node, "group", 1))
+        carried = {_COUNTED} if cut or key_of(node) in {("", "Range"), ("", "CumSum")} else set[str]()
+        if key_of(node)[1] in _CARRIERS and not key_of(node)[0] and not slices:
+            taken = node.input[:1] if node.op_type == "Gather" else node.input
+            carried = carried.union(*(self._flows[name] for name in taken if name))
+        for name in filter(None, node.output):
+            self._flows[name] |= carried
+        if node.op_type in {"Identity", "Cast"} and node.input[0] in self._plain:
+            self._plain[node.output[0]] = self._plain[node.input[0]]
+
+    def _look_up(self, view: GraphView, node: onnx.NodeProto, table: int, sources: Iterable[str]) -> None:
+        """Numbers from `sources` select rows of an operand."""
+        shape = _shape(view, node.input[table])
+        axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
+        rows = shape[axis] if -len(shape) <= axis < len(shape) else None
+        for source in sources:
+            if source == _COUNTED:
+                self._count(view, node.input[table])
+            elif isinstance(rows, int):
+                spec = self.specs[source]
+                spec.rows = max(min(rows, spec.rows or rows), 1)
+
+    def _count(self, view: GraphView, table: str) -> None:
+        """Positions index `table`, if it is a matrix of floats."""
+        shape, floats = _shape(view, table), view.type_of(table).elem_type in FLOATS
+        if table in view.constants and floats and len(shape) == 2 and isinstance(shape[0], int) and shape[0] >= _FEWEST:
+            self.longest = min(shape[0], self.longest or shape[0])
+
+
+def _shape(view: GraphView, name: str) -> tuple[Dim, ...]:
+    """The shape of a tensor; empty if it is missing or unknown."""
+    tensor = view.initializers.get(name)
+    return tuple(tensor.dims) if tensor is not None else view.type_of(name).shape or ()
+
+
+def _note_attention(
+    node: onnx.NodeProto, shapes: Sequence[tuple[Dim, ...]], operands: Sequence[InputSpec | None]
+) -> None:
+    """The roles of what attention reads; for past keys and values, the number of heads and their size."""
+    pasts, numbers = _ATTENTION[key_of(node)]
+    queries = integer_of(node, "num_heads", integer_of(node, "q_num_heads", 0))
+    keys = integer_of(node, "kv_num_heads", queries)
+    for place, spec in enumerate(operands):
+        if spec is None or place not in {*pasts, *numbers}:
+            continue
+        spec.role = numbers.get(place, Role.PAST)
+        spec.kinds = _padded(_AXES[spec.role].get(len(spec.shape), ()), len(spec.shape))  # whatever names say
+        if place in pasts:
+            own, query = shapes[1 + pasts.index(place)], shapes[0]
+            packed = queries + 2 * keys if not own and node.op_type == "GroupQueryAttention" else queries
+            cosines = shapes[7] if len(shapes) > 7 else ()
+            # From the width of keys, of queries or the packed three, or of half a head's cosines.
+            widths = [(own, keys), (query, packed)] if len(query) == 3 else [(query, 1)]
+            known = [shape[-1] // heads for shape, heads in widths if shape and isinstance(shape[-1], int) and heads]
+            known += [2 * size for size in cosines[1:] if isinstance(size, int)]
+            spec.sizes |= {axis: size for axis, size in ((1, keys), (3, next(iter(known), 0))) if size}
+            if integer_of(node, "sliding_window_cache", 0) == 1:  # its capacity, however many tokens are in it
+                spec.least[2] = integer_of(node, "local_window_size", 1)
