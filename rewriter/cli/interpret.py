@@ -297,8 +297,6 @@ def attribute(
     return 0
 
 
-_CAPPED = ", before the tanh that caps it"
-
 Told = tuple[list[str], Callable[[], dict[str, Any]]]
 """Lines to print, and the report."""
 
@@ -316,7 +314,7 @@ def _logit(model: Path, inputs: Path | Text, pair: tuple[int | None, int | None]
         return dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": dict(found.residuals)}))
 
     entries = "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), found.entries, strict=False))
-    lines = [f"logit {found.logit:.6g}{entries}{_CAPPED * found.capped}"]
+    lines = [f"logit {found.logit:.6g}{entries}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
         lines += [f"  {_amount(value)}  {part}" for part, value in _largest(parts, top, found.tokens)]
@@ -387,7 +385,7 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
         write_json(out, made)
     facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (
-        f"logit {found.logit:.6g}{_CAPPED * found.capped}",
+        f"logit {found.logit:.6g}",
         f"all: {len(found.nodes)} nodes, in-edges off by {facts['largest_residual']:.2g} at most",
         f"pruned: {len(made['nodes'])} nodes, {len(made['links'])} edges, replacement score "
         f"{facts['replacement_score']:.4f}, completeness score {facts['completeness_score']:.4f}{written}",

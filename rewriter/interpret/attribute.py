@@ -30,13 +30,13 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
+from rewriter.graph.norms import Norm
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.trace import Norm
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.specs import token_ids
 
@@ -123,7 +123,8 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     for name, given in written.along(len(linear.links), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     tokens = () if run.tokens is None else run.tokens.spelled[0]
-    return Attribution(linear.value, direct, paths, effects, run.index, tokens, run.spelled(chosen), run.capped)
+    capped = run.chain.logits != run.index.view.outputs[0]
+    return Attribution(linear.value, direct, paths, effects, run.index, tokens, run.spelled(chosen), capped)
 
 
 # -- the frozen network --------------------------------------------------------------------------------------------
@@ -436,11 +437,6 @@ class FrozenRun:
         embedded = start if ids is None else table[list(ids)].astype(start.dtype)
         added = start - embedded
         return {"embed": embedded, "pos_embed": added} if added.any() else {"embed": start}
-
-    @property
-    def capped(self) -> bool:
-        """Whether a tanh caps the logits: those before it are attributed."""
-        return self.chain.logits != self._output
 
     @cached_property
     def batch(self) -> int:

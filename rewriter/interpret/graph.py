@@ -113,7 +113,6 @@ class AttributionGraph:
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
         constants: biases that no node reads, but queries or keys do.
         why: the place of a head's node to the score of the token that it attends to most; sources are ids.
-        capped: whether a tanh caps the model's logits.
     """
 
     logit: float
@@ -127,7 +126,6 @@ class AttributionGraph:
     ids: tuple[str, ...]
     constants: tuple[GraphNode, ...]
     why: Mapping[int, Why]
-    capped: bool
 
     @cached_property
     def effects(self) -> Array:
@@ -315,7 +313,6 @@ def attribution_graph(
         ids=named,
         constants=tuple(nodes[count:]),
         why={place: each(named) for place, each in why.items()},
-        capped=run.capped,
     )
 
 

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import onnx
 
-from passes.match.linear import LinearOperator
-from passes.match.projections import Projection, Vector, matrix_of
+from passes.match.projections import Projection, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
 from passes.programs.groups import Group
@@ -31,10 +30,11 @@ from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
 from rewriter.graph.constants import UNFIT, Constants, concrete_shapes
+from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.view import GraphView, LostError, Miss, key_of
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Norm, Tracer, norm_before
+from rewriter.interpret.trace import Tracer
 from rewriter.text import quoted
 
 _HALF = 2
@@ -121,7 +121,6 @@ def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: 
 def attention_tensors(
     own: Attention,
     maps: Mapping[str, AffineMap],
-    after: tuple[Vector, ...],
     dtype: np.dtype[Any],
 ) -> Iterator[tuple[str, HeadTensor]]:
     """Name to tensor of an attention sublayer.
@@ -129,7 +128,6 @@ def attention_tensors(
     Args:
         own: the sublayer.
         maps: its linear operators, as `Q`, `K`, `V` and `O`.
-        after: biases in an Add of their own after the output projection.
         dtype: the element type.
     """
     sides = {"Q": own.query, "K": own.key, "V": own.value}
@@ -142,9 +140,6 @@ def attention_tensors(
     def bias(side: str) -> Array:
         return with_biases(sides[side], maps[side].bias(), value_of, values=side == "V")
 
-    def output_bias() -> Array:
-        return np.asarray(sum((value_of(vector.name).reshape(-1) for vector in after), maps["O"].bias()))
-
     out = maps["O"].projection.out_features
     for side, heads in sides.items():
         count, width = heads.columns.shape
@@ -153,24 +148,10 @@ def attention_tensors(
     yield "W_O", HeadTensor((*own.channels.shape, out), dtype, lambda: maps["O"].weight()[own.channels])
     for side, heads in sides.items():
         yield f"b_{side}", HeadTensor(heads.columns.shape, dtype, partial(bias, side))
-        normed = (
-            [(heads.norm.norm.scale, heads.norm.scale), (heads.norm.norm.bias, heads.norm.bias)] if heads.norm else []
-        )
-        for part, (name, entries) in zip("wb", normed, strict=False):
-            if name:
-                of_heads = partial(lambda name, entries: value_of(name).reshape(-1)[entries], name, entries)
-                yield f"{side.lower()}_norm.{part}", HeadTensor(entries.shape, dtype, of_heads)
-    yield "b_O", HeadTensor((out,), dtype, output_bias)
-
-
-def bias_after(view: GraphView, constants: Constants, operator: LinearOperator) -> tuple[Vector, ...]:
-    """The bias in an Add of its own after a linear operator."""
-    for node in view.onward(operator.output):
-        if node.op_type == "Add":
-            return tuple(Vector(name, operator.out_features or 0) for name in node.input if name in constants)
-        if node.op_type not in ("Reshape", "Identity", "Cast"):
-            break
-    return ()
+        for part, name in heads.norm.norm.constants.items() if heads.norm is not None else ():
+            of_norm = partial(lambda norm, name: norm.of_heads(value_of(name)), heads.norm, name)
+            yield f"{side.lower()}_norm.{part}", HeadTensor(heads.columns.shape, dtype, of_norm)
+    yield "b_O", HeadTensor((out,), dtype, maps["O"].bias)
 
 
 def neuron_tensors(
@@ -425,10 +406,9 @@ class _Builder:
         norm, known = self._norm(data), self._norms.setdefault(named.layer, set())
         if found and norm is not None and self._listed and norm.output not in known:
             known.add(norm.output)
-            for part, name in (("w", norm.scale), ("b", norm.bias)):
-                if name:
-                    shape, make = (self.value(name).size,), partial(self._flat, name)
-                    yield f"{named.layer}.ln{len(known)}.{part}", HeadTensor(shape, self._dtype(name), make)
+            for part, name in norm.constants.items():
+                shape, make = (self.value(name).size,), partial(self._flat, name)
+                yield f"{named.layer}.ln{len(known)}.{part}", HeadTensor(shape, self._dtype(name), make)
         for name, tensor in found.items():
             yield f"{named.name}.{name}", tensor
 
@@ -437,13 +417,12 @@ class _Builder:
         maps: dict[str, AffineMap] = {}
         for side, operator in operators.items():
             try:
-                read = matrix_of(self._view, self._constants, operator)
+                read = matrix_of(self._view, self._constants, operator, biased=side == "O")
             except LostError as lost:
                 self.missed.append(Miss(f"{named.name}: {lost.miss.reason}", lost.miss.node))
                 return
             maps[side] = AffineMap(read, self.value, None if side == "O" else self.folded(operator.data))
-        after = bias_after(self._view, self._constants, own.output)
-        yield from attention_tensors(own, maps, after, self._dtype(maps["Q"].projection.weight))
+        yield from attention_tensors(own, maps, self._dtype(maps["Q"].projection.weight))
 
     def folded(self, data: str) -> Norm | None:
         """The normalisation that is folded into what reads `data`."""

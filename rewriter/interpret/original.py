@@ -19,8 +19,9 @@ from passes.match.linear import LinearOperator
 from rewriter.graph.attention import definition
 from rewriter.graph.constants import UNFIT
 from rewriter.graph.elementwise import NONLINEAR
+from rewriter.graph.norms import Norm
 from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
-from rewriter.interpret.trace import EntrySource, Norm, Shape, Signal, Tracer
+from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------
 
@@ -33,23 +34,24 @@ class HeadNorm:
 
     Attributes:
         norm: the normalisation, of one head's channels or of those of all heads together.
-        scale: [heads, d_head], entries of its scale; `bias` the same of its bias.
-        bias: as `scale`.
         axis: the axis of tokens in its output, 1 or 2.
-        columns: [heads, d_head], channels of its output, flattened but for batch and tokens.
-        channels: how many channels its output has for each token.
+        shape: that of what the output has for each token.
+        columns: [heads, d_head], entries of that, flattened.
     """
 
     norm: Norm
-    scale: Indices
-    bias: Indices
     axis: int
+    shape: Shape
     columns: Indices
-    channels: int
+
+    def of_heads(self, constant: NDArray[Any]) -> NDArray[Any]:
+        """[heads, d_head] of a scale or bias."""
+        return np.asarray(np.broadcast_to(constant.reshape(-1), self.shape).reshape(-1)[self.columns])
 
     def by_head(self, output: NDArray[Any], batch: int) -> NDArray[Any]:
         """[batch, tokens, heads, d_head] of the output."""
-        return np.asarray(np.moveaxis(output, self.axis, 1).reshape(batch, -1, self.channels)[..., self.columns])
+        rows = np.moveaxis(output, self.axis, 1).reshape(batch, -1, prod(self.shape))
+        return np.asarray(rows[..., self.columns])
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,20 +118,15 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
 
 def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
     """The normalisation of which queries or keys [batch, heads, tokens, d_head] are entries."""
-    batch, _, tokens, _ = index.shape
-    shape = tracer.shape(norm.output)
-
-    def constant(name: str) -> Indices:
-        held = tracer.constants.shape(name) or ()
-        return np.broadcast_to(np.arange(prod(held)).reshape(held), shape).reshape(-1)[index[0, :, 0]]
-
-    places, wanted = np.arange(prod(shape)).reshape(shape), index.swapaxes(1, 2)
+    shape, wanted = tracer.shape(norm.output), index.swapaxes(1, 2)
+    places = np.arange(prod(shape)).reshape(shape)
     for axis in range(1, len(shape) - 1):
-        rows = np.moveaxis(places, axis, 1).reshape(batch, tokens, -1)
+        moved = np.moveaxis(places, axis, 1)
+        rows = moved.reshape(*wanted.shape[:2], -1)
         order = np.argsort(rows[0, 0])
         columns = order[np.searchsorted(rows[0, 0], wanted[0, 0], sorter=order) % len(order)]
         if (rows[..., columns] == wanted).all():
-            return HeadNorm(norm, constant(norm.scale), constant(norm.bias), axis, columns, rows.shape[-1])
+            return HeadNorm(norm, axis, moved.shape[2:], columns)
     raise LostError("it is not made of one normalisation by token", norm.output)
 
 

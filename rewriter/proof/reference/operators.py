@@ -121,14 +121,6 @@ def _batch_norm(attributes: Attributes, x: Array, scale: Array, bias: Array, mea
     return (x - mean) / np.sqrt(variance + _number(attributes, "epsilon", 1e-5)) * scale + bias
 
 
-def _dequantised(attributes: Attributes, x: Array, scale: Array, zero: Array | None = None) -> Array:
-    """DequantizeLinear before opset 19, which onnx's evaluator lacks."""
-    axis = int(attributes.get("axis", 1)) % max(x.ndim, 1)
-    shape = [-1 if place == axis else 1 for place in range(x.ndim)] if scale.size > 1 else ()
-    middle = 0 if zero is None else zero.astype(scale.dtype).reshape(shape)
-    return np.asarray((x.astype(scale.dtype) - middle) * scale.reshape(shape))
-
-
 def _gather_elements(attributes: Attributes, x: Array, index: Array) -> Array:
     """GatherElements; onnx's fails on more than 64 rows."""
     axis = int(attributes.get("axis", 0))
@@ -155,13 +147,16 @@ _UNTIL_12: Mapping[Key, Operator] = {
     ("", "Softmax"): partial(_flattened, _softmax),
     ("", "LogSoftmax"): partial(_flattened, _log_softmax),
 }
-_UNTIL_18: Mapping[Key, Operator] = {("", "DequantizeLinear"): _dequantised}
 
 
 def operators(opset: int) -> list[type]:
     """The operators, in some opset of the default domain, as classes for onnx's reference evaluator."""
-    known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {}), **(_UNTIL_18 if opset < 19 else {})}
-    return [_as_class(*key, form) for key, form in known.items()]
+    from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_19
+
+    known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {})}
+    # onnx's evaluator has no earlier DequantizeLinear, which computed the same.
+    earlier = [type("DequantizeLinear", (DequantizeLinear_19,), {"op_domain": ""})] if opset < 19 else []
+    return [_as_class(*key, form) for key, form in known.items()] + earlier
 
 
 def _as_class(domain: str, name: str, form: Operator) -> type:
