@@ -14,15 +14,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rewriter.errors import UsageError
+from rewriter.graph.constants import Constants
 from rewriter.graph.norms import Norm
 from rewriter.interpret.index import AffineMap, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.stream import chain_to, norm_of
+from rewriter.interpret.stream import chain_to, norm_of, writes
 from rewriter.interpret.sublayers import Named
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -127,7 +129,10 @@ class Replica:
             tuple(self._sublayer(named, stage.before) for named in stage.sublayers) for stage in chain.stages
         ]
         self.sublayers = [each for stage in self._stages for each in stage]
-        if chain.unembedding is None or chain.token is not None or any(stage.norm for stage in chain.stages):
+        written = writes(index.view, Constants(index.view), index.sublayers).values()
+        norms = [*(stage.norm for stage in chain.stages), *(write.norm for write in written)]
+        capped = chain.logits != index.view.outputs[0]
+        if chain.unembedding is None or chain.token is not None or capped or any(norms):
             raise UsageError(f"{path.name} is no decoder whose logits are a linear map of its normalised stream")
         affine = AffineMap(chain.unembedding, index.value_of)
         self.unembedding = _tensor(affine.weight() * chain.factor)
@@ -135,13 +140,16 @@ class Replica:
         self._end = self._norm(chain.norm, len(self.unembedding))
 
     def _norm(self, norm: Norm | None, width: int) -> LayerNorm | None:
-        return None if norm is None else LayerNorm(*map(_tensor, self._index.scale_and_bias(norm, width)))
+        if norm is None:
+            return None
+        held = {part: self._index.value_of(name).reshape(-1) for part, name in norm.constants.items()}
+        return LayerNorm(_tensor(held.get("w", np.ones(width))), _tensor(held.get("b", np.zeros(width))))
 
     def _sublayer(self, named: Named, before: str) -> Sublayer:
         own, index, name = named.sublayer, self._index, named.name
         if isinstance(own, Attention):
-            if own.cross or own.query.rotary:
-                raise UsageError(f"{name} has rotations or another sequence's keys: no head of a decoder like GPT-2")
+            if own.cross or own.query.rotary or own.query.norm:
+                raise UsageError(f"{name} turns or normalises queries, or has other keys: no head of one like GPT-2")
             weights = {side: _tensor(index[f"{name}.{side}"]) for side in _SIDES}
             weights["W_O"] = weights["W_O"].flatten(0, 1)
             norm = norm_of(index.view, name, own.value.operator.data, before)

@@ -122,9 +122,8 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
     for name, given in written.along(len(linear.links), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
-    tokens = () if run.tokens is None else run.tokens.spelled[0]
     capped = run.chain.logits != run.index.view.outputs[0]
-    return Attribution(linear.value, direct, paths, effects, run.index, tokens, run.spelled(chosen), capped)
+    return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
 
 
 # -- the frozen network --------------------------------------------------------------------------------------------
@@ -438,6 +437,11 @@ class FrozenRun:
         added = start - embedded
         return {"embed": embedded, "pos_embed": added} if added.any() else {"embed": start}
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The tokens of a text."""
+        return () if self.tokens is None else self.tokens.spelled[0]
+
     @cached_property
     def batch(self) -> int:
         """The number of sequences; some exports have batch and tokens as one axis."""
@@ -520,8 +524,6 @@ class FrozenRun:
     def _unembedded(self, chosen: Array, token: int) -> tuple[Array, dict[str, Array]]:
         """(the gradient at the normalised stream [T, D], what biases after it contribute)."""
         found: dict[str, Array] = {}
-        if self.chain.bias:
-            found["output.b"] = np.asarray(float(self.index.value_of(self.chain.bias).reshape(-1) @ chosen))
         direction = chosen
         if self.chain.unembedding is not None:
             affine = AffineMap(self.chain.unembedding, self.index.value_of)
@@ -563,7 +565,8 @@ class FrozenRun:
         stream = self.stream(before)
         if norm is None:
             return unchanged(stream)
-        return held_norm(stream, self.stream(norm.output), *self.index.scale_and_bias(norm, stream.shape[-1]), where)
+        constants = {part: self.index.value_of(name).reshape(-1) for part, name in norm.constants.items()}
+        return held_norm(stream, self.stream(norm.output), constants, where)
 
     def stream(self, tensor: str) -> Array:
         """[T, D] of the sequence."""

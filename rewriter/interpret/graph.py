@@ -295,7 +295,7 @@ def attribution_graph(
     shifted = np.exp(entries - entries.max())
     ids = token_ids(run.index.proto, run.case.feeds, length)
     tokens = tuple(range(length)) if ids is None else ids
-    shown = tuple(map(str, tokens)) if run.tokens is None else run.tokens.spelled[0]
+    shown = run.words or tuple(map(str, tokens))
     why = dict[int, Callable[[Sequence[str]], Why]]()
     for place in np.flatnonzero((kinds == "head") & pruned.nodes).tolist():
         with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores

@@ -252,11 +252,6 @@ class HeadIndex(Mapping[str, Array]):
     def __len__(self) -> int:
         return len(self.tensors)
 
-    def scale_and_bias(self, norm: Norm, width: int) -> tuple[Array, Array]:
-        """Those of a normalisation over `width` channels; ones and zeros where it has none."""
-        scale = self.value_of(norm.scale).reshape(-1) if norm.scale else np.ones(width)
-        return scale, self.value_of(norm.bias).reshape(-1) if norm.bias else np.zeros(width)
-
     @property
     def layers(self) -> dict[str, tuple[Named, ...]]:
         """Layer to its sublayers, in order."""
@@ -397,7 +392,7 @@ class _Builder:
     def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:
         own = named.sublayer
         if isinstance(own, Attention):
-            data, found = own.query.operator.data, dict(self._attention(named, own))
+            data, found = own.query.operator.data, dict(self._attention(own))
         else:
             data = own.data
             # Factors of programs take weights out of float16's range.
@@ -412,15 +407,11 @@ class _Builder:
         for name, tensor in found.items():
             yield f"{named.name}.{name}", tensor
 
-    def _attention(self, named: Named, own: Attention) -> Iterator[tuple[str, HeadTensor]]:
+    def _attention(self, own: Attention) -> Iterator[tuple[str, HeadTensor]]:
         operators = {"Q": own.query.operator, "K": own.key.operator, "V": own.value.operator, "O": own.output}
-        maps: dict[str, AffineMap] = {}
+        maps = dict[str, AffineMap]()
         for side, operator in operators.items():
-            try:
-                read = matrix_of(self._view, self._constants, operator, biased=side == "O")
-            except LostError as lost:
-                self.missed.append(Miss(f"{named.name}: {lost.miss.reason}", lost.miss.node))
-                return
+            read = matrix_of(self._view, self._constants, operator, biased=side == "O")
             maps[side] = AffineMap(read, self.value, None if side == "O" else self.folded(operator.data))
         yield from attention_tensors(own, maps, self._dtype(maps["Q"].projection.weight))
 

@@ -1,11 +1,6 @@
 """`run_with_cache`: run a model on given inputs and record what its heads do.
 
-Names are those of TransformerLens' hooks. Original heads: `hook_q`, `hook_k`, `hook_v` and `hook_z` [batch, tokens,
-heads, d_head]; `hook_attn_scores` and `hook_pattern` [batch, heads, dest, src]. Neuron heads: `hook_pre` and, of gates,
-the values `hook_pre_linear` [batch, tokens, neurons]; `hook_z` [batch, tokens, heads, 1]; `hook_pattern` [batch,
-tokens, heads, 1 + m], the weights of the token itself and of the bias tokens; all others are 0. The residual stream
-before, inside and after a layer: `hook_resid_pre`, `hook_resid_mid`, `hook_resid_post`; what is added to it:
-`hook_attn_out`, `hook_mlp_out`.
+Names are those of TransformerLens' hooks; docs/heads.md has all of them, with their shapes.
 
 Tensors inside the model become outputs of a run without graph optimisation, so that the arithmetic is that of the file.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -65,12 +65,13 @@ def unchanged(stream: Array) -> FrozenNorm:
     return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
 
 
-def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: str) -> FrozenNorm:
-    """The normalisation that takes `stream` [T, D] to `result` [T, D].
+def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], where: str) -> FrozenNorm:
+    """The normalisation that takes `stream` [T, D] to `result` [T, D]; its scale and bias are `w` and `b`, if any.
 
     Raises:
         UsageError: no factor per token does that, with or without the mean.
     """
+    scale, bias = (constants.get(part, np.full(stream.shape[-1], part == "w", float)) for part in "wb")
     for centred in (False, True):
         data = stream - stream.mean(axis=-1, keepdims=True) if centred else stream
         shaped = data * scale
@@ -84,7 +85,7 @@ def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: st
 
 # -- what sublayers write -------------------------------------------------------------------------------------------
 
-_STREAM = {
+STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"),
     *(*NORMS, *REARRANGED, "Expand"),
@@ -149,15 +150,6 @@ def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str,
     return None
 
 
-def parts_of(view: GraphView, constants: Constants, tensor: str, ends: Collection[str]) -> Iterator[str]:
-    """What a tensor of the stream is a sum of, up to normalisations: the tensors where the way back ends.
-
-    It ends at `ends`, at inputs of the graph, and at results of whatever mixes channels or tokens. Constants are left
-    out. Shapes and sizes that nodes read count as data, and end there too.
-    """
-    return (name for name in view.back(tensor, _STREAM, {*ends}) if name == tensor or name not in constants)
-
-
 # -- the way to a logit ---------------------------------------------------------------------------------------------
 
 
@@ -187,7 +179,6 @@ class Chain:
         stages: the stages, first to last; each reads what the one before it wrote.
         norm: the normalisation after the last one.
         unembedding: what reads that; None where the output is the normalised stream itself.
-        bias: a constant that is added to the output; empty for none.
         logits: the output, or what a tanh caps to give it.
         token: the token that the output is about, such as 0 for a class token; None where it has all tokens.
         factor: a number that the normalised stream is multiplied with before the unembedding.
@@ -196,7 +187,6 @@ class Chain:
     stages: tuple[Stage, ...]
     norm: Norm
     unembedding: Projection | None
-    bias: str
     logits: str
     token: int | None = None
     factor: float = 1.0
@@ -210,16 +200,16 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
     """
     constants = Constants(view)
     logits = _uncapped(view, constants, output)
-    tensor, bias, token, factor = view.before(logits), "", None, 1.0
+    tensor, token, factor = view.before(logits), None, 1.0
     unembedding: Projection | None = None
     node = view.made_by(tensor)
     held = [] if node is None or node.op_type != "Add" else [name for name in node.input if name in constants]
     if node is not None and len(held) == 1:
-        bias, tensor = held[0], view.before(next(name for name in node.input if name not in held))
+        tensor = view.before(next(name for name in node.input if name not in held))
     operator = made_linearly(view, constants, tensor)
     if operator is not None and operator.axis == -1:
         try:
-            unembedding = matrix_of(view, constants, operator)
+            unembedding = matrix_of(view, constants, operator, biased=True)
         except LostError as lost:
             raise UsageError(f"output {output} cannot be attributed: {lost.miss.reason}") from lost
         tensor, factor = _factor(view, constants, operator.data)
@@ -230,7 +220,7 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
         where = label(node) if node is not None else tensor
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
     stages = _stages(view, sublayers, constants, norm.output, output)
-    return Chain(stages, norm, unembedding, bias, logits, token, factor)
+    return Chain(stages, norm, unembedding, logits, token, factor)
 
 
 def _uncapped(view: GraphView, constants: Constants, output: str) -> str:
@@ -275,7 +265,7 @@ def _stages(
             stages.append(Stage(write.before, write.after, (named,)))
 
     def reads(tensor: str, stream: str) -> bool:
-        return stream in parts_of(view, constants, tensor, {stream})
+        return stream in view.back(tensor, STREAM, {stream})
 
     last = next((place for place in range(len(stages) - 1, -1, -1) if reads(end, stages[place].after)), None)
     if last is None:

@@ -224,19 +224,19 @@ class Tracer:
                 return None
             for slot in (0, 1):
                 wave = self._wave(product.input[slot])
-                if wave:
+                if wave in ("Cos", "Sin"):
                     factors[wave] = product.input[1 - slot]
         return factors.get("Cos") if len(factors) == 2 else None
 
     def _wave(self, tensor: str) -> str:
-        """`Cos` or `Sin` where all entries of a tensor are moved and scaled values of one of them; else empty."""
+        """`Cos` or `Sin` where all entries of a tensor are moved and scaled values of one of them."""
         try:
-            kinds = {self._kind(source) for source in self.trace(tensor, self._waves).sources}
+            kinds = {self._kind(source) for source in self.trace(tensor, self._turns).sources}
         except LostError:
             return ""
         return kinds.pop() if len(kinds) == 1 else ""
 
-    def _waves(self, tensor: str) -> bool:
+    def _turns(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
         node = self.view.made_by(tensor)
         if node is None or tensor in self.constants:
@@ -244,17 +244,19 @@ class Tracer:
         return node.op_type in ("Cos", "Sin") or (node.op_type in _ROWS and node.input[0] in self.constants)
 
     def _kind(self, source: EntrySource) -> str:
-        """`Cos` or `Sin`, by the name or, in a table, by row 0, that of position 0, where cos is 1 and sin is 0."""
+        """The operator, or `Cos` or `Sin` by row 0 of a table, that of position 0, where cos is 1 and sin is 0."""
         node = self.view.made_by(source.name)
-        if node is None or not self._waves(source.name) or node.op_type not in _ROWS:
-            return node.op_type if node is not None and self._waves(source.name) else ""
+        if node is None or node.op_type not in _ROWS:
+            return "" if node is None else node.op_type
         rows = self._fixed(node.input[0])
         if rows is None or rows.ndim < 2 or len(rows) < 2 or self.shape(source.name)[1 - rows.ndim :] != rows.shape[1:]:
             return ""
         first, second = (row.reshape(-1)[source.index % row.size] for row in rows[:2])
-        if (first == second).all():
-            return ""
-        return "Cos" if (first == 1.0).all() else "Sin" if (first == 0.0).all() else ""
+        return (
+            ""
+            if (first == second).all()
+            else {1.0: "Cos", 0.0: "Sin"}.get(first.flat[0] if np.ptp(first) == 0.0 else -1.0, "")
+        )
 
     def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
         """Through a node that only moves, repeats or drops entries: what it does to entries, it does to indices."""

@@ -127,8 +127,7 @@ def why(
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
-    words = () if run.tokens is None else run.tokens.spelled[0]
-    return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, words)
+    return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, run.words)
 
 
 def made(
@@ -239,10 +238,11 @@ class ScoreTerms(Reads):
         """After the normalisation of queries or keys, which is held."""
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))
         name = f"{self._name}.{side.lower()}_norm"
-        scale, bias = (self._run.index.get(f"{name}.{part}", np.full_like(before, part == "w"))[heads] for part in "wb")
-        norm = held_norm(before[heads], after[heads], scale, bias, name)
+        names = {part: f"{name}.{part}" for part in "wb" if f"{name}.{part}" in self._run.index}
+        constants = {part: self._run.index[each][heads] for part, each in names.items()}
+        norm = held_norm(before[heads], after[heads], constants, name)
         found = {source: norm.linear(part) for source, part in parts.items()}
-        return {**found, f"{name}.b": bias[None]} if bias.any() else found
+        return {**found, names["b"]: constants["b"][None]} if "b" in names else found
 
     def _rotation(self, side: str, token: int) -> Array:
         """[K, K], as factor on the right."""
