@@ -252,11 +252,9 @@ class Tracer:
         if rows is None or rows.ndim < 2 or len(rows) < 2 or self.shape(source.name)[1 - rows.ndim :] != rows.shape[1:]:
             return ""
         first, second = (row.reshape(-1)[source.index % row.size] for row in rows[:2])
-        return (
-            ""
-            if (first == second).all()
-            else {1.0: "Cos", 0.0: "Sin"}.get(first.flat[0] if np.ptp(first) == 0.0 else -1.0, "")
-        )
+        if (first == second).all():
+            return ""
+        return "Cos" if (first == 1.0).all() else "Sin" if (first == 0.0).all() else ""
 
     def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
         """Through a node that only moves, repeats or drops entries: what it does to entries, it does to indices."""
