@@ -354,7 +354,8 @@ class _Written(Writer):
         sides = [self.by_head(self.part(made, 2, *each), heads) for each in pairwise(ends)]
         pasts = [self.put("Gather", past, self.constant(place), axis=0) if past else "" for place in (0, 1)]
         made, *presents = self.masked(sides, 1, pasts)
-        self.outputs(self.joined(made), self.put("Concat", *(self.axis(each, 0) for each in presents), axis=0))
+        both = [self.axis(each, 0) for each in presents if any(self.node.output[1:])]
+        self.outputs(self.joined(made), *([self.put("Concat", *both, axis=0)] if both else []))
 
     def masked(self, sides: Sequence[str], shared: int, pasts: Sequence[str]) -> tuple[str, str, str]:
         """What heads make of queries, keys and values by head, of which queries see those that a mask keeps.
