@@ -115,7 +115,7 @@ def _row(name: str, kind: str, form: str, model: onnx.ModelProto, on: str) -> Ro
     except RewriteError as error:
         seconds = time.perf_counter() - start
         return Row(name, kind, form, (0, 0), False, None, None, None, (), seconds, one_line(error, 200))
-    seconds, proof = time.perf_counter() - start, report.validation
+    seconds, proof = time.perf_counter() - start, report.proof
     blocks = (len(report.converted), len(report.blocks))
     if proof is None:
         return Row(name, kind, form, blocks, False, None, None, None, (), seconds, "no block was converted")

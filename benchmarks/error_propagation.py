@@ -26,7 +26,7 @@ from rewriter import rewrite
 from rewriter.graph.extract import with_outputs
 from rewriter.graph.view import all_views
 from rewriter.ort.sessions import open_session
-from rewriter.proof.reference.float64 import open_reference
+from rewriter.proof.reference import open_reference
 
 _FORMS = tuple(name for name in FORMS if name != "whole")
 """Those whose residual stream has the rows of the original's; form `whole` has bias tokens in it."""

@@ -2,7 +2,8 @@
 
 The questions are those of `models.training.questions`, as text and the same text with one word changed. A *node* is an
 original head or a neuron; patching it means that at every token it gives what it gives on the changed text. The metric
-m is the logit of the right next word minus that of the wrong one. A node is scored by
+m is the logit of the right next word minus that of the wrong one; of an encoder of sentences, whose embedding is the
+normalised mean over tokens, the cosine with the right paraphrase minus that with the wrong one. A node is scored by
 
     activation patching   how much m falls when the node alone is patched: the yardstick, one run per node
     attribute             `rewriter.attribute`, which never sees the changed text
@@ -18,15 +19,16 @@ f = (m(circuit) - m(none)) / (m(all) - m(none)), with means over prompts that th
 first) and CMD the area between f and 1 (less is better; the largest magnitudes first). Size is the share of nodes.
 Completeness asks the opposite: the area under f of what is left when the circuit is patched, which should be 0.
 
-Any ONNX file of a decoder like GPT-2 can be asked, with its `tokenizer.json` (`--tokenizer`). Needs PyTorch for
-gradients: the network is built again from the weights that `heads` reads, and compared with the file first.
+Any ONNX file of a decoder like GPT-2 or an encoder like BERT can be asked, with its `tokenizer.json` (`--tokenizer`).
+Needs PyTorch for gradients: the network is built again from the weights that `heads` reads, and compared with the file
+first. `attribute` knows logits, not cosines: of an encoder, its scores are those of the held network in PyTorch, which
+are compared with `attribute` for the difference of two entries of the last token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from torch import Tensor
 from benchmarks.attribution import Network, correlations
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.replica import RULES, Replica
-from models.training.questions import QUESTIONS, Prompt
+from models.training.questions import QUESTIONS, SENTENCES, Prompt
 from rewriter import attribute
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import load_model
@@ -66,8 +68,8 @@ class Batch:
         start: embeddings [B, T, D] of the text.
         changed: those of the changed text.
         last: [B], the token whose logits are read.
-        directions: [D, B], what the metric reads of the normalised stream there.
-        entries: [B, 2], the right and the wrong token.
+        directions: [D, B], what the metric reads of the normalised stream there, or of the sentence's embedding.
+        entries: [B, 2], the right and the wrong token; of an encoder two entries of its output.
         metric: the constant of the metric, [B].
     """
 
@@ -89,16 +91,18 @@ class Subject:
         replica: the same in PyTorch.
         owner: sublayer to the node of each channel, [C].
         nodes: how many there are.
+        questions: what it can be asked.
         is_head: [nodes], whether it is an original head.
     """
 
     def __init__(self, path: Path, tokenizer: Any) -> None:
-        """Raises UsageError: the model is no decoder like GPT-2."""
+        """Raises UsageError: the model is no decoder like GPT-2, and no encoder like BERT."""
         kinds = {each.type.tensor_type.elem_type for each in load_model(path, mapped=True).proto.graph.input}
         if kinds - {onnx.TensorProto.INT64, onnx.TensorProto.INT32}:
             raise UsageError(f"{path.name} has inputs that are no tokens; export it without a key-value cache")
         self.path, self._tokenizer = path, tokenizer
         self.network, self.replica = Network(path), Replica(path)
+        self.questions = QUESTIONS if self.replica.causal else SENTENCES
         self.owner: dict[str, Tensor] = {}
         self.nodes = 0
         for each in self.replica.sublayers:
@@ -111,23 +115,29 @@ class Subject:
     def _ids(self, prompt: Prompt) -> tuple[list[int], list[int], tuple[int, int]] | None:
         """Both texts and both answers; None if a word is not one token."""
         texts = [self._tokenizer.encode(text).ids for text in (prompt.text, prompt.corrupted)]
-        answers = []
-        for answer in (prompt.right, prompt.wrong):
-            *before, found = self._tokenizer.encode(prompt.text + answer).ids
+        answers = [0, 1]
+        for place, answer in enumerate((prompt.right, prompt.wrong) if self.replica.causal else ()):
+            *before, answers[place] = self._tokenizer.encode(prompt.text + answer).ids
             if before != texts[0]:
                 return None
-            answers.append(found)
         differ = len(texts[0]) == len(texts[1]) and sum(a != b for a, b in zip(*texts, strict=True)) == 1
         return (*texts, (answers[0], answers[1])) if differ else None
 
     def prompts(
         self, ask: Callable[[np.random.Generator], Prompt], count: int, generator: np.random.Generator
     ) -> Batch:
-        """Draw prompts. Raises UsageError: the tokenizer splits most words."""
-        drawn = (self._ids(ask(generator)) for _ in range(100 * count))
-        found = list(islice(filter(None, drawn), count))
-        if len(found) < count:
-            raise UsageError("the tokenizer takes the words of a question apart; nothing can be asked")
+        """Draw prompts; an encoder's are equally long. Raises UsageError: the tokenizer splits most words."""
+        drawn, found = list[Prompt](), list[tuple[list[int], list[int], tuple[int, int]]]()
+        for _ in range(100 * count):
+            prompt = ask(generator)
+            made = self._ids(prompt)
+            if made is not None and (self.replica.causal or not found or len(made[0]) == len(found[0][0])):
+                drawn.append(prompt)
+                found.append(made)
+            if len(found) == count:
+                break
+        else:
+            raise UsageError("the tokenizer takes the words of the question apart; leave it out with --question")
         longest = max(len(each[0]) for each in found)
         ids = np.zeros((2, count, longest), np.int64)
         for row, each in enumerate(found):
@@ -136,11 +146,28 @@ class Subject:
         entries = np.array([each[2] for each in found])
         if max(ids.max(), entries.max()) >= self.network.vocabulary:
             raise UsageError("the tokenizer knows more tokens than the model")
-        start, changed = (torch.from_numpy(self.network.embedded(each).astype(np.float32)) for each in ids)
+        start, changed = (self._embedded(each) for each in ids)
         last = torch.tensor([len(each[0]) - 1 for each in found])
-        read = self.replica.unembedding[:, entries]  # [D, B, 2]
-        bias = self.replica.logits(torch.zeros(len(read)))[entries]
-        return Batch(ids[0], start, changed, last, read[..., 0] - read[..., 1], entries, bias[:, 0] - bias[:, 1])
+        batch = self.of_entries(Batch(ids[0], start, changed, last, torch.empty(0), entries, torch.empty(0)))
+        if self.replica.causal:
+            return batch
+        answers = [self._sentence(prompt.right) - self._sentence(prompt.wrong) for prompt in drawn]
+        return replace(batch, directions=torch.stack(answers, 1), metric=torch.zeros(count))
+
+    def of_entries(self, batch: Batch) -> Batch:
+        """The same with the difference of its entries at the last token as metric."""
+        read = self.replica.unembedding[:, batch.entries]  # [D, B, 2]
+        bias = self.replica.logits(torch.zeros(len(read)))[batch.entries]
+        return replace(batch, directions=read[..., 0] - read[..., 1], metric=bias[:, 0] - bias[:, 1])
+
+    def _embedded(self, ids: Array) -> Tensor:
+        """What the replica starts from, [B, T, D], of tokens [B, T]."""
+        return torch.from_numpy(self.network.embedded(ids).astype(np.float32))
+
+    def _sentence(self, text: str) -> Tensor:
+        """The embedding of a sentence, [D]."""
+        with torch.no_grad():
+            return _pooled(self.replica.run(self._embedded(np.array([self._tokenizer.encode(text).ids])))[0], ())[0]
 
     def off(self, batch: Batch) -> float:
         """How far the replica's logits are from the file's, relative to the largest. Raises UsageError: too far."""
@@ -153,14 +180,28 @@ class Subject:
             made = self.replica.logits(end[row, last]).numpy()
             worst = max(worst, float(np.abs(made - wanted).max() / np.abs(wanted).max()))
         if worst > _TOLERANCE:
-            raise UsageError(f"{self.path.name} computes something else than a decoder like GPT-2 (off by {worst:.0e})")
+            known = "a decoder like GPT-2" if self.replica.causal else "an encoder like BERT"
+            raise UsageError(f"{self.path.name} computes something else than {known} (off by {worst:.0e})")
         return worst
 
-    def metric(self, batch: Batch, end: Tensor) -> Tensor:
-        """[..., B] of a stream [..., B, T, D]."""
-        rows = torch.arange(len(batch.last))
-        read = end[..., rows, batch.last, :]
+    def at_last(self, batch: Batch, end: Tensor, _held: Sequence[str] = ()) -> Tensor:
+        """What the batch's directions read of the last token, [..., B], of a stream [..., B, T, D]."""
+        read = end[..., torch.arange(len(batch.last)), batch.last, :]
         return torch.einsum("...bd,db->...b", read, batch.directions) + batch.metric
+
+    def metric(self, batch: Batch, end: Tensor, held: Sequence[str] = ()) -> Tensor:
+        """[..., B] of a stream [..., B, T, D]."""
+        if self.replica.causal:
+            return self.at_last(batch, end)
+        return torch.einsum("...bd,db->...b", _pooled(end, held), batch.directions)
+
+    def slopes(
+        self, batch: Batch, start: Tensor, held: Sequence[str], metric: Callable[..., Tensor] | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(sublayer to the metric's gradient at its channels; sublayer to its channels), [B, T, C]."""
+        end, found = self.replica.run(start.clone().requires_grad_(), held)
+        made = torch.autograd.grad((metric or self.metric)(batch, end, held).sum(), list(found.values()))
+        return dict(zip(found, made, strict=True)), {name: each.detach() for name, each in found.items()}
 
     def by_node(self, channels: Mapping[str, Tensor]) -> Array:
         """[nodes]: products [B, T, C], summed over tokens and channels; their mean over prompts."""
@@ -186,17 +227,15 @@ class Subject:
         return torch.cat(found).double()
 
 
-def slopes(
-    subject: Subject, batch: Batch, start: Tensor, held: Sequence[str]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(sublayer to the metric's gradient at its channels; sublayer to its channels), [B, T, C]."""
-    end, found = subject.replica.run(start.requires_grad_(), held)
-    made = torch.autograd.grad(subject.metric(batch, end).sum(), list(found.values()))
-    return dict(zip(found, made, strict=True)), {name: each.detach() for name, each in found.items()}
+def _pooled(end: Tensor, held: Sequence[str]) -> Tensor:
+    """Embeddings of sentences [..., D]: the mean over tokens of a stream [..., T, D], normalised."""
+    mean = end.mean(-2)
+    length = mean.norm(dim=-1, keepdim=True)
+    return mean / (length.detach() if "norms" in held else length)
 
 
 def attributed(subject: Subject, batch: Batch) -> Array:
-    """[nodes]: the effects that `rewriter.attribute` gives."""
+    """[nodes]: the effects that `rewriter.attribute` gives, on the difference of the batch's entries."""
     total = np.zeros(subject.nodes)
     for row, last in enumerate(batch.last.tolist()):
         right, wrong = (int(entry) for entry in batch.entries[row])
@@ -212,18 +251,23 @@ def scores(subject: Subject, batch: Batch, seed: int) -> tuple[dict[str, Array],
         other = subject.replica.run(batch.changed)[1]
 
     def differences(held: Sequence[str]) -> Array:
-        found, own = slopes(subject, batch, batch.start.clone(), held)
+        found, own = subject.slopes(batch, batch.start, held)
         return subject.by_node({name: each * (own[name] - other[name]) for name, each in found.items()})
 
-    found, own = slopes(subject, batch, batch.start.clone(), RULES)
-    ours, again = attributed(subject, batch), subject.by_node({name: each * own[name] for name, each in found.items()})
+    def products(asked: Batch, metric: Callable[..., Tensor]) -> Array:
+        found, own = subject.slopes(asked, asked.start, RULES, metric)
+        return subject.by_node({name: each * own[name] for name, each in found.items()})
+
+    ours, again = attributed(subject, batch), products(subject.of_entries(batch), subject.at_last)
+    with torch.no_grad():
+        own = subject.replica.run(batch.start)[1]
     means = {name: torch.zeros_like(each) for name, each in own.items()}
     for point in range(_POINTS):
         between = batch.changed + (point + 0.5) / _POINTS * (batch.start - batch.changed)
-        for name, each in slopes(subject, batch, between, ())[0].items():
+        for name, each in subject.slopes(batch, between, ())[0].items():
             means[name] += each / _POINTS
     made = {
-        "attribute": ours,
+        "attribute": ours if subject.replica.causal else products(batch, subject.metric),
         "RelP": differences(RULES),
         "RelP, patterns free": differences(RULES[:2]),
         "attribution patching": differences(()),
@@ -257,8 +301,8 @@ def areas(subject: Subject, batch: Batch, found: Array) -> dict[str, Any]:
 
 def answer(subject: Subject, question: str, seed: int, count: int, neurons: int) -> dict[str, Any]:
     """The row of one question and seed."""
-    generator = np.random.default_rng((seed, list(QUESTIONS).index(question)))
-    batch, fresh = (subject.prompts(QUESTIONS[question], count, generator) for _ in range(2))
+    generator = np.random.default_rng((seed, list(subject.questions).index(question)))
+    batch, fresh = (subject.prompts(subject.questions[question], count, generator) for _ in range(2))
     off = subject.off(batch)
     ways, differ = scores(subject, batch, seed)
     chosen = subject.is_head.copy()
@@ -323,9 +367,11 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[tuple[
     "--tokenizer",
     "tokenizer_path",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A tokenizer.json. Default: the one beside a model that has its name.",
+    help="A tokenizer.json. Default: the one beside a model, with or without its name.",
 )
-@click.option("--question", "questions", multiple=True, type=click.Choice(list(QUESTIONS)), default=list(QUESTIONS))
+@click.option(
+    "--question", "questions", multiple=True, type=click.Choice([*QUESTIONS, *SENTENCES]), help="Default: all."
+)
 @click.option("--prompts", "count", type=click.IntRange(min=2), default=16, help="To score; as many to measure.")
 @click.option("--seeds", type=click.IntRange(min=1), default=3)
 @click.option("--neurons", type=click.IntRange(min=2), default=2048, help="The most that are patched alone.")
@@ -344,11 +390,12 @@ def main(
     rows = []
     try:
         for path in models:
-            beside = tokenizer_path or path.with_name(f"{path.stem}-tokenizer.json")
-            if not beside.exists():
+            beside = (path.with_name(name) for name in (f"{path.stem}-tokenizer.json", "tokenizer.json"))
+            found = tokenizer_path or next(filter(Path.exists, beside), None)
+            if found is None:
                 raise UsageError(f"{path.name} has no tokenizer beside it; name one with --tokenizer")
-            subject = Subject(path, open_tokenizer(beside))
-            for question in questions:
+            subject = Subject(path, open_tokenizer(found))
+            for question in (each for each in subject.questions if not questions or each in questions):
                 for seed in range(seeds):
                     click.echo(f"{path.name}: {question}, seed {seed}", err=True)
                     rows.append(answer(subject, question, seed, count, neurons))

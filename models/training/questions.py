@@ -1,4 +1,4 @@
-"""Three standard questions about decoders as text: indirect objects, greater-than, induction.
+"""Standard questions as text: indirect objects, greater-than, induction, and for encoders what a sentence is like.
 
 Each `Prompt` is a text, the same with one word changed, and two next words between which the change decides:
 
@@ -8,13 +8,21 @@ Each `Prompt` is a text, the same with one word changed, and two next words betw
                      lets it begin in the year 01, so both can follow
     induction        random words, repeated up to the middle; the change is in the word that comes next
 
-Words are single tokens of GPT-2's tokenizer, as far as known; a benchmark leaves out prompts where they are not.
+Encoders of sentences have no next word: they are asked which of two paraphrases a sentence is closer to. Text and
+change differ in the subject, the action or the place, and so do the paraphrases:
+
+    A dog is sleeping in the garden, or changed: A horse is sleeping in the garden
+    Inside that garden you can see the dog sleeping, not the horse
+
+Words are single tokens of GPT-2's or BERT's tokenizer, as far as known; a benchmark leaves out prompts where they are
+not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +48,15 @@ _GIFTS = (
 )
 _SPAN = "The {event} lasted from the year {century}{start} to the year {century}"
 _PERIOD, _REPEATED = 8, 5
+SUBJECTS = _split("dog cat horse child woman man doctor soldier teacher farmer")
+ACTIONS = _split("sleeping running singing eating dancing reading playing waiting")
+SCENES = _split("garden kitchen forest school hospital church station library")
+_SENTENCES = (
+    "A {subject} is {action} in the {scene}",
+    "The {subject} was {action} near the {scene}",
+    "One {subject} kept {action} behind the {scene}",
+)
+_PARAPHRASE = "Inside that {scene} you can see the {subject} {action}"
 _WORDS = (*NAMES, *PLACES, *OBJECTS, *EVENTS)
 
 Generator = np.random.Generator
@@ -52,8 +69,8 @@ class Prompt:
     Attributes:
         text: what is asked.
         corrupted: the same with one word changed.
-        right: what follows `text`.
-        wrong: what does not.
+        right: what follows `text`; for encoders what means the same.
+        wrong: what does not; for encoders what means the same as `corrupted`.
     """
 
     text: str
@@ -92,6 +109,23 @@ def induction(generator: Generator) -> Prompt:
 QUESTIONS: Mapping[str, Callable[[Generator], Prompt]] = MappingProxyType(
     {"indirect-object": indirect_object, "greater-than": greater_than, "induction": induction}
 )
+
+
+def _sentence(generator: Generator, changed: str) -> Prompt:
+    """Which paraphrase a sentence is like, if one word is changed."""
+    words = {"subject": SUBJECTS, "action": ACTIONS, "scene": SCENES}
+    drawn = {name: generator.choice(known, 2, replace=False) for name, known in words.items()}
+    one = {name: pair[0] for name, pair in drawn.items()}
+    other = {**one, changed: drawn[changed][1]}
+    template = _SENTENCES[generator.integers(len(_SENTENCES))]
+    made = [text.format(**each) for text in (template, _PARAPHRASE) for each in (one, other)]
+    return Prompt(*made)
+
+
+SENTENCES: Mapping[str, Callable[[Generator], Prompt]] = MappingProxyType(
+    {name: partial(_sentence, changed=name) for name in ("subject", "action", "scene")}
+)
+"""Questions of encoders."""
 
 
 def questions_tokenizer() -> Any:

@@ -32,8 +32,7 @@ from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.nudge import Point
 from rewriter.proof.settings import Settings, checked
-from rewriter.proof.validate import Progress, Validation, cases_of, noise_points
-from rewriter.proof.validate import validate as prove
+from rewriter.proof.validate import Judge, Progress, Validation, cases_of, noise_points
 from rewriter.report.comparison import Comparison
 
 _LOOSE = 2.0**-10
@@ -201,10 +200,10 @@ class _Pair:
         """The verdict; with tokens that both generate if `steps` of them are asked for."""
         known, names = self.known, [each.name for each in self.a.proto.graph.output]
         with self.run.step("validate", "proving"):
-            proof = prove(
+            proof = Judge(
                 self.a, self.b, known.claims, self.settings, self.run.progress,
                 lowered=known.model, rule=self.rule, noise=self._points(),
-            )  # fmt: skip
+            ).verdict()  # fmt: skip
         failures = list(proof.failures)
         if not known.claims and all(self.rule.tolerance(name) is not None for name in names):
             # A tolerance excuses what is refuted, unless this tool claims it.

@@ -29,8 +29,7 @@ from rewriter.files.save import check_output, staged_output
 from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
 from rewriter.proof.claims import Claim
 from rewriter.proof.settings import LARGE, Settings, checked
-from rewriter.proof.validate import Progress, largest_magnitudes
-from rewriter.proof.validate import validate as prove
+from rewriter.proof.validate import Judge, Progress, largest_magnitudes
 from rewriter.report.folder import FolderReport
 from rewriter.report.report import Report, write_json
 from rewriter.text import quoted
@@ -202,7 +201,7 @@ def _finished(
             with run.step("validate", "proving"):
                 in_memory = replace(source, proto=rewritten, path=None)
                 result = in_memory if staged is None else load_model(staged.path, mapped=True)
-                validation = prove(source, result, claims, settings, run.progress, lowered=lowered, alone=alone)
+                validation = Judge(source, result, claims, settings, run.progress, lowered, alone).verdict()
             status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
             report = replace(report, proof=validation, exit_status=status)
         if report.exit_status is not ExitStatus.CONVERTED:

@@ -4,14 +4,14 @@ Both are compared at boundaries, tensors that both models have: inputs, pre-acti
 the residual stream, the outputs. They run as a whole; or alone, every part of B between boundaries on the values that A
 computes, so that errors do not propagate and a part is guilty only of its own. All are judged by `rewriter.proof.rule`;
 what rounding amounts to is measured on A (`rewriter.proof.nudge.rounded`). Weights stay where they are, and boundaries
-are run in groups whose values fit into bounded memory.
+are run in groups whose values fit into memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from rewriter.compare.graphs import difference
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import Constants
-from rewriter.graph.extract import Cut, upstream, with_outputs
+from rewriter.graph.extract import Cut, upstream
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView
 from rewriter.proof.claims import Claim, Side
@@ -30,10 +30,13 @@ from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, rounded
 from rewriter.proof.rule import Judgement, compared, magnitude
-from rewriter.proof.run import open_model
+from rewriter.proof.run import Way, run_model, tapped
 
-GROUP_BYTES = 256 * 2**20
-"""Maximum size in bytes of the values of one model in memory, over all cases; a single boundary may exceed it."""
+GROUP_BYTES = 512 * 2**20
+"""Bytes of the values of both models that are to be in memory, over all cases; a single boundary may exceed it."""
+
+_FIRST = 8
+"""Number of boundaries that are run first, before it is known how large they are."""
 
 _FLOATS = {*FLOATS, 0}
 """Element types that are compared; 0 stands for a type that inference does not know."""
@@ -116,7 +119,7 @@ class Bench:
         cases: inputs that A accepts.
         provider: execution provider.
         points: where A gets noise, with the bounds that are certified there.
-        group_bytes: maximum size in bytes of the values of one model in memory.
+        group_bytes: bytes of the values of both models that are to be in memory.
         carried: where B's residual stream has rows that A's has not, behind those of the tokens: the tensors of B that
             hold the number of tokens and of all rows of a sequence.
         progress: called with a description of the step, the number of steps done, and the number of all steps.
@@ -195,20 +198,22 @@ def compare_at(bench: Bench, marks: Sequence[Boundary], *, alone: bool = False) 
     Raises:
         ValidationError: a model cannot be loaded with additional outputs, or does not run as a whole.
     """
-    by_name = {mark.tensor: mark for mark in marks}
     found: list[Measured] = []
-    # Alone, half of the memory is for the values that the parts read, half for those that they are compared with.
-    limit = bench.group_bytes // max((1 + alone) * len(bench.cases), 1)
-    for group in groups(bench.a.main, list(by_name), bench.cases, limit):
-        cuts = {name: _cuts(bench, marks, name) for name in group} if alone else {}
+    count = _FIRST
+    while len(found) < len(marks):
+        group = marks[len(found) : len(found) + count]
+        cuts = {mark.tensor: _cuts(bench, marks, mark.tensor) for mark in group} if alone else {}
         needed = {name for pair in cuts.values() for part in pair for name in part.inputs}
-        wanted = sorted((needed | set(group)) & set(bench.a.main.producer))
+        wanted = sorted((needed | {mark.tensor for mark in group}) & set(bench.a.main.producer))
         # One run of A serves all parts of the group, then its values are dropped.
-        values = _ran(_tapped(bench.a, wanted), bench.cases, wanted, bench.provider, optimise=False)
+        values = _ran(bench.a, bench.cases, wanted, bench.provider, optimise=False)
         seen = [Case(each.name, {**each.feeds, **own}) for each, own in zip(bench.cases, values, strict=True)]
-        for names in [[name] for name in group] if alone else [group]:
-            bench.progress(f"comparing {by_name[names[0]].label}", len(found), len(by_name))
-            found += _measured(bench, [by_name[name] for name in names], seen, cuts.get(names[0]))
+        for some in [[mark] for mark in group] if alone else [group]:
+            bench.progress(f"comparing {some[0].label}", len(found), len(marks))
+            found += _measured(bench, some, seen, cuts.get(some[0].tensor))
+        # As many of the next as fit into memory if they are as large as these, those of both models.
+        held = 2 * sum(array.nbytes for case in values for array in case.values())
+        count = max(int(len(group) * bench.group_bytes // max(held, 1)), 1)
     return tuple(found)
 
 
@@ -218,16 +223,11 @@ def _cuts(bench: Bench, marks: Sequence[Boundary], tensor: str) -> tuple[Cut, Cu
     return upstream(bench.a.main, stops, [tensor]), upstream(bench.b.main, stops, [tensor])
 
 
-def _tapped(side: Side, names: Sequence[str]) -> LoadedModel:
-    """The model with tensors inside it as further outputs."""
-    return replace(side.model, proto=with_outputs(side.model.proto, side.main, names), path=None)
-
-
 def _ran(
-    model: LoadedModel, cases: Sequence[Case], names: Sequence[str], provider: str, *, optimise: bool
-) -> list[dict[str, Array]]:
-    session = open_model(model, provider, optimise=optimise)
-    return [session.run(case.feeds, names) for case in cases]
+    side: Side, cases: Sequence[Case], names: Sequence[str], provider: str, *, optimise: bool
+) -> Sequence[Mapping[str, Array]]:
+    way = Way(provider, optimise)
+    return run_model(side, cases, [way], outputs=names).ways[way].results
 
 
 def _measured(
@@ -237,18 +237,18 @@ def _measured(
     names = [mark.tensor for mark in marks]
     old = [{name: case.feeds[name] for name in names} for case in seen]
     if cuts is None:
-        a, b = _tapped(bench.a, names), _tapped(bench.b, (*names, *bench.carried))
-        new = _ran(b, bench.cases, (*names, *bench.carried), bench.provider, optimise=True)
+        a, given = tapped(bench.a, names), bench.cases
+        new = _ran(bench.b, given, (*names, *bench.carried), bench.provider, optimise=True)
         if bench.carried:
             new = [_tokens(ours, theirs, bench.carried) for ours, theirs in zip(old, new, strict=True)]
     else:
         a, b = (side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
         try:
-            new = _ran(b, _fed(b, seen), names, bench.provider, optimise=True)
+            new, given = _ran(Side.of(b), _fed(b, seen), names, bench.provider, optimise=True), _fed(a, seen)
         except ValidationError as error:  # because shapes or types inside it differ: then the part is guilty as well
             none = Judgement(names[0], math.inf, 0.0, 0.0, "does not run")
             return [Measured(marks[0].label, names[0], marks[0].kind, 0.0, none, str(error))]
-    variants = rounded(a, bench.cases if cuts is None else _fed(a, seen), old, bench.provider, bench.points)
+    variants = rounded(a, given, old, bench.provider, bench.points)
     result = []
     for mark in marks:
         size = max(magnitude(case[mark.tensor]) for case in old)
@@ -267,34 +267,6 @@ def _tokens(ours: Mapping[str, Array], theirs: Mapping[str, Array], carried: Seq
         kept = value.reshape(-1, rows, width)[:, :count] if value.size % (rows * width) == 0 else value
         found[name] = kept.reshape(own.shape) if kept.size == own.size else value
     return found
-
-
-def groups(view: GraphView, names: Sequence[str], cases: Sequence[Case], limit: int) -> Iterator[list[str]]:
-    """Divide tensors into groups whose values stay below `limit` bytes, estimated from inferred shapes."""
-    # A symbolic dimension counts as its largest size in the cases; what is unknown as the largest input.
-    sizes: dict[str, int] = {}
-    largest = 1
-    for case in cases:
-        for name, array in case.feeds.items():
-            largest = max(largest, array.size)
-            for dim, size in zip(view.type_of(name).shape or (), array.shape, strict=False):
-                if isinstance(dim, str):
-                    sizes[dim] = max(sizes.get(dim, 1), size)
-    group: list[str] = []
-    held = 0
-    for name in names:
-        kind = view.type_of(name)
-        dims = kind.shape if kind.shape is not None else (None,)
-        known = [size for dim in dims if (size := dim if isinstance(dim, int) else sizes.get(dim or "", 0)) > 0]
-        width = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize if kind.elem_type else 4
-        size = math.prod(known) * (largest if len(known) < len(dims) else 1) * width
-        if group and held + size > limit:
-            yield group
-            group, held = [], 0
-        group.append(name)
-        held += size
-    if group:
-        yield group
 
 
 def _fed(piece: LoadedModel, seen: Sequence[Case]) -> list[Case]:

@@ -43,6 +43,9 @@ ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
 PACKED = (MICROSOFT, "MatMulNBits")
 """A product with a packed matrix."""
 
+NORMED = "GroupQueryAttention with q_norm_weight"
+"""What onnxruntime has a kernel for on a GPU alone."""
+
 _OPSET = 15
 """The first opset with all operators of the definitions."""
 _SIDES = ("query", "key", "value")
@@ -56,6 +59,7 @@ _NOWHERE = 2**31
 
 def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -> onnx.ModelProto:
     """A copy in which operators of the table but those in `left` are written out where that can be done."""
+    model = with_norms_apart(model)
     known: dict[str, TensorType] = {}
 
     def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
@@ -98,6 +102,33 @@ def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
     if gone:
         drop_dead(made.graph, gone)
     return made
+
+
+def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which norms of queries and keys stand before GroupQueryAttention: the CPU kernel computes none."""
+    return with_parts(model, _norms_apart)
+
+
+def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    norms, sides = node.input[14:16], list(node.input[:3])
+    if key_of(node) != (MICROSOFT, "GroupQueryAttention") or not any(norms):
+        return None
+    bare = onnx.NodeProto.FromString(node.SerializeToString())
+    bare.output[0] = f"{node.output[0]}/normed"  # what names of new tensors begin with
+    written = _Written(bare, {})
+    counts = [integer_of(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
+    if not any(sides[1:]):
+        packed = written.put("Reshape", sides[0], written.constant([0, 0, sum(counts), -1]))
+        ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
+        sides = [written.part(packed, 2, *each) for each in pairwise(ends)]
+    for place, scale in enumerate(norms):
+        rows = written.put("Reshape", sides[place], written.constant([0, 0, counts[place], -1]))
+        epsilon = written.number(f"{'qk'[place]}_norm_epsilon", written.number("qk_norm_epsilon", 1e-6))
+        sides[place] = written.put("SimplifiedLayerNormalization", rows, scale, axis=-1, epsilon=epsilon)
+    sides = [written.put("Reshape", each, written.constant([0, 0, -1])) for each in sides]
+    bare.input[:] = [*sides, *node.input[3:14], "", "", *node.input[16:]]
+    bare.output[0] = node.output[0]
+    return [*written.nodes, bare]
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:

@@ -27,10 +27,9 @@ from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
-from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.text import Tokens, tokenized
-from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.run import open_tapped
+from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
+from rewriter.proof.reference import NoReference, open_reference
+from rewriter.proof.run import open_model, tapped
 
 Values = Mapping[str, Array]
 
@@ -140,7 +139,9 @@ def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, A
     inside = [name for name in names if name not in case.feeds]
     found = {}
     if inside or not names:
-        found = dict(open_tapped(side, inside, "cpu").run(case.feeds, inside or side.main.outputs))
+        found = dict(
+            open_model(tapped(side, inside), "cpu", optimise=False).run(case.feeds, inside or side.main.outputs)
+        )
     return {**found, **{name: case.feeds[name] for name in names if name in case.feeds}}
 
 

@@ -3,13 +3,19 @@
 For each segment in turn, every way of running it loads that segment alone and continues with the values that it
 computed itself, so the weights of a segment are read from disk once. onnxruntime fuses nodes within segments only, and
 only a whole model is evaluated in float64.
+
+A cache may be larger than what is in it, and its rest is whatever the memory held. So the original runs twice in fresh
+sessions, the second time into memory filled with a pattern; elements that differ by more than rounding are left out of
+every comparison, and named. What is the same in both runs is compared as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 import onnx
@@ -17,16 +23,24 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
+from rewriter.graph.attention import NORMED, with_norms_apart
 from rewriter.graph.extract import Cut, split, with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.reference.float64 import NoReference, open_reference
-from rewriter.proof.rule import Results, magnitude
+from rewriter.proof.inputs.specs import is_float
+from rewriter.proof.reference import NoReference, open_reference
+from rewriter.proof.rule import Results
 from rewriter.text import quoted
 
 SEGMENT = 2**27
 """Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
+
+_CLOSE = 1e-3
+"""Runs on a GPU may differ by rounding, relative to the element; that is the rule's affair."""
+
+Gaps = Sequence[Mapping[str, Array]]
+"""Case by case, an output to a mask of the elements that say nothing; outputs without such elements are missing."""
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the current step, the number of steps done, and the number of all steps."""
@@ -50,7 +64,7 @@ class Ran:
     """The results of one way of running a model.
 
     Attributes:
-        results: the graph's outputs, case by case.
+        results: the outputs, case by case.
         cpu_nodes: as in `Session`.
         defined: as in `Session`.
     """
@@ -73,10 +87,10 @@ class ModelRuns:
     Attributes:
         cases: the cases that the model accepts.
         skipped: the names of the others, with reasons.
-        ways: the results of each way.
-        truth: its float64 evaluation; None if there is none.
+        ways: the results of each way, with zeros at the gaps.
+        truth: its float64 evaluation, too; None if there is none.
         segments: number of parts that were loaded one after the other.
-        reached: largest finite |entry| of each watched tensor over all cases.
+        gaps: the elements that are left out.
     """
 
     cases: tuple[Case, ...]
@@ -84,7 +98,7 @@ class ModelRuns:
     ways: Mapping[Way, Ran]
     truth: Results | None = None
     segments: int = 1
-    reached: Mapping[str, float] = field(default_factory=dict)
+    gaps: Gaps = ()
 
 
 def run_model(
@@ -92,10 +106,11 @@ def run_model(
     cases: Sequence[Case],
     ways: Sequence[Way],
     *,
-    watched: Sequence[str] = (),
+    outputs: Sequence[str] = (),
     wide: bool = False,
     may_refuse: bool = False,
     by_blocks: bool = False,
+    gaps: Gaps = (),
     progress: Progress = lambda _what, _done, _total: None,
     what: str = "the model",
 ) -> ModelRuns:
@@ -105,10 +120,13 @@ def run_model(
         side: the model.
         cases: its inputs; of a part, what it does not read is left out.
         ways: how to run it.
-        watched: tensors whose largest finite |entry| over all cases is recorded, in the first way.
+        outputs: the tensors that are wanted; by default the graph's outputs. Those inside the model keep onnxruntime
+            from fusing nodes.
         wide: whether to evaluate it in float64, if it is loaded as a whole.
         may_refuse: whether cases that the first way cannot run are dropped; otherwise they are an error.
         by_blocks: never load it as a whole.
+        gaps: elements to leave out; by default those that differ between two runs in the same way. Where there are
+            more cases, they are the same over and over.
         progress: called with (activity, steps done, total steps).
         what: the model's name in progress messages.
 
@@ -122,35 +140,34 @@ def run_model(
             f"input {quoted(min(given))} has a default, which a proof by blocks cannot override; leave it out, or "
             "prove with --option proof=whole"
         )
-    cuts: Sequence[Cut | None] = split(side.main, watched, SEGMENT) if by_blocks else (None,)
+    wanted = tuple(outputs) or side.main.outputs
+    cuts: Sequence[Cut | None] = split(side.main, wanted, SEGMENT) if by_blocks else (None,)
     # Of each way, the values of the tensors that later segments read, case by case.
     flows: list[list[dict[str, Array]]] = [[dict(case.feeds) for case in cases] for _ in ways]
     runs = {way: Ran() for way in ways}
     kept, skipped = list(cases), list[str]()
-    reached: dict[str, float] = {}
     for number, part in enumerate(cuts):
-        later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*side.main.outputs}
+        later = {name for cut in cuts[number + 1 :] if cut is not None for name in cut.inputs} | {*wanted}
         for place, (way, flow) in enumerate(zip(ways, flows, strict=True)):
             progress(f"running {what}, {way}", number * len(flows) + place, len(cuts) * len(flows))
-            # Only the first way records tensors inside the model, since additional outputs keep onnxruntime from fusing
-            # nodes, and only it may refuse a case: one that another way refuses is an error, not an invalid input.
-            here = () if place else watched
             over = flows[ways.index(replace(way, again=False))] if way.again else ()
-            refused = _run_part(side, part, way, runs[way], flow, here, over=over, may_refuse=may_refuse and not place)
+            # Only the first way may refuse a case: one that another way refuses is an error, not an invalid input.
+            refused = _run_part(side, part, way, runs[way], flow, wanted, over, may_refuse=may_refuse and not place)
             skipped += [f"{kept[index].name}: {error}" for index, error in refused.items()]
             for index in sorted(refused, reverse=True):  # from the end, so that earlier indices stay valid
                 del kept[index]
                 for other in flows:
                     del other[index]
             for values in flow:
-                for name in values.keys() & {*here}:
-                    reached[name] = max(reached.get(name, 0.0), magnitude(values[name]))
                 for name in values.keys() - later:
                     del values[name]
     for ran, flow in zip(runs.values(), flows, strict=True):
-        ran.results = [{name: values[name] for name in side.main.outputs} for values in flow]
+        ran.results = [{name: values[name] for name in wanted} for values in flow]
     truth = _in_float64(side.model, kept, progress) if wide and not by_blocks else None
-    return ModelRuns(tuple(kept), tuple(skipped), runs, truth, segments=len(cuts), reached=reached)
+    gaps = gaps or gaps_of(runs)
+    for ran in runs.values():
+        ran.results = cleared(ran.results, gaps)
+    return ModelRuns(tuple(kept), tuple(skipped), runs, truth and cleared(truth, gaps), len(cuts), gaps)
 
 
 def _run_part(
@@ -159,9 +176,9 @@ def _run_part(
     way: Way,
     ran: Ran,
     flow: Sequence[dict[str, Array]],
-    watched: Sequence[str],
-    *,
+    wanted: Sequence[str],
     over: Sequence[Mapping[str, Array]],
+    *,
     may_refuse: bool,
 ) -> dict[int, str]:
     """Run one segment in one way, and add what it computes to the values of each case.
@@ -172,7 +189,7 @@ def _run_part(
     if not flow:
         return refused
     if part is None:
-        session = open_tapped(side, watched, way.provider, optimise=way.optimise)
+        session = open_model(tapped(side, wanted), way.provider, optimise=way.optimise)
         read = {value.name for value in side.model.proto.graph.input}
     else:
         model = side.extracted(part)
@@ -210,15 +227,76 @@ def _elem_type(array: Array) -> int:
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool = True) -> Session:
     """Open a session on a model, or on a part of one, whose external weights are memory-mapped."""
+    plain = with_norms_apart(model.proto) if provider == "cpu" else model.proto
+    if plain is not model.proto:
+        session = open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
+        return replace(session, defined=(*session.defined, NORMED))
     if model.path is not None and not model.mapped:
         return open_session(model.path, provider, optimise=optimise, prepack=prepack)
-    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
+    return open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
 
 
-def open_tapped(side: Side, names: Sequence[str], provider: str, *, optimise: bool = False) -> Session:
-    """Open a session that also outputs tensors inside a model."""
+def tapped(side: Side, names: Sequence[str]) -> LoadedModel:
+    """The model with tensors inside it as further outputs."""
     inside = [name for name in dict.fromkeys(names) if name not in side.main.outputs and name not in side.main.inputs]
     if not inside:
-        return open_model(side.model, provider, optimise=optimise)
-    proto = with_outputs(side.model.proto, side.main, inside)
-    return open_session(proto, provider, optimise=optimise, base_dir=side.model.base_dir)
+        return side.model
+    return replace(side.model, proto=with_outputs(side.model.proto, side.main, inside), path=None)
+
+
+# -- what onnxruntime never writes -----------------------------------------------------------------------------------
+
+
+def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
+    """The elements that differ between two runs in the same way, on any provider."""
+    found: list[dict[str, Array]] = []
+    for way in (way for way in runs if way.again):
+        once, again = runs[replace(way, again=False)].results, runs[way].results
+        found = found or [{} for _ in once]
+        for masks, first, second in zip(found, once, again, strict=True):
+            for name, values in first.items():
+                mask = _apart(values, second[name])
+                if mask.any():
+                    masks[name] = mask | masks.get(name, False)
+    return found
+
+
+def cleared(results: Results, gaps: Gaps) -> Results:
+    """The same results with zeros at the gaps; an array of another shape stays, and will be refused."""
+    return [
+        {
+            name: np.where(masks[name], np.zeros((), values.dtype), values)
+            if name in masks and masks[name].shape == values.shape
+            else values
+            for name, values in case.items()
+        }
+        for case, masks in zip(results, cycle(gaps or ({},)))
+    ]
+
+
+def told(runs: ModelRuns) -> Iterator[str]:
+    """Which elements are left out, in words."""
+    counts: dict[str, int] = defaultdict(int)
+    for masks in runs.gaps:
+        for name, mask in masks.items():
+            counts[name] += int(mask.sum())
+    results = next(iter(runs.ways.values())).results if counts else ()
+    whole = [name for name in counts if counts[name] == sum(case[name].size for case in results)]
+    for count in sorted({counts[name] for name in counts if name not in whole}):
+        names = ", ".join(name for name in counts if counts[name] == count and name not in whole)
+        yield f"onnxruntime leaves {count} elements of {names} unwritten; they are not compared"
+    if whole:
+        yield f"the run proves nothing about {', '.join(whole)}: no element is the same in two runs of the original"
+
+
+def _apart(one: Array, other: Array) -> Array:
+    if one.shape != other.shape:
+        return np.ones(one.shape, np.bool_)
+    if not is_float(one.dtype):
+        return np.asarray(one != other, np.bool_)
+    with np.errstate(all="ignore"):
+        a, b = (each.astype(np.float64) for each in (one, other))
+        apart = ~np.isclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
+    # What still is the NaN that memory was filled with; arithmetic makes NaN of other bits.
+    bits = np.ascontiguousarray(other).view(f"u{other.itemsize}").reshape(other.shape)
+    return np.asarray(apart | (bits == np.iinfo(bits.dtype).max), np.bool_)

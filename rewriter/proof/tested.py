@@ -24,9 +24,9 @@ from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, nudged, rounded
-from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.rule import Judgement, Results, compared, magnitude
-from rewriter.proof.run import Way, open_tapped, run_model
+from rewriter.proof.run import Way, run_model
 from rewriter.text import quoted
 
 SIZES = ((2, 67), (6, 19), (1, 131))
@@ -69,7 +69,7 @@ class BlockTest:
 
 
 def tested_block(
-    original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], seed: int, own: Sequence[Case]
+    original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], seed: int, own: Sequence[Case], by_blocks: bool
 ) -> BlockTest:
     """Test one block.
 
@@ -80,16 +80,11 @@ def tested_block(
         ways: providers, with and without optimisation.
         seed: of the inputs.
         own: inputs of the model.
+        by_blocks: never load the original as a whole.
+
+    Raises:
+        ValidationError: the block cannot be cut out of both models, or there are no inputs for it.
     """
-    try:
-        return _tested(original, rewritten, claim, ways, seed, own)
-    except ValidationError as error:
-        return BlockTest(claim.name, (), None, None, (f"{claim.name} could not be tested: {error}",))
-
-
-def _tested(
-    original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], seed: int, own: Sequence[Case]
-) -> BlockTest:
     outputs = claim.block_outputs
     names = cut(original.views[claim.path], claim.block_inputs, outputs).inputs
     theirs = cut(rewritten.views[claim.path], names, outputs).inputs
@@ -104,7 +99,7 @@ def _tested(
     sizes = dict.fromkeys((batch, min(tokens, limit)) for batch, tokens in SIZES)
     further = set(names) - set(claim.block_inputs)
     if further:
-        drawn = _recorded(original, claim, names, ways[0].provider, own)
+        drawn = _recorded(original, claim, names, ways[0], own, by_blocks=by_blocks)
     else:
         drawn = [drawn_case(view, claim, *size, scale, seed) for scale in SCALES for size in sizes]
     cases, plain = _accepted(claim, Side.of(original.part(claim, names, [*outputs, claim.gate])), drawn, ways[0])
@@ -140,7 +135,9 @@ def _tested(
     )
 
 
-def _recorded(original: Side, claim: Claim, names: Sequence[str], provider: str, own: Sequence[Case]) -> list[Case]:
+def _recorded(
+    original: Side, claim: Claim, names: Sequence[str], way: Way, own: Sequence[Case], *, by_blocks: bool
+) -> list[Case]:
     """What the model itself gives a block that also reads shapes which are computed elsewhere; its inputs are scaled.
 
     Raises:
@@ -148,17 +145,16 @@ def _recorded(original: Side, claim: Claim, names: Sequence[str], provider: str,
     """
     if claim.path or set(names) - set(original.main.producer) - set(original.main.inputs):
         raise ValidationError("it reads what is made elsewhere, so no inputs can be made for it")
-    session = open_tapped(original, names, provider)
-    runs = [(case.name, session.run(case.feeds, names)) for case in own]
+    results = run_model(original, own, [way], outputs=names, by_blocks=by_blocks).ways[way].results
 
     def scaled(name: str, value: Array, scale: float) -> Array:
         floats = name in claim.block_inputs and is_float(value.dtype)
         return np.asarray(value * value.dtype.type(scale)) if floats else value
 
     return [
-        Case(f"{where}, times {scale:g}", {name: scaled(name, found[name], scale) for name in names})
+        Case(f"{case.name}, times {scale:g}", {name: scaled(name, value, scale) for name, value in found.items()})
         for scale in SCALES
-        for where, found in runs
+        for case, found in zip(own, results, strict=True)
     ]
 
 

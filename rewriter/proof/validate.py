@@ -23,21 +23,21 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import key_of, reads
+from rewriter.graph.view import GraphView, key_of, reads
+from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import is_float
-from rewriter.proof.nudge import Point, noisy
+from rewriter.proof.nudge import Point, moved, noisy, stability
 from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, run_model
+from rewriter.proof.run import ModelRuns, Progress, Way, run_model, told
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
-from rewriter.proof.unsteady import Gaps, cleared, gaps, moved, stability, told, without
 
-__all__ = ["Progress", "ProviderRun", "Settings", "Validation", "validate"]
+__all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
 Rule = Callable[[str, Results, Sequence[Results], Results], Judgement]
 """[output, the original's results, its variants, the rewritten results] Whether they agree."""
@@ -56,6 +56,14 @@ CHEAP = 2**26
 """Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
 
 
+_COARSE = (
+    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
+    "--accuracy, or keep the products of gates in the graph with --gate product"
+)
+
+_ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
+
+
 @dataclass(frozen=True)
 class ProviderRun:
     """A run on one execution provider.
@@ -63,7 +71,8 @@ class ProviderRun:
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
+        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
+            shapes, which onnxruntime leaves there on purpose.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
         failures: what did not hold.
     """
@@ -114,21 +123,11 @@ class Validation:
         return max((each.error_ratio for each in self.providers.values() if each.error_ratio is not None), default=nan)
 
 
-def validate(
-    original: LoadedModel,
-    rewritten: LoadedModel,
-    claims: Sequence[Claim],
-    settings: Settings,
-    progress: Progress = lambda _what, _done, _total: None,
-    *,
-    lowered: LoadedModel | None = None,
-    alone: LoadedModel | None = None,
-    rule: Rule = compared,
-    noise: Sequence[Point] = (),
-) -> Validation:
-    """Judge `rewritten` against `original`.
+@dataclass(frozen=True)
+class Judge:
+    """Judges a rewritten model against its original.
 
-    Args:
+    Attributes:
         original: the specification.
         rewritten: what is judged.
         claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
@@ -140,53 +139,58 @@ def validate(
             this form, and the rewritten model itself end to end.
         rule: compares an output of both; with tolerances, another one than that of `rewriter.proof.rule`.
         noise: further tensors of the original that get noise of one unit in the last place.
-
-    Raises:
-        ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
-        ProviderError: a provider is not available.
-        UsageError: the inputs do not fit the model.
     """
-    progress("certifying", 0, 4)
-    named = original if lowered is None or lowered.proto is original.proto else lowered
-    judge = _Judge(original, rewritten, named, alone, claims, settings, progress, rule, noise)
-    certificate = judge.certificate()
-    # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
-    names = {output: f"{each.name}: " for each in claims for output in (each.output, *each.block_outputs)}
-    of_blocks = {each.name for each in claims}
-    told = [each for each in certificate.refusals if claims or (each.refuted and each.tensor == each.original)]
-    known = [
-        each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
-        for each in ([each for each in told if each.refuted] or told)  # the others may follow from what is refuted
-    ]
-    try:
-        return judge.judged(certificate, known)
-    except (ValidationError, LookupError, ValueError):
-        # The file may be so wrong that it does not run; what is known already says more than that.
-        if not known:
-            raise
-        return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
-
-
-@dataclass(frozen=True)
-class _Judge:
-    """The arguments of `validate`; `named` is the form of the original whose tensors the claims name."""
 
     original: LoadedModel
     rewritten: LoadedModel
-    named: LoadedModel
-    alone: LoadedModel | None
     claims: Sequence[Claim]
     settings: Settings
-    progress: Progress
-    rule: Rule
-    noise: Sequence[Point]
+    progress: Progress = lambda _what, _done, _total: None
+    lowered: LoadedModel | None = None
+    alone: LoadedModel | None = None
+    rule: Rule = compared
+    noise: Sequence[Point] = ()
+
+    def verdict(self) -> Validation:
+        """The certificate, the run, and the tests of blocks that are not certified.
+
+        Raises:
+            ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
+            ProviderError: a provider is not available.
+            UsageError: the inputs do not fit the model.
+        """
+        self.progress("certifying", 0, 4)
+        certificate = self._certificate()
+        # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
+        names = {name: f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)}
+        of_blocks = {each.name for each in self.claims}
+        refusals = [
+            each for each in certificate.refusals if self.claims or (each.refuted and each.tensor == each.original)
+        ]
+        known = [
+            each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
+            for each in ([each for each in refusals if each.refuted] or refusals)  # others may follow from the refuted
+        ]
+        try:
+            return self._judged(certificate, known)
+        except (ValidationError, LookupError, ValueError):
+            # The file may be so wrong that it does not run; what is known already says more than that.
+            if not known:
+                raise
+            return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
 
     @property
-    def by_blocks(self) -> bool:
+    def _named(self) -> LoadedModel:
+        """The form of the original whose tensors the claims name."""
+        lowered = self.lowered
+        return self.original if lowered is None or lowered.proto is self.original.proto else lowered
+
+    @property
+    def _by_blocks(self) -> bool:
         """Whether neither model is ever loaded as a whole."""
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
-    def certificate(self) -> Certificate:
+    def _certificate(self) -> Certificate:
         """What is proved for every input."""
         held = {
             each.output: Claimed(
@@ -199,18 +203,18 @@ class _Judge:
         # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
         judged = self.alone or self.rewritten
         found = certify(self.original, judged, claims=held, blocks=self.claims)
-        if not found.certified and self.claims and self.named is not self.original:
+        if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
-            second = certify(self.named, judged, claims=held, blocks=self.claims)
-            found = second if certify(self.original, self.named).certified else found
+            second = certify(self._named, judged, claims=held, blocks=self.claims)
+            found = second if certify(self.original, self._named).certified else found
         if self.alone is not None:
             found = replace(found, certified=False, left=tuple(each.name for each in self.claims))
         return found
 
-    def judged(self, certificate: Certificate, known: Sequence[str]) -> Validation:
+    def _judged(self, certificate: Certificate, known: Sequence[str]) -> Validation:
         """The verdict; `known` are the failures so far."""
         providers, claims = self.settings.providers, self.claims
-        old, named = Side.of(self.original), Side.of(self.named)
+        old, named = Side.of(self.original), Side.of(self._named)
         tested = tuple(claim for claim in claims if claim.name in certificate.left)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
@@ -219,48 +223,44 @@ class _Judge:
         # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
         cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
         wide = self.original.size <= CHEAP
-        here = watched if self.named is self.original else {}
         before = run_accepted(
             old, cases, (*ways, *again), self.settings,
-            watched=tuple(here), wide=wide, by_blocks=self.by_blocks, progress=self.progress, what="the original",
+            wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
-        reached = before.reached
-        if watched and not here:  # only the lowered form, which computes the same, has the tensors under these names
-            reached = self._run(named, before.cases, ways[:1], watched=tuple(watched)).reached
+        inside = self._run(named, before.cases, ways[:1], outputs=tuple(watched)) if watched else None
         try:
-            after = self._run(Side.of(self.rewritten), before.cases, ways, wide=wide, what="the rewritten model")
+            new = Side.of(self.rewritten)
+            after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
-        left_out = gaps(before)
-        before, after = without(before, left_out), without(after, left_out)
-        judged = self._judgements(before, after, points, left_out)
-        strict = judged
-        if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
-            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
-            strict = self._judgements(before, after, [replace(point, error=0.0) for point in points], left_out)
-        coarsest = max(points, key=lambda point: point.error).tensor if points else ""
-        coarsest = next((claim.name for claim in claims if claim.output == coarsest), coarsest)
         blocks = []
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
-            apart = Side.of(self.alone or self.rewritten)
-            blocks.append(tested_block(named, apart, claim, ways, self.settings.seed, before.cases))
-        runs = {name: _provider(name, before, after, judged, strict, coarsest) for name in providers}
+            apart = new if self.alone is None else Side.of(self.alone)
+            try:
+                seed = self.settings.seed
+                blocks.append(tested_block(named, apart, claim, ways, seed, before.cases, self._by_blocks))
+            except ValidationError as error:
+                failed = f"{claim.name} could not be tested: {error}"
+                blocks.append(BlockTest(claim.name, (), None, None, (failed,)))
+        runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
-            *_beyond(watched, reached),
-            *_foreign(claims, Side.of(self.rewritten)),
+            *_beyond(watched, {} if inside is None else _largest(inside)),
+            *_foreign(claims, new),
             *(failure for each in runs.values() for failure in each.failures),
         ]
-        empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
-        rest = "the certificate" if certificate.certified else "the tests of the blocks"
-        notes = [*_by_definition(before, after), *told(before, left_out), *self._stability(before, after)]
-        nothing = (
-            f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
-            f"verdict rests on {rest}"
-        )
+        notes = [*_by_definition(before, after), *told(before), *self._stability(before, after)]
+        judged = (each for run in runs.values() for each in run.compared.values())
+        empty = dict.fromkeys(each.name for each in judged if each.proves_nothing)
+        if empty:
+            rest = "the certificate" if certificate.certified else "the tests of the blocks"
+            notes.append(
+                f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
+                f"verdict rests on {rest}"
+            )
         return Validation(
             passed=not failures,
             certificate=certificate,
@@ -269,9 +269,9 @@ class _Judge:
             cases=tuple(case.name for case in before.cases),
             skipped=before.skipped,
             failures=tuple(dict.fromkeys(failures)),
-            by_blocks=self.by_blocks,
+            by_blocks=self._by_blocks,
             segments=(before.segments, after.segments),
-            notes=(*notes, nothing) if empty else tuple(notes),
+            notes=tuple(notes),
         )
 
     def _stability(self, before: ModelRuns, after: ModelRuns) -> Iterator[str]:
@@ -282,22 +282,64 @@ class _Judge:
             yield from stability(*(runs.ways[way].results for runs in (before, again, after)))
 
     def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
-        return run_model(side, cases, ways, by_blocks=self.by_blocks, progress=self.progress, **options)
+        return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
 
-    def _judgements(
-        self, before: ModelRuns, after: ModelRuns, points: Sequence[Point], left_out: Gaps
-    ) -> dict[tuple[Way, str], Judgement]:
-        """The rule on every output in every way; noise at `points` shows how far rounding moves the original's."""
-        plain = tuple(Way(name, optimise=False) for name in self.settings.providers)
-        # If that does not run, what optimisation changes in the original is all that is known of its rounding.
-        shaken = noisy(self.original, before.cases, points, plain, by_blocks=self.by_blocks, progress=self.progress)
-        judged = {}
-        for way in after.ways:
-            own, optimised = (before.ways[Way(way.provider, level)].results for level in (False, True))
-            variants = [optimised, *(cleared(each, left_out) for each in shaken.get(replace(way, optimise=False), ()))]
-            for output in own[0]:
-                judged[way, output] = self.rule(output, own, variants, after.ways[way].results)
-        return judged
+    def _provider(
+        self, provider: str, sides: tuple[Side, Side], before: ModelRuns, after: ModelRuns, points: Sequence[Point]
+    ) -> ProviderRun:
+        """What the runs on one provider show; noise at `points` tells how far rounding moves the original's outputs."""
+        ways = [Way(provider, optimise) for optimise in (False, True)]
+        (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
+
+        def judgements(points: Sequence[Point]) -> dict[tuple[str, Way], Judgement]:
+            noise = noisy(
+                self.original, before.cases, points, ways[:1],
+                by_blocks=self._by_blocks, gaps=before.gaps, progress=self.progress,
+            )  # fmt: skip
+            # If that does not run, what optimisation changes in the original is all that is known of its rounding.
+            variants = [old.results, *noise.get(ways[0], ())]
+            return {
+                (output, way): self.rule(output, plain.results, variants, after.ways[way].results)
+                for output in plain.results[0]
+                for way in ways
+            }
+
+        judged = strict = judgements(points)
+        if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
+            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
+            strict = judgements([replace(point, error=0.0) for point in points])
+        failures: list[str] = []
+        found: dict[str, Judgement] = {}
+        for (output, way), each in judged.items():
+            exact = strict[output, way]
+            if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
+                coarsest = max(points, key=lambda point: point.error).tensor
+                coarsest = next((claim.name for claim in self.claims if claim.output == coarsest), coarsest)
+                failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
+            elif not each.holds:
+                failures.append(f"output {output} {each.reason} on {way}")
+            if output not in found or each.error > found[output].error:
+                found[output] = each
+        nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
+        failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
+        in_float64 = {
+            node.op_type for view, node in _nodes(sides[1])
+            if node.output and view.type_of(node.output[0]).elem_type == onnx.TensorProto.DOUBLE
+        }  # fmt: skip
+        coarse = sorted(in_float64.intersection(parse_provider(provider).coarse))
+        if failures and coarse:
+            failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
+        told = old.cpu_nodes is not None and new.cpu_nodes is not None
+        there, fallen = (
+            _without_shapes(ran.cpu_nodes or (), side) for ran, side in zip((old, new), sides, strict=True)
+        )
+        return ProviderRun(
+            compared=found,
+            error_ratio=_error_ratio(before, after, ways),
+            cpu_nodes=tuple(node for node in fallen if told and node not in there),
+            cpu_nodes_of_original=len(there) if told else None,
+            failures=tuple(dict.fromkeys(failures)),
+        )
 
 
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
@@ -396,11 +438,18 @@ def largest_magnitudes(
     taps = tuple(name for name in dict.fromkeys(tensors) if name in side.main.producer)
     if not taps:
         return {}
-    found = run_accepted(
-        side, cases_of(model, settings, 0), [Way("cpu", optimise=True)], settings,
-        watched=taps, by_blocks=settings.by_blocks(model.size), progress=progress, what="the original",
+    return _largest(
+        run_accepted(
+            side, cases_of(model, settings, 0), [Way("cpu", optimise=True)], settings,
+            outputs=taps, by_blocks=settings.by_blocks(model.size), progress=progress, what="the original",
+        )
     )  # fmt: skip
-    return dict(found.reached)
+
+
+def _largest(runs: ModelRuns) -> dict[str, float]:
+    """The largest finite |entry| of each output over all cases, in the first way."""
+    results = next(iter(runs.ways.values())).results
+    return {name: max(magnitude(case[name]) for case in results) for name in results[0]}
 
 
 def noise_points(
@@ -423,62 +472,30 @@ def noise_points(
 
 def _mixtures(side: Side) -> Iterator[Point]:
     """The outputs of mixtures of experts, whose activations are no tensors of the model."""
-    for view in side.views.values():
-        for output in (node.output[0] for node in view.nodes if key_of(node) in EXPERTS):
-            yield Point(output, view.path, view.type_of(output).elem_type)
+    for view, node in _nodes(side):
+        if key_of(node) in EXPERTS:
+            yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
 
 
-_COARSE = (
-    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
-    "--accuracy, or keep the products of gates in the graph with --gate product"
-)
+def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
+    return ((view, node) for view in side.views.values() for node in view.nodes)
 
 
-def _provider(
-    name: str,
-    before: ModelRuns,
-    after: ModelRuns,
-    judged: Mapping[tuple[Way, str], Judgement],
-    strict: Mapping[tuple[Way, str], Judgement],
-    coarsest: str,
-) -> ProviderRun:
-    """What the runs on one provider show.
-
-    `strict` are judgements with noise that leaves out the bounds of the certificate, of which that of `coarsest` is the
-    largest: they decide about numbers of which `judged` proves nothing.
-    """
-    old, new = (runs.ways[Way(name, optimise=True)] for runs in (before, after))
-    failures: list[str] = []
-    found: dict[str, Judgement] = {}
-    for (way, output), each in judged.items():
-        if way.provider != name:
-            continue
-        exact = strict[way, output]
-        if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
-            failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
-        elif not each.holds:
-            failures.append(f"output {output} {each.reason} on {way}")
-        if output not in found or each.error > found[output].error:
-            found[output] = each
-    nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
-    failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
-    told = old.cpu_nodes is not None and new.cpu_nodes is not None
-    fallen, there = new.cpu_nodes or (), old.cpu_nodes or ()
-    return ProviderRun(
-        compared=found,
-        error_ratio=_error_ratio(before, after, name),
-        cpu_nodes=tuple(node for node in fallen if told and node not in there),
-        cpu_nodes_of_original=len(there) if told else None,
-        failures=tuple(dict.fromkeys(failures)),
-    )
+def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
+    """Those of the nodes, as a session names them, that compute anything else than 64-bit integers."""
+    of_shapes = {
+        f"{node.op_type} '{node.name}'" for view, node in (_nodes(side) if nodes else ())
+        if all(view.type_of(name).elem_type == onnx.TensorProto.INT64 for name in node.output if name)
+    }  # fmt: skip
+    return [each for each in nodes if each not in of_shapes]
 
 
-def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None:
+def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
     truth, ratios = before.truth or ({},), list[float]()
     for output in (each for each, values in truth[0].items() if values.dtype.kind == "f"):
         exact = [case[output] for case in truth]
-        for way in (Way(name, optimise) for optimise in (False, True)):
+        for way in ways:
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
             least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
             old, new = (max(largest_gap(exact, values), least) for values in (own, theirs))

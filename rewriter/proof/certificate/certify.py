@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 from flint import fmpq
 
 from rewriter.files.load import LoadedModel
+from rewriter.graph.edit import LOOSE_INITIALIZERS
 from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
 from rewriter.graph.walk import iter_nodes, subgraphs
 from rewriter.proof.certificate.attention import unfold
 from rewriter.proof.certificate.bounds import Bound, bound
-from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, before_casts, in_order, rank, sizes, whole_shape
+from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, in_order, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import (
     ONE,
     VARIABLE,
@@ -56,6 +57,7 @@ _DEEPEST = 10**7
 """Calls inside each other, some five per node: models are deeper than Python's default, and its frames are on the heap.
 Whatever calls itself here is plain Python, without `*` in the call, so that C's stack does not grow."""
 
+_NARROWER = "computes in a narrower type than the original"
 _INVISIBLE = {
     SOURCE: "may draw other numbers than the original",
     FUNCTION: "calls a local function of another content",
@@ -248,23 +250,13 @@ def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> boo
     return False
 
 
-def _origin(view: GraphView, name: str, known: Collection[str]) -> str:
-    """The next tensor above another that has one of the known names; itself where there is none."""
-    pending = [name]
-    while pending:
-        found = pending.pop()
-        if found in known:
-            return found
-        if found in view.producer:
-            pending += reads(view.nodes[view.producer[found]])
-    return name
-
-
 def _interface(a: Model, b: Model) -> Iterator[Refusal]:
     """Differences of opsets, inputs and outputs; further outputs of `b` are none."""
     for domain, version in a.opsets.items():
         if b.opsets.get(domain, version) != version:
             yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {b.opsets[domain]} instead of {version}")
+    if b.ir_version < LOOSE_INITIALIZERS <= a.ir_version:
+        yield Refusal("", "", "", f"IR version is {b.ir_version} instead of {a.ir_version}, without defaults of inputs")
     for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
         if ours != (theirs if what == "input" else theirs[: len(ours)]):
             names = [each[0] for each, _ in zip(theirs, ours, strict=False) if each not in ours]
@@ -377,8 +369,9 @@ class _Matching:
         ours, theirs = (cut(side.scope.model.views[block.path], block.reads, ends) for side in (a, b))
         foreign = [name for name in theirs.inputs if name not in ours.inputs]
         if foreign:
-            known = {*a.scope.made, *a.scope.inputs}
-            text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
+            known, every = {*a.scope.made, *a.scope.inputs}, {node.op_type for node in view.nodes}
+            source = next((name for name in view.back(foreign[0], every, known) if name in known), foreign[0])
+            text = f"its heads read {quoted(source)}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
         if self._must_be_certified(a, b, block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
@@ -398,7 +391,7 @@ class _Matching:
 
     def _computed(self, a: Tensor, b: Tensor) -> bool:
         """Whether both are the same function, operator or layer of the same tensors."""
-        unread = in_order(b)
+        unread = in_order(b, a.elem_type)
         if unread.name in unread.scope.unread:
             self._refused(a, b, 0, unread.scope.unread[unread.name])
         regions = self._pairs(a, b)
@@ -415,16 +408,16 @@ class _Matching:
         return self._same_layer(a, b) or self._same_sizes(a, b)
 
     def _decided_rows(self, a: Tensor, b: Tensor) -> bool:
-        if self._same_tensors(in_order(a), in_order(b)):
+        if self._same_tensors(in_order(a), in_order(b, a.elem_type)):
             return True
-        ours, theirs = map(self._region_in_order, self._readers, (a, b))
+        ours, theirs = (self._region_in_order(*each, a.elem_type) for each in zip(self._readers, (a, b), strict=True))
         if ours and theirs and self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True):
             return True
         return self._same_layer(a, b, rows=True)
 
-    def _region_in_order(self, reader: Reader, tensor: Tensor) -> tuple[Tensor, Region] | None:
+    def _region_in_order(self, reader: Reader, tensor: Tensor, kind: int) -> tuple[Tensor, Region] | None:
         """The region that has the entries of a tensor in order, and its own tensor."""
-        for each in (tensor, in_order(tensor)):
+        for each in (tensor, in_order(tensor, kind)):
             region = reader.region(each)
             if region is not None:
                 return each, region
@@ -434,11 +427,15 @@ class _Matching:
 
     def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> bool:
         """Whether both are x W + b with the same weights, of the same rows, and have the same shape."""
-        ours, theirs = (read_layer(in_order(each)) for each in (a, b))
+        made = [in_order(each, a.elem_type) for each in (a, b)]
+        ours, theirs = map(read_layer, made)
         if ours is None or theirs is None or (a.elem_type != b.elem_type and not rows):
             return False
         if not self._same_tensors(ours.source, theirs.source, rows=True):
             return False
+        kinds = [each.elem_type for each in made]
+        if all(kinds) and not holds(kinds[1], kinds[0]):
+            return self._refused(a, b, 0, _NARROWER)
         if not ours.equals(theirs):
             return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
         if not rows and not self._same_shape(a, b, ours, theirs):
@@ -673,9 +670,8 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
         return "puts entries of two tensors side by side whose shapes are not known to be the same"
     if not rows and a.elem_type and b.elem_type and a.elem_type != b.elem_type:
         return f"has type {elem_name(b.elem_type)} instead of {elem_name(a.elem_type)}"
-    if _narrowest(theirs) < _narrowest(ours):
-        return "computes in a narrower type than the original"
-    return ""
+    types = _types(ours)
+    return "" if all(any(holds(kind, other) for other in types) for kind in _types(theirs)) else _NARROWER
 
 
 def _alike(tensors: tuple[Tensor, ...]) -> bool:
@@ -686,8 +682,7 @@ def _alike(tensors: tuple[Tensor, ...]) -> bool:
     return len({extent(tensor) for tensor in tensors}) == 1 and extent(tensors[0]).width is not None
 
 
-def _narrowest(region: Region) -> int:
-    """The narrowest type that a region computes in."""
-    kinds = [tensor.elem_type for tensor in region.leaves.values()]
-    kinds += [attributes(each.node)["to"] for each in region.inside if each.node and each.node.op_type == "Cast"]
-    return min(WIDTHS.get(kind, 0) for kind in kinds)
+def _types(region: Region) -> set[int]:
+    """The floating-point types that a region computes in."""
+    casts = {attributes(each.node)["to"] for each in region.inside if each.node and each.node.op_type == "Cast"}
+    return casts | {tensor.elem_type for tensor in region.leaves.values()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from flint import fmpq
 from rewriter.graph.constants import computed
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, integer_of, key_of
-from rewriter.proof.certificate.expressions import Expression, constant
+from rewriter.proof.certificate.expressions import Expression, NotAFunction, constant
 from rewriter.proof.certificate.graphs import Scope, Tensor
 
 DEEPEST = 100
@@ -39,9 +39,14 @@ TOPS: Mapping[int, fmpq] = {
 """No finite number of the type is larger."""
 
 
+def holds(kind: int, other: int) -> bool:
+    """Whether a floating-point type has all numbers of another; of the two of 16 bits neither has the other's."""
+    return other in WIDTHS and (kind == other or WIDTHS.get(kind, 0) > WIDTHS[other])
+
+
 def widens(source: int, node: onnx.NodeProto) -> bool:
     """Whether a Cast gives a floating-point type that holds all numbers of the type `source`."""
-    return 0 < WIDTHS.get(source, 0) <= WIDTHS.get(integer_of(node, "to", 0), 0)
+    return holds(integer_of(node, "to", 0), source)
 
 
 _CHOSEN = {"Equal", "Less", "Or", "Where"}
@@ -82,14 +87,18 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
         return None
 
 
-def in_order(tensor: Tensor) -> Tensor:
-    """The first tensor with the same entries in the same order, past types that are at least as wide as its own."""
-    narrowest = WIDTHS.get(tensor.elem_type, 0)
+def in_order(tensor: Tensor, kind: int = 0) -> Tensor:
+    """The first tensor with the same entries in the same order.
+
+    Casts are passed that lose nothing, or less than the type `kind` would: that of the tensor, unless one is given.
+    """
+    kind = kind or tensor.elem_type
     while tensor.node is not None and tensor.place == 0:
-        node = tensor.node
-        cast = key_of(node) == ("", "Cast") and WIDTHS.get(integer_of(node, "to", 0), 0) >= narrowest > 0
-        source = tensor.scope.find(node.input[0]) if cast or (not node.domain and node.op_type in _LAYOUT) else None
-        if source is None or (cast and source.elem_type not in FLOATS):
+        node, cast = tensor.node, key_of(tensor.node) == ("", "Cast")
+        if not cast and (node.domain or node.op_type not in _LAYOUT):
+            break
+        source = tensor.scope.find(node.input[0])
+        if cast and not widens(source.elem_type, node) and not (widens(kind, node) and holds(source.elem_type, kind)):
             break
         tensor = source
     return tensor
@@ -107,14 +116,14 @@ def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
     return tensor
 
 
-def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Expression | None] | None:
-    """Both ends of a Clip, None for an infinite one; None for a Clip that is not read."""
+def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Expression | None]:
+    """Both ends of a Clip, None for an infinite one. Raises NotAFunction for a Clip that is not read."""
     ends: list[Expression | None] = []
     for place, (name, nowhere) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
         given = node.input[place] if len(node.input) > place else ""
         numbers = scope.find(given).values if given else np.array(attributes(node).get(name, nowhere))
         if numbers is None or numbers.size != 1 or np.isnan(end := float(numbers.ravel()[0])) or end == -nowhere:
-            return None
+            raise NotAFunction("the ends of a Clip are not two numbers")
         ends.append(None if np.isinf(end) else constant(end))
     return ends[0], ends[1]
 
@@ -143,8 +152,9 @@ def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
         return None
     if node.op_type == "Shape":
         return None if node.attribute else [Axes(scope.find(node.input[0]))]
-    if node.op_type == "Concat":
-        return _joined([sizes(scope.find(name), depth + 1) for name in node.input])
+    if node.op_type == "Concat" and integer_of(node, "axis", 0) in (0, -1):
+        parts = [sizes(scope.find(name), depth + 1) for name in node.input]
+        return None if None in parts else _joined(each for part in parts for each in part or ())
     if node.op_type not in ("Gather", "Slice", "Unsqueeze"):
         return None
     whole = sizes(scope.find(node.input[0]), depth + 1)
@@ -162,13 +172,10 @@ def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
     return [whole[0]._replace(start=start, stop=start + 1 or None)] if start >= -1 else None
 
 
-def _joined(parts: list[Sizes | None]) -> Sizes | None:
+def _joined(parts: Iterable[int | Axes]) -> Sizes:
     joined: Sizes = []
-    for part in parts:
-        if part is None:
-            return None
-        for each in part:
-            joined[-1:] = _beside(joined[-1], each) if joined else [each]
+    for each in parts:
+        joined[-1:] = _beside(joined[-1], each) if joined else [each]
     return joined
 
 

@@ -12,8 +12,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx
@@ -39,7 +39,7 @@ from rewriter.graph.view import (
     opsets,
 )
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, iter_tensors, subgraphs
-from rewriter.proof.certificate.expressions import Expression, listing
+from rewriter.proof.certificate.expressions import defaults, listing
 from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
@@ -55,7 +55,6 @@ FUNCTION, SOURCE, HEADS = "(function)", "(source)", "(heads)"
 """Stand among the attributes of a node for the content of the function that it calls, the numbers that it draws, and
 what heads were read as."""
 
-Kind = Literal["node", "constant", "input"]
 Function = tuple[str, str, str]
 """Domain, name and overload."""
 
@@ -71,7 +70,6 @@ class Tensor:
     Attributes:
         scope: the graph that makes it.
         name: its name there.
-        kind: made by a node, a constant, or an input of the graph.
         node: the node that makes it.
         place: the position among the outputs of the node, or among the inputs of the graph.
         constant: its value, if it is one; large ones are not read.
@@ -79,7 +77,6 @@ class Tensor:
 
     scope: Scope
     name: str
-    kind: Kind
     node: onnx.NodeProto | None = None
     place: int = 0
     constant: onnx.TensorProto | None = None
@@ -88,6 +85,11 @@ class Tensor:
     def number(self) -> str:
         """The digest of what it is computed from."""
         return self.scope.number(self.name)
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a constant, an input of the graph, or made by a node."""
+        return "constant" if self.constant is not None else "input" if self.node is None else "node"
 
     @property
     def elem_type(self) -> int:
@@ -120,25 +122,6 @@ class Tensor:
         return self.scope.model.read(self.constant)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A function of the entries of rows.
-
-    Attributes:
-        expression: over the leaves.
-        leaves: they stand for the operands of the node, in order.
-        added: the most that the rows of other tokens add to it.
-        tokens: the longest sequence that the graph takes; None where it takes any.
-        inside: the tensors that it was read from.
-    """
-
-    expression: Expression
-    leaves: tuple[Expression, ...]
-    added: float
-    tokens: int | None
-    inside: tuple[Tensor, ...]
-
-
 class Model:
     """A loaded model, prepared and numbered."""
 
@@ -153,6 +136,7 @@ class Model:
             NotCertifiable: the model has an attribute that refers to one of a function.
         """
         self._loaded = loaded
+        self.ir_version: int = loaded.proto.ir_version
         self.original = original is None
         listed = {tensor.name for tensor in loaded.proto.graph.initializer}
         # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
@@ -254,7 +238,7 @@ class Scope:
         numbers: what was numbered so far.
         extents: what `rewriter.proof.certificate.rows.extent` found so far.
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
-        rows: by tensor, what `rewriter.proof.certificate.attention` read as a function of rows.
+        heads: by tensor, the `regions.Region` that `rewriter.proof.certificate.attention` read.
         unread: by tensor, why it was not.
     """
 
@@ -283,7 +267,7 @@ class Scope:
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
         self.extents: dict[Tensor, Any] = {}
-        self.rows: dict[str, Rows] = {}
+        self.heads: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
         for node, skeleton in zip(graph.node, typed.node, strict=True):
@@ -334,12 +318,11 @@ class Scope:
                 sparse = attributes(node).get("sparse_value") if key_of(node) == ("", "Constant") else None
                 if sparse is not None:
                     constant = self.model.dense(sparse)
-                kind: Kind = "node" if constant is None else "constant"
-                found = Tensor(self, name, kind, None if constant is not None else node, place, constant)
+                found = Tensor(self, name, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
-                found = Tensor(self, name, "constant", constant=self.initializers[name])
+                found = Tensor(self, name, constant=self.initializers[name])
             elif name in self.inputs:
-                found = Tensor(self, name, "input", place=self.inputs[name])
+                found = Tensor(self, name, place=self.inputs[name])
             else:
                 return None
             self._tensors[name] = found
@@ -374,16 +357,16 @@ class Scope:
         """
         key = key_of(node)
         stated = sorted((a for a in node.attribute if a.type not in (5, 10)), key=lambda a: a.name)
-        defaults = _defaults(*key, self.model.opsets.get(key[0], 0))
+        unsaid = {a.name: self._attribute(a) for a in defaults(key, self.model.opsets.get(key[0], 0)).values()}
         found = [(a.name, self._attribute(a)) for a in stated]
-        found = [(name, value) for name, value in found if defaults.get(name) != value]
+        found = [(name, value) for name, value in found if unsaid.get(name) != value]
         if (*key, node.overload) in self.model.functions:
             found.append((FUNCTION, self.model.functions[*key, node.overload]))
         if key[0] not in _KNOWN_DOMAINS or any(part in node.op_type for part in _RANDOM):
             found.append((SOURCE, (self.path, list(node.output))))
-        rows = self.rows.get(node.output[0]) if node.output else None
-        if rows is not None:
-            found.append((HEADS, (listing(rows.expression), rows.tokens)))
+        heads = self.heads.get(node.output[0]) if node.output else None
+        if heads is not None:
+            found.append((HEADS, (listing(heads.expression), heads.tokens)))
         return found
 
     def _attribute(self, attribute: onnx.AttributeProto) -> object:
@@ -420,17 +403,6 @@ class Scope:
         for place, name in enumerate(node.output):
             if name:
                 self.numbers[name] = _digest("node", place, *made)
-
-
-@cache
-def _defaults(domain: str, name: str, version: int) -> Mapping[str, object]:
-    """The values of the attributes that an operator has without being told, as `Scope.attributes` has them."""
-    try:
-        schema = onnx.defs.get_schema(name, version, domain)
-    except onnx.defs.SchemaError:
-        return {}
-    values = (each.default_value for each in schema.attributes.values())
-    return {each.name: (each.type, repr(onnx.helper.get_attribute_value(each))) for each in values if each.name}
 
 
 def _digest(*parts: object) -> str:

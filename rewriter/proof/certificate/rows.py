@@ -18,6 +18,7 @@ from rewriter.graph.view import attributes, integer_of, integers_of, key_of
 from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, sizes
 from rewriter.proof.certificate.expressions import OPERATORS
 from rewriter.proof.certificate.graphs import Scope, Tensor
+from rewriter.proof.certificate.regions import FURTHER
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,29 +95,33 @@ def _real(values: np.ndarray) -> bool:
 
 def part_of(tensor: Tensor) -> tuple[Tensor, slice] | None:
     """The tensor whose last axis is cut by a Split or Slice, and where; None for any other cut."""
+    found = cut_of(tensor)
+    if found is None:
+        return None
+    source, axis, cut = found
+    rank = source.type.rank if source.scope.model.original else None
+    return (source, cut) if axis == -1 or (rank is not None and axis == rank - 1) else None
+
+
+def cut_of(tensor: Tensor) -> tuple[Tensor, int, slice] | None:
+    """The tensor that is cut by a Split or Slice along an axis, the axis, and where; None for any other cut."""
     node, scope = tensor.node, tensor.scope
     if node is None or node.domain or node.op_type not in ("Split", "Slice"):
         return None
-    source = scope.find(node.input[0])
-    given = [_integers(scope.find(name)) for name in node.input[1:] if name]
-    if any(each is None for each in given):
-        return None
-    numbers = [each for each in given if each is not None]
-    axis: int | None
-    if node.op_type == "Split":
-        axis, whole = integer_of(node, "axis", 0), extent(source).width
-        parts = numbers[0] if numbers else integers_of(node, "split") or []
-        if not parts and whole is not None and whole % len(node.output) == 0:
-            parts = [whole // len(node.output)] * len(node.output)
-        cut = slice(sum(parts[: tensor.place]), sum(parts[: tensor.place + 1])) if parts else None
-    else:
+    source, numbers = scope.find(node.input[0]), list[list[int]]()
+    for name in filter(None, node.input[1:]):
+        number = _integers(scope.find(name))
+        if number is None:
+            return None
+        numbers.append(number)
+    if node.op_type == "Slice":
         plain = len(numbers) in (3, 4) and all(len(each) == 1 for each in numbers) and numbers[3:] in ([], [[1]])
-        axis = numbers[2][0] if plain else None
-        cut = slice(numbers[0][0], numbers[1][0]) if plain else None
-    types = scope.types.get(source.name)
-    known = types.rank if types is not None and scope.model.original else None
-    last = axis is not None and (axis == -1 or (known is not None and axis == known - 1))
-    return (source, cut) if last and cut is not None else None
+        return (source, numbers[2][0], slice(numbers[0][0], numbers[1][0])) if plain else None
+    parts, whole = numbers[0] if numbers else integers_of(node, "split") or [], extent(source).width
+    if not parts and whole is not None and whole % len(node.output) == 0:
+        parts = [whole // len(node.output)] * len(node.output)
+    cut = slice(sum(parts[: tensor.place]), sum(parts[: tensor.place + 1]))
+    return (source, integer_of(node, "axis", 0), cut) if parts else None
 
 
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {"Add": operator.add, "Mul": operator.mul, "Div": operator.floordiv}
@@ -179,7 +184,7 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
             return None
         of_rows = extent(scope.find(node.input[0]), depth + 1)
         return of_rows._replace(width=int(weight.shape[0 if given.get("transB") else 1]))
-    if key_of(node) not in OPERATORS and node.op_type not in ("Cast", "Clip") and tensor.name not in scope.rows:
+    if key_of(node) not in OPERATORS and node.op_type not in FURTHER:
         return None
     operands = [scope.find(name) for name in node.input if name]
     values = [(each, folded(each)) for each in operands if not _one_number(each, depth)]

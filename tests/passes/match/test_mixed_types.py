@@ -39,11 +39,8 @@ def test_casts_around_the_activation(gate: str, out: str, inline: bool) -> None:
     """Heads are computed in float32 or better; the largest error measured is 1.0 times the original's."""
     model = mixed(gate, out)
     accurate(model, make_plan(model, Options(inline=inline)), ratio=1.5)
-
-
-def test_casts_are_proved() -> None:
-    report = rewrite(mixed("float16", "float"))
-    assert report.exit_status is ExitStatus.CONVERTED
+    if (gate, out, inline) == ("float16", "float", False):
+        assert rewrite(model).exit_status is ExitStatus.CONVERTED
 
 
 def test_type_behind_an_operator_that_inference_does_not_know() -> None:

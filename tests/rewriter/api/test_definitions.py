@@ -12,6 +12,7 @@ import pytest
 from rewriter import ExitStatus, rewrite, validate
 from rewriter.errors import ValidationError
 from rewriter.graph.walk import iter_nodes
+from rewriter.ort.providers import load_onnxruntime
 from rewriter.ort.sessions import open_session
 from tests.textmodels import FIRST, mlp, text_model
 
@@ -95,3 +96,16 @@ def test_bodies_and_local_functions() -> None:
     for text, more in (("out = d.f(x)", other), ("out = Erf(x)", {"elem": "double"})):
         with pytest.raises(ValidationError, match="NOT_IMPLEMENTED"):
             open_session(text_model(text, **{**options, **more}))
+
+
+def test_cuda_says_otherwise_that_it_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    ort = load_onnxruntime()
+    opened, errors = ort.InferenceSession, [RuntimeError("Provider type for Swish node with name '' is not set.")]
+
+    def refusing(*given: Any, **options: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return opened(*given, **options)
+
+    monkeypatch.setattr(ort, "InferenceSession", refusing)
+    assert open_session(MODELS[SWISH]).defined == (SWISH,)

@@ -154,7 +154,7 @@ def test_130_interrupted(room: Path, capsys: pytest.CaptureFixture[str], monkeyp
         assert any(path.name.startswith(".rewrite-") for path in room.iterdir())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"{rewrite.__module__}.prove", interrupted)
+    monkeypatch.setattr(f"{rewrite.__module__}.Judge", interrupted)
     assert run(["model.onnx", "-o", "out.onnx"]) == 130
     assert capsys.readouterr().err.strip() == "rewrite: interrupted; no half-written file is left"
     assert names(room) == {"model.onnx"}
@@ -164,7 +164,7 @@ def test_out_of_memory(room: Path, capsys: pytest.CaptureFixture[str], monkeypat
     def exhausted(*_: Any, **__: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(f"{rewrite.__module__}.prove", exhausted)
+    monkeypatch.setattr(f"{rewrite.__module__}.Judge", exhausted)
     assert run(["model.onnx", "-o", "out.onnx"]) == 1
     assert capsys.readouterr().err.startswith("rewrite: out of memory; try --no-validate")
     assert names(room) == {"model.onnx"}

@@ -71,7 +71,7 @@ def test_70_an_internal_error(room: Path, capsys: pytest.CaptureFixture[str], mo
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError(str(room / "secret"))
 
-    monkeypatch.setattr(f"{rewrite.__module__}.prove", broken)
+    monkeypatch.setattr(f"{rewrite.__module__}.Judge", broken)
     assert run([str(room / "model.onnx"), "-o", str(room / "out.onnx")]) == 70
     out, err = capsys.readouterr()
     assert out == ""

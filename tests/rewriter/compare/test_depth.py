@@ -11,13 +11,13 @@ import pytest
 from onnx import numpy_helper
 
 from rewriter.compare import depth
-from rewriter.compare.depth import Bench, Boundary, boundaries, compare_at, explained, groups
+from rewriter.compare.depth import Bench, Boundary, boundaries, compare_at, explained
 from rewriter.files.load import load_model
 from rewriter.graph.extract import upstream
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.cases import Case, make_cases
+from rewriter.proof.inputs.cases import make_cases
 from rewriter.proof.nudge import Point
-from rewriter.proof.run import open_model
+from rewriter.proof.run import run_model
 from tests.changes import change_values, changed, weight
 from tests.textmodels import text_model
 
@@ -81,38 +81,32 @@ def test_noise_tells_how_far_rounding_moves_a_tensor() -> None:
         assert (found.exceeds, found.found.rounding > 2.0**-24) == (exceeds, True)
 
 
-def test_groups_stay_below_the_bound() -> None:
-    a, _ = sides(text_model(RESIDUAL), text_model(RESIDUAL))
-    case = Case("some", {"x": np.zeros((2, 5, 4), np.float32)})
-    names = ["a", "b", "r", "c", "d", "e"]
-    sizes = {"a": 8, "b": 4, "r": 4, "c": 8, "d": 8, "e": 4}
-    for limit in (1, 2 * 5 * 12 * 4, 10**6):
-        made = list(groups(a.main, names, [case], limit))
-        assert [name for group in made for name in group] == names
-        assert all(len(group) == 1 or 2 * 5 * 4 * sum(sizes[name] for name in group) <= limit for group in made)
-    assert len(made) == 1
-
-
-def test_several_groups_measure_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("fits", "runs"), [(0, [1, 1, 1]), (2, [1, 2]), (9, [1, 2])])
+def test_groups_that_fit_into_memory_measure_the_same(
+    fits: int, runs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How many boundaries are run at a time follows from the size of those that were run first."""
     a, b = sides(text_model(RESIDUAL), bent("W2"))
     cases = make_cases(a.model.proto)
-    opened: list[int] = []
-    monkeypatch.setattr(depth, "open_model", counted(opened))
+    tapped: list[int] = []
+    monkeypatch.setattr(depth, "run_model", counted(a, tapped))
     bench = Bench(a, b, cases, "cpu")
     whole = compare_at(bench, STREAM)
-    assert len(opened) == 2
-    single = compare_at(replace(bench, group_bytes=1), STREAM)
-    assert len(opened) == 2 + 2 * len(STREAM)
-    assert [each.found.error for each in single] == [each.found.error for each in whole]
-    assert all(each.exceeds for each in (*single, *whole))
+    assert tapped == [3]
+    monkeypatch.setattr(depth, "_FIRST", 1)
+    size = 2 * sum(case.feeds["x"].nbytes for case in cases)  # the stream is as wide as the input
+    grouped = compare_at(replace(bench, group_bytes=fits * size), STREAM)
+    assert tapped[1:] == runs
+    assert [each.found.error for each in grouped] == [each.found.error for each in whole]
+    assert all(each.exceeds for each in (*grouped, *whole))
 
 
-def counted(opened: list[int]):  # type: ignore[no-untyped-def]
-    def open_and_count(model, provider, *, optimise):  # type: ignore[no-untyped-def]
-        opened.append(len(model.proto.graph.output))
-        return open_model(model, provider, optimise=optimise)
+def counted(a: Side, tapped: list[int]):  # type: ignore[no-untyped-def]
+    def run_and_count(side, cases, ways, *, outputs):  # type: ignore[no-untyped-def]
+        tapped.extend([len(outputs)] if side is a else [])
+        return run_model(side, cases, ways, outputs=outputs)
 
-    return open_and_count
+    return run_and_count
 
 
 def bent(name: str) -> onnx.ModelProto:

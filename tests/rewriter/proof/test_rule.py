@@ -16,7 +16,7 @@ from rewriter.proof.nudge import Point, nudged
 from rewriter.proof.rule import FACTOR, Judgement, compared, uncompared
 from rewriter.proof.run import run_model
 from rewriter.proof.settings import Settings, checked
-from rewriter.proof.validate import validate
+from rewriter.proof.validate import Judge
 from tests.textmodels import SILU, mlp, tensor, values
 
 RNG = np.random.default_rng(0)
@@ -198,13 +198,13 @@ def test_noise_reaches_activations_that_are_cast_or_fused(
     assert report.rewritten is not None
     made = load_model(report.rewritten)
     settings = checked(Settings(providers=("cpu",)))
-    found = validate(original, made, (), settings)
+    found = Judge(original, made, (), settings).verdict()
     assert found.passed, found.failures
     (seen,) = found.providers["cpu"].compared.values()
     assert seen.allowed > FACTOR * least
     assert not seen.proves_nothing
     miscompile(monkeypatch, made, 1.0 + 2.0 * seen.allowed)
-    wrong = validate(original, made, (), settings)
+    wrong = Judge(original, made, (), settings).verdict()
     assert wrong.certified
     assert not wrong.passed
     assert "is off by" in wrong.failures[0]

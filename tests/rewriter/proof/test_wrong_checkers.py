@@ -20,7 +20,7 @@ PLANTED = {
         "proof/certificate/test_expressions.py",
     ),
     "a reference that takes float32": (
-        "rewriter/proof/reference/float64.py",
+        "rewriter/proof/reference.py",
         "and value.dtype != np.float64:",
         "and value.dtype == np.float16:",
         "proof/reference",

@@ -236,6 +236,14 @@ def test_changes_outside_of_regions_are_refused(name: str) -> None:
     assert any(reason in each.text for each in found.refusals), [each.text for each in found.refusals]
 
 
+def test_defaults_of_inputs_come_with_ir_4() -> None:
+    options: dict[str, Any] = {"inputs": "float[n, 4] x, float k", "constants": {"k": np.asarray(0.5)}}
+    a, b = (text_model("out = Mul(x, k)", ir=ir, **options) for ir in (8, 3))
+    assert judged(a, a).certified
+    assert judged(b, a).certified
+    assert "IR version is 3 instead of 8" in judged(a, b).refusals[0].text
+
+
 ROWS = "f = Flatten<axis = 2>(x) y = Gemm(f, W1) "
 FRONT = (
     "v = Tanh(z) n = Shape({}) i = Constant<value_ints = [0]>() j = Constant<value_ints = [2]>() "
@@ -254,6 +262,9 @@ LAID_OUT = {
         "v = Tanh(z) s = Sigmoid(x) h = Mul(x, s) out = MatMul(h, W1)",
         "f = Flatten<axis = 2>(x) a = Neg(f) c = Exp(a) d = Add(c, $1.0) r = Div(f, d) y = Gemm(r, W1) "
         + FRONT.format("x"), True, True),
+    "a comparison of rows": (
+        "v = Tanh(z) c = Greater(x, $0.0) h = Where(c, x, $0.0) out = MatMul(h, W1)",
+        "f = Flatten<axis = 2>(x) r = Relu(f) y = Gemm(r, W1) " + FRONT.format("x"), True, True),
     "a shape that is written": (
         "v = Tanh(z) y = MatMul(x, W1) k = Shape(y) f = Flatten(y) out = Reshape(f, k)",
         "y = MatMul(x, W1) f = Flatten(y) " + FRONT.format("x").replace("[2]", "[-1]").replace("y,", "f,"), True, True),
@@ -275,6 +286,35 @@ def test_a_layer_has_the_axes_of_its_rows(name: str) -> None:
         a, b, wrong = (text_model(text, inputs=inputs, outputs="float[p, q, 8] out") for text in texts)
         assert judged(a, b).certified is certified, inputs
         assert not certified or judged(a, wrong).refusals[0].refuted
+
+
+NARROW = {
+    "a layer in float16": ("out = MatMul(x, W)", "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)", False),
+    "rows in float16": (
+        "a = Tanh(x) y = MatMul(a, W) out = Sigmoid(y)",
+        "a = Tanh(x) c = Cast<to = 10>(a) y = MatMul(c, V) z = Cast<to = 1>(y) out = Sigmoid(z)", False),
+    "rows in bfloat16 instead of float16": (
+        "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)",
+        "a = Cast<to = 10>(x) c = Cast<to = 16>(a) d = Cast<to = 10>(c) p = MatMul(d, V) out = Cast<to = 1>(p)", False),
+    "an activation in bfloat16 instead of float16": (
+        "y = MatMul(x, W) a = Cast<to = 10>(y) s = Sigmoid(a) out = Cast<to = 1>(s)",
+        "y = MatMul(x, W) a = Cast<to = 16>(y) s = Sigmoid(a) out = Cast<to = 1>(s)", False),
+    "sums of a layer in float16": (
+        "a = Cast<to = 10>(x) c = Cast<to = 1>(a) p = MatMul(c, W) q = Cast<to = 10>(p) out = Cast<to = 1>(q)",
+        "a = Cast<to = 10>(x) q = MatMul(a, V) out = Cast<to = 1>(q)", False),
+    "a layer of float16 in float32": (
+        "a = Cast<to = 10>(x) p = MatMul(a, V) out = Cast<to = 1>(p)",
+        "a = Cast<to = 10>(x) c = Cast<to = 1>(a) d = MatMul(c, W) p = Cast<to = 10>(d) out = Cast<to = 1>(p)", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_layers_are_not_computed_in_narrower_types(name: str) -> None:
+    """Of float16 and bfloat16, neither has all numbers of the other."""
+    halves = numpy_helper.from_array(np.arange(32, dtype=np.float16).reshape(4, 8) / np.float16(16), "V")
+    constants: dict[str, Any] = {"V": halves, "W": numpy_helper.to_array(halves)}
+    a, b = (text_model(each, outputs="float[p, q, 8] out", constants=constants) for each in NARROW[name][:2])
+    assert judged(a, b).certified is NARROW[name][2]
 
 
 def _attribute(value: float) -> onnx.ModelProto:

@@ -13,8 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
-from rewriter.proof.reference import operators
-from rewriter.proof.reference.float64 import NoReference, open_reference
+from rewriter.proof import reference as reference_room
+from rewriter.proof.reference import NoReference, open_reference
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 3, 4)).astype(np.float32)
@@ -242,7 +242,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def add(**forms: Any) -> None:
         for name, form in forms.items():
-            monkeypatch.setitem(operators.OPERATORS, ("own", name), form)
+            monkeypatch.setitem(reference_room.OPERATORS, ("own", name), form)
 
     return add
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from rewriter.ort.sessions import open_session
-from rewriter.proof.reference.float64 import Reference, open_reference
+from rewriter.proof.reference import Reference, open_reference
 from tests.rewriter.proof.reference.operator_cases import OPERATORS, cases_of, model_of
 
 Array = NDArray[Any]
