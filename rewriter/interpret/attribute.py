@@ -376,6 +376,7 @@ class FrozenRun:
         index: the heads of the model.
         case: its inputs.
         tokens: the text, where the inputs are one.
+        words: its tokens.
         chain: the way to the output.
         hooks: all hooks of the model.
         values: what was kept of the run, of all sequences.
@@ -387,6 +388,7 @@ class FrozenRun:
         index.require_tokens_only("attribution")
         self.index = index
         self.case, self.tokens = only_case(index, inputs)
+        self.words = () if self.tokens is None else self.tokens.spelled[0]
         self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, self._output)
         self._writes = writes(index.view, Constants(index.view), index.sublayers)
@@ -437,11 +439,6 @@ class FrozenRun:
         added = start - embedded
         return {"embed": embedded, "pos_embed": added} if added.any() else {"embed": start}
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The tokens of a text."""
-        return () if self.tokens is None else self.tokens.spelled[0]
-
     @cached_property
     def batch(self) -> int:
         """The number of sequences; some exports have batch and tokens as one axis."""
@@ -477,12 +474,9 @@ class FrozenRun:
         made = self.own(self.values[chain.logits])
         if chain.token is not None:  # [entries]: the output has one token only
             made, position = made[None], 0
-        wanted = [
-            (position, len(made), "token"),
-            (logit, made.shape[-1], "logit"),
-            (minus or 0, made.shape[-1], "logit"),
-        ]
-        for entry, size, what in wanted:
+        sizes = {"token": len(made), "logit": made.shape[-1]}
+        for what, entry in (("token", position), ("logit", logit), ("logit", minus or 0)):
+            size = sizes[what]
             if not -size <= entry < size:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
         chosen = np.zeros(made.shape[-1])

@@ -195,9 +195,12 @@ class AttributionGraph:
         elif node.kind in ("neuron", "head"):
             told = f"{node.name}[{node.index}]"
         features = {"embedding": node.token, "logit": node.index}
+        # Cantor's pairing, by which the schema makes one number of layer and index; of tokens the layer is a letter.
+        both = int(index) + (int(layer) if layer.isdecimal() else 0)
+        paired = both * (both + 1) // 2 + int(index)
         found = {
             "node_id": self.ids[place],
-            "feature": features[node.kind] if node.kind in features else _paired(int(layer), int(index)),
+            "feature": features.get(node.kind, paired),
             "layer": layer,
             "ctx_idx": node.token,
             "feature_type": {"head": "attention head", "rest": "other heads"}.get(node.kind, node.kind),
@@ -245,11 +248,6 @@ def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) ->
         return f"{layer}_{start + node.index}_{node.token}"
 
     return tuple(map(id_of, nodes))
-
-
-def _paired(first: int, second: int) -> int:
-    """Cantor's pairing, by which the schema makes one number of layer and index."""
-    return (first + second) * (first + second + 1) // 2 + second
 
 
 def attribution_graph(

@@ -45,9 +45,7 @@ _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention
 
 # -- tensors of a sublayer -----------------------------------------------------------------------------------------
 #
-# Shapes are those of TransformerLens: W_Q, W_K, W_V [n_heads, d_model, d_head], W_O [n_heads, d_head, d_model], b_Q,
-# b_K, b_V [n_heads, d_head], b_O [d_model]. Heads of neurons also attend to bias tokens, whose keys and values are
-# bias_K [n_heads, m, d_head] and bias_V [n_heads, m, 1]; a head with fewer of them has keys (0, -inf), of weight 0.
+# docs/heads.md has the shapes. A head with fewer bias tokens than another has keys (0, -inf) for them, of weight 0.
 
 ValueOf = Callable[[str], Array]
 """The value of a constant tensor of the graph."""
@@ -331,7 +329,9 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     tracer = Tracer(view, concrete_shapes(plan.model, view, read), read)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
-    bodies = [Miss("attention in a body is not indexed", each.where) for each in plan.views[1:] if _attends(each)]
+    attending = re.compile("Softmax|.*Attention").fullmatch
+    inside = [each.where for each in plan.views[1:] if any(attending(node.op_type) for node in each.nodes)]
+    bodies = [Miss("attention in a body is not indexed", where) for where in inside]
     builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
@@ -344,10 +344,6 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
     """The index itself, or that of a model with the options of `heads`."""
     return model if isinstance(model, HeadIndex) else heads(model, **options)
-
-
-def _attends(view: GraphView) -> bool:
-    return any(node.op_type == "Softmax" or node.op_type.endswith("Attention") for node in view.nodes)
 
 
 def _described(named: Named) -> dict[str, Any]:
@@ -402,7 +398,7 @@ class _Builder:
         if found and norm is not None and self._listed and norm.output not in known:
             known.add(norm.output)
             for part, name in norm.constants.items():
-                shape, make = (self.value(name).size,), partial(self._flat, name)
+                shape, make = (self.value(name).size,), partial(lambda name: self.value(name).reshape(-1), name)
                 yield f"{named.layer}.ln{len(known)}.{part}", HeadTensor(shape, self._dtype(name), make)
         for name, tensor in found.items():
             yield f"{named.name}.{name}", tensor
@@ -443,9 +439,6 @@ class _Builder:
         if self._wide:
             return value.astype(np.float64)
         return value.astype(np.float32) if value.dtype.itemsize == _HALF else value
-
-    def _flat(self, name: str) -> Array:
-        return self.value(name).reshape(-1)
 
     def _dtype(self, tensor: str) -> np.dtype[Any]:
         kind = onnx.TensorProto.DOUBLE if self._wide else self._view.type_of(tensor).elem_type

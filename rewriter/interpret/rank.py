@@ -105,28 +105,19 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
     @cache
     def root() -> Array:
-        return gram_roots(tall(first))
+        """Square roots R of the Gram matrices R^T R, [heads, d_head, d_head], as QR's R is."""
+        wide = tall(first).astype(np.float64)
+        values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
+        return np.asarray(np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2))
 
-    return lambda: _unit(root() @ np.swapaxes(tall(second), -1, -2), named)
-
-
-def gram_roots(tall: Array) -> Array:
-    """Square roots R of the Gram matrices of [heads, d_model, d_head], [heads, d_head, d_head]: R^T R, as of QR's R."""
-    wide = tall.astype(np.float64)
-    values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
-    roots = np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2)
-    return np.asarray(roots.astype(tall.dtype))
+    return lambda: _unit(root().astype(tall(second).dtype) @ np.swapaxes(tall(second), -1, -2), named)
 
 
 def _unit(array: Array, named: Named) -> Array:
     """Each member divided by its norm."""
     wide = _checked(array, named).astype(np.float64)
-    return np.asarray(_divided(wide, np.linalg.norm(wide, axis=(1, 2), keepdims=True)).astype(_wide(array).dtype))
-
-
-def _divided(array: Array, by: Array) -> Array:
-    """The quotient; the array itself where `by` is 0."""
-    return np.asarray(array / np.where(by == 0.0, 1.0, by))
+    norms = np.linalg.norm(wide, axis=(1, 2), keepdims=True)
+    return np.asarray((wide / np.where(norms == 0.0, 1.0, norms)).astype(_wide(array).dtype))
 
 
 def _checked(array: Array, named: Named) -> Array:
@@ -464,7 +455,8 @@ def _leading(factors: Array) -> tuple[Array, Array]:
     gram = factors @ np.swapaxes(factors, -1, -2)
     values, vectors = np.linalg.eigh(gram.astype(np.float64))
     leading = np.einsum("mr,mrd->md", vectors[..., -1].astype(factors.dtype), factors)
-    return _divided(leading, np.linalg.norm(leading, axis=1, keepdims=True)), np.maximum(values[..., -1], 0.0)
+    norms = np.linalg.norm(leading, axis=1, keepdims=True)
+    return leading / np.where(norms == 0.0, 1.0, norms), np.maximum(values[..., -1], 0.0)
 
 
 def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ranked, Ranked]]:

@@ -114,7 +114,9 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) ->
     """Name of a sublayer to its write; a sublayer whose result is not simply added has none."""
     made = (norm_before(view, constants, name) for node in view.nodes for name in node.output[:1])
     norms = {norm.data: norm for norm in made if norm is not None}
-    found = {each.name: _sum(view, constants, _result(each), norms) for each in sublayers}
+    owns = {each.name: each.sublayer for each in sublayers}
+    results = {name: own.output.output if isinstance(own, Attention) else own.result for name, own in owns.items()}
+    found = {name: _sum(view, constants, result, norms) for name, result in results.items()}
     sums = {name: write for name, write in found.items() if write is not None}
     # Results of parallel sublayers are added to each other first, and their sum to the stream.
     shared = Counter(found.after for found in sums.values())
@@ -123,11 +125,6 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) ->
         if outer is not None:
             sums[name] = replace(write, before=outer.before, after=outer.after)
     return sums
-
-
-def _result(named: Named) -> str:
-    sublayer = named.sublayer
-    return sublayer.output.output if isinstance(sublayer, Attention) else sublayer.result
 
 
 def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str, Norm]) -> Write | None:
