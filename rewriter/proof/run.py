@@ -24,6 +24,7 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, with_norms_apart
+from rewriter.graph.constants import elem_type_of
 from rewriter.graph.extract import Cut, split, with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
@@ -191,17 +192,15 @@ def _run_part(
     if part is None:
         session = open_model(tapped(side, wanted), way.provider, optimise=way.optimise)
         read = {value.name for value in side.model.proto.graph.input}
+        feeds = [{name: values[name] for name in values if name in read} for values in flow]
     else:
         model = side.extracted(part)
-        for value in model.proto.graph.input:  # inference knows no types behind custom operators
-            value.type.tensor_type.elem_type = _elem_type(flow[0][value.name])
+        feeds = [fed(model, values) for values in flow]
         session = open_model(model, way.provider, optimise=way.optimise, prepack=False)
-        read = {value.name for value in model.proto.graph.input}.intersection(part.inputs)
     ran.loaded(session)
     for index, values in enumerate(flow):
-        feeds = {name: values[name] for name in values if name in read}
         try:
-            values.update(session.run(feeds, over=over[index] if over else None))
+            values.update(session.run(feeds[index], over=over[index] if over else None))
         except ValidationError as error:
             if not may_refuse:
                 raise
@@ -219,10 +218,20 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
     return None
 
 
-def _elem_type(array: Array) -> int:
-    if array.dtype.kind in "OUS":
-        return int(onnx.TensorProto.STRING)
-    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(array.dtype)))
+def fed(part: LoadedModel, values: Mapping[str, Array]) -> dict[str, Array]:
+    """What a part of a model reads, cast to the element types that it declares; open types are declared here.
+
+    Inference knows no types behind custom operators. And a model may compute in another precision than the one whose
+    values its parts are fed.
+    """
+    given = {}
+    for declared in part.proto.graph.input:
+        array, kind = values[declared.name], declared.type.tensor_type
+        if not kind.elem_type or not is_float(array.dtype):
+            kind.elem_type = elem_type_of(array)
+        wanted = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if is_float(array.dtype) else array.dtype
+        given[declared.name] = np.asarray(array.astype(wanted, copy=False))
+    return given
 
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool = True) -> Session:

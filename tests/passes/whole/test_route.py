@@ -44,6 +44,7 @@ ATTENTION = """
   kt = Transpose<perm = [0, 2, 1]>(t) scores = MatMul(t, kt) pattern = Softmax<axis = -1>(scores)
   mixed = MatMul(pattern, t) x1 = Add(t, mixed)
 """
+BEFORE = ATTENTION.replace("x1 =", "x0 =")
 MLP = """
   first = MatMul(x1, W1) y = Add(first, b1) s = Sigmoid(y) h = Mul(y, s) second = MatMul(h, W2) out = Add(second, x1)
 """
@@ -56,8 +57,7 @@ MERGED = """
 
 REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (
-        ATTENTION.replace("x1 =", "x0 =")
-        + "axes = Constant<value_ints = [1]>() c = ReduceMean(x0, axes) x1 = Sub(x0, c)",
+        f"{BEFORE} axes = Constant<value_ints = [1]>() c = ReduceMean(x0, axes) x1 = Sub(x0, c)",
         "it reduces over tokens",
         {"opset": 18},
     ),
@@ -67,17 +67,16 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {},
     ),
     (ATTENTION.replace("<axis = -1>(scores)", "<axis = 1>(scores)"), "its scores are not [tokens, tokens]", {}),
-    (ATTENTION.replace("x1 =", "x0 =") + "x1 = Concat<axis = 1>(x0, x0)", "it appends tokens", {}),
-    (ATTENTION.replace("x1 =", "x0 =") + "x1 = CumSum(x0, one)", "no rule says how it treats", {}),
-    (ATTENTION.replace("x1 =", "x0 =") + "x1 = Slice(x0, zero, one, one)", "it selects tokens before the last", {}),
+    (f"{BEFORE} x1 = Concat<axis = 1>(x0, x0)", "it appends tokens", {}),
+    (f"{BEFORE} x1 = CumSum(x0, one)", "no rule says how it treats", {}),
+    (f"{BEFORE} x1 = Slice(x0, zero, one, one)", "it selects tokens before the last", {}),
     (
         ATTENTION.replace("kt = Transpose<perm = [0, 2, 1]>(t)", "kt = Transpose<perm = [0, 2, 1]>(z)"),
         "its second factor is neither constant nor computed from the stream",
         {},
     ),
     (
-        ATTENTION.replace("x1 =", "x0 =")
-        + "each = Unsqueeze(x0, two) own = MatMul(each, by_place) x2 = Squeeze(own, two) x1 = Add(x0, x2)",
+        f"{BEFORE} each = Unsqueeze(x0, two) own = MatMul(each, by_place) x2 = Squeeze(own, two) x1 = Add(x0, x2)",
         "'by_place' has a matrix for each token",
         {"tokens": "5"},
     ),

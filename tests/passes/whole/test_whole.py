@@ -33,7 +33,7 @@ WHOLE = Options(form="whole", forms=FormOptions(max_tokens=LONGEST))
 
 def load(name: str, *, padding: bool = True) -> onnx.ModelProto:
     model = onnx.load(MODELS / f"{name}.onnx")
-    return model if padding or name not in TEXTS else without_padding(model)
+    return model if padding else without_padding(model)
 
 
 def planned(model: onnx.ModelProto) -> Plan:
