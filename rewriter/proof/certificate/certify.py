@@ -31,6 +31,7 @@ from rewriter.proof.certificate.expressions import (
     VARIABLE,
     ZERO,
     Expression,
+    NotAFunction,
     constant,
     degree_in,
     div,
@@ -208,7 +209,7 @@ def certify(
         unfold(a)
         unfold(b)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
-    except NotCertifiable as error:
+    except (NotAFunction, NotCertifiable) as error:
         refusals = (Refusal("", "", "", str(error)),)
     finally:
         sys.setrecursionlimit(before)

@@ -236,7 +236,7 @@ class Scope:
         made: tensor to the node that makes it and the place among its outputs.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
-        extents: what `rewriter.proof.certificate.rows.extent` found so far.
+        found: what functions found of its tensors so far (`rewriter.proof.certificate.constants.remembered`).
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
         heads: by tensor, the `regions.Region` that `rewriter.proof.certificate.attention` read.
         unread: by tensor, why it was not.
@@ -266,7 +266,7 @@ class Scope:
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
-        self.extents: dict[Tensor, Any] = {}
+        self.found: dict[tuple[object, Tensor], Any] = {}
         self.heads: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
