@@ -14,7 +14,8 @@ import onnx
 import pytest
 
 from passes.match.lower import lower
-from rewriter import ExitStatus, inspect, rewrite, validate
+from rewriter import inspect, rewrite, validate
+from tests.cases import proved
 from tests.changes import run
 from tests.textmodels import findings, mlp, only_left, tensor
 
@@ -84,8 +85,7 @@ def quantised(text: str, **options: Any) -> onnx.ModelProto:
 ], ids=["relu", "silu", "gated", "affine-between", "sum"])  # fmt: skip
 def test_every_function_between_two_roundings_is_a_block(text: str, first: str, labels: list[str]) -> None:
     model = quantised(text, first=first)
-    report = rewrite(model)
-    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    report = proved(model)
     assert [row.activation for row in report.converted] == labels
     assert [bool(row.second) for row in report.converted] == [False] * (len(labels) - 1) + [True]
     assert report.validation.certified
@@ -117,8 +117,7 @@ QUANTISED = pytest.mark.parametrize(("model", "labels"), [
 def test_operators_on_quantised_numbers_and_zero_points_that_are_relus(
     model: onnx.ModelProto, labels: list[str]
 ) -> None:
-    report = rewrite(model)
-    assert report.exit_status is ExitStatus.CONVERTED, (report.left, report.problems)
+    report = proved(model)
     assert [(row.activation, (row.heads or 0) // 8) for row in report.converted] == [
         (label, 2 if "gate" in label else 1) for label in labels
     ]
