@@ -310,9 +310,12 @@ def _norms(model: onnx.ModelProto, constants: dict[str, Array]) -> list[Norm]:
 
 
 def without_padding(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without its attention mask: all ones, of the shape of the tokens."""
+    """The model without its attention mask, if it has one: all ones, of the shape of the tokens."""
+    masks = [value for value in model.graph.input if value.name == "attention_mask"]
+    if not masks:
+        return model
     result = deepcopy(model)
-    result.graph.input.remove(next(value for value in result.graph.input if value.name == "attention_mask"))
+    result.graph.input.remove(masks[0])
     one = numpy_helper.from_array(np.ones(1, np.int64))
     made = onnx.helper.make_node("ConstantOfShape", ["mask_shape"], ["attention_mask"], value=one)
     result.graph.node.insert(0, made)

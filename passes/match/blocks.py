@@ -53,7 +53,7 @@ _SUMS = {"Add", "Sub", "Sum"}
 _ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))
 """Biases and factors, where one of their operands is constant."""
 _NO_ACTIVATION = (
-    *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd"),
+    *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd", "CausalConv"),
     *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearSoftmax"),
 )
 """Parts of the names of onnxruntime's operators that are known not to be activations."""
@@ -63,6 +63,7 @@ _EXPERTS = "its experts are inside one operator"
 _OPAQUE = {
     **dict.fromkeys(("MoE", "QMoE", "MoEPacked"), f"{_EXPERTS}; export them as plain operators to have them converted"),
     **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
+    **dict.fromkeys(("RouterGateUpProj", "LinearAttentionGate", "GatedDeltaNet", "HyperConnectionLowRankMix"), _FUSED),
 }
 """Operators with MLPs or activations inside, which this pass cannot take apart."""
 

@@ -309,8 +309,12 @@ _UNTIL_12: Mapping[tuple[str, str], Operator] = {
 
 def _operators(opset: int) -> list[type]:
     """The operators, in some opset of the default domain, as classes for onnx's reference evaluator."""
+    from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
+
     known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {})}
-    return [_as_class(*key, form) for key, form in known.items()]
+    # onnx's evaluator has no earlier DequantizeLinear, which computed the same.
+    earlier = [type("DequantizeLinear", (DequantizeLinear_25,), {"op_domain": ""})] if opset < 19 else []
+    return [_as_class(*key, form) for key, form in known.items()] + earlier
 
 
 def _as_class(domain: str, name: str, form: Operator) -> type:

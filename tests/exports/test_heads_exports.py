@@ -20,6 +20,8 @@ from tests.conftest import Export
 Array = NDArray[Any]
 State = Mapping[str, Array]
 
+GROUPED = ("qwen3", "olmo2", "gemma2")
+"""Two heads share keys; queries and keys of the first two are normalised, and outputs of the last two."""
 SEPARATE = {
     "opt": ("q_proj", "k_proj", "v_proj", "out_proj"),
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -27,6 +29,8 @@ SEPARATE = {
     "vit": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "t5": ("q", "k", "v", "o"),
     "whisper": ("q_proj", "k_proj", "v_proj", "out_proj"),
+    **dict.fromkeys(GROUPED, ("q_proj", "k_proj", "v_proj", "o_proj")),
+    "gptj": ("q_proj", "k_proj", "v_proj", "out_proj"),
 }
 NEURONS = {
     "gpt2": ("c_fc", "c_fc", "c_proj"),
@@ -37,6 +41,8 @@ NEURONS = {
     "vit": ("fc1", "fc1", "fc2"),
     "t5": ("wi", "wi", "wo"),
     "whisper": ("fc1", "fc1", "fc2"),
+    **dict.fromkeys(GROUPED, ("gate_proj", "up_proj", "down_proj")),
+    "gptj": ("fc_in", "fc_in", "fc_out"),
 }
 SUBLAYERS = {"t5": 2 * (2 + 3), "whisper": 2 * (2 + 3)}
 """Two layers each: an encoder's has two sublayers, a decoder's three. Other models have two layers of two."""
@@ -87,6 +93,10 @@ def attention(name: str, state: State, module: str, count: int) -> dict[str, Arr
         found[f"b_{side}"] = np.repeat(side_bias.reshape(own, width), count // own, axis=0)
     found["W_O"] = out.T.reshape(count, width, -1)
     found["b_O"] = out_bias
+    for side in "qk":
+        for key in (key for key in state if key.endswith(f"{module}.{side}_norm.weight")):
+            scale = state[key].reshape(-1, width)  # of each head that there is, or of all heads
+            found[f"{side}_norm.w"] = np.repeat(scale, count // len(scale), axis=0)
     return found
 
 
@@ -134,8 +144,8 @@ def test_weights_are_those_of_the_state_dict(name: str, exporter: Exporter, expo
 def test_facts_beside_the_weights(name: str, exporter: Exporter, export: Export) -> None:
     index = heads(export(name, exporter, "fp32"))
     attentions = [facts for facts in index.to_json()["sublayers"].values() if facts["kind"] == "attention"]
-    assert {facts["rotary"] for facts in attentions} == {name in ("llama", "pythia")}
-    assert {facts["groups"] for facts in attentions} == {2 if name == "llama" else 1}
+    assert {facts["rotary"] for facts in attentions} == {name in ("llama", "pythia", "gptj", *GROUPED)}
+    assert {facts["groups"] for facts in attentions} == {2 if name in ("llama", *GROUPED) else 1}
     assert {round(facts["scale"], 6) for facts in attentions} == {1.0 if name == "t5" else round(8**-0.5, 6)}
     assert sum(facts["cross"] for facts in attentions) == (2 if name in ("t5", "whisper") else 0)
 

@@ -173,16 +173,6 @@ def test_converting_one_block_after_the_other() -> None:
     np.testing.assert_array_equal(run(both, **feeds_of(both))["out"], run(at_once, **feeds_of(both))["out"])
 
 
-def test_only_and_skip() -> None:
-    model = text_model(TWO_BLOCKS)
-    only = make_plan(model, Options(only=("mlp_*",)))
-    assert [conversion.block.name for conversion in only.conversions] == ["mlp_2"]
-    assert [(left.name, left.miss.reason) for left in only.left] == [("mlp", "not chosen by --only")]
-    skip = make_plan(model, Options(skip=("*_2",)))
-    assert [conversion.block.name for conversion in skip.conversions] == ["mlp"]
-    assert [(left.name, left.miss.reason) for left in skip.left] == [("mlp_2", "left by --skip")]
-
-
 # -- what stays ---------------------------------------------------------------------------------------------------
 
 

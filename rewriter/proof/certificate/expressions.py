@@ -23,6 +23,8 @@ from flint import fmpq
 
 from rewriter.errors import RewriteError
 
+_MOST_BITS = 2**17
+"""Of numerator and denominator: products of products double them."""
 FUNCTIONS = ("exp", "erf", "softplus", "sqrt")
 """The transcendental and algebraic functions of one operand."""
 
@@ -84,8 +86,11 @@ def rational(number: float | Fraction | fmpq) -> fmpq:
 
 
 def constant(number: float | Fraction | fmpq) -> Expression:
-    """A rational constant."""
-    return _made("constant", value=rational(number))
+    """A rational constant. Raises NotAFunction where it is not finite, or products have made it far too long."""
+    value = rational(number)
+    if max(int(part).bit_length() for part in (value.p, value.q)) > _MOST_BITS:
+        raise NotAFunction("a constant is too long to be computed with")
+    return _made("constant", value=value)
 
 
 def leaf(number: int) -> Expression:

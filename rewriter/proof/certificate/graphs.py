@@ -236,7 +236,7 @@ class Scope:
         made: tensor to the node that makes it and the place among its outputs.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
-        extents: what `rewriter.proof.certificate.rows.extent` found so far.
+        found: what functions found of its tensors so far (`rewriter.proof.certificate.constants.remembered`).
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
         heads: by tensor, the `regions.Region` that `rewriter.proof.certificate.attention` read.
         unread: by tensor, why it was not.
@@ -266,7 +266,7 @@ class Scope:
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
-        self.extents: dict[Tensor, Any] = {}
+        self.found: dict[tuple[object, Tensor], Any] = {}
         self.heads: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
@@ -429,18 +429,14 @@ def _write_out(graph: onnx.GraphProto, saturates: Callable[[onnx.NodeProto], boo
     relus: set[str] = set()
     for node in graph.node:
         relus.update(node.output if node.op_type == "Relu" else ())
-        *parts, last = _parts(node, saturates)
+        write = {**FUSED, **PRODUCTS}.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
+        *parts, last = (write and write(node)) or [node]
         if key_of(last) == ("", "QuantizeLinear") and saturates(last) and last.input[0] not in relus:
             last = deepcopy(last)
             parts.append(onnx.helper.make_node("Relu", [last.input[0]], [f"{last.output[0]}/saturated"]))
             last.input[0] = parts[-1].output[0]
         nodes += [*parts, last]
     set_nodes(graph, nodes)
-
-
-def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) -> list[onnx.NodeProto]:
-    write = {**FUSED, **PRODUCTS}.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
-    return (write and write(node)) or [node]
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:

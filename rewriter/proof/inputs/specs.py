@@ -135,7 +135,8 @@ def _axes(*spelled: str) -> dict[int, tuple[Kind, ...]]:
 _TEXT = _axes("SEQUENCE", "BATCH SEQUENCE", "BATCH CHOICES SEQUENCE")
 _COUNT = _axes("BATCH")
 _AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
-    **dict.fromkeys((Role.IDS, Role.INTEGERS, Role.POSITIONS, Role.TOKEN_TYPES), _TEXT),
+    **dict.fromkeys((Role.IDS, Role.INTEGERS, Role.TOKEN_TYPES), _TEXT),
+    Role.POSITIONS: {**_TEXT, **_axes("ONE BATCH SEQUENCE")},  # of time, height and width
     **dict.fromkeys((Role.LENGTHS, Role.TIMESTEP, Role.LAST_INDEX, Role.PAST_LENGTH, Role.TOTAL_LENGTH), _COUNT),
     Role.MASK: _axes("TOTAL", "BATCH TOTAL", "BATCH SEQUENCE TOTAL", "BATCH ONE SEQUENCE TOTAL"),
     Role.PAST: _axes("BATCH PAST HIDDEN", "BATCH HEADS PAST HIDDEN", "ONE BATCH HEADS PAST HIDDEN"),

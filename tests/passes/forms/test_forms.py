@@ -394,11 +394,5 @@ def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: b
 @pytest.mark.parametrize("form", ["masked", "staged"])
 def test_a_model_of_fixed_sizes_is_proved(form: str) -> None:
     """The proof tries further sizes only where the original takes them."""
-    model = mlp(
-        SILU,
-        first="f = Reshape(x, flat) g = Gemm(f, W1, b1) y = Reshape(g, back)",
-        inputs="float[3, 5, 4] x",
-        outputs="float[3, 5, 4] out",
-        constants=integers(flat=[-1, 4], back=[3, 5, 8]),
-    )
-    cases.proved(model, form=form, max_tokens=70)
+    ((first, options),) = [(first, options) for name, first, _, options in FIRSTS if name == "reshape-gemm-reshape"]
+    cases.proved(mlp(SILU, first=first, **options), form=form, max_tokens=70)

@@ -264,10 +264,13 @@ def genai(*, window: int = 0) -> onnx.ModelProto:
     ("window", "states"), [(0, {}), (8, {}), (0, {"past.0.conv": [64, 2], "past.0.ssm": [2, 8, 8]})]
 )
 def test_every_case_of_a_genai_model_runs(window: int, states: dict[str, list[int]]) -> None:
-    """Also with states beside the cache, as LFM2 has them, whose sizes are not those of a past."""
+    """Also with states beside the cache and positions along three axes, as Qwen3.5 has them: they fix no length."""
     model = genai(window=window)
     for name, sizes in states.items():
         model.graph.input.append(helper.make_tensor_value_info(name, FLOAT, ["batch_size", *sizes]))
+    if states:
+        positions: list[str | int | None] = [3, "batch_size", "sequence_length"]
+        model.graph.input.append(helper.make_tensor_value_info("position_ids", INT, positions))
     session, cases = open_session(model), make_cases(model)
     pasts = set()
     for case in cases:
