@@ -53,7 +53,6 @@ def has_no_ratio(path: Path, entry: Entry) -> bool:
 
 def check(report: Report, entry: Entry, *, may_lack: bool) -> None:
     """All blocks of the configuration are converted and proved; the error ratio, if any, is within its limit."""
-    assert report.validation is not None
     assert report.validation.failures == ()
     assert report.validation.skipped == ()
     assert report.exit_status is ExitStatus.CONVERTED
@@ -109,7 +108,6 @@ def test_minilm_with_its_trained_weights(exporter: Exporter, inline: bool, expor
     path, out = export("minilm", exporter, "fp32"), tmp_path / "out.onnx"
     report = rewrite(path, out, inline=inline)
     check(report, get("minilm"), may_lack=True)
-    assert report.validation is not None
     for proof in report.validation.providers.values():
         assert all(judgement.error <= 1e-5 for judgement in proof.compared.values())
     old, new = (_embeddings(each) for each in (path, out))

@@ -439,15 +439,9 @@ class _Matching:
             return self._refused(a, b, 0, _NARROWER)
         if not ours.equals(theirs):
             return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
-        if not rows and not self._same_shape(a, b, ours, theirs):
-            return self._refused(a, b, 1, f"may have other axes than {a.name}")
-        return True
-
-    def _same_shape(self, a: Tensor, b: Tensor, ours: Layer, theirs: Layer) -> bool:
-        """Whether two layers of the same entries lay them out alike: as rows of a matrix, or both as one tensor is."""
-        if all(_is_matrix(each, layer) for each, layer in ((a, ours), (b, theirs))):
-            return True
-        return self._same_front(a, b)
+        # The same entries are laid out alike as rows of a matrix, or both as one tensor is.
+        alike = rows or (_is_matrix(a, ours) and _is_matrix(b, theirs)) or self._same_front(a, b)
+        return alike or self._refused(a, b, 1, f"may have other axes than {a.name}")
 
     def _same_front(self, a: Tensor, b: Tensor) -> bool:
         """Whether the axes in front of the last are the same."""

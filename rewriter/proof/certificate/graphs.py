@@ -429,18 +429,14 @@ def _write_out(graph: onnx.GraphProto, saturates: Callable[[onnx.NodeProto], boo
     relus: set[str] = set()
     for node in graph.node:
         relus.update(node.output if node.op_type == "Relu" else ())
-        *parts, last = _parts(node, saturates)
+        write = {**FUSED, **PRODUCTS}.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
+        *parts, last = (write and write(node)) or [node]
         if key_of(last) == ("", "QuantizeLinear") and saturates(last) and last.input[0] not in relus:
             last = deepcopy(last)
             parts.append(onnx.helper.make_node("Relu", [last.input[0]], [f"{last.output[0]}/saturated"]))
             last.input[0] = parts[-1].output[0]
         nodes += [*parts, last]
     set_nodes(graph, nodes)
-
-
-def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) -> list[onnx.NodeProto]:
-    write = {**FUSED, **PRODUCTS}.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
-    return (write and write(node)) or [node]
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:

@@ -217,9 +217,9 @@ def _compared(operator: str, x: Expression, y: Expression, a: Expression, b: Exp
     """`a` where the comparison holds, else `b`; ties go where the operator sends them."""
     if operator == "Equal":
         return where(sub(x, y), where(sub(y, x), a, b), b)
-    if operator in ("GreaterOrEqual", "LessOrEqual"):
-        return where(sub(x, y) if operator == "GreaterOrEqual" else sub(y, x), a, b)
-    return where(sub(y, x) if operator == "Greater" else sub(x, y), b, a)
+    if operator.startswith("Less"):
+        x, y = y, x
+    return where(sub(x, y), a, b) if operator.endswith("OrEqual") else where(sub(y, x), b, a)
 
 
 def _number(values: np.ndarray | None, *, integer: bool) -> Region:

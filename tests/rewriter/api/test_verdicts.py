@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from rewriter import ExitStatus, ModelError, diff, inspect, rewrite, validate
+from tests.cases import proved
 from tests.changes import changed, shadowing
 from tests.passes.test_record import claiming
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
@@ -93,8 +94,7 @@ def test_a_pair_that_is_not_ours_agrees() -> None:
 def test_an_accuracy_in_the_plan_is_the_one_that_is_judged() -> None:
     """The same verdict as `rewrite` gives."""
     model = mlp(ERF_GELU)
-    report = rewrite(model, accuracy=0.05)
-    assert report.exit_status is ExitStatus.CONVERTED
+    report = proved(model, accuracy=0.05)
     assert validate(model, report.rewritten).exit_status is ExitStatus.CONVERTED
 
 
@@ -125,7 +125,6 @@ def test_fitted_programs_are_proved_on_their_domain() -> None:
     """As the plan states them; nothing is fitted again."""
     body = f"first = MatMul(x, W1) y = Add(first, b1) {POLYNOMIAL} second = MatMul(h, W2) out = Add(second, b2)"
     model = text_model(body)
-    report = rewrite(model)
-    assert report.exit_status is ExitStatus.CONVERTED
+    report = proved(model)
     found = validate(model, report.rewritten)
     assert (found.exit_status, found.validation.certified) == (ExitStatus.CONVERTED, True)

@@ -405,6 +405,23 @@ def test_a_fused_operator_with_odd_attributes_stays_what_it_is(other: str) -> No
     assert not judged(model, text_model("h = Gemm(x, W1, b1)", **options)).certified
 
 
+@pytest.mark.parametrize(("dims", "certified"), [("4, 4", True), ("1, 4, 4", False)])
+def test_scales_of_a_quantised_product_are_on_the_axis_of_its_columns(dims: str, certified: bool) -> None:
+    """DequantizeLinear takes the second axis, which is that of the columns of a matrix, and not of a stack of them."""
+    numbers = ", ".join(map(str, range(-8, 8)))
+    given = f"""
+        int8[{dims}] w = {{{numbers}}}, float[4] s = {{0.1, 0.2, 0.3, 0.4}}, int8[4] z = {{0, 0, 0, 0}},
+        float one = {{0.5}}, int8 low = {{-128}}"""
+    whole = "out = QLinearMatMul(x, one, low, w, s, z, one, low)"
+    parts = (
+        "a = DequantizeLinear(x, one, low) b = DequantizeLinear(w, s, z) m = MatMul(a, b) r = Relu(m) "
+        "out = QuantizeLinear(r, one, low)"
+    )
+    head = '<ir_version: 8, opset_import: ["": 17]> g (int8[n, 2, 4] x) => (int8[n, 2, 4] out)'
+    a, b = (onnx.parser.parse_model(f"{head} <{given}> {{ {body} }}") for body in (whole, parts))
+    assert judged(a, b).certified is certified
+
+
 def test_a_fused_operator_is_its_published_definition() -> None:
     options: dict[str, Any] = {"domains": {"com.microsoft": 1}}
     fused = "h = com.microsoft.FastGelu(y, c1)"
