@@ -66,7 +66,7 @@ def test_unknown_channels() -> None:
 
 @pytest.mark.parametrize("by_blocks", [False, True])
 def test_what_the_model_gives_a_block_that_reads_shapes_made_elsewhere(*, by_blocks: bool) -> None:
-    """Only its own inputs are scaled."""
+    """Floats are scaled, shapes are not."""
     side = Side.of(
         load_model(text_model("a = Relu(x) n = Shape(x) y = MatMul(a, W1) z = MatMul(y, W2) out = Reshape(z, n)"))
     )
