@@ -15,15 +15,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rewriter.errors import UsageError
+from rewriter.graph.constants import Constants
+from rewriter.graph.norms import Norm
 from rewriter.graph.view import attributes
 from rewriter.interpret.index import AffineMap, heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.stream import Norm, chain_to, norm_of
+from rewriter.interpret.stream import chain_to, norm_of, writes
 from rewriter.interpret.sublayers import Named
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
@@ -135,6 +138,9 @@ class Replica:
             tuple(self._sublayer(named, stage.before) for named in stage.sublayers) for stage in chain.stages
         ]
         self.sublayers = [each for stage in self._stages for each in stage]
+        written = writes(index.view, Constants(index.view), index.sublayers).values()
+        if chain.logits != index.view.outputs[0] or any(write.norm for write in written):
+            raise UsageError(f"{path.name} caps its logits, or normalises what sublayers write")
         width = self.sublayers[0].weights["W_O"].shape[1]
         self._between = [self._norm(stage.norm, width) for stage in chain.stages]
         self.unembedding, self._bias = torch.eye(width), torch.zeros(width)
@@ -148,14 +154,14 @@ class Replica:
             return None
         node = self._index.view.made_by(norm.output)
         epsilon = 1e-5 if node is None else attributes(node).get("epsilon", 1e-5)
-        scale, bias = self._index.scale_and_bias(norm, width)
-        return LayerNorm(_tensor(scale), _tensor(bias), epsilon)
+        held = {part: self._index.value_of(name).reshape(-1) for part, name in norm.constants.items()}
+        return LayerNorm(_tensor(held.get("w", np.ones(width))), _tensor(held.get("b", np.zeros(width))), epsilon)
 
     def _sublayer(self, named: Named, before: str) -> Sublayer:
         own, index, name = named.sublayer, self._index, named.name
         if isinstance(own, Attention):
-            if own.cross or own.query.rotary:
-                raise UsageError(f"{name} has rotations or another sequence's keys: no head of a decoder like GPT-2")
+            if own.cross or own.query.rotary or own.query.norm:
+                raise UsageError(f"{name} turns or normalises queries, or has other keys: no head of one like GPT-2")
             weights = {side: _tensor(index[f"{name}.{side}"]) for side in _SIDES}
             weights["W_O"] = weights["W_O"].flatten(0, 1)
             norm = norm_of(index.view, name, own.value.operator.data, before)

@@ -189,8 +189,8 @@ def _program(block: Block, options: Options, *, quick: bool) -> Program:
         return _fitted(block, options, arithmetic, gated=gated, quick=quick)
     program = identified.activation.program_for(identified.parameters, arithmetic, gated=gated, quick=quick)
     if program is None:
-        what = "a gate with " if gated else ""
-        raise LostError(f"no head program for {what}{identified.activation.name} yet", block.output)
+        what, rest = ("a gate with ", "; --gate product converts that alone") if gated else ("", "")
+        raise LostError(f"no head program for {what}{identified.activation.name} yet{rest}", block.output)
     if options.accuracy is not None and program.max_error > options.accuracy:
         raise LostError(
             f"the closest program, {program.name}, is off by {program.max_error:.2g}; --accuracy asks for "

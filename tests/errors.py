@@ -92,14 +92,17 @@ class InPlace:
         return np.maximum(1.0, f) if self.value is None else np.maximum(1.0, np.maximum(f, np.abs(values[self.value])))
 
 
-def feeds_of(model: onnx.ModelProto, seed: int = 0) -> Feeds:
-    """Normal numbers for the inputs of a text model."""
+def feeds_of(
+    model: onnx.ModelProto, seed: int | np.random.Generator = 0, batch: int = BATCH, tokens: int = TOKENS
+) -> dict[str, Array]:
+    """Normal numbers for the inputs of a text model; those above 0 are true."""
     rng = np.random.default_rng(seed)
     made = {}
     for value in model.graph.input:
         stated = value.type.tensor_type
-        shape = [dim.dim_value or {"batch": BATCH}.get(dim.dim_param, TOKENS) for dim in stated.shape.dim]
-        made[value.name] = rng.normal(size=shape).astype(onnx.helper.tensor_dtype_to_np_dtype(stated.elem_type))
+        shape = [dim.dim_value or {"batch": batch}.get(dim.dim_param, tokens) for dim in stated.shape.dim]
+        dtype, numbers = onnx.helper.tensor_dtype_to_np_dtype(stated.elem_type), rng.normal(size=shape)
+        made[value.name] = np.asarray(numbers > 0.0 if dtype == np.bool_ else numbers).astype(dtype)
     return made
 
 

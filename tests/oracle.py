@@ -19,6 +19,8 @@ import onnx
 from tests.oracle_operators import OPERATORS, Array, Call, Outputs, widened
 
 Values = dict[str, Array]
+Inputs = Sequence[Array | None]
+Attributes = Mapping[str, onnx.AttributeProto]
 Planted = Mapping[str, Callable[[Mapping[str, Array]], Array]]
 """Name of a tensor to what it is to be, as a function of all tensors made before it."""
 
@@ -30,7 +32,7 @@ class _Scope:
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str], onnx.FunctionProto]
     planted: Planted = field(default_factory=dict)
-    given: Mapping[str, onnx.AttributeProto] = field(default_factory=dict)
+    given: Attributes = field(default_factory=dict)
 
 
 def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array], planted: Planted | None = None) -> Values:
@@ -83,12 +85,7 @@ def _node(node: onnx.NodeProto, values: Values, scope: _Scope) -> Outputs:
     return OPERATORS[key](call, *inputs)
 
 
-def _by_onnx(
-    node: onnx.NodeProto,
-    inputs: Sequence[Array | None],
-    attributes: Mapping[str, onnx.AttributeProto],
-    scope: _Scope,
-) -> Outputs:
+def _by_onnx(node: onnx.NodeProto, inputs: Inputs, attributes: Attributes, scope: _Scope) -> Outputs:
     """What only moves, compares or sums numbers, by onnx's reference evaluator."""
     from onnx.reference import ReferenceEvaluator
 
@@ -108,12 +105,7 @@ def _by_onnx(
     return tuple(widened(np.asarray(value)) for value in made)
 
 
-def _function(
-    function: onnx.FunctionProto,
-    inputs: Sequence[Array | None],
-    attributes: Mapping[str, onnx.AttributeProto],
-    scope: _Scope,
-) -> Outputs:
+def _function(function: onnx.FunctionProto, inputs: Inputs, attributes: Attributes, scope: _Scope) -> Outputs:
     """A function sees its inputs and attributes, and nothing else of the graph that calls it."""
     given = {entry.name: entry for entry in function.attribute_proto} | dict(attributes)
     inner = _Scope(_opsets(function.opset_import), scope.functions, given=given)
@@ -122,18 +114,14 @@ def _function(
     return tuple(values[name] for name in function.output)
 
 
-def _if(
-    attributes: Mapping[str, onnx.AttributeProto], inputs: Sequence[Array | None], values: Values, scope: _Scope
-) -> Outputs:
+def _if(attributes: Attributes, inputs: Inputs, values: Values, scope: _Scope) -> Outputs:
     (condition,) = inputs
     graph = attributes["then_branch" if condition is not None and condition.item() else "else_branch"].g
     made = _graph(graph, values, scope)
     return tuple(made[output.name] for output in graph.output)
 
 
-def _loop(
-    attributes: Mapping[str, onnx.AttributeProto], inputs: Sequence[Array | None], values: Values, scope: _Scope
-) -> Outputs:
+def _loop(attributes: Attributes, inputs: Inputs, values: Values, scope: _Scope) -> Outputs:
     """Inputs: trips, condition, states. The body: step, condition, states -> condition, states, scanned outputs."""
     body = attributes["body"].g
     trips, going, *states = inputs

@@ -53,22 +53,32 @@ class Linear:
     weight: Array
     bias: Array
 
+    def __call__(self, x: Array) -> Array:
+        return np.asarray(x @ self.weight + self.bias)
+
     def part(self, columns: Array) -> Linear:
         return Linear(self.weight[:, columns], self.bias[columns])
 
 
 @dataclass(frozen=True)
+class Mlp:
+    """`down(f(gate(x)))`, or with a gate `down(f(gate(x)) * up(x))`; without one, `up` is `gate`."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
 class Layer:
-    """One layer. `query`, `key`, `value` have one Linear for each head; `up` is the value of a gated block."""
+    """One layer. `query`, `key`, `value` have one Linear for each head."""
 
     norms: tuple[Norm, Norm]
     query: Sequence[Linear]
     key: Sequence[Linear]
     value: Sequence[Linear]
     output: Linear
-    gate: Linear
-    up: Linear
-    down: Linear
+    mlp: Mlp
 
 
 @dataclass(frozen=True)
@@ -89,11 +99,11 @@ class Network:
 
 
 class Stream:
-    """N tokens, m bias tokens and one more, on which all bias tokens rest."""
+    """N tokens, m bias tokens, and one more on which they rest; masks are in W_QK, or literal if `masked`."""
 
-    def __init__(self, x: Array, bias_tokens: int, causal: bool) -> None:
+    def __init__(self, x: Array, bias_tokens: int, *, causal: bool = False, masked: bool = False) -> None:
         count, self.width = x.shape
-        self.count, self.bias_tokens = count, bias_tokens
+        self.count, self.masked = count, masked
         rows = count + bias_tokens + 1
         self.x = np.zeros((rows, self.width + 1 + rows))
         self.x[:count, : self.width] = x
@@ -125,14 +135,15 @@ class Stream:
         """softmax([q, p W] [k, p]^T) v for queries, keys and values [rows, ...] that were read."""
         positions = read[:, self.width + 1 :]
         logits = np.concatenate([query, positions @ pseudo], axis=1) @ np.concatenate([key, positions], axis=1).T
+        if self.masked:
+            logits = np.where(pseudo < 0.0, -np.inf, query @ key.T)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         return np.asarray(weights / weights.sum(axis=1, keepdims=True) @ value)
 
 
 def network(x: Array, net: Network, programs: Sequence[ProgramNumbers]) -> Array:
     """The tokens' model columns [N, D] behind the last residual addition; `x` are those of the embeddings."""
-    m = max(len(head.bias_tokens) for program in programs for head in program.heads)
-    stream = Stream(np.asarray(x, np.float64), m, net.causal)
+    stream = Stream(np.asarray(x, np.float64), max(map(most_bias_tokens, programs)), causal=net.causal)
     width = stream.width
     for layer, program in zip(net.layers, programs, strict=True):
         before = stream.x[:, :width].copy()
@@ -174,16 +185,29 @@ def _turned(rows: Array, angles: Array, count: int) -> Array:
 
 
 def _neurons(stream: Stream, read: Array, layer: Layer, net: Network, program: ProgramNumbers) -> Array:
-    """Theorem 3: one head per neuron and head of the program; Theorem 7 for its linear part and for b2."""
     del net
-    y, z = read @ stream.on(layer.gate), read @ stream.on(layer.up)
+    return neurons(stream, read, layer.mlp, program)
+
+
+def neurons(stream: Stream, read: Array, mlp: Mlp, program: ProgramNumbers) -> Array:
+    """Theorem 3: one head per neuron and head of the program; Theorem 7 for its linear part and for b2."""
+    y, z = read @ stream.on(mlp.gate), read @ stream.on(mlp.up)
     ones = read[:, stream.width, None]
-    sums = program.linear * z + program.constant * ones
+    sums = program.linear * z + program.constant * ones + heads_of_neurons(stream, read, y, z, program)
+    return np.asarray(sums @ mlp.down.weight + ones * mlp.down.bias)
+
+
+def heads_of_neurons(stream: Stream, read: Array, y: Array, z: Array, program: ProgramNumbers) -> Array:
+    """The sum of the program's heads for each neuron; y and z [rows, neurons] are pre-activations and values."""
+    made = np.zeros(y.shape)
     for head in program.heads:
-        sums = sums + np.concatenate(
-            [_neuron(stream, read, y[:, i : i + 1], z[:, i : i + 1], head) for i in range(y.shape[1])], axis=1
-        )
-    return np.asarray(sums @ layer.down.weight + ones * layer.down.bias)
+        for i in range(y.shape[1]):
+            made[:, i : i + 1] += _neuron(stream, read, y[:, i : i + 1], z[:, i : i + 1], head)
+    return made
+
+
+def most_bias_tokens(program: ProgramNumbers) -> int:
+    return max(len(head.bias_tokens) for head in program.heads)
 
 
 def _neuron(stream: Stream, read: Array, y: Array, z: Array, head: HeadNumbers) -> Array:
@@ -249,7 +273,7 @@ def _layer(part: list[Linear], architecture: str, heads: int, norms: tuple[Norm,
         up, down = (gate, more[0]) if len(more) == 1 else (more[0], more[1])
         size = query_all.weight.shape[1] // heads
         query, key, value = (_split(each, size, heads) for each in (query_all, key_all, value_all))
-    return Layer(norms, query, key, value, output, gate, up, down)
+    return Layer(norms, query, key, value, output, Mlp(gate, up, down))
 
 
 def _split(linear: Linear, size: int, heads: int) -> list[Linear]:
@@ -286,9 +310,12 @@ def _norms(model: onnx.ModelProto, constants: dict[str, Array]) -> list[Norm]:
 
 
 def without_padding(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without its attention mask: all ones, of the shape of the tokens."""
+    """The model without its attention mask, if it has one: all ones, of the shape of the tokens."""
+    masks = [value for value in model.graph.input if value.name == "attention_mask"]
+    if not masks:
+        return model
     result = deepcopy(model)
-    result.graph.input.remove(next(value for value in result.graph.input if value.name == "attention_mask"))
+    result.graph.input.remove(masks[0])
     one = numpy_helper.from_array(np.ones(1, np.int64))
     made = onnx.helper.make_node("ConstantOfShape", ["mask_shape"], ["attention_mask"], value=one)
     result.graph.node.insert(0, made)

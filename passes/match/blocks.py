@@ -53,7 +53,7 @@ _SUMS = {"Add", "Sub", "Sum"}
 _ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))
 """Biases and factors, where one of their operands is constant."""
 _NO_ACTIVATION = (
-    *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd"),
+    *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd", "CausalConv"),
     *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearSoftmax"),
 )
 """Parts of the names of onnxruntime's operators that are known not to be activations."""
@@ -63,6 +63,7 @@ _EXPERTS = "its experts are inside one operator"
 _OPAQUE = {
     **dict.fromkeys(("MoE", "QMoE", "MoEPacked"), f"{_EXPERTS}; export them as plain operators to have them converted"),
     **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
+    **dict.fromkeys(("RouterGateUpProj", "LinearAttentionGate", "GatedDeltaNet", "HyperConnectionLowRankMix"), _FUSED),
 }
 """Operators with MLPs or activations inside, which this pass cannot take apart."""
 
@@ -376,6 +377,9 @@ class Dataflow:
         if not self._plain(node) or not data:
             self._block(node, Miss(f"its output feeds {label(node)}, which is not elementwise", label(node)))
             return
+        if (norm := self._norm_of_square(node, names)) is not None:
+            self._block(node, Miss(f"its output feeds {label(norm)}, which is not a linear operator", label(norm)))
+            return
         if node.op_type in ("Add", "Sum") and (terms := self._without_chosen(data)) != data:
             self._follow(node.output[0], terms[0], index)
             return
@@ -391,6 +395,12 @@ class Dataflow:
             self._block(node, miss)
         else:
             self._combine(index, node, data, known)
+
+    def _norm_of_square(self, node: onnx.NodeProto, operands: Sequence[str]) -> onnx.NodeProto | None:
+        """What takes the mean of a square, in a spelled-out normalisation; such a square is no activation."""
+        square = len({*operands}) == 1 if node.op_type == "Mul" else self._constants.scalar(operands[-1]) == 2
+        readers = self._view.readers(node.output[0]) if square and node.op_type in ("Mul", "Pow") else []
+        return readers[0] if {each.op_type for each in readers} in ({"ReduceMean"}, {"ReduceSum"}) else None
 
     def _rescaled(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
         """Multiply by a scale of dynamic quantisation: the result is another scale, or the product as floats."""
@@ -534,8 +544,7 @@ class Finder:
                 region = flow.region(output, fact.leaves)
                 # Heads of an earlier run look like an activation between linear operators.
                 if not made.intersection(region.nodes):
-                    candidate = self._candidate(region, sinks)
-                    found += [] if isinstance(candidate, Left) and self._of_norm(candidate, output) else [candidate]
+                    found.append(self._candidate(region, sinks))
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
         for leaf, miss in flow.near_misses.items():
             if not made.intersection(view.consumers.get(leaf, ())):
@@ -560,11 +569,6 @@ class Finder:
                 needed[block.value] = block.neurons
         blocks = tuple(each for each in found if isinstance(each, Block))
         return blocks, tuple(each for each in found if isinstance(each, Left))
-
-    def _of_norm(self, left: Left, output: str) -> bool:
-        """Whether it is the square of which a spelled-out normalisation takes the mean, and no activation."""
-        readers = {node.op_type for node in self._view.readers(output)}
-        return left.activation.startswith("square") and readers <= {"ReduceMean", "ReduceSum"} and bool(readers)
 
     def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
         output, leaves = region.output, region.leaves

@@ -119,9 +119,14 @@ def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Pr
     return _Reader(view, packed=packed).read(block)
 
 
-def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator) -> Projection:
-    """A linear operator as a matrix, plain or packed, with the bias that it adds. Raises LostError where it is none."""
-    return _Reader(view, constants, packed=True).matrix(operator)
+def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *, biased: bool = False) -> Projection:
+    """A linear operator as a matrix, plain or packed, with the bias that it adds. Raises LostError where it is none.
+
+    If `biased`, a bias in an Add of its own belongs to it.
+    """
+    reader = _Reader(view, constants, packed=True)
+    found = reader.matrix(operator)
+    return reader.with_bias(operator.output, found)[1] if biased else found
 
 
 class _Reader:

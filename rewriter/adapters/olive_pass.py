@@ -44,7 +44,10 @@ class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types
 
     @classmethod
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
-        found = {name: _parameter(name, default) for name, default in DEFAULTS.items()}
+        # Values are checked where all of them are: by `rewrite`, with messages that say what is allowed.
+        given = {name: list(value) if isinstance(value, tuple) else value for name, value in DEFAULTS.items()}
+        told = {name: f"As {name} of rewriter.rewrite." for name in given}
+        found = {name: PassConfigParam(type_=Any, default_value=given[name], description=told[name]) for name in given}
         if accelerator_spec.execution_provider is not None:
             found["providers"].default_value = [str(accelerator_spec.execution_provider)]
         return found
@@ -69,12 +72,6 @@ class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types
             inference_settings=model.inference_settings,
             model_attributes=attributes,
         )
-
-
-def _parameter(name: str, default: Any) -> PassConfigParam:
-    # Values are checked where all of them are: by `rewrite`, with messages that say what is allowed.
-    default = list(default) if isinstance(default, tuple) else default
-    return PassConfigParam(type_=Any, default_value=default, description=f"As {name} of rewriter.rewrite.")
 
 
 def package_config() -> dict[str, Any]:

@@ -314,7 +314,7 @@ def _logit(model: Path, inputs: Path | Text, pair: tuple[int | None, int | None]
         return dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": dict(found.residuals)}))
 
     entries = "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), found.entries, strict=False))
-    lines = [f"logit {found.logit:.6g}{entries}"]
+    lines = [f"logit {found.logit:.6g}{entries}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
         lines += [f"  {_amount(value)}  {part}" for part, value in _largest(parts, top, found.tokens)]

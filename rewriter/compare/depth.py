@@ -14,23 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-import numpy as np
-import onnx
-
 from rewriter.arrays import Array
 from rewriter.compare.graphs import difference
 from rewriter.errors import ValidationError
-from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import Cut, upstream
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, rounded
 from rewriter.proof.rule import Judgement, compared, magnitude
-from rewriter.proof.run import Way, run_model, tapped
+from rewriter.proof.run import Way, fed, run_model, tapped
 
 GROUP_BYTES = 512 * 2**20
 """Bytes of the values of both models that are to be in memory, over all cases; a single boundary may exceed it."""
@@ -243,8 +238,9 @@ def _measured(
             new = [_tokens(ours, theirs, bench.carried) for ours, theirs in zip(old, new, strict=True)]
     else:
         a, b = (side.extracted(part) for side, part in zip((bench.a, bench.b), cuts, strict=True))
+        given, others = ([Case(case.name, fed(part, case.feeds)) for case in seen] for part in (a, b))
         try:
-            new, given = _ran(Side.of(b), _fed(b, seen), names, bench.provider, optimise=True), _fed(a, seen)
+            new = _ran(Side.of(b), others, names, bench.provider, optimise=True)
         except ValidationError as error:  # because shapes or types inside it differ: then the part is guilty as well
             none = Judgement(names[0], math.inf, 0.0, 0.0, "does not run")
             return [Measured(marks[0].label, names[0], marks[0].kind, 0.0, none, str(error))]
@@ -267,25 +263,6 @@ def _tokens(ours: Mapping[str, Array], theirs: Mapping[str, Array], carried: Seq
         kept = value.reshape(-1, rows, width)[:, :count] if value.size % (rows * width) == 0 else value
         found[name] = kept.reshape(own.shape) if kept.size == own.size else value
     return found
-
-
-def _fed(piece: LoadedModel, seen: Sequence[Case]) -> list[Case]:
-    """The values that a part reads, cast to its declared element types; open types are declared here.
-
-    A model may compute in another precision than A: its parts are fed A's values, rounded to its own types.
-    """
-    cases = []
-    for case in seen:
-        given = {}
-        for declared in piece.proto.graph.input:
-            array = case.feeds[declared.name]
-            kind = declared.type.tensor_type.elem_type
-            if not kind or not is_float(array.dtype):
-                kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
-                declared.type.tensor_type.elem_type = kind
-            given[declared.name] = np.asarray(array.astype(onnx.helper.tensor_dtype_to_np_dtype(kind), copy=False))
-        cases.append(Case(case.name, given))
-    return cases
 
 
 def explained(bench: Bench, marks: Sequence[Boundary], found: Measured) -> Fault:

@@ -12,19 +12,20 @@ kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import zip_longest
+from itertools import accumulate, pairwise, zip_longest
 
 import numpy as np
 import onnx
 from onnx import TensorProto
 
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
+from rewriter.graph.edit import drop_dead
 from rewriter.graph.fused import MICROSOFT, Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
-from rewriter.graph.view import LostError, integer_of, key_of, label, opsets
+from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
 
 ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
     (MICROSOFT, "GroupQueryAttention"): (
@@ -35,23 +36,30 @@ ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
     (MICROSOFT, "MultiHeadAttention"): (
         *("query", "key", "value", "offset", "seen", "bias", "past_key", "past_value"),
     ),
+    (MICROSOFT, "Attention"): ("data", "weight", "offset", "seen", "past", "bias"),
 }
 """Operators that hold attention, with names for their operands; those that have further ones are left."""
 
 PACKED = (MICROSOFT, "MatMulNBits")
 """A product with a packed matrix."""
 
+NORMED = "GroupQueryAttention with q_norm_weight"
+"""What onnxruntime has a kernel for on a GPU alone."""
+
 _OPSET = 15
 """The first opset with all operators of the definitions."""
 _SIDES = ("query", "key", "value")
-_BY_HEAD, _BY_KEY = 4, 2
-"""Axes of [batch, heads, tokens, channels] and of a mask [batch, keys]."""
+_BY_HEAD = 4
+"""Axes of [batch, heads, tokens, channels]."""
+_AXES_OF_MASK = {1: (1, 2, 3), 2: (1, 2), 3: (1,)}
+"""Axes that masks [batch], the number of keys, [batch, keys] and [batch, tokens, keys] lack."""
 _NOWHERE = 2**31
 """A position that no query sees."""
 
 
 def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -> onnx.ModelProto:
     """A copy in which operators of the table but those in `left` are written out where that can be done."""
+    model = with_norms_apart(model)
     known: dict[str, TensorType] = {}
 
     def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
@@ -65,6 +73,63 @@ def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -
             return None
 
     return with_parts(model, plain)
+
+
+def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which MatMulInteger of dynamically quantised data is MatMul of the data, which is not rounded."""
+    makers, gone = {name: node for node in model.graph.node for name in node.output}, list[str]()
+
+    def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        # Mul(Cast(MatMulInteger(data, weight, zero point, zero point)), Mul(scale of data, scale of weight))
+        chain, name = [node], node.input[0] if node.op_type == "Mul" else ""
+        for operator in ("Cast", "MatMulInteger", "DynamicQuantizeLinear"):
+            maker = makers.get(name)
+            if maker is None or key_of(maker) != ("", operator):
+                return None
+            chain, name = [*chain, maker], maker.input[0]
+        *_, product, data = chain
+        scales = makers.get(node.input[1])
+        given = () if scales is None else (scales.op_type, scales.input[0], *product.input[2:3])
+        if scales is None or given != ("Mul", *data.output[1:3]):
+            return None
+        written = Writer(node)
+        weight = written.put("DequantizeLinear", product.input[1], scales.input[1], *product.input[3:], axis=1)
+        written.put("MatMul", name, weight)
+        written.nodes[-1].output[0] = node.output[0]
+        gone.extend((node.input[0], node.input[1]))
+        return written.nodes
+
+    made = with_parts(model, plain)
+    if gone:
+        drop_dead(made.graph, gone)
+    return made
+
+
+def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which norms of queries and keys stand before GroupQueryAttention: the CPU kernel computes none."""
+    return with_parts(model, _norms_apart)
+
+
+def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    norms, sides = node.input[14:16], list(node.input[:3])
+    if key_of(node) != (MICROSOFT, "GroupQueryAttention") or not any(norms):
+        return None
+    bare = onnx.NodeProto.FromString(node.SerializeToString())
+    bare.output[0] = f"{node.output[0]}/normed"  # what names of new tensors begin with
+    written = _Written(bare, {})
+    counts = [integer_of(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
+    if not any(sides[1:]):
+        packed = written.put("Reshape", sides[0], written.constant([0, 0, sum(counts), -1]))
+        ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
+        sides = [written.part(packed, 2, *each) for each in pairwise(ends)]
+    for place, scale in enumerate(norms):
+        rows = written.put("Reshape", sides[place], written.constant([0, 0, counts[place], -1]))
+        epsilon = written.number(f"{'qk'[place]}_norm_epsilon", written.number("qk_norm_epsilon", 1e-6))
+        sides[place] = written.put("SimplifiedLayerNormalization", rows, scale, axis=-1, epsilon=epsilon)
+    sides = [written.put("Reshape", each, written.constant([0, 0, -1])) for each in sides]
+    bare.input[:] = [*sides, *node.input[3:14], "", "", *node.input[16:]]
+    bare.output[0] = node.output[0]
+    return [*written.nodes, bare]
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
@@ -304,16 +369,47 @@ class _Written(Writer):
             )
             counts.append(stated if joined else self.width(given[name], 1))
             sides[place] = self.by_head(given[name], counts[-1]) if joined else given[name]
-        query, past = sides[0], given.get("past_key", "")
-        keys, values = self.cached(past, sides[1]), self.cached(given.get("past_value", ""), sides[2])
-        bias, kept, seen = given.get("bias", ""), given.get("seen", ""), ""
+        pasts = [given.get(name, "") for name in ("past_key", "past_value")]
+        made, *presents = self.masked(sides, counts[0] // max(counts[1], 1), pasts)
+        self.outputs(made if self.rank(given["query"]) == _BY_HEAD else self.joined(made), *presents)
+
+    def packed(self) -> None:
+        """Attention of onnxruntime: one matrix makes queries, keys and values."""
+        given, heads, past = self.given, integer_of(self.node, "num_heads", 0), self.given.get("past", "")
+        unlike = ("do_rotary", "past_present_share_buffer")
+        if any(integer_of(self.node, name, 0) for name in unlike):
+            raise self.lost("it rotates queries, or its cache is longer than what is in it")
+        sizes = integers_of(self.node, "qkv_hidden_sizes") or [self.width(given["weight"], 1) // 3] * 3
+        made = self.put("MatMul", given["data"], given["weight"])
+        made = self.put("Add", made, given["offset"]) if "offset" in given else made
+        ends = [0, *accumulate(sizes)]
+        sides = [self.by_head(self.part(made, 2, *each), heads) for each in pairwise(ends)]
+        pasts = [self.put("Gather", past, self.constant(place), axis=0) if past else "" for place in (0, 1)]
+        made, *presents = self.masked(sides, 1, pasts)
+        both = [self.axis(each, 0) for each in presents if any(self.node.output[1:])]
+        self.outputs(self.joined(made), *([self.put("Concat", *both, axis=0)] if both else []))
+
+    def masked(self, sides: Sequence[str], shared: int, pasts: Sequence[str]) -> tuple[str, str, str]:
+        """What heads make of queries, keys and values by head, of which queries see those that a mask keeps.
+
+        Returns:
+            z by head, and keys and values with the cache.
+        """
+        (query, *fresh), past = sides, pasts[0]
+        keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
+        bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
         filler = self.like(self.number("mask_filter_value", -10000.0) if kept else -np.inf, query)
         if self.types.get(bias, TensorType.UNKNOWN).elem_type == TensorProto.BOOL:
             seen, bias = bias, ""
         if kept:
-            if self.rank(kept) != _BY_KEY:
-                raise self.lost("its mask is not one number for each key")
-            kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), 1, 2)
+            rank = self.rank(kept)
+            if rank not in _AXES_OF_MASK:
+                raise self.lost("its mask has an axis of heads")
+            if rank == 1:
+                ends = self.put("Reshape", self.put("Cast", kept, to=TensorProto.INT64), self.size(query, 0))
+                kept = self.put("Less", self.places(self.size(keys, 2)), self.axis(ends, *_AXES_OF_MASK[1]))
+            else:
+                kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_AXES_OF_MASK[rank])
             mask = self.put("Where", kept, self.like(0.0, query), filler)
             bias = self.put("Add", mask, bias) if bias else mask
         if integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0):
@@ -321,20 +417,27 @@ class _Written(Writer):
             places = self.put("Add", places, self.size(past, 2)) if past else places
             earlier = self.put("LessOrEqual", self.places(self.size(keys, 2)), places)
             seen = self.put("And", seen, earlier) if seen else earlier
-        made = self.attended(query, keys, values, counts[0] // max(counts[1], 1), bias, seen)
-        self.outputs(made if self.rank(given["query"]) == _BY_HEAD else self.joined(made), keys, values)
+        return self.attended(query, keys, values, shared, bias, seen), keys, values
 
     def added(self) -> None:
         """SkipLayerNormalization and its kind: a sum, and the norm of it."""
         centred = self.node.op_type == "SkipLayerNormalization"
         given, after = self.node.input, 3 + centred
-        total = self.put("Add", *given[:2])
-        for bias in given[after : after + 1]:
-            total = self.put("Add", total, bias) if bias else total
+        biases = [name for name in given[after : after + 1] if name]  # of what optimisers put first
+        total = self.put("Add", self.put("Add", given[0], *biases) if biases else given[0], given[1])
         norm = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
         scales = [name for name in given[2:after] if name]
         made = self.put(norm, total, *scales, axis=-1, epsilon=self.number("epsilon", 1e-12))
         self.outputs(made, "", "", total)
+
+    def embedded(self) -> None:
+        """EmbedLayerNormalization: the norm of a sum of rows of tables, and how many tokens a mask keeps."""
+        tokens, kinds, table, places, table_of_kinds, *norm, mask, positions = [*self.node.input, *["", ""]][:9]
+        total = self.put("Gather", table, tokens)
+        total = self.put("Add", total, self.put("Gather", places, positions or self.places(self.size(tokens, 1))))
+        total = self.put("Add", total, self.put("Gather", table_of_kinds, kinds)) if kinds else total
+        made = self.put("LayerNormalization", total, *norm, axis=-1, epsilon=self.number("epsilon", 1e-12))
+        self.outputs(made, self.put("ReduceSum", mask, self.constant([1]), keepdims=0) if mask else "", total)
 
     def weight(self) -> str:
         """The matrix [N, K] of MatMulNBits."""
@@ -373,9 +476,11 @@ class _Written(Writer):
 DEFINITIONS: Mapping[tuple[str, str], Callable[[_Written], None]] = {
     (MICROSOFT, "GroupQueryAttention"): _Written.grouped,
     (MICROSOFT, "MultiHeadAttention"): _Written.multi_head,
+    (MICROSOFT, "Attention"): _Written.packed,
     ("", "Attention"): _Written.multi_head,
     (MICROSOFT, "SkipLayerNormalization"): _Written.added,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Written.added,
+    (MICROSOFT, "EmbedLayerNormalization"): _Written.embedded,
     PACKED: _Written.product,
     (MICROSOFT, "GatherBlockQuantized"): _Written.rows,
 }

@@ -149,7 +149,11 @@ class Constants:
             return self._cast(node, first, wide=wide)
         if wide and elementwise.is_elementwise(node) and all(value.dtype.kind == "f" for value in operands.values()):
             return elementwise.evaluate(node, [operands[name] for name in node.input if name])
-        return np.asarray(computed([node], operands, node.output[:1], {"": self._view.opsets.get("", 1)})[0])
+        opset = self._view.opsets.get("", 1)
+        if node.op_type == "DequantizeLinear":
+            opset = max(opset, 19)  # onnx's evaluator has no earlier one, which computed the same
+            operands = {name: _widened(value) if wide else value for name, value in operands.items()}
+        return np.asarray(computed([node], operands, node.output[:1], {"": opset})[0])
 
     def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
         given = attributes(node)

@@ -66,7 +66,7 @@ _LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
         ("", {0: _SAME}, "SimplifiedLayerNormalization"),
         ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu MoE QMoE"),
         ("com.microsoft", {0: _SAME, 3: _SAME}, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
-        ("com.microsoft", {0: ("Gather", 2, 0), 1: _TYPE, 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
+        ("com.microsoft", {0: ("Gather", 2, 0), 1: ("Compress", 0, 1), 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
         ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention RotaryEmbedding BiasAdd"),
         ("com.microsoft", {0: _TYPE}, "FusedConv NhwcFusedConv FusedGemm FusedMatMul GemmFastGelu"),
         ("com.microsoft.nchwc", {0: _TYPE}, "Conv ReorderInput ReorderOutput Upsample"),

@@ -21,7 +21,7 @@ sequence.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -29,11 +29,13 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
+from rewriter.graph.constants import Constants
+from rewriter.graph.norms import Norm
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
 from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
-from rewriter.interpret.stream import FrozenNorm, Norm, Stage, chain_to, held_norm, norm_of, unchanged
+from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.given import InputsOrText
 from rewriter.proof.inputs.specs import token_ids
@@ -48,7 +50,7 @@ class Attribution:
     """A logit, or a difference of two, in parts.
 
     Attributes:
-        logit: the model's value.
+        logit: the model's value; of a capped one that before the cap.
         direct: part to its contributions: a number, or one per head or neuron of a sublayer.
         paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
             f(0) is not 0, `bias_tokens` [neurons], biases.
@@ -56,6 +58,7 @@ class Attribution:
         index: the heads of the model.
         tokens: the tokens of the text; empty where inputs are arrays.
         entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
+        capped: whether a tanh caps the model's logits.
     """
 
     logit: float
@@ -65,6 +68,7 @@ class Attribution:
     index: HeadIndex
     tokens: tuple[str, ...] = ()
     entries: tuple[str, ...] = ()
+    capped: bool = False
 
     @property
     def residuals(self) -> dict[str, float]:
@@ -118,8 +122,8 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
     for name, given in written.along(len(linear.links), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
-    tokens = () if run.tokens is None else run.tokens.spelled[0]
-    return Attribution(linear.value, direct, paths, effects, run.index, tokens, run.spelled(chosen))
+    capped = run.chain.logits != run.index.view.outputs[0]
+    return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
 
 
 # -- the frozen network --------------------------------------------------------------------------------------------
@@ -136,16 +140,22 @@ class Step:
         written: [T, members, K], what members compute before the output projection.
         bias: b_O, [D].
         weight: reads W_O, [members * K, D].
+        after: the normalisation of what the sublayer writes; None where there is none.
     """
 
     norm: FrozenNorm | None
     written: Array
     bias: Array
     weight: Callable[[], Array]
+    after: FrozenNorm | None = field(default=None, kw_only=True)
 
     def at_written(self, gradient: Array) -> Array:
         """[T, members, K] of a gradient [T, D] at the stream with what is written."""
-        return np.asarray((gradient @ self.weight().T).reshape(self.written.shape))
+        return np.asarray((self._at_output(gradient) @ self.weight().T).reshape(self.written.shape))
+
+    def _at_output(self, gradient: Array) -> Array:
+        """[T, D] at what the output projection gives of a gradient [T, D] at the stream."""
+        return gradient if self.after is None else self.after.back(gradient)
 
     def effects(self, gradient: Array) -> Array:
         """[T, members]: what each member's output contributes, along `gradient` [T, D]."""
@@ -153,7 +163,10 @@ class Step:
 
     def constants(self, gradient: Array) -> dict[str, Array]:
         """What constants contribute along `gradient` [T, D]."""
-        return {"b_O": np.asarray((gradient * self.bias).sum()), **self._constants(self.at_written(gradient))}
+        found = {"b_O": np.asarray((self._at_output(gradient) * self.bias).sum())}
+        if self.after is not None:
+            found["after.ln.b"] = np.asarray(self.after.constant(gradient))
+        return {**found, **self._constants(self.at_written(gradient))}
 
     def back(self, gradient: Array) -> Array:
         """[T, D] at the stream before it, by way of this sublayer."""
@@ -301,8 +314,11 @@ class Written:
                 yield f"{next(iter(earlier))}.after.ln.b", (rows @ between.bias)[None]
                 rows = between.back_at(token, rows)
             for name, step in earlier.items():
-                yield name, self.vectors(name, step, token) @ rows.T
-                yield f"{name}.b_O", (rows @ step.bias)[None]
+                inner = rows if step.after is None else step.after.back_at(token, rows)
+                yield name, self.vectors(name, step, token) @ inner.T
+                yield f"{name}.b_O", (inner @ step.bias)[None]
+                if step.after is not None:
+                    yield f"{name}.after.ln.b", (rows @ step.after.bias)[None]
         for name, array in self.start.items():
             yield name, (rows @ array[token])[None]
 
@@ -360,6 +376,7 @@ class FrozenRun:
         index: the heads of the model.
         case: its inputs.
         tokens: the text, where the inputs are one.
+        words: its tokens.
         chain: the way to the output.
         hooks: all hooks of the model.
         values: what was kept of the run, of all sequences.
@@ -371,8 +388,10 @@ class FrozenRun:
         index.require_tokens_only("attribution")
         self.index = index
         self.case, self.tokens = only_case(index, inputs)
+        self.words = () if self.tokens is None else self.tokens.spelled[0]
         self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, self._output)
+        self._writes = writes(index.view, Constants(index.view), index.sublayers)
         self.hooks = hooks_of(index)
         self.values: Mapping[str, Array] = {}
 
@@ -386,6 +405,8 @@ class FrozenRun:
         for stage in self.chain.stages[:count]:
             norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
             needed |= {stage.before, stage.after, *(norm.output for norm in norms if norm)}
+            after = [norm for named in stage.sublayers if (norm := self._writes[named.name].norm)]
+            needed |= {tensor for norm in after for tensor in (norm.data, norm.output)}
             for named in stage.sublayers:
                 own = named.sublayer
                 needed.add(own.output.data if isinstance(own, NeuronHeads) and own.gate else "")
@@ -446,19 +467,16 @@ class FrozenRun:
             UsageError: there is no such entry.
         """
         chain = self.chain
-        self.start(len(chain.stages), (self._output, chain.norm.output, *further))
+        self.start(len(chain.stages), (self._output, chain.logits, chain.norm.output, *further))
         shape = self.values[self._output].shape
         if len(shape) != (_RANK if chain.token is None else _RANK - 1):
             raise UsageError(f"output {self._output} has shape {list(shape)}, not [batch, tokens, entries]")
-        made = self.own(self.values[self._output])
+        made = self.own(self.values[chain.logits])
         if chain.token is not None:  # [entries]: the output has one token only
             made, position = made[None], 0
-        wanted = [
-            (position, len(made), "token"),
-            (logit, made.shape[-1], "logit"),
-            (minus or 0, made.shape[-1], "logit"),
-        ]
-        for entry, size, what in wanted:
+        sizes = {"token": len(made), "logit": made.shape[-1]}
+        for what, entry in (("token", position), ("logit", logit), ("logit", minus or 0)):
+            size = sizes[what]
             if not -size <= entry < size:
                 raise UsageError(f"there is no {what} {entry}: output {self._output} has shape {list(made.shape)}")
         chosen = np.zeros(made.shape[-1])
@@ -481,9 +499,14 @@ class FrozenRun:
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must be needed."""
         return [
-            FrozenStage({named.name: self._step(stage, named) for named in stage.sublayers}, self.between(place))
+            FrozenStage({named.name: self._normed(stage, named) for named in stage.sublayers}, self.between(place))
             for place, stage in enumerate(self.chain.stages[:count])
         ]
+
+    def _normed(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
+        """A sublayer with the normalisation of what it writes."""
+        step, norm = self._step(stage, named), self._writes[named.name].norm
+        return step if norm is None else replace(step, after=self.freeze(norm, norm.data, named.name))
 
     def between(self, place: int) -> FrozenNorm | None:
         """The normalisation that makes what a stage reads of the stage before it."""
@@ -495,8 +518,6 @@ class FrozenRun:
     def _unembedded(self, chosen: Array, token: int) -> tuple[Array, dict[str, Array]]:
         """(the gradient at the normalised stream [T, D], what biases after it contribute)."""
         found: dict[str, Array] = {}
-        if self.chain.bias:
-            found["output.b"] = np.asarray(float(self.index.value_of(self.chain.bias).reshape(-1) @ chosen))
         direction = chosen
         if self.chain.unembedding is not None:
             affine = AffineMap(self.chain.unembedding, self.index.value_of)
@@ -538,7 +559,8 @@ class FrozenRun:
         stream = self.stream(before)
         if norm is None:
             return unchanged(stream)
-        return held_norm(stream, self.stream(norm.output), *self.index.scale_and_bias(norm, stream.shape[-1]), where)
+        constants = {part: self.index.value_of(name).reshape(-1) for part, name in norm.constants.items()}
+        return held_norm(stream, self.stream(norm.output), constants, where)
 
     def stream(self, tensor: str) -> Array:
         """[T, D] of the sequence."""

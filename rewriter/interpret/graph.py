@@ -102,7 +102,7 @@ class AttributionGraph:
     """All nodes and edges, and what pruning leaves of them.
 
     Attributes:
-        logit: the model's value: the logit, or the difference.
+        logit: the model's value: the logit, or the difference; of capped ones those before the cap.
         entries: the entry, and the one that it is the difference from, as they are shown.
         probability: the softmax of all entries at this one.
         nodes: the nodes.
@@ -195,9 +195,12 @@ class AttributionGraph:
         elif node.kind in ("neuron", "head"):
             told = f"{node.name}[{node.index}]"
         features = {"embedding": node.token, "logit": node.index}
+        # Cantor's pairing, by which the schema makes one number of layer and index; of tokens the layer is a letter.
+        both = int(index) + (int(layer) if layer.isdecimal() else 0)
+        paired = both * (both + 1) // 2 + int(index)
         found = {
             "node_id": self.ids[place],
-            "feature": features[node.kind] if node.kind in features else _paired(int(layer), int(index)),
+            "feature": features.get(node.kind, paired),
             "layer": layer,
             "ctx_idx": node.token,
             "feature_type": {"head": "attention head", "rest": "other heads"}.get(node.kind, node.kind),
@@ -247,11 +250,6 @@ def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) ->
     return tuple(map(id_of, nodes))
 
 
-def _paired(first: int, second: int) -> int:
-    """Cantor's pairing, by which the schema makes one number of layer and index."""
-    return (first + second) * (first + second + 1) // 2 + second
-
-
 def attribution_graph(
     model: Source,
     inputs: InputsOrText,
@@ -295,7 +293,7 @@ def attribution_graph(
     shifted = np.exp(entries - entries.max())
     ids = token_ids(run.index.proto, run.case.feeds, length)
     tokens = tuple(range(length)) if ids is None else ids
-    shown = tuple(map(str, tokens)) if run.tokens is None else run.tokens.spelled[0]
+    shown = run.words or tuple(map(str, tokens))
     why = dict[int, Callable[[Sequence[str]], Why]]()
     for place in np.flatnonzero((kinds == "head") & pruned.nodes).tolist():
         with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import onnx
 
-from passes.match.linear import LinearOperator
-from passes.match.projections import Projection, Vector, matrix_of
+from passes.match.projections import Projection, matrix_of
 from passes.options import Options
 from passes.plan import make_plan
 from passes.programs.groups import Group
@@ -29,25 +28,24 @@ from rewriter.arrays import Array
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
-from rewriter.graph.attention import PACKED, packed_matrix, with_plain
+from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
 from rewriter.graph.constants import UNFIT, Constants, concrete_shapes
+from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.view import GraphView, LostError, Miss, key_of
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
-from rewriter.interpret.stream import Norm, norm_before
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
 from rewriter.interpret.trace import Tracer
 from rewriter.text import quoted
 
 _HALF = 2
 """Bytes of a number in half precision."""
+_ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
 # -- tensors of a sublayer -----------------------------------------------------------------------------------------
 #
-# Shapes are those of TransformerLens: W_Q, W_K, W_V [n_heads, d_model, d_head], W_O [n_heads, d_head, d_model], b_Q,
-# b_K, b_V [n_heads, d_head], b_O [d_model]. Heads of neurons also attend to bias tokens, whose keys and values are
-# bias_K [n_heads, m, d_head] and bias_V [n_heads, m, 1]; a head with fewer of them has keys (0, -inf), of weight 0.
+# docs/heads.md has the shapes. A head with fewer bias tokens than another has keys (0, -inf) for them, of weight 0.
 
 ValueOf = Callable[[str], Array]
 """The value of a constant tensor of the graph."""
@@ -112,18 +110,15 @@ def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: 
 
     The factor in the graph is applied to values; that of queries and keys belongs to the scale of the scores.
     """
-    factor = heads.factor if values else 1.0
-    total = plain[..., heads.columns] * plain.dtype.type(factor)
+    total = plain[..., heads.columns]
     for added in heads.added:
-        held = value_of(added.name).reshape(-1)[added.index]
-        total = total + held * (added.factor * (factor / heads.factor)).astype(plain.dtype)
-    return np.asarray(total)
+        total = total + value_of(added.name).reshape(-1)[added.index] * added.factor.astype(plain.dtype)
+    return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 
 
 def attention_tensors(
     own: Attention,
     maps: Mapping[str, AffineMap],
-    after: tuple[Vector, ...],
     dtype: np.dtype[Any],
 ) -> Iterator[tuple[str, HeadTensor]]:
     """Name to tensor of an attention sublayer.
@@ -131,7 +126,6 @@ def attention_tensors(
     Args:
         own: the sublayer.
         maps: its linear operators, as `Q`, `K`, `V` and `O`.
-        after: biases in an Add of their own after the output projection.
         dtype: the element type.
     """
     sides = {"Q": own.query, "K": own.key, "V": own.value}
@@ -144,9 +138,6 @@ def attention_tensors(
     def bias(side: str) -> Array:
         return with_biases(sides[side], maps[side].bias(), value_of, values=side == "V")
 
-    def output_bias() -> Array:
-        return np.asarray(sum((value_of(vector.name).reshape(-1) for vector in after), maps["O"].bias()))
-
     out = maps["O"].projection.out_features
     for side, heads in sides.items():
         count, width = heads.columns.shape
@@ -155,17 +146,10 @@ def attention_tensors(
     yield "W_O", HeadTensor((*own.channels.shape, out), dtype, lambda: maps["O"].weight()[own.channels])
     for side, heads in sides.items():
         yield f"b_{side}", HeadTensor(heads.columns.shape, dtype, partial(bias, side))
-    yield "b_O", HeadTensor((out,), dtype, output_bias)
-
-
-def bias_after(view: GraphView, constants: Constants, operator: LinearOperator) -> tuple[Vector, ...]:
-    """The bias in an Add of its own after a linear operator."""
-    for node in view.onward(operator.output):
-        if node.op_type == "Add":
-            return tuple(Vector(name, operator.out_features or 0) for name in node.input if name in constants)
-        if node.op_type not in ("Reshape", "Identity", "Cast"):
-            break
-    return ()
+        for part, name in heads.norm.norm.constants.items() if heads.norm is not None else ():
+            of_norm = partial(lambda norm, name: norm.of_heads(value_of(name)), heads.norm, name)
+            yield f"{side.lower()}_norm.{part}", HeadTensor(heads.columns.shape, dtype, of_norm)
+    yield "b_O", HeadTensor((out,), dtype, maps["O"].bias)
 
 
 def neuron_tensors(
@@ -226,6 +210,7 @@ class HeadIndex(Mapping[str, Array]):
         missed: what is not understood, with the node.
         source: the model as given.
         proto: the model whose tensors the sublayers name: the same, with local functions inlined where needed.
+        runs: the same with activations rounded by DynamicQuantizeLinear, where they are.
         view: its main graph.
         tensors: name to tensor, not computed yet.
         value_of: reads constants of the graph; raises LostError if its weights cannot be read.
@@ -237,6 +222,7 @@ class HeadIndex(Mapping[str, Array]):
     missed: tuple[Miss, ...]
     source: LoadedModel
     proto: onnx.ModelProto
+    runs: onnx.ModelProto
     view: GraphView
     tensors: Mapping[str, HeadTensor]
     value_of: ValueOf
@@ -263,11 +249,6 @@ class HeadIndex(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self.tensors)
-
-    def scale_and_bias(self, norm: Norm, width: int) -> tuple[Array, Array]:
-        """Those of a normalisation over `width` channels; ones and zeros where it has none."""
-        scale = self.value_of(norm.scale).reshape(-1) if norm.scale else np.ones(width)
-        return scale, self.value_of(norm.bias).reshape(-1) if norm.bias else np.zeros(width)
 
     @property
     def layers(self) -> dict[str, tuple[Named, ...]]:
@@ -338,29 +319,31 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
     read = partial(read_tensor, source)
-    plan = make_plan(with_plain(source.proto, left=(PACKED,)), Options(), read)
+    plain = with_plain(source.proto, left=(PACKED,))
+    smooth = with_dequantised(plain)
+    plan = make_plan(smooth, Options(), read)
+    runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
     view, whole = plan.views[0], plan.recognised.on_stream
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
     tracer = Tracer(view, concrete_shapes(plan.model, view, read), read)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
-    bodies = [Miss("attention in a body is not indexed", each.where) for each in plan.views[1:] if _attends(each)]
+    attending = re.compile("Softmax|.*Attention").fullmatch
+    inside = [each.where for each in plan.views[1:] if any(attending(node.op_type) for node in each.nodes)]
+    bodies = [Miss("attention in a body is not indexed", where) for where in inside]
     builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
     kept = tuple(each for each in named if f"{each.name}.W_O" in tensors)
-    missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in plan.recognised.notes))
-    return HeadIndex(kept, missed, source, plan.model, view, tensors, builder.value, builder.folded, whole)
+    notes = [*plan.recognised.notes, *([_ROUNDED] if smooth is not plain else [])]
+    missed = (*lost, *left, *bodies, *builder.missed, *(Miss(note, "") for note in notes))
+    return HeadIndex(kept, missed, source, plan.model, runs, view, tensors, builder.value, builder.folded, whole)
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
     """The index itself, or that of a model with the options of `heads`."""
     return model if isinstance(model, HeadIndex) else heads(model, **options)
-
-
-def _attends(view: GraphView) -> bool:
-    return any(node.op_type == "Softmax" or node.op_type.endswith("Attention") for node in view.nodes)
 
 
 def _described(named: Named) -> dict[str, Any]:
@@ -405,7 +388,7 @@ class _Builder:
     def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:
         own = named.sublayer
         if isinstance(own, Attention):
-            data, found = own.query.operator.data, dict(self._attention(named, own))
+            data, found = own.query.operator.data, dict(self._attention(own))
         else:
             data = own.data
             # Factors of programs take weights out of float16's range.
@@ -414,25 +397,19 @@ class _Builder:
         norm, known = self._norm(data), self._norms.setdefault(named.layer, set())
         if found and norm is not None and self._listed and norm.output not in known:
             known.add(norm.output)
-            for part, name in (("w", norm.scale), ("b", norm.bias)):
-                if name:
-                    shape, make = (self.value(name).size,), partial(self._flat, name)
-                    yield f"{named.layer}.ln{len(known)}.{part}", HeadTensor(shape, self._dtype(name), make)
+            for part, name in norm.constants.items():
+                shape, make = (self.value(name).size,), partial(lambda name: self.value(name).reshape(-1), name)
+                yield f"{named.layer}.ln{len(known)}.{part}", HeadTensor(shape, self._dtype(name), make)
         for name, tensor in found.items():
             yield f"{named.name}.{name}", tensor
 
-    def _attention(self, named: Named, own: Attention) -> Iterator[tuple[str, HeadTensor]]:
+    def _attention(self, own: Attention) -> Iterator[tuple[str, HeadTensor]]:
         operators = {"Q": own.query.operator, "K": own.key.operator, "V": own.value.operator, "O": own.output}
-        maps: dict[str, AffineMap] = {}
+        maps = dict[str, AffineMap]()
         for side, operator in operators.items():
-            try:
-                read = matrix_of(self._view, self._constants, operator)
-            except LostError as lost:
-                self.missed.append(Miss(f"{named.name}: {lost.miss.reason}", lost.miss.node))
-                return
+            read = matrix_of(self._view, self._constants, operator, biased=side == "O")
             maps[side] = AffineMap(read, self.value, None if side == "O" else self.folded(operator.data))
-        after = bias_after(self._view, self._constants, own.output)
-        yield from attention_tensors(own, maps, after, self._dtype(maps["Q"].projection.weight))
+        yield from attention_tensors(own, maps, self._dtype(maps["Q"].projection.weight))
 
     def folded(self, data: str) -> Norm | None:
         """The normalisation that is folded into what reads `data`."""
@@ -456,15 +433,12 @@ class _Builder:
         return self._float(name)
 
     def _float(self, name: str) -> Array:
-        value = self._values.of(name)
+        value = self._values.of(name, wide=self._wide)
         if value.dtype.kind in "iub":
             return value
         if self._wide:
             return value.astype(np.float64)
         return value.astype(np.float32) if value.dtype.itemsize == _HALF else value
-
-    def _flat(self, name: str) -> Array:
-        return self.value(name).reshape(-1)
 
     def _dtype(self, tensor: str) -> np.dtype[Any]:
         kind = onnx.TensorProto.DOUBLE if self._wide else self._view.type_of(tensor).elem_type

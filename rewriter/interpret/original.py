@@ -19,6 +19,7 @@ from passes.match.linear import LinearOperator
 from rewriter.graph.attention import definition
 from rewriter.graph.constants import UNFIT
 from rewriter.graph.elementwise import NONLINEAR
+from rewriter.graph.norms import Norm
 from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
 from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
 
@@ -28,15 +29,42 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
+class HeadNorm:
+    """The normalisation of queries or keys.
+
+    Attributes:
+        norm: the normalisation, of one head's channels or of those of all heads together.
+        axis: the axis of tokens in its output, 1 or 2.
+        shape: that of what the output has for each token.
+        columns: [heads, d_head], entries of that, flattened.
+    """
+
+    norm: Norm
+    axis: int
+    shape: Shape
+    columns: Indices
+
+    def of_heads(self, constant: NDArray[Any]) -> NDArray[Any]:
+        """[heads, d_head] of a scale or bias."""
+        return np.asarray(np.broadcast_to(constant.reshape(-1), self.shape).reshape(-1)[self.columns])
+
+    def by_head(self, output: NDArray[Any], batch: int) -> NDArray[Any]:
+        """[batch, tokens, heads, d_head] of the output."""
+        rows = np.moveaxis(output, self.axis, 1).reshape(batch, -1, prod(self.shape))
+        return np.asarray(rows[..., self.columns])
+
+
+@dataclass(frozen=True, eq=False)
 class HeadColumns:
-    """Queries, keys or values of all heads: `factor` times columns of a linear operator's output, plus constants.
+    """Queries, keys or values of all heads: columns of a linear operator's output, plus constants, times `factor`.
 
     Attributes:
         operator: the linear operator.
         columns: [heads, d_head], columns of its output.
-        factor: the factor.
+        factor: the factor; of what is normalised, the factor after that.
         added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
         rotary: whether a rotary embedding follows.
+        norm: the normalisation of each token's channels, which comes before that.
     """
 
     operator: LinearOperator
@@ -44,6 +72,7 @@ class HeadColumns:
     factor: float
     added: tuple[EntrySource, ...]
     rotary: bool
+    norm: HeadNorm | None = None
 
 
 def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
@@ -75,8 +104,30 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     if len(rows) % count or len(np.unique(rows)) * count != rows.size or (index != expected).any():
         raise LostError("its heads do not consist of columns", where)
     held = [each for each in signal.sources if each.name in tracer.constants]
-    added = tuple(_added(each, kept, count, where) for each in held)
-    return HeadColumns(operator, columns[:count], _one(part, where), added, signal.rotary)
+    factor = _one(part, where)
+    added = tuple(_added(each, kept, count, factor, where) for each in held)
+    norm = None
+    if signal.norm is not None:
+        (own,) = (each for each in signal.sources if each.name == signal.norm.output)
+        norm, factor = (
+            _norm_of(tracer, signal.norm, own.index.reshape(-1, count, *signal.shape[-2:])[:, :, kept]),
+            _one(own, where),
+        )
+    return HeadColumns(operator, columns[:count], factor, added, signal.rotary, norm)
+
+
+def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
+    """The normalisation of which queries or keys [batch, heads, tokens, d_head] are entries."""
+    shape, wanted = tracer.shape(norm.output), index.swapaxes(1, 2)
+    places = np.arange(prod(shape)).reshape(shape)
+    for axis in range(1, len(shape) - 1):
+        moved = np.moveaxis(places, axis, 1)
+        rows = moved.reshape(*wanted.shape[:2], -1)
+        order = np.argsort(rows[0, 0])
+        columns = order[np.searchsorted(rows[0, 0], wanted[0, 0], sorter=order) % len(order)]
+        if (rows[..., columns] == wanted).all():
+            return HeadNorm(norm, axis, moved.shape[2:], columns)
+    raise LostError("it is not made of one normalisation by token", norm.output)
 
 
 def _one(part: EntrySource, where: str) -> float:
@@ -87,12 +138,12 @@ def _one(part: EntrySource, where: str) -> float:
     return float(factors[0])
 
 
-def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, where: str) -> EntrySource:
+def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, factor: float, where: str) -> EntrySource:
     index = part.index.reshape(-1, heads, *part.index.shape[-2:])[:, :, kept]
-    factor = part.factor.reshape(-1, heads, *part.factor.shape[-2:])[0, :, kept.argmax()]
+    factors = part.factor.reshape(-1, heads, *part.factor.shape[-2:])[0, :, kept.argmax()]
     if (index < 0).any() or (index != index[:1, :, :1]).any():
         raise LostError(f"the constant '{part.name}' that is added differs from token to token", where)
-    return EntrySource(part.name, index[0, :, 0], factor)
+    return EntrySource(part.name, index[0, :, 0], factors / factor)
 
 
 def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
@@ -234,7 +285,7 @@ def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> d
         raise LostError("queries, keys and values have different numbers of heads", where)
     output, shape = _output_of(tracer, z, where), (*leading, sides[0].shape[-2], sides[2].shape[-1])
     tracer.assume(z, shape)
-    channels = rows_of_output(tracer.trace(output.data, stop=z), shape, z, len(heads[0].columns), where)
+    channels = rows_of_output(tracer.trace(output.data, z.__eq__), shape, z, len(heads[0].columns), where)
     return {**dict(zip(("query", "key", "value"), heads, strict=True)), "output": output, "channels": channels, "z": z}
 
 

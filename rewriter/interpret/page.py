@@ -78,13 +78,12 @@ def head_pictures(
     last = min(tokens, MOST_TOKENS)
     found, shown_logit = None, None
     if logit is not None:
-        target: dict[str, Any] = {"minus": minus, "position": position}
         run = FrozenRun(model, inputs)
         scores = scores_of(run)
         linear = run.linear(logit, minus, position, {tensor for each in scores.values() for tensor in each.needed})
         found = attribution_of(run, linear, ())
         last = max(position % tokens + 1, last)
-        shown_logit = {"logit": logit, **target, "value": found.logit}
+        shown_logit = {"logit": logit, "minus": minus, "position": position, "value": found.logit}
     window = range(max(0, last - MOST_TOKENS), last)
     sizes = {each.name: _sizes(each, found, activations[each.name]) for each in index.sublayers}
     chosen = _chosen(index, sizes, most, tokens)
@@ -97,7 +96,7 @@ def head_pictures(
             "number": number,
             "kind": "neuron" if isinstance(each.sublayer, NeuronHeads) else "head",
             "cross": not isinstance(each.sublayer, NeuronHeads) and each.sublayer.cross,
-            "activation": _short(activations[each.name][window.start : window.stop, number]),
+            "activation": [*map(_rounded, activations[each.name][window.start : window.stop, number])],
             "pattern": _pattern(each, number, patterns.get(each.name), window),
             "tokens": read.get(f"{each.name}.{number}", []),
             "scores": None if why is None else why.get(f"{each.name}.{number}"),
@@ -214,7 +213,7 @@ def _effect(named: Named, number: int, found: Attribution | None, window: range)
     if found is None or named.name not in found.effects:
         return {"effects": None, "effect": None}
     effects = found.effects[named.name][:, number]
-    return {"effects": _short(effects[window.start : window.stop]), "effect": _rounded(effects.sum())}
+    return {"effects": [*map(_rounded, effects[window.start : window.stop])], "effect": _rounded(effects.sum())}
 
 
 def _explained(
@@ -270,10 +269,6 @@ def _notes(
         if shown < every:
             measure = "attribution to the logit" if attributed else "activation on these tokens"
             yield f"Shown are {shown:,} of {every:,} {kind}, those with the largest {measure}."
-
-
-def _short(values: Array) -> list[float]:
-    return [_rounded(value) for value in values]
 
 
 def _rounded(value: float) -> float:

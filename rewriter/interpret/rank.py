@@ -10,7 +10,7 @@ tokens, so Q is about the column alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +26,7 @@ from rewriter.files.tokenizer import TokenText, tokens_as_text
 from rewriter.graph.constants import Constants
 from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, count_of, indexed
 from rewriter.interpret.original import Attention
-from rewriter.interpret.stream import chain_to, parts_of
+from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.specs import Role, input_specs
 
@@ -105,28 +105,19 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
     @cache
     def root() -> Array:
-        return gram_roots(tall(first))
+        """Square roots R of the Gram matrices R^T R, [heads, d_head, d_head], as QR's R is."""
+        wide = tall(first).astype(np.float64)
+        values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
+        return np.asarray(np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2))
 
-    return lambda: _unit(root() @ np.swapaxes(tall(second), -1, -2), named)
-
-
-def gram_roots(tall: Array) -> Array:
-    """Square roots R of the Gram matrices of [heads, d_model, d_head], [heads, d_head, d_head]: R^T R, as of QR's R."""
-    wide = tall.astype(np.float64)
-    values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
-    roots = np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2)
-    return np.asarray(roots.astype(tall.dtype))
+    return lambda: _unit(root().astype(tall(second).dtype) @ np.swapaxes(tall(second), -1, -2), named)
 
 
 def _unit(array: Array, named: Named) -> Array:
     """Each member divided by its norm."""
     wide = _checked(array, named).astype(np.float64)
-    return np.asarray(_divided(wide, np.linalg.norm(wide, axis=(1, 2), keepdims=True)).astype(_wide(array).dtype))
-
-
-def _divided(array: Array, by: Array) -> Array:
-    """The quotient; the array itself where `by` is 0."""
-    return np.asarray(array / np.where(by == 0.0, 1.0, by))
+    norms = np.linalg.norm(wide, axis=(1, 2), keepdims=True)
+    return np.asarray((wide / np.where(norms == 0.0, 1.0, norms)).astype(_wide(array).dtype))
 
 
 def _checked(array: Array, named: Named) -> Array:
@@ -304,22 +295,10 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
 
 def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
     """Each side that reads the stream, and what is written to it before."""
-    constants = Constants(index.view)
     sides = {side.data: side for side in (written(index, each) for each in index.sublayers)}
-    # An operator that adds the stream itself, such as Gemm, ends the way back; what it adds goes on.
-    added = {
-        side.data: side.named.sublayer.output.added
-        for side in sides.values()
-        if isinstance(side.named.sublayer, Attention) and side.named.sublayer.output.added
-    }
     for named in index.sublayers:
         for reader in read(index, named):
-            found: set[str] = set()
-            pending = [reader.data]
-            while pending:
-                parts = [each for each in parts_of(index.view, constants, pending.pop(), sides) if each not in found]
-                found.update(each for each in parts if each in sides)
-                pending += [added[each] for each in parts if each in added]
+            found = {*index.view.back(reader.data, STREAM, sides)}
             order = [side for data, side in sides.items() if data in found and side.named is not named]
             if order:
                 yield reader, order
@@ -476,7 +455,8 @@ def _leading(factors: Array) -> tuple[Array, Array]:
     gram = factors @ np.swapaxes(factors, -1, -2)
     values, vectors = np.linalg.eigh(gram.astype(np.float64))
     leading = np.einsum("mr,mrd->md", vectors[..., -1].astype(factors.dtype), factors)
-    return _divided(leading, np.linalg.norm(leading, axis=1, keepdims=True)), np.maximum(values[..., -1], 0.0)
+    norms = np.linalg.norm(leading, axis=1, keepdims=True)
+    return leading / np.where(norms == 0.0, 1.0, norms), np.maximum(values[..., -1], 0.0)
 
 
 def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ranked, Ranked]]:
@@ -504,26 +484,20 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
     Raises:
         UsageError: there is none; the message says why.
     """
-    view, constants = index.view, Constants(index.view)
-    parts = parts_of(view, constants, tensor, ())
-    found = {view.nodes[view.producer[part]].input[0] for part in token_rows(index, parts)}
+    view, found = index.view, set[str]()
+    ids = {spec.name for spec in input_specs(index.proto) if spec.role in (Role.IDS, Role.INTEGERS)}
+    for part in view.back(tensor, STREAM):
+        node = view.made_by(part)
+        if node is not None and node.op_type == "Gather" and node.input[0] in view.constants:
+            found |= {node.input[0]} if view.before(node.input[1]) in ids else set()
     if len(found) != 1:
         many = "several tables of embeddings begin the stream"
         raise UsageError(many if found else "no table of embeddings is read at token ids")
     (table,) = found
-    shape = constants.shape(table)
+    shape = Constants(view).shape(table)
     if shape is None or len(shape) != 2 or shape[1] != width:
         raise UsageError(f"the embeddings have shape {list(shape or ())}, and the stream has {width} channels")
     return str(table)
-
-
-def token_rows(index: HeadIndex, tensors: Iterable[str]) -> list[str]:
-    """Those of some tensors that are rows of a constant, chosen by the token ids."""
-    view = index.view
-    ids = {spec.name for spec in input_specs(index.proto) if spec.role in (Role.IDS, Role.INTEGERS)}
-    made = [(tensor, view.made_by(tensor)) for tensor in tensors]
-    gathers = [(tensor, node.input) for tensor, node in made if node is not None and node.op_type == "Gather"]
-    return [tensor for tensor, (table, rows, *_) in gathers if table in view.constants and view.before(rows) in ids]
 
 
 def unembedding(index: HeadIndex) -> Array:

@@ -1,11 +1,6 @@
 """`run_with_cache`: run a model on given inputs and record what its heads do.
 
-Names are those of TransformerLens' hooks. Original heads: `hook_q`, `hook_k`, `hook_v` and `hook_z` [batch, tokens,
-heads, d_head]; `hook_attn_scores` and `hook_pattern` [batch, heads, dest, src]. Neuron heads: `hook_pre` and, of gates,
-the values `hook_pre_linear` [batch, tokens, neurons]; `hook_z` [batch, tokens, heads, 1]; `hook_pattern` [batch,
-tokens, heads, 1 + m], the weights of the token itself and of the bias tokens; all others are 0. The residual stream
-before, inside and after a layer: `hook_resid_pre`, `hook_resid_mid`, `hook_resid_post`; what is added to it:
-`hook_attn_out`, `hook_mlp_out`.
+Names are those of TransformerLens' hooks; docs/heads.md has all of them, with their shapes.
 
 Tensors inside the model become outputs of a run without graph optimisation, so that the arithmetic is that of the file.
 """
@@ -26,14 +21,13 @@ from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import extract, upstream
 from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
-from rewriter.interpret.original import Attention, HeadColumns
+from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.given import InputsOrText, Text, as_given
-from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.text import Tokens, tokenized
+from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
 from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.run import open_model, tapped
 
@@ -157,7 +151,7 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     Raises:
         ValidationError: an operator has no float64 form.
     """
-    view, found = side_of(index).main, dict(case.feeds)
+    view, found = index.view, dict(case.feeds)
     wanted = sorted((name for name in names if name not in found), key=lambda name: view.producer.get(name, -1))
     try:
         for start in range(0, len(wanted), _TOGETHER):
@@ -172,7 +166,7 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
 
 def side_of(index: HeadIndex) -> Side:
     """The indexed model as what runs."""
-    return Side.of(replace(index.source, proto=index.proto, path=None))
+    return Side.of(replace(index.source, proto=index.runs, path=None))
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
@@ -253,8 +247,14 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
     def by_head(tensor: str) -> Hook:
         return Hook((tensor,), lambda values: values[tensor].reshape(-1, own.heads, *values[tensor].shape[-2:]))
 
-    yield "hook_q", projected(own.query, values=False)
-    yield "hook_k", projected(own.key, values=False)
+    def normed(norm: HeadNorm) -> Hook:
+        output = norm.norm.output
+        return Hook((output, own.z), lambda tapped: norm.by_head(tapped[output], len(by_token(tapped[own.z]))))
+
+    for side, columns in (("q", own.query), ("k", own.key)):
+        yield f"hook_{side}", projected(columns, values=False)
+        if columns.norm:
+            yield f"hook_{side}_normed", normed(columns.norm)
     yield "hook_v", projected(own.value, values=True)
     yield "hook_z", Hook((own.z,), lambda values: by_token(values[own.z]))
     yield "hook_attn_scores", by_head(own.scores)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,63 +13,12 @@ from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
+from rewriter.graph.norms import NORMS, Norm, norm_before
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
 # -- normalisations -------------------------------------------------------------------------------------------------
-
-_REACH = 8
-"""Nodes between a written-out normalisation's scale and the mean that it divides by."""
-
-_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-"""Operators whose output is normalised along the last axis; scale and bias follow the data."""
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A normalisation `x_hat * scale + bias` over the last axis.
-
-    Attributes:
-        output: its result.
-        scale: the constant; empty for none.
-        bias: the constant; empty for none.
-    """
-
-    output: str
-    scale: str
-    bias: str
-
-
-def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
-    """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
-    tensor = view.before(tensor)
-    node = view.made_by(tensor)
-    if node is None:
-        return None
-    if node.op_type in _NORMS and integer_of(node, "axis", -1) == -1:
-        return Norm(tensor, *[*node.input, ""][1:3])
-    # Written out: an Add and a Mul of constants after a division by a mean.
-    data, held = tensor, {"Add": "", "Mul": ""}
-    for kind in held:
-        node = view.made_by(data)
-        own = [each for each in node.input if each in constants] if node is not None and node.op_type == kind else []
-        if node is not None and len(own) == 1:
-            held[kind], data = own[0], next(each for each in node.input if each not in constants)
-    shape = constants.shape(held["Mul"]) or ()
-    fits = len([size for size in shape if size != 1]) == 1 and _averages(view, data)
-    return Norm(tensor, held["Mul"], held["Add"]) if fits else None
-
-
-def _averages(view: GraphView, tensor: str, reach: int = _REACH) -> bool:
-    """Whether a mean is among the arithmetic that makes a tensor."""
-    node = view.made_by(tensor)
-    if node is None or reach < 0:
-        return False
-    through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
-    means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
-    return means or (through and any(_averages(view, name, reach - 1) for name in node.input))
-
 
 _FIT = 1e-4
 """Largest relative distance between a normalisation and its frozen form; float32 leaves about 1e-6."""
@@ -91,6 +40,11 @@ class FrozenNorm:
     bias: Array
     centred: bool
 
+    def linear(self, rows: Array) -> Array:
+        """What rows [..., T, D] give to the result, without its bias."""
+        data = rows - rows.mean(axis=-1, keepdims=True) if self.centred else rows
+        return np.asarray(data * self.scale * self.factors[:, None])
+
     def back(self, gradient: Array) -> Array:
         """[T, D] at the result to [T, D] at the stream."""
         inner = gradient * self.scale * self.factors[:, None]
@@ -111,12 +65,13 @@ def unchanged(stream: Array) -> FrozenNorm:
     return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
 
 
-def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: str) -> FrozenNorm:
-    """The normalisation that takes `stream` [T, D] to `result` [T, D].
+def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], where: str) -> FrozenNorm:
+    """The normalisation that takes `stream` [T, D] to `result` [T, D]; its scale and bias are `w` and `b`, if any.
 
     Raises:
         UsageError: no factor per token does that, with or without the mean.
     """
+    scale, bias = (constants.get(part, np.full(stream.shape[-1], part == "w", float)) for part in "wb")
     for centred in (False, True):
         data = stream - stream.mean(axis=-1, keepdims=True) if centred else stream
         shaped = data * scale
@@ -130,10 +85,10 @@ def held_norm(stream: Array, result: Array, scale: Array, bias: Array, where: st
 
 # -- what sublayers write -------------------------------------------------------------------------------------------
 
-_STREAM = {
+STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"),
-    *(*_NORMS, *REARRANGED, "Expand"),
+    *(*NORMS, *REARRANGED, "Expand"),
 }
 """Operators of normalisations, sums and layout: their results have the channels of what they read."""
 
@@ -143,54 +98,53 @@ class Write:
     """How a sublayer's result enters the residual stream.
 
     Attributes:
-        out: the result, after its bias.
+        out: what is added: the result, after its bias and a normalisation of its own.
         before: the stream before it is added.
         after: the stream with it; sublayers in parallel have the same.
+        norm: that normalisation; None where there is none.
     """
 
     out: str
     before: str
     after: str
+    norm: Norm | None
 
 
 def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) -> dict[str, Write]:
     """Name of a sublayer to its write; a sublayer whose result is not simply added has none."""
-    sums = {each.name: found for each in sublayers if (found := _sum(view, constants, _result(each))) is not None}
+    made = (norm_before(view, constants, name) for node in view.nodes for name in node.output[:1])
+    norms = {norm.data: norm for norm in made if norm is not None}
+    owns = {each.name: each.sublayer for each in sublayers}
+    results = {name: own.output.output if isinstance(own, Attention) else own.result for name, own in owns.items()}
+    found = {name: _sum(view, constants, result, norms) for name, result in results.items()}
+    sums = {name: write for name, write in found.items() if write is not None}
     # Results of parallel sublayers are added to each other first, and their sum to the stream.
     shared = Counter(found.after for found in sums.values())
-    for name, found in sums.items():
-        if shared[found.after] > 1:
-            outer = _sum(view, constants, found.after)
-            if outer is not None:
-                sums[name] = Write(found.out, outer.before, outer.after)
+    for name, write in sums.items():
+        outer = _sum(view, constants, write.after, {}) if shared[write.after] > 1 else None
+        if outer is not None:
+            sums[name] = replace(write, before=outer.before, after=outer.after)
     return sums
 
 
-def _result(named: Named) -> str:
-    sublayer = named.sublayer
-    return sublayer.output.output if isinstance(sublayer, Attention) else sublayer.result
-
-
-def _sum(view: GraphView, constants: Constants, tensor: str) -> Write | None:
-    """The first sum of a tensor with data, past biases, scales and whatever keeps its entries."""
-    for node in view.onward(tensor):
+def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str, Norm]) -> Write | None:
+    """The first sum of a tensor with data, past biases, scales, a normalisation and whatever keeps its entries."""
+    norm = None
+    while True:
+        if tensor in norms:
+            norm = norms[tensor]
+            tensor = norm.output
+        node = next(view.onward(tensor), None)
+        if node is None:
+            return None
         others = [name for name in node.input if name != tensor]
         if node.op_type == "Add" and len(others) == 1 and others[0] not in constants:
-            return Write(tensor, others[0], node.output[0])
+            return Write(tensor, others[0], node.output[0], norm)
         scaled = node.op_type in ("Add", "Mul") and all(name in constants for name in others)
         if not view.is_onnx(node) or not (scaled or (node.op_type in REARRANGED and node.input[0] == tensor)):
             return None
         tensor = node.output[0]
     return None
-
-
-def parts_of(view: GraphView, constants: Constants, tensor: str, ends: Collection[str]) -> Iterator[str]:
-    """What a tensor of the stream is a sum of, up to normalisations: the tensors where the way back ends.
-
-    It ends at `ends`, at inputs of the graph, and at results of whatever mixes channels or tokens. Constants are left
-    out. Shapes and sizes that nodes read count as data, and end there too.
-    """
-    return (name for name in view.back(tensor, _STREAM, {*ends}) if name == tensor or name not in constants)
 
 
 # -- the way to a logit ---------------------------------------------------------------------------------------------
@@ -222,7 +176,7 @@ class Chain:
         stages: the stages, first to last; each reads what the one before it wrote.
         norm: the normalisation after the last one.
         unembedding: what reads that; None where the output is the normalised stream itself.
-        bias: a constant that is added to the output; empty for none.
+        logits: the output, or what a tanh caps to give it.
         token: the token that the output is about, such as 0 for a class token; None where it has all tokens.
         factor: a number that the normalised stream is multiplied with before the unembedding.
     """
@@ -230,7 +184,7 @@ class Chain:
     stages: tuple[Stage, ...]
     norm: Norm
     unembedding: Projection | None
-    bias: str
+    logits: str
     token: int | None = None
     factor: float = 1.0
 
@@ -242,26 +196,35 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
         UsageError: the output is not a linear map of the normalised residual stream, or the stream is interrupted.
     """
     constants = Constants(view)
-    tensor, bias, token, factor = view.before(output), "", None, 1.0
+    logits = _uncapped(view, constants, output)
+    tensor, token, factor = view.before(logits), None, 1.0
     unembedding: Projection | None = None
     node = view.made_by(tensor)
     held = [] if node is None or node.op_type != "Add" else [name for name in node.input if name in constants]
     if node is not None and len(held) == 1:
-        bias, tensor = held[0], view.before(next(name for name in node.input if name not in held))
+        tensor = view.before(next(name for name in node.input if name not in held))
     operator = made_linearly(view, constants, tensor)
     if operator is not None and operator.axis == -1:
         try:
-            unembedding = matrix_of(view, constants, operator)
+            unembedding = matrix_of(view, constants, operator, biased=True)
         except LostError as lost:
             raise UsageError(f"output {output} cannot be attributed: {lost.miss.reason}") from lost
         tensor, factor = _factor(view, constants, operator.data)
         tensor, token = _token(view, constants, tensor)
     norm = norm_before(view, constants, tensor)
-    if norm is None or (unembedding is None and view.before(output) != tensor):
+    if norm is None or (unembedding is None and view.before(logits) != tensor):
         node = view.made_by(tensor)
         where = label(node) if node is not None else tensor
         raise UsageError(f"output {output} cannot be attributed: {where} is not a normalisation of the residual stream")
-    return Chain(_stages(view, sublayers, constants, norm.output, output), norm, unembedding, bias, token, factor)
+    stages = _stages(view, sublayers, constants, norm.output, output)
+    return Chain(stages, norm, unembedding, logits, token, factor)
+
+
+def _uncapped(view: GraphView, constants: Constants, output: str) -> str:
+    """The x of an output c tanh(x / c); the output itself where it is another one."""
+    node = view.made_by(_factor(view, constants, view.before(output))[0])
+    node = view.made_by(node.input[0]) if node is not None and node.op_type == "Tanh" else None
+    return node.input[0] if node is not None and node.op_type == "Div" and node.input[1] in constants else output
 
 
 def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:
@@ -299,7 +262,7 @@ def _stages(
             stages.append(Stage(write.before, write.after, (named,)))
 
     def reads(tensor: str, stream: str) -> bool:
-        return stream in parts_of(view, constants, tensor, {stream})
+        return stream in view.back(tensor, STREAM, {stream})
 
     last = next((place for place in range(len(stages) - 1, -1, -1) if reads(end, stages[place].after)), None)
     if last is None:

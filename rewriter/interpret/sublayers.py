@@ -183,15 +183,13 @@ def named_sublayers(
 ) -> tuple[Named, ...]:
     """All sublayers in the order of the graph, with unique names."""
     namer = Namer()
-    modules = [(_module(view, namer, each), each) for each in attention] + [(each.name, each) for each in neurons]
+    modules: list[tuple[str, Sublayer]] = [(each.name, each) for each in neurons]
+    for each in attention:
+        first = {side.operator.node: side.operator for side in (each.query, each.key, each.value)}
+        modules.append((namer.name(view, tuple(first.values()), (each.output,), ()), each))
     modules.sort(key=lambda pair: pair[1].node)
     places = _by_path(modules) or _by_order([each for _, each in modules])
     return tuple(_named(modules, places))
-
-
-def _module(view: GraphView, namer: Namer, attention: Attention) -> str:
-    first = (attention.query.operator, attention.key.operator, attention.value.operator)
-    return namer.name(view, tuple({each.node: each for each in first}.values()), (attention.output,), ())
 
 
 def _by_path(modules: Sequence[tuple[str, Sublayer]]) -> list[tuple[str, int]] | None:

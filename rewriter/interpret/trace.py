@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from passes.match.linear import MICROSOFT, LinearOperator, made_linearly
 from rewriter.graph.constants import Constants, Read, computed
+from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, key_of, label
 
 Shape = tuple[int, ...]
-
-# -- following entries ---------------------------------------------------------------------------------------------
 
 Indices = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -36,16 +35,13 @@ _DEPTH = 64
 LARGEST = 2**27
 """Entries of the largest tensor that is followed: a file may state any shape."""
 
-_WAVE_DEPTH = 32
-"""Longest chain of nodes between a rotation and its Cos and Sin."""
-
 
 @dataclass(frozen=True, eq=False)
 class EntrySource:
     """One source of a tensor's entries.
 
     Attributes:
-        name: the output of a linear operator, a constant, or a tensor at which the caller stops.
+        name: the output of a linear operator or of a normalisation, a constant, or a tensor at which the caller stops.
         index: for every entry the position in the flattened source, -1 for none.
         factor: factors, of the same shape.
     """
@@ -63,11 +59,13 @@ class Signal:
         shape: its shape, at made-up sizes.
         sources: none where it comes from the graph's inputs, as a key-value cache does.
         rotary: whether a rotary embedding is applied on the way, which the sources leave out.
+        norm: the normalisation on the way; what it normalises are sources, and so is its output.
     """
 
     shape: Shape
     sources: tuple[EntrySource, ...]
     rotary: bool = False
+    norm: Norm | None = None
 
     def moved(self, move: Move) -> Signal:
         """The tensor with its entries moved."""
@@ -140,31 +138,36 @@ class Tracer:
             return None
         return value if np.isfinite(value).all() else None
 
-    def trace(self, tensor: str, stop: str = "", depth: int = 0) -> Signal:
-        """Follow a tensor back to linear operators, constants and inputs, or to the tensor `stop`.
+    def trace(self, tensor: str, ends: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Signal:
+        """Follow a tensor back to linear operators, constants and inputs, or to what `ends` holds for.
 
         Raises:
             LostError: something else than moving, scaling and adding happens on the way.
         """
-        if tensor == stop or tensor in self.constants or self.operator(tensor) is not None:
-            shape = self.shape(tensor)
-            if prod(shape) > LARGEST:
-                raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
-            return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
+        if ends(tensor) or tensor in self.constants or self.operator(tensor) is not None:
+            return self._entries(tensor, self.shape(tensor))
         node = self.view.made_by(tensor)
         if node is None:
             return Signal(self.shape(tensor), ())
         if depth > _DEPTH:
             raise LostError("the way back is too long", label(node))
-        found = self._through(node, tensor, lambda name: self.trace(name, stop, depth + 1))
+        found = self._through(node, tensor, lambda name: self.trace(name, ends, depth + 1))
         known = self._shapes.get(tensor)
         if known is not None and found.shape != known:
             raise LostError(f"its output has shape {list(known)}, not {list(found.shape)}", label(node))
         return found
 
+    def _entries(self, tensor: str, shape: Shape) -> Signal:
+        """A tensor as its own source."""
+        if prod(shape) > LARGEST:
+            raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
+        return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
+
     def _through(self, node: onnx.NodeProto, output: str, follow: Callable[[str], Signal]) -> Signal:
         """What a node makes of what it reads."""
-        key = key_of(node)
+        key, norm = key_of(node), norm_before(self.view, self.constants, output)
+        if norm is not None and norm.output == output:
+            return self._normed(norm, follow(norm.data))
         if key in (("", "RotaryEmbedding"), (MICROSOFT, "RotaryEmbedding")):
             return replace(follow(node.input[0]), rotary=True)
         if key in _MOVES:
@@ -178,6 +181,13 @@ class Tracer:
         if key in (("", "Add"), ("", "Sub"), ("", "Sum")):
             return self._added(node, follow)
         raise LostError("it does more than move, scale or add entries", label(node))
+
+    def _normed(self, norm: Norm, data: Signal) -> Signal:
+        """Through a normalisation."""
+        if data.rotary or data.norm is not None or not data.sources:
+            raise LostError("what it normalises is rotated or normalised", norm.output)
+        own = self._entries(norm.output, data.shape)
+        return replace(own, sources=(*data.sources, *own.sources), norm=norm)
 
     def _scaled(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
         """Mul and Div by numbers that no input changes."""
@@ -196,8 +206,8 @@ class Tracer:
             return replace(follow(turned), rotary=True)
         operands = [follow(name) for name in node.input]
         shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        if not all(operand.sources for operand in operands):
-            raise LostError("it adds something that comes from the inputs", label(node))
+        if not all(operand.sources for operand in operands) or any(operand.norm for operand in operands):
+            raise LostError("it adds something that comes from the inputs, or to what is normalised", label(node))
         signs = [-1.0 if place and node.op_type == "Sub" else 1.0 for place in range(len(operands))]
         terms = [operand.spread(shape).scaled(sign) for operand, sign in zip(operands, signs, strict=True)]
         sources = tuple(source for term in terms for source in term.sources)
@@ -214,34 +224,37 @@ class Tracer:
                 return None
             for slot in (0, 1):
                 wave = self._wave(product.input[slot])
-                if wave:
+                if wave in ("Cos", "Sin"):
                     factors[wave] = product.input[1 - slot]
         return factors.get("Cos") if len(factors) == 2 else None
 
     def _wave(self, tensor: str) -> str:
-        """`Cos` or `Sin` where a tensor is moved, cast and scaled values of one of them; else empty."""
-        for _ in range(_WAVE_DEPTH):
-            node = self.view.made_by(tensor)
-            if node is None:
-                break
-            if node.op_type in ("Cos", "Sin"):
-                return str(node.op_type)
-            data = [name for name in node.input[:1] if name not in self.constants]
-            if node.op_type in ("Mul", "Concat"):
-                data = [name for name in dict.fromkeys(node.input) if name not in self.constants]
-            if node.op_type not in _CARRYING or len(data) != 1:
-                return self._table(node)
-            tensor = data[0]
-        return ""
+        """`Cos` or `Sin` where all entries of a tensor are moved and scaled values of one of them."""
+        try:
+            kinds = {self._kind(source) for source in self.trace(tensor, self._turns).sources}
+        except LostError:
+            return ""
+        return kinds.pop() if len(kinds) == 1 else ""
 
-    def _table(self, node: onnx.NodeProto) -> str:
-        """The same where it is rows of a constant table: row 0 is that of position 0, where cos is 1 and sin is 0."""
-        if node.op_type != "Gather" or node.input[0] not in self.constants:
+    def _turns(self, tensor: str) -> bool:
+        """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
+        node = self.view.made_by(tensor)
+        if node is None or tensor in self.constants:
+            return False
+        return node.op_type in ("Cos", "Sin") or (node.op_type in _ROWS and node.input[0] in self.constants)
+
+    def _kind(self, source: EntrySource) -> str:
+        """The operator, or `Cos` or `Sin` by row 0 of a table, that of position 0, where cos is 1 and sin is 0."""
+        node = self.view.made_by(source.name)
+        if node is None or node.op_type not in _ROWS:
+            return "" if node is None else node.op_type
+        rows = self._fixed(node.input[0])
+        if rows is None or rows.ndim < 2 or len(rows) < 2 or self.shape(source.name)[1 - rows.ndim :] != rows.shape[1:]:
             return ""
-        first = self._fixed(node.input[0])
-        if first is None or first.ndim < 2 or len(first) < 2 or (first[1] == first[0]).all():
+        first, second = (row.reshape(-1)[source.index % row.size] for row in rows[:2])
+        if (first == second).all():
             return ""
-        return "Cos" if (first[0] == 1.0).all() else "Sin" if (first[0] == 0.0).all() else ""
+        return "Cos" if (first == 1.0).all() else "Sin" if (first == 0.0).all() else ""
 
     def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
         """Through a node that only moves, repeats or drops entries: what it does to entries, it does to indices."""
@@ -284,7 +297,8 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
             factor.append(np.ones(piece.shape) if own is None else own.factor)
         found.append(EntrySource(name, np.concatenate(index, axis), np.concatenate(factor, axis)))
     shape = np.concatenate([np.broadcast_to(0, piece.shape) for piece in pieces], axis).shape
-    return Signal(shape, tuple(found), any(piece.rotary for piece in pieces))
+    norm = next((piece.norm for piece in pieces if piece.norm), None)
+    return Signal(shape, tuple(found), any(piece.rotary for piece in pieces), norm)
 
 
 def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
@@ -292,7 +306,8 @@ def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
     return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
 
 
-_CARRYING = REARRANGED | {"Mul", "Slice", "Expand", "Concat", "Pad"}
+_ROWS = ("Gather", "GatherND")
+"""Operators that take rows of a table."""
 
-_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather"}}
+_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "Tile"}}
 """Operators that only move, repeat or drop the entries of their first input."""

@@ -23,7 +23,7 @@ from rewriter.files.load import Source
 from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_head
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
-from rewriter.interpret.stream import norm_of
+from rewriter.interpret.stream import held_norm, norm_of
 from rewriter.proof.inputs.given import InputsOrText
 
 Parts = Mapping[str, Array]
@@ -127,8 +127,7 @@ def why(
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
-    words = () if run.tokens is None else run.tokens.spelled[0]
-    return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, words)
+    return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, run.words)
 
 
 def made(
@@ -196,6 +195,8 @@ class ScoreTerms(Reads):
         super().__init__(run, place, name, data)
         self._own, self.cross, view = own, own.cross, run.index.view
         self._operands: Sequence[str] = view.nodes[view.producer[own.product]].input
+        sides = {"Q": own.query, "K": own.key}
+        self._turning = {side: f"{side.lower()}_normed" if each.norm else side.lower() for side, each in sides.items()}
         self._rotations = cache(self._rotation)
         self._hooked = cache(lambda part: run.hooked(f"{name}.hook_{part}"))
         self._weights = cache(lambda part: run.index[f"{name}.{part}"])
@@ -203,7 +204,8 @@ class ScoreTerms(Reads):
     @property
     def needed(self) -> set[str]:
         """The tensors that a run must keep."""
-        hooks = (self._run.hooks[f"{self._name}.hook_{part}"] for part in ("pattern", "attn_scores", "q", "k"))
+        parts = "pattern", "attn_scores", "q", "k", *self._turning.values()
+        hooks = (self._run.hooks[f"{self._name}.hook_{part}"] for part in parts)
         return {self._own.product, *self._operands, *(name for hook in hooks for name in hook.tensors), *super().needed}
 
     @property
@@ -219,7 +221,7 @@ class ScoreTerms(Reads):
 
     def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Parts:
         """Source to what it gives to queries or keys at a token, [members, heads, K]: tables are their products."""
-        given = self._hooked(side.lower())[token, heads]
+        given = self._hooked(self._turning[side])[token, heads]
         if side == "K" and self.cross:
             parts: Parts = {f"{self._name}.other_sequence": given[None]}
         else:
@@ -227,9 +229,20 @@ class ScoreTerms(Reads):
             flat = weight.swapaxes(0, 1).reshape(weight.shape[1], -1)
             found = self.parts(written, side, token, flat, bias.reshape(-1), f"b_{side}")
             parts = {source: part.reshape(len(part), *given.shape) for source, part in found.items()}
+            parts = self._normed(parts, side, token, heads) if self._turning[side] != side.lower() else parts
         turned = self._rotations(side, token) if self._own.query.rotary else np.eye(given.shape[-1])
         turned = turned * (self._own.scale if side == "Q" else 1.0)
         return {source: part @ turned for source, part in parts.items()}
+
+    def _normed(self, parts: Parts, side: str, token: int, heads: Sequence[int]) -> Parts:
+        """After the normalisation of queries or keys, which is held."""
+        before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))
+        name = f"{self._name}.{side.lower()}_norm"
+        names = {part: f"{name}.{part}" for part in "wb" if f"{name}.{part}" in self._run.index}
+        constants = {part: self._run.index[each][heads] for part, each in names.items()}
+        norm = held_norm(before[heads], after[heads], constants, name)
+        found = {source: norm.linear(part) for source, part in parts.items()}
+        return {**found, names["b"]: constants["b"][None]} if "b" in names else found
 
     def _rotation(self, side: str, token: int) -> Array:
         """[K, K], as factor on the right."""
@@ -238,7 +251,7 @@ class ScoreTerms(Reads):
         after = self._run.own(after.reshape(self._run.batch, -1, *after.shape[-2:]))
         after = np.repeat(after, self._own.heads // len(after), axis=0)
         factor = self._own.query.factor if side == "Q" else self._own.key.factor
-        return rotation(self._hooked(side.lower())[token] * factor, after[:, token], self._name)
+        return rotation(self._hooked(self._turning[side])[token] * factor, after[:, token], self._name)
 
 
 def _at(token: int, count: int) -> int:

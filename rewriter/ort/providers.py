@@ -36,6 +36,7 @@ class Provider:
         package: the package that provides it.
         needs: what must be there for it to start.
         float64: whether it computes in float64; one that rounds to float32 is used only if the user names it.
+        coarse: operators whose float64 kernels nevertheless round to float32.
         finds_data: whether it finds the external data of a model that is not loaded from a file.
         defaults: values of options where this tool differs from onnxruntime.
         options: the options it takes; onnxruntime judges their values. Those that take more than a word are left out.
@@ -47,6 +48,7 @@ class Provider:
     package: str = "onnxruntime"
     needs: str = ""
     float64: bool = True
+    coarse: tuple[str, ...] = ()
     finds_data: bool = True
     defaults: tuple[tuple[str, str], ...] = ()
     options: tuple[str, ...] = ()
@@ -75,6 +77,7 @@ PROVIDERS = (
     # TF32 keeps 10 bits of mantissa in matrix products, which is too coarse to prove anything.
     Provider(
         *("cuda", "CUDAExecutionProvider", "onnxruntime-gpu", _CUDA),
+        coarse=("Softmax",),  # of fewer than 1024 numbers: measured in 1.31.1, docs/performance.md
         defaults=(("use_tf32", "0"),),
         options=tuple(_CUDA_OPTIONS.split()),
     ),

@@ -6,11 +6,11 @@ its activation. The proof knows nothing else about the pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rewriter.files.load import LoadedModel
-from rewriter.graph.extract import Cut, cut, extract
+from rewriter.graph.extract import Cut, extract
 from rewriter.graph.view import GraphView, Path, all_views
 
 
@@ -100,11 +100,6 @@ class Side:
     def main(self) -> GraphView:
         """The index of the main graph."""
         return self.views[()]
-
-    def part(self, claim: Claim, inputs: Sequence[str], outputs: Sequence[str]) -> LoadedModel:
-        """The nodes between two sets of tensors of the claim's graph, as a model; weights stay where they are."""
-        part = cut(self.views[claim.path], inputs, outputs)
-        return self.extracted(part, claim.path, claim.elem_type)
 
     def extracted(self, part: Cut, path: Path = (), elem_type: int = 0) -> LoadedModel:
         """A part of a graph as a model of its own; weights stay where they are.

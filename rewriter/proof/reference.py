@@ -31,10 +31,11 @@ from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.extract import bytes_of
 from rewriter.graph.fused import FUSED, MICROSOFT, with_parts
 from rewriter.graph.mixtures import with_plain_experts
+from rewriter.graph.types import elem_name
 from rewriter.graph.view import attributes as attributes_of
 from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
 from rewriter.graph.walk import all_graphs, is_external, iter_tensors
-from rewriter.proof.inputs.specs import is_float
+from rewriter.proof.inputs.specs import is_float, numpy_type
 from rewriter.text import one_line
 
 LARGEST = 2**31
@@ -48,12 +49,6 @@ _REFUSED = re.compile(
 those that onnx computes point by point in Python, which takes minutes."""
 
 _NARROW = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
-_EXACT = {
-    TensorProto.DOUBLE, TensorProto.BOOL, TensorProto.UNDEFINED,
-    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
-    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
-}  # fmt: skip
-
 Attributes = Mapping[str, Any]
 Operator = Callable[..., Array]
 Read = Callable[[TensorProto], Array]
@@ -167,9 +162,8 @@ def _values(model: LoadedModel, tensor: TensorProto, *, wide: bool = True) -> Ar
 
 
 def _check_type(elem_type: int, what: str) -> None:
-    if elem_type not in _NARROW | _EXACT:
-        name = next((key for key, value in TensorProto.DataType.items() if value == elem_type), str(elem_type))
-        raise NoReference(f"{one_line(what, 120)} is of type {name.lower()}")
+    if elem_type != TensorProto.UNDEFINED and numpy_type(elem_type) is None:
+        raise NoReference(f"{one_line(what, 120)} is of type {elem_name(elem_type)}")
 
 
 def _widen(node: onnx.NodeProto, read: Read) -> None:
@@ -315,8 +309,12 @@ _UNTIL_12: Mapping[tuple[str, str], Operator] = {
 
 def _operators(opset: int) -> list[type]:
     """The operators, in some opset of the default domain, as classes for onnx's reference evaluator."""
+    from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
+
     known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {})}
-    return [_as_class(*key, form) for key, form in known.items()]
+    # onnx's evaluator has no earlier DequantizeLinear, which computed the same.
+    earlier = [type("DequantizeLinear", (DequantizeLinear_25,), {"op_domain": ""})] if opset < 19 else []
+    return [_as_class(*key, form) for key, form in known.items()] + earlier
 
 
 def _as_class(domain: str, name: str, form: Operator) -> type:

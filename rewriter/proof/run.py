@@ -3,13 +3,19 @@
 For each segment in turn, every way of running it loads that segment alone and continues with the values that it
 computed itself, so the weights of a segment are read from disk once. onnxruntime fuses nodes within segments only, and
 only a whole model is evaluated in float64.
+
+A cache may be larger than what is in it, and its rest is whatever the memory held. So the original runs twice in fresh
+sessions, the second time into memory filled with a pattern; elements that differ by more than rounding are left out of
+every comparison, and named. What is the same in both runs is compared as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 import onnx
@@ -17,16 +23,25 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
+from rewriter.graph.attention import NORMED, with_norms_apart
+from rewriter.graph.constants import elem_type_of
 from rewriter.graph.extract import Cut, split, with_outputs
 from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.rule import Results
 from rewriter.text import quoted
 
 SEGMENT = 2**27
 """Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
+
+_CLOSE = 1e-3
+"""Runs on a GPU may differ by rounding, relative to the element; that is the rule's affair."""
+
+Gaps = Sequence[Mapping[str, Array]]
+"""Case by case, an output to a mask of the elements that say nothing; outputs without such elements are missing."""
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the current step, the number of steps done, and the number of all steps."""
@@ -73,9 +88,10 @@ class ModelRuns:
     Attributes:
         cases: the cases that the model accepts.
         skipped: the names of the others, with reasons.
-        ways: the results of each way.
-        truth: its float64 evaluation; None if there is none.
+        ways: the results of each way, with zeros at the gaps.
+        truth: its float64 evaluation, too; None if there is none.
         segments: number of parts that were loaded one after the other.
+        gaps: the elements that are left out.
     """
 
     cases: tuple[Case, ...]
@@ -83,6 +99,7 @@ class ModelRuns:
     ways: Mapping[Way, Ran]
     truth: Results | None = None
     segments: int = 1
+    gaps: Gaps = ()
 
 
 def run_model(
@@ -94,6 +111,7 @@ def run_model(
     wide: bool = False,
     may_refuse: bool = False,
     by_blocks: bool = False,
+    gaps: Gaps = (),
     progress: Progress = lambda _what, _done, _total: None,
     what: str = "the model",
 ) -> ModelRuns:
@@ -108,6 +126,8 @@ def run_model(
         wide: whether to evaluate it in float64, if it is loaded as a whole.
         may_refuse: whether cases that the first way cannot run are dropped; otherwise they are an error.
         by_blocks: never load it as a whole.
+        gaps: elements to leave out; by default those that differ between two runs in the same way. Where there are
+            more cases, they are the same over and over.
         progress: called with (activity, steps done, total steps).
         what: the model's name in progress messages.
 
@@ -145,7 +165,10 @@ def run_model(
     for ran, flow in zip(runs.values(), flows, strict=True):
         ran.results = [{name: values[name] for name in wanted} for values in flow]
     truth = _in_float64(side.model, kept, progress) if wide and not by_blocks else None
-    return ModelRuns(tuple(kept), tuple(skipped), runs, truth, segments=len(cuts))
+    gaps = gaps or gaps_of(runs)
+    for ran in runs.values():
+        ran.results = cleared(ran.results, gaps)
+    return ModelRuns(tuple(kept), tuple(skipped), runs, truth and cleared(truth, gaps), len(cuts), gaps)
 
 
 def _run_part(
@@ -169,17 +192,15 @@ def _run_part(
     if part is None:
         session = open_model(tapped(side, wanted), way.provider, optimise=way.optimise)
         read = {value.name for value in side.model.proto.graph.input}
+        feeds = [{name: values[name] for name in values if name in read} for values in flow]
     else:
         model = side.extracted(part)
-        for value in model.proto.graph.input:  # inference knows no types behind custom operators
-            value.type.tensor_type.elem_type = _elem_type(flow[0][value.name])
+        feeds = [fed(model, values) for values in flow]
         session = open_model(model, way.provider, optimise=way.optimise, prepack=False)
-        read = {value.name for value in model.proto.graph.input}.intersection(part.inputs)
     ran.loaded(session)
     for index, values in enumerate(flow):
-        feeds = {name: values[name] for name in values if name in read}
         try:
-            values.update(session.run(feeds, over=over[index] if over else None))
+            values.update(session.run(feeds[index], over=over[index] if over else None))
         except ValidationError as error:
             if not may_refuse:
                 raise
@@ -197,17 +218,31 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
     return None
 
 
-def _elem_type(array: Array) -> int:
-    if array.dtype.kind in "OUS":
-        return int(onnx.TensorProto.STRING)
-    return int(onnx.helper.np_dtype_to_tensor_dtype(np.dtype(array.dtype)))
+def fed(part: LoadedModel, values: Mapping[str, Array]) -> dict[str, Array]:
+    """What a part of a model reads, cast to the element types that it declares; open types are declared here.
+
+    Inference knows no types behind custom operators. And a model may compute in another precision than the one whose
+    values its parts are fed.
+    """
+    given = {}
+    for declared in part.proto.graph.input:
+        array, kind = values[declared.name], declared.type.tensor_type
+        if not kind.elem_type or not is_float(array.dtype):
+            kind.elem_type = elem_type_of(array)
+        wanted = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if is_float(array.dtype) else array.dtype
+        given[declared.name] = np.asarray(array.astype(wanted, copy=False))
+    return given
 
 
 def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool = True) -> Session:
     """Open a session on a model, or on a part of one, whose external weights are memory-mapped."""
+    plain = with_norms_apart(model.proto) if provider == "cpu" else model.proto
+    if plain is not model.proto:
+        session = open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
+        return replace(session, defined=(*session.defined, NORMED))
     if model.path is not None and not model.mapped:
         return open_session(model.path, provider, optimise=optimise, prepack=prepack)
-    return open_session(model.proto, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
+    return open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
 
 
 def tapped(side: Side, names: Sequence[str]) -> LoadedModel:
@@ -216,3 +251,61 @@ def tapped(side: Side, names: Sequence[str]) -> LoadedModel:
     if not inside:
         return side.model
     return replace(side.model, proto=with_outputs(side.model.proto, side.main, inside), path=None)
+
+
+# -- what onnxruntime never writes -----------------------------------------------------------------------------------
+
+
+def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
+    """The elements that differ between two runs in the same way, on any provider."""
+    found: list[dict[str, Array]] = []
+    for way in (way for way in runs if way.again):
+        once, again = runs[replace(way, again=False)].results, runs[way].results
+        found = found or [{} for _ in once]
+        for masks, first, second in zip(found, once, again, strict=True):
+            for name, values in first.items():
+                mask = _apart(values, second[name])
+                if mask.any():
+                    masks[name] = mask | masks.get(name, False)
+    return found
+
+
+def cleared(results: Results, gaps: Gaps) -> Results:
+    """The same results with zeros at the gaps; an array of another shape stays, and will be refused."""
+    return [
+        {
+            name: np.where(masks[name], np.zeros((), values.dtype), values)
+            if name in masks and masks[name].shape == values.shape
+            else values
+            for name, values in case.items()
+        }
+        for case, masks in zip(results, cycle(gaps or ({},)))
+    ]
+
+
+def told(runs: ModelRuns) -> Iterator[str]:
+    """Which elements are left out, in words."""
+    counts: dict[str, int] = defaultdict(int)
+    for masks in runs.gaps:
+        for name, mask in masks.items():
+            counts[name] += int(mask.sum())
+    results = next(iter(runs.ways.values())).results if counts else ()
+    whole = [name for name in counts if counts[name] == sum(case[name].size for case in results)]
+    for count in sorted({counts[name] for name in counts if name not in whole}):
+        names = ", ".join(name for name in counts if counts[name] == count and name not in whole)
+        yield f"onnxruntime leaves {count} elements of {names} unwritten; they are not compared"
+    if whole:
+        yield f"the run proves nothing about {', '.join(whole)}: no element is the same in two runs of the original"
+
+
+def _apart(one: Array, other: Array) -> Array:
+    if one.shape != other.shape:
+        return np.ones(one.shape, np.bool_)
+    if not is_float(one.dtype):
+        return np.asarray(one != other, np.bool_)
+    with np.errstate(all="ignore"):
+        a, b = (each.astype(np.float64) for each in (one, other))
+        apart = ~np.isclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
+    # What still is the NaN that memory was filled with; arithmetic makes NaN of other bits.
+    bits = np.ascontiguousarray(other).view(f"u{other.itemsize}").reshape(other.shape)
+    return np.asarray(apart | (bits == np.iinfo(bits.dtype).max), np.bool_)

@@ -21,16 +21,7 @@ LARGE = 5 * 10**8
 
 @dataclass(frozen=True)
 class Settings:
-    """How to prove. Each field is the option of that name.
-
-    Attributes:
-        providers: execution providers, as `cpu` or `cuda:device_id=1`; empty: all that work here.
-        seed: random seed of the generated inputs.
-        dims: sizes for symbolic dimensions.
-        inputs: inputs to use instead of generated ones.
-        proof: `whole` loads whole models; `blocks` proves block by block and runs the models in consecutive
-            segments; `auto` chooses `blocks` above `LARGE` bytes.
-    """
+    """How to prove. Each field is the option of that name; without providers, all that work here are tried."""
 
     providers: tuple[str, ...] = option(
         (),

@@ -85,24 +85,26 @@ def tested_block(
     Raises:
         ValidationError: the block cannot be cut out of both models, or there are no inputs for it.
     """
-    outputs = claim.block_outputs
-    names = cut(original.views[claim.path], claim.block_inputs, outputs).inputs
-    theirs = cut(rewritten.views[claim.path], names, outputs).inputs
-    foreign = next((name for name in theirs if name not in names), None)
+    view, limit, outputs = original.views[claim.path], claim.longest or _LONG, claim.block_outputs
+    names = cut(view, claim.block_inputs, outputs).inputs
+    parts = [cut(side.views[claim.path], names, outputs) for side in (original, rewritten)]
+    foreign = next((name for name in parts[1].inputs if name not in names), None)
     if foreign is not None:
         # It cannot be fed the original's values; and a leak is a fault however close its numbers come.
         raise ValidationError(f"its heads read {quoted(foreign)}, which the original's block does not")
-    before, after = (Side.of(side.part(claim, names, outputs)) for side in (original, rewritten))
+    before, after = (
+        Side.of(side.extracted(part, claim.path, claim.elem_type))
+        for side, part in zip((original, rewritten), parts, strict=True)
+    )
     if claim.output not in before.main.producer:
         raise ValidationError("its activation is not part of it")
-    view, limit = original.views[claim.path], claim.longest or _LONG
     sizes = dict.fromkeys((batch, min(tokens, limit)) for batch, tokens in SIZES)
     further = set(names) - set(claim.block_inputs)
     if further:
-        drawn = _recorded(original, claim, names, ways[0], own, by_blocks=by_blocks)
+        drawn = recorded(original, claim, names, ways[0], own, by_blocks=by_blocks)
     else:
         drawn = [drawn_case(view, claim, *size, scale, seed) for scale in SCALES for size in sizes]
-    cases, plain = _accepted(claim, Side.of(original.part(claim, names, [*outputs, claim.gate])), drawn, ways[0])
+    cases, plain = _accepted(claim, before, drawn, ways[0])
     point = Point(claim.output, (), claim.elem_type, claim.max_error, claim.gate, claim.value if claim.gated else "")
     advice = "; keep its product in the graph with --gate product, or leave it with --skip" if claim.gated else ""
     failures: list[str] = []
@@ -135,7 +137,7 @@ def tested_block(
     )
 
 
-def _recorded(
+def recorded(
     original: Side, claim: Claim, names: Sequence[str], way: Way, own: Sequence[Case], *, by_blocks: bool
 ) -> list[Case]:
     """What the model itself gives a block that also reads shapes which are computed elsewhere; its inputs are scaled.
@@ -181,13 +183,13 @@ def drawn_case(view: GraphView, claim: Claim, batch: int, tokens: int, scale: fl
     return Case(f"batch {batch}, {tokens} tokens, times {scale:g}", made)
 
 
-def _accepted(claim: Claim, traced: Side, drawn: Sequence[Case], way: Way) -> tuple[list[Case], Results]:
+def _accepted(claim: Claim, block: Side, drawn: Sequence[Case], way: Way) -> tuple[list[Case], Results]:
     """The cases that the original's block accepts (a static shape may fix sizes), within the domain; its results.
 
     Raises:
         ValidationError: there are none.
     """
-    runs = run_model(traced, drawn, [way], may_refuse=True)
+    runs = run_model(block, drawn, [way], outputs=(*claim.block_outputs, claim.gate), may_refuse=True)
     kept, results = [], []
     for case, found in zip(runs.cases, runs.ways[way].results, strict=True):
         finite = all(np.isfinite(value.astype(np.float64)).all() for value in found.values())

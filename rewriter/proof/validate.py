@@ -23,19 +23,19 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import key_of, reads
+from rewriter.graph.view import GraphView, key_of, reads
+from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import is_float
-from rewriter.proof.nudge import Point, noisy
+from rewriter.proof.nudge import Point, moved, noisy, stability
 from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, run_model
+from rewriter.proof.run import ModelRuns, Progress, Way, run_model, told
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
-from rewriter.proof.unsteady import Gaps, cleared, gaps, moved, stability, told, without
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
@@ -56,6 +56,14 @@ CHEAP = 2**26
 """Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
 
 
+_COARSE = (
+    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
+    "--accuracy, or keep the products of gates in the graph with --gate product"
+)
+
+_ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
+
+
 @dataclass(frozen=True)
 class ProviderRun:
     """A run on one execution provider.
@@ -63,7 +71,8 @@ class ProviderRun:
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too.
+        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
+            shapes, which onnxruntime leaves there on purpose.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
         failures: what did not hold.
     """
@@ -220,39 +229,32 @@ class Judge:
         )  # fmt: skip
         inside = self._run(named, before.cases, ways[:1], outputs=tuple(watched)) if watched else None
         try:
-            after = self._run(Side.of(self.rewritten), before.cases, ways, wide=wide, what="the rewritten model")
+            new = Side.of(self.rewritten)
+            after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
-        left_out = gaps(before)
-        before, after = without(before, left_out), without(after, left_out)
-        judged = self._judgements(before, after, points, left_out)
-        strict = judged
-        if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
-            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
-            strict = self._judgements(before, after, [replace(point, error=0.0) for point in points], left_out)
-        coarsest = max(points, key=lambda point: point.error).tensor if points else ""
-        coarsest = next((claim.name for claim in claims if claim.output == coarsest), coarsest)
         blocks = []
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
-            apart = Side.of(self.alone or self.rewritten)
+            apart = new if self.alone is None else Side.of(self.alone)
             try:
                 seed = self.settings.seed
                 blocks.append(tested_block(named, apart, claim, ways, seed, before.cases, self._by_blocks))
             except ValidationError as error:
                 failed = f"{claim.name} could not be tested: {error}"
                 blocks.append(BlockTest(claim.name, (), None, None, (failed,)))
-        runs = {name: _provider(name, before, after, judged, strict, coarsest) for name in providers}
+        runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
             *_beyond(watched, {} if inside is None else _largest(inside)),
-            *_foreign(claims, Side.of(self.rewritten)),
+            *_foreign(claims, new),
             *(failure for each in runs.values() for failure in each.failures),
         ]
-        notes = [*_by_definition(before, after), *told(before, left_out), *self._stability(before, after)]
-        empty = dict.fromkeys(name for (_, name), each in judged.items() if each.proves_nothing)
+        notes = [*_by_definition(before, after), *told(before), *self._stability(before, after)]
+        judged = (each for run in runs.values() for each in run.compared.values())
+        empty = dict.fromkeys(each.name for each in judged if each.proves_nothing)
         if empty:
             rest = "the certificate" if certificate.certified else "the tests of the blocks"
             notes.append(
@@ -282,20 +284,62 @@ class Judge:
     def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
         return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
 
-    def _judgements(
-        self, before: ModelRuns, after: ModelRuns, points: Sequence[Point], left_out: Gaps
-    ) -> dict[tuple[Way, str], Judgement]:
-        """The rule on every output in every way; noise at `points` shows how far rounding moves the original's."""
-        plain = tuple(Way(name, optimise=False) for name in self.settings.providers)
-        # If that does not run, what optimisation changes in the original is all that is known of its rounding.
-        shaken = noisy(self.original, before.cases, points, plain, by_blocks=self._by_blocks, progress=self.progress)
-        judged = {}
-        for way in after.ways:
-            own, optimised = (before.ways[Way(way.provider, level)].results for level in (False, True))
-            variants = [optimised, *(cleared(each, left_out) for each in shaken.get(replace(way, optimise=False), ()))]
-            for output in own[0]:
-                judged[way, output] = self.rule(output, own, variants, after.ways[way].results)
-        return judged
+    def _provider(
+        self, provider: str, sides: tuple[Side, Side], before: ModelRuns, after: ModelRuns, points: Sequence[Point]
+    ) -> ProviderRun:
+        """What the runs on one provider show; noise at `points` tells how far rounding moves the original's outputs."""
+        ways = [Way(provider, optimise) for optimise in (False, True)]
+        (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
+
+        def judgements(points: Sequence[Point]) -> dict[tuple[str, Way], Judgement]:
+            noise = noisy(
+                self.original, before.cases, points, ways[:1],
+                by_blocks=self._by_blocks, gaps=before.gaps, progress=self.progress,
+            )  # fmt: skip
+            # If that does not run, what optimisation changes in the original is all that is known of its rounding.
+            variants = [old.results, *noise.get(ways[0], ())]
+            return {
+                (output, way): self.rule(output, plain.results, variants, after.ways[way].results)
+                for output in plain.results[0]
+                for way in ways
+            }
+
+        judged = strict = judgements(points)
+        if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
+            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
+            strict = judgements([replace(point, error=0.0) for point in points])
+        failures: list[str] = []
+        found: dict[str, Judgement] = {}
+        for (output, way), each in judged.items():
+            exact = strict[output, way]
+            if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
+                coarsest = max(points, key=lambda point: point.error).tensor
+                coarsest = next((claim.name for claim in self.claims if claim.output == coarsest), coarsest)
+                failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
+            elif not each.holds:
+                failures.append(f"output {output} {each.reason} on {way}")
+            if output not in found or each.error > found[output].error:
+                found[output] = each
+        nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
+        failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
+        in_float64 = {
+            node.op_type for view, node in _nodes(sides[1])
+            if node.output and view.type_of(node.output[0]).elem_type == onnx.TensorProto.DOUBLE
+        }  # fmt: skip
+        coarse = sorted(in_float64.intersection(parse_provider(provider).coarse))
+        if failures and coarse:
+            failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
+        told = old.cpu_nodes is not None and new.cpu_nodes is not None
+        there, fallen = (
+            _without_shapes(ran.cpu_nodes or (), side) for ran, side in zip((old, new), sides, strict=True)
+        )
+        return ProviderRun(
+            compared=found,
+            error_ratio=_error_ratio(before, after, ways),
+            cpu_nodes=tuple(node for node in fallen if told and node not in there),
+            cpu_nodes_of_original=len(there) if told else None,
+            failures=tuple(dict.fromkeys(failures)),
+        )
 
 
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
@@ -428,62 +472,30 @@ def noise_points(
 
 def _mixtures(side: Side) -> Iterator[Point]:
     """The outputs of mixtures of experts, whose activations are no tensors of the model."""
-    for view in side.views.values():
-        for output in (node.output[0] for node in view.nodes if key_of(node) in EXPERTS):
-            yield Point(output, view.path, view.type_of(output).elem_type)
+    for view, node in _nodes(side):
+        if key_of(node) in EXPERTS:
+            yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)
 
 
-_COARSE = (
-    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
-    "--accuracy, or keep the products of gates in the graph with --gate product"
-)
+def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
+    return ((view, node) for view in side.views.values() for node in view.nodes)
 
 
-def _provider(
-    name: str,
-    before: ModelRuns,
-    after: ModelRuns,
-    judged: Mapping[tuple[Way, str], Judgement],
-    strict: Mapping[tuple[Way, str], Judgement],
-    coarsest: str,
-) -> ProviderRun:
-    """What the runs on one provider show.
-
-    `strict` are judgements with noise that leaves out the bounds of the certificate, of which that of `coarsest` is the
-    largest: they decide about numbers of which `judged` proves nothing.
-    """
-    old, new = (runs.ways[Way(name, optimise=True)] for runs in (before, after))
-    failures: list[str] = []
-    found: dict[str, Judgement] = {}
-    for (way, output), each in judged.items():
-        if way.provider != name:
-            continue
-        exact = strict[way, output]
-        if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
-            failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
-        elif not each.holds:
-            failures.append(f"output {output} {each.reason} on {way}")
-        if output not in found or each.error > found[output].error:
-            found[output] = each
-    nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
-    failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
-    told = old.cpu_nodes is not None and new.cpu_nodes is not None
-    fallen, there = new.cpu_nodes or (), old.cpu_nodes or ()
-    return ProviderRun(
-        compared=found,
-        error_ratio=_error_ratio(before, after, name),
-        cpu_nodes=tuple(node for node in fallen if told and node not in there),
-        cpu_nodes_of_original=len(there) if told else None,
-        failures=tuple(dict.fromkeys(failures)),
-    )
+def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
+    """Those of the nodes, as a session names them, that compute anything else than 64-bit integers."""
+    of_shapes = {
+        f"{node.op_type} '{node.name}'" for view, node in (_nodes(side) if nodes else ())
+        if all(view.type_of(name).elem_type == onnx.TensorProto.INT64 for name in node.output if name)
+    }  # fmt: skip
+    return [each for each in nodes if each not in of_shapes]
 
 
-def _error_ratio(before: ModelRuns, after: ModelRuns, name: str) -> float | None:
+def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
     truth, ratios = before.truth or ({},), list[float]()
     for output in (each for each, values in truth[0].items() if values.dtype.kind == "f"):
         exact = [case[output] for case in truth]
-        for way in (Way(name, optimise) for optimise in (False, True)):
+        for way in ways:
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
             least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
             old, new = (max(largest_gap(exact, values), least) for values in (own, theirs))

@@ -114,7 +114,7 @@ class Comparison(Result):
         if proof is None:
             return f"{pair} are {'different graphs' if self.failures else 'the same graph with the same weights'}"
         if self.failures:
-            judged = sum(len(run.compared) for run in proof.providers.values())
+            judged = len({name for run in proof.providers.values() for name in run.compared})
             if judged and all("nothing could be compared" in each for each in self.failures):
                 return f"{pair}: {'not every output' if len(self.failures) < judged else 'nothing'} could be compared"
             return f"{self.b} does not compute what {self.a} does{self._blame}"

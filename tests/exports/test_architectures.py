@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 
 from models.entry import Entry, Exporter
 from models.registry import ENTRIES, get
-from models.tools.common import Hints
-from models.tools.precision import dynamic_int8, runtime_float16, static_qdq
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import make_cases
 from tests.conftest import Export
-from tests.passes.match.test_names import names
 from tests.passes.test_apply import assert_unique_names, new_nodes
 
 LIMIT = {"gelu": 3.0, "gelu_new": 3.0, "gelu_pytorch_tanh": 3.0}
@@ -56,8 +53,8 @@ def has_no_ratio(path: Path, entry: Entry) -> bool:
 
 def check(report: Report, entry: Entry, *, may_lack: bool) -> None:
     """All blocks of the configuration are converted and proved; the error ratio, if any, is within its limit."""
-    assert report.validation is not None
     assert report.validation.failures == ()
+    assert report.validation.skipped == ()
     assert report.exit_status is ExitStatus.CONVERTED
     assert len(report.converted) == entry.mlp_blocks(entry.default_size), [row.reason for row in report.left]
     for proof in report.validation.providers.values():
@@ -111,7 +108,6 @@ def test_minilm_with_its_trained_weights(exporter: Exporter, inline: bool, expor
     path, out = export("minilm", exporter, "fp32"), tmp_path / "out.onnx"
     report = rewrite(path, out, inline=inline)
     check(report, get("minilm"), may_lack=True)
-    assert report.validation is not None
     for proof in report.validation.providers.values():
         assert all(judgement.error <= 1e-5 for judgement in proof.compared.values())
     old, new = (_embeddings(each) for each in (path, out))
@@ -182,32 +178,3 @@ def test_every_mlp_is_converted(exporter: Exporter, tmp_path: Path) -> None:
     found = open_session(out).run({"pixel_values": images.numpy()})
     (got,) = (each for each in found.values() if each.shape == wanted.shape)
     np.testing.assert_allclose(got, wanted, rtol=0.0, atol=1e-5 * np.abs(wanted).max())
-
-
-# -- blocks have the same names in float32, float16 and int8, whichever exporter wrote them ----------------------------
-
-CONVERSIONS = {
-    "float16": runtime_float16(),
-    "dynamic": dynamic_int8(per_channel=False),
-    "static": static_qdq("QDQ"),
-}
-NAMES = {
-    "gpt2": ["model.transformer.h.0.mlp", "model.transformer.h.1.mlp"],
-    "llama": ["model.model.layers.0.mlp", "model.model.layers.1.mlp"],
-    "bert": ["model.encoder.layer.0", "model.encoder.layer.1"],
-    "vit": ["model.vit.layers.0.mlp", "model.vit.layers.1.mlp"],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "exporter"),
-    # The quantisers here refuse ViT from the dynamo exporter: its indices are weights of another type.
-    [(name, kind) for name in NAMES for kind in ("torchscript", "dynamo") if (name, kind) != ("vit", "dynamo")],
-)
-def test_names(name: str, exporter: str, export: Export, tmp_path: Path) -> None:
-    source = export(name, exporter)
-    assert names(source) == NAMES[name]
-    for kind, convert in CONVERSIONS.items():
-        target = tmp_path / f"{kind}.onnx"
-        convert(source, target, Hints())
-        assert names(target) == NAMES[name], kind

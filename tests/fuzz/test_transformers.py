@@ -66,7 +66,6 @@ def test_another_function_is_a_finding(form: str, monkeypatch: pytest.MonkeyPatc
 
     def wrong(model: onnx.ModelProto, **options: Any) -> Report:
         report = rewrite(model, **{**options, "validate": False})
-        assert report.rewritten is not None
         maker(report.rewritten, "out").op_type = "Neg"
         return report
 

@@ -17,8 +17,7 @@ LENGTHS = {"batch": 3, "sequence": 11}
 MACHINE = re.compile(rb"/(?:home|root|work|tmp|usr|opt|Users)/|site-packages|\.py\b|[A-Z]:\\\\")
 
 
-def each_file(committed: Committed) -> str:
-    return committed.file
+EACH_FILE = pytest.mark.parametrize("committed", COMMITTED, ids=lambda committed: committed.file)
 
 
 def test_only_the_listed_files_are_there_and_small() -> None:
@@ -41,9 +40,10 @@ def test_readme_describes_every_file() -> None:
         ]
 
 
-@pytest.mark.parametrize("committed", COMMITTED, ids=each_file)
-def test_file_is_valid(committed: Committed) -> None:
+@EACH_FILE
+def test_file_is_valid_and_names_no_path_of_a_machine(committed: Committed) -> None:
     path = FOLDER / committed.file
+    assert MACHINE.findall(path.read_bytes()) == []
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     assert model.opset_import[0].version == DEFAULT_OPSETS[committed.exporter]
@@ -52,12 +52,7 @@ def test_file_is_valid(committed: Committed) -> None:
     assert [value.name for value in model.graph.output] == [output.name for output in entry.outputs]
 
 
-@pytest.mark.parametrize("committed", COMMITTED, ids=each_file)
-def test_file_names_no_path_of_a_machine(committed: Committed) -> None:
-    assert MACHINE.findall((FOLDER / committed.file).read_bytes()) == []
-
-
-@pytest.mark.parametrize("committed", COMMITTED, ids=each_file)
+@EACH_FILE
 def test_file_runs_with_other_lengths(committed: Committed) -> None:
     entry = get(committed.entry)
     session = onnxruntime.InferenceSession(FOLDER / committed.file, providers=["CPUExecutionProvider"])

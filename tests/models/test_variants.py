@@ -73,7 +73,6 @@ def test_the_same_blocks_are_found(committed: Committed, variant: Variant, tmp_p
 def test_a_variant_is_converted_and_proved(name: str, tmp_path: Path) -> None:
     target = make_variant(get_variant(name), FOLDER / "silu-decoder.onnx", tmp_path / "model.onnx")
     report = rewrite(target, tmp_path / "rewritten.onnx", providers=("cpu",))
-    assert report.validation is not None
     assert report.validation.passed
     assert len(report.converted) == 2 * get_variant(name).copies
 

@@ -40,8 +40,7 @@ EACH = each(("gated-decoder", "compact"))
 
 
 def load(name: str) -> onnx.ModelProto:
-    model = onnx.load(MODELS / f"{name}.onnx")
-    return model if name == "gelu-vision" else without_padding(model)
+    return without_padding(onnx.load(MODELS / f"{name}.onnx"))
 
 
 def planned(model: onnx.ModelProto, form: str) -> Plan:

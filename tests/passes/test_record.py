@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -14,6 +13,7 @@ from passes.options import Options
 from passes.plan import make_plan
 from passes.record import KEY, MOST_BYTES, Record, UnreadableError, read_record
 from rewriter import rewrite
+from tests.changes import copied, run
 from tests.committed import FOLDER
 from tests.textmodels import SILU, mlp
 
@@ -35,12 +35,17 @@ def text_of(model: onnx.ModelProto) -> str:
 
 
 def with_text(model: onnx.ModelProto, *texts: str) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
+    result = copied(model)
     del result.metadata_props[:]
     for text in texts:
         result.metadata_props.add(key=KEY, value=text)
     return result
+
+
+def claiming(model: onnx.ModelProto, statement: str) -> onnx.ModelProto:
+    """The model with another plan: that after a statement on the `plan` and its first `block`."""
+    plan = json.loads(text_of(model))
+    return with_text(model, json.dumps(run(statement, plan=plan, block=plan["blocks"][0])["plan"]))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -95,72 +100,46 @@ def test_other_metadata_stays() -> None:
 # -- hostile plans ------------------------------------------------------------------------------------------------
 
 
-def at(*path: str | int, to: Any) -> Callable[[Any], Any]:
-    def change(content: Any) -> Any:
-        place = content
-        for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = to
-        return content
-
-    return change
-
-
-def _without(*path: str | int) -> Callable[[Any], Any]:
-    def change(content: Any) -> Any:
-        place = content
-        for step in path[:-1]:
-            place = place[step]
-        del place[path[-1]]
-        return content
-
-    return change
-
-
-BLOCK = ("blocks", 0)
-WEIGHT = (*BLOCK, "projections", "query")
-DAMAGE: tuple[tuple[Callable[[Any], Any], str], ...] = (
-    (lambda content: [content], "the plan is no object"),
-    (at("version", to=2), "its version is not 1"),
-    (at("version", to=True), "its version is not 1"),
-    (_without("tool"), "the plan has no 'tool'"),
-    (at("options", to=[]), "options is no object"),
-    (at("blocks", to={}), "blocks is no list"),
-    (at("blocks", 0, to=None), r"blocks\[0\] is no object"),
-    (at("blocks", 1, "name", to="mlp"), "two blocks have the same name"),
-    (at(*BLOCK, "name", to=""), "has an empty name"),
-    (at(*BLOCK, "name", to="n" * 20_000), "no text of at most"),
-    (at(*BLOCK, "path", to=[["If"]]), "has 1 entries, not 2"),
-    (at(*BLOCK, "parameters", to=[1.5]), "no hexadecimal number"),
-    (at(*BLOCK, "parameters", to=["nan"]), "is no number"),
-    (at(*BLOCK, "parameters", to=["0x1p+99999"]), "no hexadecimal number"),
-    (at(*BLOCK, "bound", to="-0x1p-9"), "a bound below 0"),
-    (at(*BLOCK, "program", "domain", to="0x0p+0"), "an empty domain"),
-    (at(*BLOCK, "form", to="best"), "form of a block is not one of"),
-    (at(*BLOCK, "projections", to=7), "is no object"),
-    (at(*BLOCK, "y", to=None), "is no text"),
-    (at(*BLOCK, "projections", "result", to=""), "has an empty name"),
-    (at(*BLOCK, "projections", "value", to={}), "has no 'data'"),
-    (at(*BLOCK, "value", to="v"), "a value and no gate"),
-    (at(*WEIGHT, "start", to=3), "a gate and no value"),
-    (at(*WEIGHT, "in_features", to=-1), "is no size"),
-    (at(*WEIGHT, "transposed", to=1), "neither true nor false"),
-    (at(*WEIGHT, "biases", to="b"), "is no list"),
-    (at(*BLOCK, "program", "heads", to=[{}]), "has no 'beta'"),
-    (at(*BLOCK, "stream", to="logits"), "reads a stream"),
-    (at(*BLOCK, "carried", to=2.5), "is no size"),
-    (at(*BLOCK, "carried", to=2**39), "too many positions"),
-    (at(*BLOCK, "options", to={"max_tokens": 2**39}), "too many positions"),
+DAMAGE = (
+    ("plan = [plan]", "the plan is no object"),
+    ("plan['version'] = 2", "its version is not 1"),
+    ("plan['version'] = True", "its version is not 1"),
+    ("del plan['tool']", "the plan has no 'tool'"),
+    ("plan['options'] = []", "options is no object"),
+    ("plan['blocks'] = {}", "blocks is no list"),
+    ("plan['blocks'][0] = None", r"blocks\[0\] is no object"),
+    ("plan['blocks'][1]['name'] = 'mlp'", "two blocks have the same name"),
+    ("block['name'] = ''", "has an empty name"),
+    ("block['name'] = 'n' * 20_000", "no text of at most"),
+    ("block['path'] = [['If']]", "has 1 entries, not 2"),
+    ("block['parameters'] = [1.5]", "no hexadecimal number"),
+    ("block['parameters'] = ['nan']", "is no number"),
+    ("block['parameters'] = ['0x1p+99999']", "no hexadecimal number"),
+    ("block['bound'] = '-0x1p-9'", "a bound below 0"),
+    ("block['program']['domain'] = '0x0p+0'", "an empty domain"),
+    ("block['form'] = 'best'", "form of a block is not one of"),
+    ("block['projections'] = 7", "is no object"),
+    ("block['y'] = None", "is no text"),
+    ("block['projections']['result'] = ''", "has an empty name"),
+    ("block['projections']['value'] = {}", "has no 'data'"),
+    ("block['value'] = 'v'", "a value and no gate"),
+    ("block['projections']['query']['start'] = 3", "a gate and no value"),
+    ("block['projections']['query']['in_features'] = -1", "is no size"),
+    ("block['projections']['query']['transposed'] = 1", "neither true nor false"),
+    ("block['projections']['query']['biases'] = 'b'", "is no list"),
+    ("block['program']['heads'] = [{}]", "has no 'beta'"),
+    ("block['stream'] = 'logits'", "reads a stream"),
+    ("block['carried'] = 2.5", "is no size"),
+    ("block['carried'] = 2**39", "too many positions"),
+    ("block['options'] = {'max_tokens': 2**39}", "too many positions"),
 )
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGE)
-def test_a_damaged_plan_is_refused(damage: Callable[[Any], Any], reason: str) -> None:
+def test_a_damaged_plan_is_refused(damage: str, reason: str) -> None:
     model = made(FOLDER / "silu-decoder.onnx", form="masked")
-    content = json.loads(text_of(model))
-    content["blocks"][0]["name"] = "mlp"
     with pytest.raises(UnreadableError, match=reason):
-        read_record(with_text(model, json.dumps(damage(content))))
+        read_record(claiming(model, f"block['name'] = 'mlp'; {damage}"))
 
 
 @pytest.mark.parametrize(

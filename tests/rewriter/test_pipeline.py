@@ -11,14 +11,12 @@ import onnx
 import pytest
 
 from passes.options import Options
-from passes.pipeline import PASSES, pipeline
+from passes.pipeline import pipeline
 from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
 from rewriter.pipeline import Pass, Unit, run_passes, split
 from tests.changes import bypass, change_values, changed, copied, reads, weight
 from tests.textmodels import SILU, mlp, text_model
-
-NAMES = [each.name for each in PASSES]
 
 
 @dataclass(frozen=True)

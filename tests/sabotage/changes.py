@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import onnx
 
 from passes.plan import Plan, apply
-from passes.programs.head import BiasToken, Head
+from passes.programs.head import Head
 from passes.programs.program import Program
 from tests import changes
 from tests.changes import change_values, nodes_of, set_nodes
@@ -65,26 +64,6 @@ def drop_residual(model: onnx.ModelProto) -> None:
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
-def reverse(values: Any) -> None:
-    """Inputs or outputs of a graph in the opposite order."""
-    copies = [deepcopy(value) for value in reversed(values)]
-    del values[:]
-    values.extend(copies)
-
-
-def branches(model: onnx.ModelProto) -> tuple[onnx.GraphProto, onnx.GraphProto]:
-    """The bodies of the first If."""
-    by_name = {entry.name: entry.g for entry in nodes_of(model, "If")[0].attribute}
-    return by_name["then_branch"], by_name["else_branch"]
-
-
-def exchange(first: onnx.GraphProto, second: onnx.GraphProto) -> None:
-    """Each becomes the other."""
-    data = first.SerializeToString()
-    first.CopyFrom(second)
-    second.ParseFromString(data)
-
-
 def strip(model: onnx.ModelProto) -> None:
     """Everything lost that no runtime reads."""
     del model.metadata_props[:]
@@ -122,13 +101,6 @@ def flipped(data: bytes) -> bytes:
     """One bit of the largest tensor, the lowest of a mantissa."""
     place = data.index(largest(onnx.ModelProto.FromString(data)).raw_data)
     return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
-
-
-def round_weights(model: onnx.ModelProto) -> None:
-    """Matrices in float32 with values of float16."""
-    for tensor in model.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.FLOAT and len(tensor.dims) == 2 and tensor.raw_data:
-            change_values(tensor, "v = v.astype(np.float16)")
 
 
 def shift_external(model: onnx.ModelProto) -> None:
@@ -174,16 +146,6 @@ def steeper(program: Program, factor: float) -> Program:
         return replace(head, beta=head.beta * factor, bias_tokens=tokens)
 
     return each_head(program, change)
-
-
-def one_fewer(head: Head) -> Head:
-    """The last bias token missing."""
-    return replace(head, bias_tokens=head.bias_tokens[:-1] or (BiasToken(value=1.0),))
-
-
-def swapped_tokens(head: Head) -> Head:
-    """Key and value of bias tokens swapped."""
-    return replace(head, bias_tokens=tuple(replace(t, slope=t.value, value=t.slope) for t in head.bias_tokens))
 
 
 _OWN = ("run", "value", "changes")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from flint import Ordering, arb, arb_series, fmpq, fmpq_mpoly_ctx
 
@@ -191,13 +191,12 @@ def _softplus(x: arb) -> arb:
 _MOST_DEGREE, _MOST_POWER = 200, 40
 
 
-class Quotient:
+class Quotient(NamedTuple):
     """numerator / denominator, or the logarithm of one that is positive."""
 
-    __slots__ = ("denominator", "logarithm", "numerator")
-
-    def __init__(self, numerator: Any, denominator: Any, *, logarithm: bool = False) -> None:
-        self.numerator, self.denominator, self.logarithm = numerator, denominator, logarithm
+    numerator: Any
+    denominator: Any
+    logarithm: bool = False
 
 
 class Algebra(Arithmetic[Quotient]):

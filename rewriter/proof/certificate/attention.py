@@ -19,6 +19,7 @@ the same shape, which are those that were laid out, or linear layers of the rows
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -60,8 +61,9 @@ from rewriter.proof.certificate.expressions import (
     substitute,
     total,
 )
-from rewriter.proof.certificate.graphs import Model, Rows, Scope, Tensor
-from rewriter.proof.certificate.rows import Layer
+from rewriter.proof.certificate.graphs import Model, Scope, Tensor
+from rewriter.proof.certificate.regions import Region
+from rewriter.proof.certificate.rows import Layer, cut_of, read_layer
 
 NEGLIGIBLE = 1e-30
 """What all other tokens together may add to a token, relative to 1: far below the rounding of every type."""
@@ -115,8 +117,7 @@ class _Count:
         """Whether it is the same, for every i, j and T. Raises _Reason where that depends on them."""
         gap = self.plus(other, -1)
         low, high = gap.ends()
-        two_tokens = gap == _Count(0, gap.own, -gap.own, 0)  # a multiple of i - j
-        if not two_tokens and low <= 0 <= high and gap != _Count():
+        if low <= 0 <= high and gap not in (_Count(), _Count(own=gap.own, other=-gap.own)):  # a multiple of i - j
             raise _Reason(_DEPENDS)
         return gap == _Count()
 
@@ -219,36 +220,31 @@ def _reader_of(scope: Scope, node: onnx.NodeProto) -> _Reader | None:
 
 
 def _unfold(scope: Scope, name: str, node: onnx.NodeProto, reader: _Reader, names: set[str]) -> None:
-    layers: list[tuple[onnx.NodeProto, str]] = []
     source = scope.find(node.input[0])
-    while node.op_type == "Slice" and (after := _constant_operand(source)) is not None and source.node is not None:
-        layers.insert(0, (source.node, after))
-        source = scope.find(source.node.input[0])
-    if node.op_type == "Slice" and not layers:
+    layer = read_layer(source) if node.op_type == "Slice" else None
+    if node.op_type == "Slice" and layer is None:
         raise _Unread(f"{source.label} is no linear layer")
-    function, added = reader.function(source if layers or reader.shaped else scope.find(name))
+    function, added = reader.function(layer.source if layer else source if reader.shaped else scope.find(name))
     if reader.shaped is None and any(each.startswith(f"{name}/") for each in names):
         raise _Unread(f"{name} has a name like those of tensors inside")
     used = [part for part in ordered(function) if part.operator == "leaf"]
-    operands = [reader.define(scope, f"{name}/layer_{part.value}", part) for part in used]
-    rows = f"{name}/rows" if layers else name
-    scope.rows[rows] = Rows(function, tuple(used), added, reader.tokens, tuple(reader.inside))
-    made = onnx.helper.make_node("Heads", operands, [rows])
+    leaves = {part: reader.define(scope, f"{name}/layer_{part.value}", part) for part in used}
+    heads = f"{name}/rows" if layer else name
+    inside, together = frozenset(reader.inside), len(used) > 1
+    scope.heads[heads] = Region(function, leaves, inside, together=together, added=added, tokens=reader.tokens)
+    made = onnx.helper.make_node("Heads", [tensor.name for tensor in leaves.values()], [heads])
     scope.define(made, source.elem_type)
-    for place, (layer, after) in enumerate(layers):
-        last = place == len(layers) - 1
-        made = onnx.helper.make_node(layer.op_type, [made.output[0], after], [name if last else f"{name}/{place}"])
-        scope.define(made, source.elem_type)
+    if layer:
+        _define(scope, name, replace(layer, source=scope.find(heads)), source.elem_type)
 
 
-def _constant_operand(tensor: Tensor) -> str | None:
-    """The second operand of a linear layer's product or sum, if it is constant: a matrix or a vector."""
-    node = tensor.node
-    if node is None or key_of(node) not in (("", "MatMul"), ("", "Add")):
-        return None
-    value = folded(tensor.scope.find(node.input[1]))
-    fits = value is not None and (value.ndim == 2 if node.op_type == "MatMul" else value.ndim == 1)
-    return node.input[1] if fits else None
+def _define(scope: Scope, name: str, layer: Layer, elem_type: int) -> None:
+    """Let nodes make a layer."""
+    scope.constant(f"{name}/W", layer.weight)
+    scope.constant(f"{name}/b", layer.bias)
+    product = onnx.helper.make_node("MatMul", [layer.source.name, f"{name}/W"], [f"{name}/product"])
+    scope.define(product, elem_type)
+    scope.define(onnx.helper.make_node("Add", [f"{name}/product", f"{name}/b"], [name]), elem_type)
 
 
 class _Reader:
@@ -272,17 +268,13 @@ class _Reader:
         self.leaks: dict[Expression, float] = {}
         self.tokens: int | None = None
 
-    def define(self, scope: Scope, name: str, part: Expression) -> str:
-        """The name of the tensor that a leaf stands for: one that was laid out, or a layer of x, which is added."""
+    def define(self, scope: Scope, name: str, part: Expression) -> Tensor:
+        """The tensor that a leaf stands for: one that was laid out, or a layer of x, which is added."""
         source = self._sources[int(str(part.value)) // 2]
         if isinstance(source, Tensor):
-            return source.name
-        x = source.source
-        scope.constant(f"{name}/W", source.weight)
-        scope.constant(f"{name}/b", source.bias)
-        scope.define(onnx.helper.make_node("MatMul", [x.name, f"{name}/W"], [f"{name}/product"]), x.elem_type)
-        scope.define(onnx.helper.make_node("Add", [f"{name}/product", f"{name}/b"], [name]), x.elem_type)
-        return name
+            return source
+        _define(scope, name, source, source.source.elem_type)
+        return scope.find(name)
 
     def entries(self, tensor: Tensor) -> _Entries:
         """The entries of a tensor. Raises _Unread for one that has none."""
@@ -296,7 +288,8 @@ class _Reader:
         found = self.entries(tensor)
         if self.shaped is None:
             rows = (_TOKENS, _ROWS) if self._cut else (_TOKENS,)
-            fits = found.axes[0] == _BATCH and found.axes[1] in rows and found.values.size == found.values.shape[1]
+            fits = len(found.axes) == 3 and found.axes[0] == _BATCH and found.axes[1] in rows
+            fits = fits and found.values.size == found.values.shape[1]
         else:
             fits = tuple(axis for axis in found.axes if axis != 1) == _LAID_OUT and found.values.size == 1
         if not fits:
@@ -348,7 +341,7 @@ class _Reader:
             if node is None or self._depth > DEEPEST or (tensor.place and node.op_type != "Split"):
                 raise _Unread(f"{tensor.label} is not made of the tokens and bias tokens of its block alone")
             if key_of(node) == ("", "Split"):
-                found = self._part(tensor, node)
+                found = self._part(tensor)
             else:
                 read = _SPECIAL.get(key_of(node), _Reader.elementwise)
                 found = self._counted(tensor, node) or read(self, tensor.scope, node)
@@ -534,17 +527,14 @@ class _Reader:
             made[0, 0, _OWN, _OTHER] = _Others(_MOST_ROWS - below)
         return replace(scores, values=made) if weights else None
 
-    def _part(self, tensor: Tensor, node: onnx.NodeProto) -> _Entries | None:
+    def _part(self, tensor: Tensor) -> _Entries | None:
         """Some of the keys."""
-        found = self.entries(tensor.scope.find(node.input[0]))
-        parts = sizes(tensor.scope.find(node.input[1])) if len(node.input) > 1 else integers_of(node, "split")
-        if not parts or integer_of(node, "axis", 0) not in (len(found.axes) - 1, -1):
+        found = cut_of(tensor)
+        entries = None if found is None else self.entries(found[0])
+        if found is None or entries is None or found[1] not in (len(entries.axes) - 1, -1):
             return None
-        ends = [int(each) for each in parts if isinstance(each, int)]
-        start = sum(ends[: tensor.place])
-        return _Entries(
-            (*found.axes[:-1], ends[tensor.place]), found.along(-1)[..., start : start + ends[tensor.place]]
-        )
+        values = entries.along(-1)[..., found[2]]
+        return _Entries((*entries.axes[:-1], values.shape[-1]), values)
 
     def reshape(self, scope: Scope, node: onnx.NodeProto) -> _Entries | None:
         """Entries in order, in three axes; columns as heads, heads as columns, or positions as a column."""
@@ -652,13 +642,13 @@ _SPECIAL = {
     ("", "Unsqueeze"): _Reader.unsqueeze,
 }
 
-_PLAIN: Mapping[tuple[tuple[str, str], type], Callable[..., Any]] = {
-    (("", "Add"), _Count): lambda a, b: a.plus(b),
-    (("", "Less"), _Count): lambda a, b: a.less(b),
-    (("", "Equal"), _Count): lambda a, b: a.equal(b),
-    (("", "Not"), bool): lambda a: not a,
-    (("", "And"), bool): lambda a, b: a and b,
-    (("", "Or"), bool): lambda a, b: a or b,
+_PLAIN: Mapping[tuple[str, str], tuple[type, Callable[..., Any]]] = {
+    ("", "Add"): (_Count, _Count.plus),
+    ("", "Less"): (_Count, _Count.less),
+    ("", "Equal"): (_Count, _Count.equal),
+    ("", "Not"): (bool, operator.not_),
+    ("", "And"): (bool, operator.and_),
+    ("", "Or"): (bool, operator.or_),
 }
 """Operators on positions and conditions."""
 
@@ -670,17 +660,15 @@ def _function(scope: Scope, node: onnx.NodeProto) -> Callable[..., Any] | None:
         return _chosen
     if key == ("", "Clip"):
         ends = clip_ends(scope, node)
-        return None if ends is None else lambda x: clip(_real(x), *ends)
-    if key not in OPERATORS and all(key != known for known, _ in _PLAIN):
+        return lambda x: clip(_real(x), *ends)
+    kind, plain = _PLAIN.get(key, (object, None))
+    if key not in OPERATORS and plain is None:
         return None
 
     def apply(*operands: Any) -> Any:
-        kinds = {type(each) for each in operands}
-        plain = _PLAIN.get((key, kinds.pop())) if len(kinds) == 1 else None
-        made = scalar_operator(key, given, list(map(_real, operands))) if plain is None else plain(*operands)
-        if made is None:
-            raise _Reason("is not known to act on rows one by one")
-        return made
+        if plain is not None and all(isinstance(each, kind) for each in operands):
+            return plain(*operands)
+        return scalar_operator(key, given, list(map(_real, operands)))
 
     return apply
 
@@ -722,14 +710,11 @@ def _more(one: Tensor | Layer, two: Tensor | Layer) -> Fraction | None:
 def _beside(parts: Sequence[_Entries], axis: int) -> _Entries:
     """The parts along one axis of keys. Raises _Reason where the others differ."""
     at = range(len(parts[0].axes))[axis]
-    sized = [each.along(at) for each in parts]
     rest = [(*each.axes[:at], 1, *each.axes[at + 1 :]) for each in parts]
     if any(each != rest[0] for each in rest):
         raise _Reason("has parts with other axes")
-    shape = np.broadcast_shapes(*((*each.shape[:at], 1, *each.shape[at + 1 :]) for each in sized))
-    full = [np.broadcast_to(each, (*shape[:at], each.shape[at], *shape[at + 1 :])) for each in sized]
-    joined = np.concatenate([each.astype(object) for each in full], axis=at)
-    return _Entries((*rest[0][:at], joined.shape[at], *rest[0][at + 1 :]), joined)
+    rows = [row for each in parts for row in np.moveaxis(each.along(at), at, 0)]
+    return _Entries((*rest[0][:at], len(rows), *rest[0][at + 1 :]), np.stack(np.broadcast_arrays(*rows), axis=at))
 
 
 def _distance(own: Any, other: Any) -> float | None:
@@ -776,19 +761,16 @@ def _between_positions(queries: _Stream, keys: _Stream) -> _Entries | None:
     """Scores between positions, which must be the same for all tokens, all pairs of two tokens, and each bias token."""
     if queries.x or keys.x or queries.turned or not keys.turned or queries.bias is None or keys.bias is None:
         return None
-    if queries.batch != keys.batch or len(queries.table) != len(keys.table):
+    if (queries.batch, len(queries.table), len(queries.bias)) != (keys.batch, len(keys.table), len(keys.bias)):
         return None
-    own, bias = queries.table.T, queries.bias.T
-    tokens, on_bias = _picked(keys.table, own).T, _picked(keys.bias, own).T
-    from_bias, within = _picked(keys.table, bias).T, _picked(keys.bias, bias).T
-    count = len(tokens)
-    diagonal = np.diagonal(tokens)
-    beside = tokens[~np.eye(count, dtype=bool)] if count > 1 else diagonal
-    alike = (diagonal == diagonal[0]).all() and (beside == beside[0]).all()
-    if not alike or (on_bias != on_bias[:1]).any() or (from_bias != from_bias[:, :1]).any():
+    pairs = _picked(np.concatenate([keys.table, keys.bias]), np.concatenate([queries.table, queries.bias]).T).T
+    count, bias_tokens = len(queries.table), len(queries.bias)
+    rows = [0, min(1, count - 1), *range(count, len(pairs))]  # token i, token j, and the bias tokens
+    numbers = pairs[np.ix_(rows, rows)]
+    of_all = [_OWN] * count + [*range(2, 2 + bias_tokens)]
+    alike = numbers[np.ix_(of_all, of_all)]
+    alike[:count, :count] = np.where(np.eye(count), numbers[_OWN, _OWN], numbers[_OWN, _OTHER])
+    if (pairs != alike).any():
         raise _Reason("gives some positions other scores than others")
-    first = np.array([[diagonal[0], beside[0]], [beside[0], diagonal[0]]])
-    blocks = [[first, np.repeat(on_bias[:1], 2, axis=0)], [np.repeat(from_bias[:, :1], 2, axis=1), within]]
-    numbers = np.block(blocks)
     scores = _objects([constant(float(each)) for each in numbers.ravel()]).reshape(1, *numbers.shape)
     return _Entries((queries.batch, _ROWS, _ROWS), scores)

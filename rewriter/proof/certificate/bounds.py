@@ -202,7 +202,7 @@ class _Search:
         for piece in self._pieces:
             for y in _probes(piece.low, piece.high):
                 if y not in self.roots:
-                    self._probe(piece, y)
+                    self._measured(piece, y)
                 if self.lower > limit:
                     return self.lower
                 if self.undefined is not None:
@@ -277,18 +277,13 @@ class _Search:
         piece = self.piece(y, y)
         upper = 0.0 if self.equal(piece) else self._measured(piece, y)
         self.exact = self.exact and upper == 0.0
-        self.undefined = y if math.isinf(upper) else self.undefined
         return upper
-
-    def _probe(self, piece: _Piece, y: fmpq) -> None:
-        """Raise the lower bound, if y does."""
-        if math.isinf(self._measured(piece, y)):
-            self.undefined = y
 
     def _measured(self, piece: _Piece, y: fmpq) -> float:
         """An upper bound at a number, which may also raise the lower one; infinite where it is not defined."""
         with suppress(Undecided), precision(4 * _PRECISION + _bits(y, y)):
             return self.by_intervals(piece, y, y)
+        self.undefined = y
         return math.inf
 
     def _found(self, gap: arb, a: arb, y: fmpq) -> None:
@@ -412,8 +407,8 @@ class _Series:
 
 
 def _bits(low: fmpq, high: fmpq) -> int:
-    """Those of the largest |y|."""
-    return int(max(abs(low), abs(high))).bit_length()
+    """Those of the largest |y|^3, whose exponential GELU by tanh takes: flint has none of numbers of more bits."""
+    return 3 * int(max(abs(low), abs(high))).bit_length()
 
 
 def _float(number: fmpq) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
@@ -31,6 +31,7 @@ from rewriter.proof.certificate.expressions import (
     VARIABLE,
     ZERO,
     Expression,
+    NotAFunction,
     constant,
     degree_in,
     div,
@@ -208,7 +209,7 @@ def certify(
         unfold(a)
         unfold(b)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
-    except NotCertifiable as error:
+    except (NotAFunction, NotCertifiable) as error:
         refusals = (Refusal("", "", "", str(error)),)
     finally:
         sys.setrecursionlimit(before)
@@ -248,18 +249,6 @@ def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> boo
         if node.op_type == "Exp" or read & powers:
             powers.update(node.output)
     return False
-
-
-def _origin(view: GraphView, name: str, known: Collection[str]) -> str:
-    """The next tensor above another that has one of the known names; itself where there is none."""
-    pending = [name]
-    while pending:
-        found = pending.pop()
-        if found in known:
-            return found
-        if found in view.producer:
-            pending += reads(view.nodes[view.producer[found]])
-    return name
 
 
 def _interface(a: Model, b: Model) -> Iterator[Refusal]:
@@ -381,8 +370,9 @@ class _Matching:
         ours, theirs = (cut(side.scope.model.views[block.path], block.reads, ends) for side in (a, b))
         foreign = [name for name in theirs.inputs if name not in ours.inputs]
         if foreign:
-            known = {*a.scope.made, *a.scope.inputs}
-            text = f"its heads read {quoted(_origin(view, foreign[0], known))}, which is not an input of its block"
+            known, every = {*a.scope.made, *a.scope.inputs}, {node.op_type for node in view.nodes}
+            source = next((name for name in view.back(foreign[0], every, known) if name in known), foreign[0])
+            text = f"its heads read {quoted(source)}, which is not an input of its block"
             return self._refused(a, b, 0, text, refuted=True, block=block.name)
         if self._must_be_certified(a, b, block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
@@ -449,15 +439,9 @@ class _Matching:
             return self._refused(a, b, 0, _NARROWER)
         if not ours.equals(theirs):
             return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
-        if not rows and not self._same_shape(a, b, ours, theirs):
-            return self._refused(a, b, 1, f"may have other axes than {a.name}")
-        return True
-
-    def _same_shape(self, a: Tensor, b: Tensor, ours: Layer, theirs: Layer) -> bool:
-        """Whether two layers of the same entries lay them out alike: as rows of a matrix, or both as one tensor is."""
-        if all(_is_matrix(each, layer) for each, layer in ((a, ours), (b, theirs))):
-            return True
-        return self._same_front(a, b)
+        # The same entries are laid out alike as rows of a matrix, or both as one tensor is.
+        alike = rows or (_is_matrix(a, ours) and _is_matrix(b, theirs)) or self._same_front(a, b)
+        return alike or self._refused(a, b, 1, f"may have other axes than {a.name}")
 
     def _same_front(self, a: Tensor, b: Tensor) -> bool:
         """Whether the axes in front of the last are the same."""

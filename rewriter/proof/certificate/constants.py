@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import onnx
@@ -12,15 +12,17 @@ from flint import fmpq
 from rewriter.graph.constants import computed
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import attributes, integer_of, key_of
-from rewriter.proof.certificate.expressions import Expression, constant
+from rewriter.proof.certificate.expressions import Expression, NotAFunction, constant
 from rewriter.proof.certificate.graphs import Scope, Tensor
 
+_MOST_AXES = 64
+"""A longer shape is not followed."""
 DEEPEST = 100
 """How many operators are followed upwards."""
 _LAYOUT = {"Reshape", "Unsqueeze", "Squeeze", "Flatten"}
 """Operators that keep the entries of their first operand in order."""
 _MOST_ENTRIES = 2**28
-"""A constant that is expanded further is not read."""
+"""A constant that is expanded or joined further is not read."""
 WIDTHS: dict[int, int] = {
     onnx.TensorProto.FLOAT16: 1,
     onnx.TensorProto.BFLOAT16: 1,
@@ -49,14 +51,40 @@ def widens(source: int, node: onnx.NodeProto) -> bool:
     return holds(integer_of(node, "to", 0), source)
 
 
+Found = TypeVar("Found")
+
+
+def remembered(function: Callable[[Tensor, int], Found]) -> Callable[..., Found]:
+    """A function of a tensor that is asked once about each: operators may read what they follow many times over."""
+
+    def known(tensor: Tensor, depth: int = 0) -> Found:
+        found, key = tensor.scope.found, (function, tensor)
+        if key not in found:
+            found[key] = function(tensor, depth)
+        return found[key]  # type: ignore[no-any-return]
+
+    return known
+
+
 _CHOSEN = {"Equal", "Less", "Or", "Where"}
 _LAID_OUT = {"Cast", "Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 _CALCULATED = {"Add", "Mul"}
 """Functions of real numbers, computed in float64."""
 
 
-def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
+def folded(tensor: Tensor) -> np.ndarray | None:
     """The values of a constant, or of constants that are only laid out in another way; None for anything else."""
+    return _folded(tensor, {}, 0)
+
+
+def _folded(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int) -> np.ndarray | None:
+    """The same; weights are large, and known no longer than until it is found."""
+    if tensor not in known:
+        known[tensor] = _computed(tensor, known, depth)
+    return known[tensor]
+
+
+def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int) -> np.ndarray | None:
     if tensor.constant is not None:
         return tensor.scope.model.read(tensor.constant)
     node, versions = tensor.node, tensor.scope.model.opsets
@@ -64,7 +92,7 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
         return None
     values: dict[str, np.ndarray] = {}
     for name in node.input:
-        value = folded(tensor.scope.find(name), depth + 1) if name else None
+        value = _folded(tensor.scope.find(name), known, depth + 1) if name else None
         if value is None:
             return None
         values[name] = value
@@ -79,7 +107,9 @@ def folded(tensor: Tensor, depth: int = 0) -> np.ndarray | None:
         if any(value.dtype not in (np.float32, np.float64) for value in values.values()):
             return None
         values = {name: value.astype(np.float64) for name, value in values.items()}
-    if node.op_type == "Expand" and np.prod(values[node.input[1]], dtype=float) > _MOST_ENTRIES:
+    expands, joined = node.op_type == "Expand", sum(values[name].size for name in node.input)
+    entries = np.prod(values[node.input[1]], dtype=float) if expands else joined if node.op_type == "Concat" else 0
+    if entries > _MOST_ENTRIES:
         return None
     try:
         return np.asarray(computed([node], values, node.output, versions)[tensor.place])
@@ -116,14 +146,14 @@ def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
     return tensor
 
 
-def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Expression | None] | None:
-    """Both ends of a Clip, None for an infinite one; None for a Clip that is not read."""
+def clip_ends(scope: Scope, node: onnx.NodeProto) -> tuple[Expression | None, Expression | None]:
+    """Both ends of a Clip, None for an infinite one. Raises NotAFunction for a Clip that is not read."""
     ends: list[Expression | None] = []
     for place, (name, nowhere) in enumerate((("min", -np.inf), ("max", np.inf)), 1):
         given = node.input[place] if len(node.input) > place else ""
         numbers = scope.find(given).values if given else np.array(attributes(node).get(name, nowhere))
         if numbers is None or numbers.size != 1 or np.isnan(end := float(numbers.ravel()[0])) or end == -nowhere:
-            return None
+            raise NotAFunction("the ends of a Clip are not two numbers")
         ends.append(None if np.isinf(end) else constant(end))
     return ends[0], ends[1]
 
@@ -143,7 +173,8 @@ Sizes = list[int | Axes]
 """A shape: numbers, and axes of tensors."""
 
 
-def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
+@remembered
+def sizes(shape: Tensor, depth: int) -> Sizes | None:
     """What a shape is put together from; None where that is anything else."""
     if shape.values is not None:
         return [int(size) for size in shape.values.ravel()]
@@ -153,7 +184,9 @@ def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
     if node.op_type == "Shape":
         return None if node.attribute else [Axes(scope.find(node.input[0]))]
     if node.op_type == "Concat" and integer_of(node, "axis", 0) in (0, -1):
-        return _joined([sizes(scope.find(name), depth + 1) for name in node.input])
+        parts = [sizes(scope.find(name), depth + 1) for name in node.input]
+        most = None in parts or sum(len(part or ()) for part in parts) > _MOST_AXES
+        return None if most else _joined(each for part in parts for each in part or ())
     if node.op_type not in ("Gather", "Slice", "Unsqueeze"):
         return None
     whole = sizes(scope.find(node.input[0]), depth + 1)
@@ -171,13 +204,10 @@ def sizes(shape: Tensor, depth: int = 0) -> Sizes | None:
     return [whole[0]._replace(start=start, stop=start + 1 or None)] if start >= -1 else None
 
 
-def _joined(parts: list[Sizes | None]) -> Sizes | None:
+def _joined(parts: Iterable[int | Axes]) -> Sizes:
     joined: Sizes = []
-    for part in parts:
-        if part is None:
-            return None
-        for each in part:
-            joined[-1:] = _beside(joined[-1], each) if joined else [each]
+    for each in parts:
+        joined[-1:] = _beside(joined[-1], each) if joined else [each]
     return joined
 
 

@@ -15,13 +15,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
+from functools import cache, reduce
 
 import numpy as np
+import onnx
 from flint import fmpq
 
 from rewriter.errors import RewriteError
 
+_MOST_BITS = 2**17
+"""Of numerator and denominator: products of products double them."""
 FUNCTIONS = ("exp", "erf", "softplus", "sqrt")
 """The transcendental and algebraic functions of one operand."""
 
@@ -31,7 +34,7 @@ Line = tuple[fmpq, fmpq]
 
 
 class NotAFunction(RewriteError):  # noqa: N818 - says what the expression is
-    """An expression that is undefined everywhere, such as a division by the constant 0."""
+    """An expression that is undefined everywhere, such as a division by the constant 0, or not known."""
 
 
 class Kink(Exception):  # noqa: N818 - not an error: a smaller piece has none
@@ -83,8 +86,11 @@ def rational(number: float | Fraction | fmpq) -> fmpq:
 
 
 def constant(number: float | Fraction | fmpq) -> Expression:
-    """A rational constant."""
-    return _made("constant", value=rational(number))
+    """A rational constant. Raises NotAFunction where it is not finite, or products have made it far too long."""
+    value = rational(number)
+    if max(int(part).bit_length() for part in (value.p, value.q)) > _MOST_BITS:
+        raise NotAFunction("a constant is too long to be computed with")
+    return _made("constant", value=value)
 
 
 def leaf(number: int) -> Expression:
@@ -343,10 +349,11 @@ Attributes = Mapping[str, object]
 _MOST_EXPONENT = 8
 
 
-def _float(attributes: Attributes, name: str, default: float) -> Expression:
+def _float(attributes: Attributes, name: str) -> Expression:
     value = attributes.get(name)
-    # Attributes are float32 numbers, and so are the defaults that the specifications write in decimals.
-    return constant(float(value) if isinstance(value, (int, float)) else float(np.float32(default)))
+    if not isinstance(value, (int, float)):
+        raise NotAFunction(f"its attribute {name} is no number")
+    return constant(value)
 
 
 def _elu(x: Expression, alpha: Expression) -> Expression:
@@ -379,12 +386,13 @@ def _function(name: str) -> Rule:
     return lambda x, _: apply(name, x[0])
 
 
-def _swish(default: float) -> Rule:
-    return lambda x, a: mul(x[0], sigmoid(mul(_float(a, "alpha", default), x[0])))
+def _swish(x: Sequence[Expression], attributes: Attributes) -> Expression:
+    return mul(x[0], sigmoid(mul(_float(attributes, "alpha"), x[0])))
 
 
-_SELU_ALPHA, _SELU_GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
-"""Selu's defaults: the float32 numbers of the specification."""
+def _celu(x: Expression, alpha: Expression) -> Expression:
+    return where(x, x, mul(alpha, sub(apply("exp", div(x, alpha)), ONE)))
+
 
 MICROSOFT = "com.microsoft"
 
@@ -399,40 +407,45 @@ OPERATORS: Mapping[tuple[str, str], Rule] = {
     ("", "Reciprocal"): _unary(lambda x: div(ONE, x)),
     ("", "Abs"): _unary(_absolute),
     ("", "Relu"): _unary(lambda x: maximum(x, ZERO)),
-    ("", "LeakyRelu"): lambda x, a: where(x[0], x[0], mul(_float(a, "alpha", 0.01), x[0])),
+    ("", "LeakyRelu"): lambda x, a: where(x[0], x[0], mul(_float(a, "alpha"), x[0])),
     ("", "PRelu"): lambda x, _: where(x[0], x[0], mul(x[1], x[0])),
-    ("", "Elu"): lambda x, a: _elu(x[0], _float(a, "alpha", 1.0)),
-    ("", "Selu"): lambda x, a: mul(
-        _float(a, "gamma", _SELU_GAMMA), _elu(x[0], _float(a, "alpha", _SELU_ALPHA))
-    ),
-    ("", "Celu"): lambda x, a: where(
-        x[0],
-        x[0],
-        mul(_float(a, "alpha", 1.0), sub(apply("exp", div(x[0], _float(a, "alpha", 1.0))), ONE)),
-    ),
-    ("", "HardSigmoid"): lambda x, a: clip(
-        add(mul(_float(a, "alpha", 0.2), x[0]), _float(a, "beta", 0.5)), ZERO, ONE
-    ),
+    ("", "Elu"): lambda x, a: _elu(x[0], _float(a, "alpha")),
+    ("", "Selu"): lambda x, a: mul(_float(a, "gamma"), _elu(x[0], _float(a, "alpha"))),
+    ("", "Celu"): lambda x, a: _celu(x[0], _float(a, "alpha")),
+    ("", "HardSigmoid"): lambda x, a: clip(add(mul(_float(a, "alpha"), x[0]), _float(a, "beta")), ZERO, ONE),
     ("", "HardSwish"): lambda x, _: mul(x[0], clip(add(mul(constant(fmpq(1, 6)), x[0]), HALF), ZERO, ONE)),
     ("", "Softsign"): lambda x, _: div(x[0], add(ONE, _absolute(x[0]))),
-    ("", "Swish"): _swish(1.0),
-    ("", "SwiGLU"): lambda x, a: mul(mul(x[0], sigmoid(mul(_float(a, "alpha", 1.0), x[0]))), x[1]),
+    ("", "Swish"): _swish,
     ("", "Mish"): lambda x, _: mul(x[0], tanh(apply("softplus", x[0]))),
     ("", "Gelu"): lambda x, a: gelu(x[0], approximate=a.get("approximate") == b"tanh"),
     ("", "Pow"): lambda x, _: _power(x),
     (MICROSOFT, "Gelu"): _unary(gelu),
     (MICROSOFT, "FastGelu"): lambda x, _: gelu(x[0], approximate=True) if len(x) == 1 else None,
-    (MICROSOFT, "QuickGelu"): _swish(1.702),
+    (MICROSOFT, "QuickGelu"): lambda x, a: _swish(x, {"alpha": float(np.float32(1.702)), **a}),
 }  # fmt: skip
 """Each elementwise operator by its published definition; the default domain is the empty string. An operator that is
 not here is not elementwise. Clip, Where, Cast and Softmax have rules of their own, where graphs are read."""
 
 
-def scalar_operator(key: tuple[str, str], attributes: Attributes, operands: Sequence[Expression]) -> Expression | None:
-    """What an operator computes of its operands; None where it is not known to be elementwise.
+@cache
+def defaults(key: tuple[str, str], version: int = onnx.defs.onnx_opset_version()) -> Mapping[str, onnx.AttributeProto]:
+    """The attributes that an operator has without being told; none for one that ONNX does not specify."""
+    try:
+        schema = onnx.defs.get_schema(key[1], version, key[0])
+    except onnx.defs.SchemaError:
+        return {}
+    return {name: each.default_value for name, each in schema.attributes.items() if each.default_value.name}
+
+
+def scalar_operator(key: tuple[str, str], given: Attributes, operands: Sequence[Expression]) -> Expression:
+    """What an operator computes of its operands.
 
     Raises:
-        NotAFunction: it divides by the constant 0.
+        NotAFunction: it is not known to be elementwise, or divides by the constant 0.
     """
     rule = OPERATORS.get(key)
-    return None if rule is None or not operands else rule(operands, attributes)
+    known = {name: onnx.helper.get_attribute_value(each) for name, each in defaults(key).items()}
+    made = None if rule is None or not operands else rule(operands, {**known, **given})
+    if made is None:
+        raise NotAFunction(f"{key[1]} is not known to be elementwise")
+    return made

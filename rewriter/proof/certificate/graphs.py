@@ -12,8 +12,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import onnx
@@ -39,7 +39,7 @@ from rewriter.graph.view import (
     opsets,
 )
 from rewriter.graph.walk import all_graphs, is_external, iter_nodes, iter_tensors, subgraphs
-from rewriter.proof.certificate.expressions import Expression, listing
+from rewriter.proof.certificate.expressions import defaults, listing
 from rewriter.text import one_line, quoted
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
@@ -55,7 +55,6 @@ FUNCTION, SOURCE, HEADS = "(function)", "(source)", "(heads)"
 """Stand among the attributes of a node for the content of the function that it calls, the numbers that it draws, and
 what heads were read as."""
 
-Kind = Literal["node", "constant", "input"]
 Function = tuple[str, str, str]
 """Domain, name and overload."""
 
@@ -71,7 +70,6 @@ class Tensor:
     Attributes:
         scope: the graph that makes it.
         name: its name there.
-        kind: made by a node, a constant, or an input of the graph.
         node: the node that makes it.
         place: the position among the outputs of the node, or among the inputs of the graph.
         constant: its value, if it is one; large ones are not read.
@@ -79,7 +77,6 @@ class Tensor:
 
     scope: Scope
     name: str
-    kind: Kind
     node: onnx.NodeProto | None = None
     place: int = 0
     constant: onnx.TensorProto | None = None
@@ -88,6 +85,11 @@ class Tensor:
     def number(self) -> str:
         """The digest of what it is computed from."""
         return self.scope.number(self.name)
+
+    @property
+    def kind(self) -> str:
+        """Whether it is a constant, an input of the graph, or made by a node."""
+        return "constant" if self.constant is not None else "input" if self.node is None else "node"
 
     @property
     def elem_type(self) -> int:
@@ -118,25 +120,6 @@ class Tensor:
         if self.constant is None or np.prod(self.constant.dims, dtype=float) > _MOST_VALUES:
             return None
         return self.scope.model.read(self.constant)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A function of the entries of rows.
-
-    Attributes:
-        expression: over the leaves.
-        leaves: they stand for the operands of the node, in order.
-        added: the most that the rows of other tokens add to it.
-        tokens: the longest sequence that the graph takes; None where it takes any.
-        inside: the tensors that it was read from.
-    """
-
-    expression: Expression
-    leaves: tuple[Expression, ...]
-    added: float
-    tokens: int | None
-    inside: tuple[Tensor, ...]
 
 
 class Model:
@@ -253,9 +236,9 @@ class Scope:
         made: tensor to the node that makes it and the place among its outputs.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
-        extents: what `rewriter.proof.certificate.rows.extent` found so far.
+        found: what functions found of its tensors so far (`rewriter.proof.certificate.constants.remembered`).
         path: the way from the main graph, as in `rewriter.graph.view.Path`.
-        rows: by tensor, what `rewriter.proof.certificate.attention` read as a function of rows.
+        heads: by tensor, the `regions.Region` that `rewriter.proof.certificate.attention` read.
         unread: by tensor, why it was not.
     """
 
@@ -283,8 +266,8 @@ class Scope:
         )
         self.bodies: dict[tuple[int, str], Scope] = {}
         self.numbers: dict[str, str] = {}
-        self.extents: dict[Tensor, Any] = {}
-        self.rows: dict[str, Rows] = {}
+        self.found: dict[tuple[object, Tensor], Any] = {}
+        self.heads: dict[str, Any] = {}
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
         for node, skeleton in zip(graph.node, typed.node, strict=True):
@@ -335,12 +318,11 @@ class Scope:
                 sparse = attributes(node).get("sparse_value") if key_of(node) == ("", "Constant") else None
                 if sparse is not None:
                     constant = self.model.dense(sparse)
-                kind: Kind = "node" if constant is None else "constant"
-                found = Tensor(self, name, kind, None if constant is not None else node, place, constant)
+                found = Tensor(self, name, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
-                found = Tensor(self, name, "constant", constant=self.initializers[name])
+                found = Tensor(self, name, constant=self.initializers[name])
             elif name in self.inputs:
-                found = Tensor(self, name, "input", place=self.inputs[name])
+                found = Tensor(self, name, place=self.inputs[name])
             else:
                 return None
             self._tensors[name] = found
@@ -375,16 +357,16 @@ class Scope:
         """
         key = key_of(node)
         stated = sorted((a for a in node.attribute if a.type not in (5, 10)), key=lambda a: a.name)
-        defaults = _defaults(*key, self.model.opsets.get(key[0], 0))
+        unsaid = {a.name: self._attribute(a) for a in defaults(key, self.model.opsets.get(key[0], 0)).values()}
         found = [(a.name, self._attribute(a)) for a in stated]
-        found = [(name, value) for name, value in found if defaults.get(name) != value]
+        found = [(name, value) for name, value in found if unsaid.get(name) != value]
         if (*key, node.overload) in self.model.functions:
             found.append((FUNCTION, self.model.functions[*key, node.overload]))
         if key[0] not in _KNOWN_DOMAINS or any(part in node.op_type for part in _RANDOM):
             found.append((SOURCE, (self.path, list(node.output))))
-        rows = self.rows.get(node.output[0]) if node.output else None
-        if rows is not None:
-            found.append((HEADS, (listing(rows.expression), rows.tokens)))
+        heads = self.heads.get(node.output[0]) if node.output else None
+        if heads is not None:
+            found.append((HEADS, (listing(heads.expression), heads.tokens)))
         return found
 
     def _attribute(self, attribute: onnx.AttributeProto) -> object:
@@ -423,17 +405,6 @@ class Scope:
                 self.numbers[name] = _digest("node", place, *made)
 
 
-@cache
-def _defaults(domain: str, name: str, version: int) -> Mapping[str, object]:
-    """The values of the attributes that an operator has without being told, as `Scope.attributes` has them."""
-    try:
-        schema = onnx.defs.get_schema(name, version, domain)
-    except onnx.defs.SchemaError:
-        return {}
-    values = (each.default_value for each in schema.attributes.values())
-    return {each.name: (each.type, repr(onnx.helper.get_attribute_value(each))) for each in values if each.name}
-
-
 def _digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
@@ -458,18 +429,14 @@ def _write_out(graph: onnx.GraphProto, saturates: Callable[[onnx.NodeProto], boo
     relus: set[str] = set()
     for node in graph.node:
         relus.update(node.output if node.op_type == "Relu" else ())
-        *parts, last = _parts(node, saturates)
+        write = {**FUSED, **PRODUCTS}.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
+        *parts, last = (write and write(node)) or [node]
         if key_of(last) == ("", "QuantizeLinear") and saturates(last) and last.input[0] not in relus:
             last = deepcopy(last)
             parts.append(onnx.helper.make_node("Relu", [last.input[0]], [f"{last.output[0]}/saturated"]))
             last.input[0] = parts[-1].output[0]
         nodes += [*parts, last]
     set_nodes(graph, nodes)
-
-
-def _parts(node: onnx.NodeProto, saturates: Callable[[onnx.NodeProto], bool]) -> list[onnx.NodeProto]:
-    write = {**FUSED, **PRODUCTS}.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
-    return (write and write(node)) or [node]
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:

@@ -8,7 +8,8 @@ is taken.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -29,7 +30,6 @@ from rewriter.proof.certificate.expressions import (
     constant,
     leaf,
     ordered,
-    rational,
     scalar_operator,
     sub,
     substitute,
@@ -43,7 +43,7 @@ _MOST_NAMES = 100
 _PLAIN_BROADCAST = 7
 """The operator set since which operands are broadcast as in numpy; before, an attribute named the axis."""
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
-_FURTHER = ("Where", "Clip", "Cast", "Log", "Not", "And", "Or", "Heads", *_COMPARISONS)
+FURTHER = ("Where", "Clip", "Cast", "Log", "Not", "And", "Or", "Heads", *_COMPARISONS)
 """What a region may have beside `OPERATORS`."""
 
 
@@ -96,7 +96,7 @@ class Reader:
         pending = [tensor]
         while pending and len(names) < _MOST_NAMES:
             current = pending.pop(0)
-            if current.node is None or (key_of(current.node) not in OPERATORS and current.node.op_type not in _FURTHER):
+            if current.node is None or (key_of(current.node) not in OPERATORS and current.node.op_type not in FURTHER):
                 continue
             for name in current.node.input:
                 found = current.scope.find(name) if name else None
@@ -113,113 +113,80 @@ class Reader:
             self._leaves[key] = Region(found, {found: tensor})
         return self._leaves[key]
 
-    def _operand(self, scope: Scope, name: str, *, integer: bool = False) -> Region | None:
-        """An operand as an expression; None where the operator is not elementwise because of it."""
+    def _operand(self, scope: Scope, name: str, *, integer: bool = False) -> Region:
+        """An operand as an expression. Raises NotAFunction for a constant that is not one number."""
         tensor = scope.find(name)
-        if tensor.values is not None:
-            number = _number(tensor.values, integer=integer)
-            return None if number is None else Region(number, {}, vectors=tensor.values.ndim > 0)
-        if tensor.constant is not None:
-            return None
+        if tensor.constant is not None or tensor.values is not None:
+            return _number(tensor.values, integer=integer)
         if tensor.name in self._stops:
             return self.leaf(tensor)
         found = self._expression(tensor)
         return self.leaf(tensor) if found is None or len(found.leaves) > MOST_LEAVES else found
 
-    def _operands(self, scope: Scope, names: Sequence[str], integers: Collection[int] = ()) -> list[Region] | None:
-        """Several operands; None where one of them is."""
-        found = []
-        for place, name in enumerate(names):
-            operand = self._operand(scope, name, integer=place in integers)
-            if operand is None:
-                return None
-            found.append(operand)
-        return found
-
     def _expression(self, tensor: Tensor) -> Region | None:
         """What an elementwise operator makes; None for anything else."""
         if tensor not in self._known:
-            found = None
+            self._known[tensor] = None
             if tensor.node is not None and tensor.place == 0:
-                try:
+                with suppress(NotAFunction):
                     found = self._operator(tensor.scope, tensor.node)
-                except NotAFunction:
-                    found = None
-            self._known[tensor] = None if found is None else replace(found, inside=found.inside | {tensor})
+                    self._known[tensor] = replace(found, inside=found.inside | {tensor})
         return self._known[tensor]
 
-    def _operator(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
+    def _operator(self, scope: Scope, node: onnx.NodeProto) -> Region:
+        """What a node makes of its operands. Raises NotAFunction where it is not elementwise."""
         key = key_of(node)
         if scope.model.opsets.get("", _PLAIN_BROADCAST) < _PLAIN_BROADCAST:
-            return None
-        if node.output[0] in scope.rows:
-            return self._heads(scope, node)
+            raise NotAFunction("an attribute says how its operands are broadcast")
+        if node.output[0] in scope.heads:
+            return self._heads(scope.heads[node.output[0]])
         if key == ("", "Where"):
-            return self._where(scope, node)
+            first, second = (self._operand(scope, name) for name in node.input[1:])
+            return self._chosen(scope, node.input[0], first, second)
         if key == ("", "Clip"):
-            return self._clip(scope, node)
+            value = self._operand(scope, node.input[0])
+            return _read(clip(value.expression, *clip_ends(scope, node)), value)
         if key == ("", "Cast"):
             return self._cast(scope, node)
         if key == ("", "Log"):
-            return _log(self._operand(scope, node.input[0]))
+            value = self._operand(scope, node.input[0])
+            return _read(_log(value.expression), value)
         if key not in OPERATORS or not all(node.input):
-            return None
-        operands = self._operands(scope, node.input, (1,) if key == ("", "Pow") else ())
-        if operands is None:
-            return None
-        made = scalar_operator(key, attributes(node), [each.expression for each in operands])
-        return None if made is None else _read(made, *operands)
+            raise NotAFunction("it is not elementwise")
+        exponents = (1,) if key == ("", "Pow") else ()
+        operands = [self._operand(scope, name, integer=at in exponents) for at, name in enumerate(node.input)]
+        return _read(scalar_operator(key, attributes(node), [each.expression for each in operands]), *operands)
 
-    def _heads(self, scope: Scope, node: onnx.NodeProto) -> Region:
-        """What attention computes of entries or rows."""
-        rows = scope.rows[node.output[0]]
-        leaves = [self.leaf(scope.find(name)) for name in node.input]
-        expression = substitute(rows.expression, {a: b.expression for a, b in zip(rows.leaves, leaves, strict=True)})
-        found = _read(expression, *leaves)
-        return replace(
-            found, inside=frozenset(rows.inside), together=len(leaves) > 1, added=rows.added, tokens=rows.tokens
-        )
+    def _heads(self, found: Region) -> Region:
+        """What attention computes, with leaves of this reader."""
+        leaves = {part: self.leaf(tensor) for part, tensor in found.leaves.items()}
+        expression = substitute(found.expression, {part: each.expression for part, each in leaves.items()})
+        return replace(found, expression=expression, leaves=_read(expression, *leaves.values()).leaves)
 
-    def _cast(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
+    def _cast(self, scope: Scope, node: onnx.NodeProto) -> Region:
         """The same number; of a condition, 1 where it holds and 0 where it does not."""
         if attributes(node).get("to") not in FLOATS:
-            return None
+            raise NotAFunction("integers are not computed with")
         if scope.find(node.input[0]).elem_type == onnx.TensorProto.BOOL:
-            return self._chosen(scope, node.input[0], Region(ONE, {}), Region(ZERO, {}), _MOST_CONDITIONS)
+            return self._chosen(scope, node.input[0], Region(ONE, {}), Region(ZERO, {}))
         return self._operand(scope, node.input[0], integer=True)
 
-    def _clip(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
-        value, ends = self._operand(scope, node.input[0]), clip_ends(scope, node)
-        return None if value is None or ends is None else _read(clip(value.expression, *ends), value)
-
-    def _where(self, scope: Scope, node: onnx.NodeProto) -> Region | None:
-        branches = self._operands(scope, node.input[1:])
-        if branches is None:
-            return None
-        return self._chosen(scope, node.input[0], branches[0], branches[1], _MOST_CONDITIONS)
-
-    def _chosen(self, scope: Scope, name: str, a: Region, b: Region, most: int) -> Region | None:
-        """`a` where the condition holds, else `b`; None where the condition is no comparison of numbers."""
+    def _chosen(self, scope: Scope, name: str, a: Region, b: Region, most: int = _MOST_CONDITIONS) -> Region:
+        """`a` where the condition holds, else `b`. Raises NotAFunction where that is no comparison of numbers."""
         tensor = scope.find(name)
-        node = tensor.node
-        if node is None or not most:
-            return None
-        key, scope = key_of(node), tensor.scope
-        if key == ("", "Not"):
+        node, scope = tensor.node or onnx.NodeProto(), tensor.scope
+        operator = "" if node.domain else node.op_type
+        if operator == "Not":
             return self._chosen(scope, node.input[0], b, a, most - 1)
-        if key in (("", "And"), ("", "Or")):
+        if operator in ("And", "Or") and most > 0:
             inner = self._chosen(scope, node.input[1], a, b, most - 1)
-            if inner is None:
-                return None
-            first, second = (inner, b) if key[1] == "And" else (a, inner)
+            first, second = (inner, b) if operator == "And" else (a, inner)
             return self._chosen(scope, node.input[0], first, second, most - 1)
-        if key[1] not in _COMPARISONS or key[0]:
-            return None
-        operands = self._operands(scope, node.input)
-        if operands is None:
-            return None
+        if operator not in _COMPARISONS:
+            raise NotAFunction("its condition is no comparison of numbers")
+        operands = [self._operand(scope, each) for each in node.input]
         x, y = (each.expression for each in operands)
-        return _read(_compared(key[1], x, y, a.expression, b.expression), *operands, a, b)
+        return _read(_compared(operator, x, y, a.expression, b.expression), *operands, a, b)
 
 
 def _read(expression: Expression, *operands: Region) -> Region:
@@ -238,28 +205,27 @@ def _read(expression: Expression, *operands: Region) -> Region:
     )
 
 
-def _log(operand: Region | None) -> Region | None:
+def _log(total: Expression) -> Expression:
     """log(1 + exp(y)) is softplus; of other logarithms no bounds are known."""
-    if operand is None or operand.expression.operator != "+":
-        return None
-    one, two = operand.expression.operands
-    power = two if one is ONE else one if two is ONE else None
-    return None if power is None or power.operator != "exp" else _read(apply("softplus", power.operands[0]), operand)
+    one, power = sorted(total.operands, key=lambda each: each is not ONE) if total.operator == "+" else (total, total)
+    if one is not ONE or power.operator != "exp":
+        raise NotAFunction("a logarithm of anything but 1 + exp")
+    return apply("softplus", power.operands[0])
 
 
 def _compared(operator: str, x: Expression, y: Expression, a: Expression, b: Expression) -> Expression:
     """`a` where the comparison holds, else `b`; ties go where the operator sends them."""
     if operator == "Equal":
         return where(sub(x, y), where(sub(y, x), a, b), b)
-    if operator in ("GreaterOrEqual", "LessOrEqual"):
-        return where(sub(x, y) if operator == "GreaterOrEqual" else sub(y, x), a, b)
-    return where(sub(y, x) if operator == "Greater" else sub(x, y), b, a)
+    if operator.startswith("Less"):
+        x, y = y, x
+    return where(sub(x, y), a, b) if operator.endswith("OrEqual") else where(sub(y, x), b, a)
 
 
-def _number(values: np.ndarray, *, integer: bool) -> Expression | None:
+def _number(values: np.ndarray | None, *, integer: bool) -> Region:
     """A constant with one element and at most one axis, more of which would change the shape of the result."""
-    real = values.dtype.kind == "f" or values.dtype == ml_dtypes.bfloat16
-    if values.size != 1 or values.ndim > 1 or not (real or (integer and values.dtype.kind in "iu")):
-        return None
+    real = values is not None and (values.dtype.kind == "f" or values.dtype == ml_dtypes.bfloat16)
+    if values is None or values.size != 1 or values.ndim > 1 or not (real or (integer and values.dtype.kind in "iu")):
+        raise NotAFunction("a constant is not one number")
     number = values.ravel()[0]
-    return constant(rational(float(number) if real else int(number)))
+    return Region(constant(float(number) if real else int(number)), {}, vectors=values.ndim > 0)

@@ -15,9 +15,10 @@ import ml_dtypes
 import numpy as np
 
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
-from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, sizes
+from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, remembered, sizes
 from rewriter.proof.certificate.expressions import OPERATORS
 from rewriter.proof.certificate.graphs import Scope, Tensor
+from rewriter.proof.certificate.regions import FURTHER
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,30 +51,22 @@ def read_layer(tensor: Tensor) -> Layer | None:
         return None if whole is None else Layer(whole.source, whole.weight[:, part[1]], whole.bias[part[1]])
     if tensor.place:
         return None
-    if node.op_type == "MatMul":
-        return _product(scope, node.input[0], folded(scope.find(node.input[1])))
-    if node.op_type == "Gemm":
-        given = attributes(node)
-        weight = folded(scope.find(node.input[1]))
-        if weight is None or given.get("transA", 0) or given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
+    if node.op_type in ("MatMul", "Gemm"):
+        given, weight = attributes(node), folded(scope.find(node.input[1]))
+        plain = not given.get("transA") and given.get("alpha", 1.0) == given.get("beta", 1.0) == 1.0
+        if weight is None or weight.ndim != 2 or not _real(weight) or not plain:
             return None
-        layer = _product(scope, node.input[0], weight.T if given.get("transB", 0) else weight)
-        return (
-            layer if layer is None or len(node.input) < 3 or not node.input[2] else _biased(layer, scope, node.input[2])
-        )
+        weight = weight.T if given.get("transB") else weight
+        layer = Layer(scope.find(node.input[0]), weight, np.zeros(weight.shape[1]))
+        return _biased(layer, scope, node.input[2]) if len(node.input) > 2 and node.input[2] else layer
     if node.op_type != "Add" or scope.model.opsets.get("", 0) < 7:
         return None
-    for name, other in (node.input, node.input[::-1]):
-        layer = None if folded(scope.find(other)) is None else read_layer(scope.find(name))
-        if layer is not None:
-            return _biased(layer, scope, other)
-    return None
-
-
-def _product(scope: Scope, name: str, weight: np.ndarray | None) -> Layer | None:
-    if weight is None or weight.ndim != 2 or not _real(weight):
+    constant = [folded(scope.find(name)) is not None for name in node.input]
+    if constant not in ([True, False], [False, True]):
         return None
-    return Layer(scope.find(name), weight, np.zeros(weight.shape[1]))
+    name, bias = node.input if constant[1] else node.input[::-1]
+    found = read_layer(scope.find(name))
+    return None if found is None else _biased(found, scope, bias)
 
 
 def _biased(layer: Layer, scope: Scope, name: str) -> Layer | None:
@@ -94,35 +87,40 @@ def _real(values: np.ndarray) -> bool:
 
 def part_of(tensor: Tensor) -> tuple[Tensor, slice] | None:
     """The tensor whose last axis is cut by a Split or Slice, and where; None for any other cut."""
+    found = cut_of(tensor)
+    if found is None:
+        return None
+    source, axis, cut = found
+    rank = source.type.rank if source.scope.model.original else None
+    return (source, cut) if axis == -1 or (rank is not None and axis == rank - 1) else None
+
+
+def cut_of(tensor: Tensor) -> tuple[Tensor, int, slice] | None:
+    """The tensor that is cut by a Split or Slice along an axis, the axis, and where; None for any other cut."""
     node, scope = tensor.node, tensor.scope
     if node is None or node.domain or node.op_type not in ("Split", "Slice"):
         return None
-    source = scope.find(node.input[0])
-    given = [_integers(scope.find(name)) for name in node.input[1:] if name]
-    if any(each is None for each in given):
-        return None
-    numbers = [each for each in given if each is not None]
-    axis: int | None
-    if node.op_type == "Split":
-        axis, whole = integer_of(node, "axis", 0), extent(source).width
-        parts = numbers[0] if numbers else integers_of(node, "split") or []
-        if not parts and whole is not None and whole % len(node.output) == 0:
-            parts = [whole // len(node.output)] * len(node.output)
-        cut = slice(sum(parts[: tensor.place]), sum(parts[: tensor.place + 1])) if parts else None
-    else:
+    source, numbers = scope.find(node.input[0]), list[list[int]]()
+    for name in filter(None, node.input[1:]):
+        number = _integers(scope.find(name))
+        if number is None:
+            return None
+        numbers.append(number)
+    if node.op_type == "Slice":
         plain = len(numbers) in (3, 4) and all(len(each) == 1 for each in numbers) and numbers[3:] in ([], [[1]])
-        axis = numbers[2][0] if plain else None
-        cut = slice(numbers[0][0], numbers[1][0]) if plain else None
-    types = scope.types.get(source.name)
-    known = types.rank if types is not None and scope.model.original else None
-    last = axis is not None and (axis == -1 or (known is not None and axis == known - 1))
-    return (source, cut) if last and cut is not None else None
+        return (source, numbers[2][0], slice(numbers[0][0], numbers[1][0])) if plain else None
+    parts, whole = numbers[0] if numbers else integers_of(node, "split") or [], extent(source).width
+    if not parts and whole is not None and whole % len(node.output) == 0:
+        parts = [whole // len(node.output)] * len(node.output)
+    cut = slice(sum(parts[: tensor.place]), sum(parts[: tensor.place + 1]))
+    return (source, integer_of(node, "axis", 0), cut) if parts else None
 
 
 _ARITHMETIC: dict[str, Callable[[int, int], int]] = {"Add": operator.add, "Mul": operator.mul, "Div": operator.floordiv}
 
 
-def _integers(tensor: Tensor, depth: int = 0) -> list[int] | None:
+@remembered
+def _integers(tensor: Tensor, depth: int) -> list[int] | None:
     """Constant integers, or what arithmetic makes of the size of a last axis."""
     shape = sizes(tensor)
     if shape is not None:
@@ -152,12 +150,10 @@ class Extent(NamedTuple):
     width: int | None = None
 
 
-def extent(tensor: Tensor, depth: int = 0) -> Extent:
+@remembered
+def extent(tensor: Tensor, depth: int) -> Extent:
     """The axes of a tensor."""
-    known: dict[Tensor, Extent] = tensor.scope.extents
-    if tensor not in known:
-        known[tensor] = (_extent(tensor, depth) if depth <= DEEPEST else None) or Extent(Axes(tensor, 0, -1))
-    return known[tensor]
+    return (_extent(tensor, depth) if depth <= DEEPEST else None) or Extent(Axes(tensor, 0, -1))
 
 
 def _extent(tensor: Tensor, depth: int) -> Extent | None:
@@ -179,7 +175,7 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
             return None
         of_rows = extent(scope.find(node.input[0]), depth + 1)
         return of_rows._replace(width=int(weight.shape[0 if given.get("transB") else 1]))
-    if key_of(node) not in OPERATORS and node.op_type not in ("Cast", "Clip") and tensor.name not in scope.rows:
+    if key_of(node) not in OPERATORS and node.op_type not in FURTHER:
         return None
     operands = [scope.find(name) for name in node.input if name]
     values = [(each, folded(each)) for each in operands if not _one_number(each, depth)]
@@ -190,6 +186,7 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
     return Extent(front, widths.pop() if len(widths) == 1 else None)
 
 
+@remembered
 def _one_number(tensor: Tensor, depth: int) -> bool:
     """Whether it is a number of at most one axis that constants make, which gives no tensor other axes."""
     value, node = folded(tensor), tensor.node

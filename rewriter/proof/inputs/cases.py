@@ -22,7 +22,7 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
-from rewriter.proof.inputs.specs import InputSpec, Kind, Role, kind_by_name, specs_of
+from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role, kind_by_name
 from rewriter.text import quoted
 
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
@@ -109,7 +109,8 @@ class Maker:
 
     def __init__(self, model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> None:
         """As `make_cases`. Raises UsageError if `dims` names a dimension that the model does not have."""
-        self.specs, self.longest = specs_of(model)
+        inputs = Inputs(model)
+        self.specs, self.longest = tuple(inputs.specs.values()), inputs.longest
         self._seed, self._fixed = seed, dict(dims or {})
         self._symbols = [
             (spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape) if isinstance(dim, str)
@@ -221,7 +222,7 @@ class Maker:
         match spec.role:
             case Role.FLOATS | Role.PAST:
                 made = random.standard_normal(shape)
-            case Role.IDS | Role.INTEGERS | Role.TIMESTEP:
+            case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS | Role.TIMESTEP:
                 made = random.integers(0, _most(spec), shape)
             case Role.FLAG if _is_branch(spec):
                 made = setting[-1] > 0
@@ -234,9 +235,6 @@ class Maker:
             case Role.POSITIONS:
                 made = kinds[Kind.PAST] + np.arange((shape or (1,))[-1])
                 made = made if spec.rows is None else np.minimum(made, spec.rows - 1)
-            case Role.TOKEN_TYPES:
-                length = (shape or (1,))[-1]
-                made = (np.arange(length) >= (length + 1) // 2) * min(1, (spec.rows or 2) - 1)
             case Role.LENGTHS:  # full lengths, but a shorter one for the last row of a batch
                 kind = next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in self.varied), Kind.SEQUENCE)
                 made = np.full(shape, kinds[kind])
@@ -252,10 +250,9 @@ class Maker:
 
 def _most(spec: InputSpec) -> int:
     """The number of ids, or of small integers, that an input may be."""
-    if spec.role is Role.TIMESTEP:
-        return min(spec.rows or 1000, 1000)
-    usual = _VOCABULARY if spec.role is Role.IDS else 256 if spec.dtype.itemsize == 1 else 8
-    return min(spec.rows or usual, int(np.iinfo(spec.dtype.name).max) + 1)
+    usual = {Role.IDS: _VOCABULARY, Role.TOKEN_TYPES: 2, Role.TIMESTEP: 1000}
+    most = spec.rows or usual.get(spec.role, 256 if spec.dtype.itemsize == 1 else 8)
+    return min(most, int(np.iinfo(spec.dtype.name).max) + 1) if spec.dtype.kind in "iu" else most
 
 
 def _is_branch(spec: InputSpec) -> bool:

@@ -1,8 +1,8 @@
 """The inputs of a model: element type, shape, what each means, what its axes count, which numbers are valid.
 
-Operators that read an input say it best: a product, a convolution or a norm fixes a width; attention with a past fixes
-the number of key heads and their size; a table bounds the numbers that select its rows. What they leave open follows
-from names: the role from the first line of `_NAMES` that matches, the kind of an axis from the name of its dimension,
+Operators that read an input say it best: a convolution fixes the number of channels; attention with a past fixes the
+number of key heads and their size; a table bounds the numbers that select its rows. What they leave open follows from
+names: the role from the first line of `_NAMES` that matches, the kind of an axis from the name of its dimension,
 or else from role and place.
 """
 
@@ -135,7 +135,8 @@ def _axes(*spelled: str) -> dict[int, tuple[Kind, ...]]:
 _TEXT = _axes("SEQUENCE", "BATCH SEQUENCE", "BATCH CHOICES SEQUENCE")
 _COUNT = _axes("BATCH")
 _AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
-    **dict.fromkeys((Role.IDS, Role.INTEGERS, Role.POSITIONS, Role.TOKEN_TYPES), _TEXT),
+    **dict.fromkeys((Role.IDS, Role.INTEGERS, Role.TOKEN_TYPES), _TEXT),
+    Role.POSITIONS: {**_TEXT, **_axes("ONE BATCH SEQUENCE")},  # of time, height and width
     **dict.fromkeys((Role.LENGTHS, Role.TIMESTEP, Role.LAST_INDEX, Role.PAST_LENGTH, Role.TOTAL_LENGTH), _COUNT),
     Role.MASK: _axes("TOTAL", "BATCH TOTAL", "BATCH SEQUENCE TOTAL", "BATCH ONE SEQUENCE TOTAL"),
     Role.PAST: _axes("BATCH PAST HIDDEN", "BATCH HEADS PAST HIDDEN", "ONE BATCH HEADS PAST HIDDEN"),
@@ -154,13 +155,7 @@ def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
         UsageError: no values can be made for an input: it is not a tensor, has no shape, or has an element type such as
             string.
     """
-    return specs_of(model)[0]
-
-
-def specs_of(model: onnx.ModelProto) -> tuple[tuple[InputSpec, ...], int | None]:
-    """The same, and the number of positions of the model's smallest position table; None if there is none."""
-    walk = _Walk(model)
-    return tuple(walk.specs.values()), walk.longest
+    return tuple(Inputs(model).specs.values())
 
 
 def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
@@ -219,6 +214,8 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role, *, floats: bool) -> tu
         kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[:rank]
     if floats and rank == 3 and re.search(r"feature|mel|spectro|audio", name) and not re.search(r"image|pixel", name):
         kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # spectrograms have their frames last
+    if role is Role.PAST and re.search(r"conv|recurrent|ssm", name):
+        kinds = (Kind.BATCH,)  # a state, of one size however many tokens there were
     if "encoder" in name and "decoder" not in name.split("_", maxsplit=1)[0]:
         tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
         kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
@@ -266,13 +263,6 @@ _ATTENTION: Mapping[tuple[str, str], tuple[tuple[int, int], Mapping[int, Role]]]
 """Maps domain and operator to the operands with past keys and values, and to operands that are one number. Queries,
 keys and values are the first three operands."""
 
-_WIDTHS: Mapping[str, tuple[int, int]] = {
-    "Conv": (1, 1),
-    **dict.fromkeys(("MatMul", "FusedMatMul", "Gemm"), (-1, -2)),
-    **dict.fromkeys(("Add", "Mul", "LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"), (-1, -1)),
-}
-"""Operators that tie an axis of their first operand to an axis of the second, if that is a weight."""
-
 _FEWEST = 8
 """Minimum number of positions; smaller tables are of token types."""
 
@@ -280,8 +270,8 @@ _COUNTED = ""
 """The source of numbers that the model counts itself: Range, CumSum, stored positions up to a computed length."""
 
 
-class _Walk:
-    """One walk over a model, its control-flow bodies and local functions included.
+class Inputs:
+    """What is read in one walk over a model, its control-flow bodies and local functions included.
 
     Attributes:
         specs: the inputs without a default, by name.
@@ -289,6 +279,7 @@ class _Walk:
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
+        """Raises UsageError as `input_specs`."""
         defaults = {tensor.name for tensor in model.graph.initializer}
         self.specs = {value.name: _spec(value) for value in model.graph.input if value.name not in defaults}
         self.longest: int | None = None
@@ -313,13 +304,9 @@ class _Walk:
                 self._look_up(view, node, table, self._flows[node.input[index]] if given else {_COUNTED})
         if key_of(node) in _ATTENTION:
             _note_attention(node, shapes, operands)
-        if node.op_type in _WIDTHS and len(shapes) > 1 and operands[0] is not None and node.input[1] in view.constants:
-            axis, of_weight = _WIDTHS[node.op_type]
-            transposed = node.op_type == "Gemm" and integer_of(node, "transB", 0) == 1
-            of_weight = -1 if transposed else max(of_weight, -len(shapes[1]))
-            size = shapes[1][of_weight] if len(shapes[1]) > of_weight else None
-            if isinstance(size, int) and (size > 1 or node.op_type == "Conv"):
-                operands[0].sizes.setdefault(axis % len(shapes[0] or (0,)), size * integer_of(node, "group", 1))
+        kernel = shapes[1] if node.op_type == "Conv" and len(shapes) > 1 else ()
+        if len(kernel) > 1 and isinstance(kernel[1], int) and operands[0] is not None:
+            operands[0].sizes[1] = kernel[1] * integer_of(node, "group", 1)
         carried = {_COUNTED} if cut or key_of(node) in {("", "Range"), ("", "CumSum")} else set[str]()
         if key_of(node)[1] in _CARRIERS and not key_of(node)[0] and not slices:
             taken = node.input[:1] if node.op_type == "Gather" else node.input

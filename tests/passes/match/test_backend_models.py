@@ -41,7 +41,17 @@ def node_models(modules: tuple[str, ...] | None) -> Mapping[str, onnx.ModelProto
     return {case.name: case.model for case in cases if case.model is not None}
 
 
-def check(models: Mapping[str, onnx.ModelProto], scope: str) -> None:
+def test_simple_models_are_there() -> None:
+    assert load_model_tests(kind="simple")
+
+
+@pytest.mark.parametrize("scope", ["mlp", "all"])
+@pytest.mark.parametrize(
+    ("modules", "least"), [(SAMPLE, 100), pytest.param(None, 1000, marks=slow)], ids=["some", "all"]
+)
+def test_node_models_pass_through(modules: tuple[str, ...] | None, least: int, scope: str) -> None:
+    models = node_models(modules)
+    assert len(models) > least
     for name, model in models.items():
         before = model.SerializeToString(deterministic=True)
         plan = make_plan(model, Options(scope=scope))
@@ -49,22 +59,3 @@ def check(models: Mapping[str, onnx.ModelProto], scope: str) -> None:
         assert model.SerializeToString(deterministic=True) == before, name
         if plan.model is model:
             assert apply(plan).SerializeToString(deterministic=True) == before, name
-
-
-def test_simple_models_are_there() -> None:
-    assert load_model_tests(kind="simple")
-
-
-@pytest.mark.parametrize("scope", ["mlp", "all"])
-def test_some_node_models_pass_through(scope: str) -> None:
-    models = node_models(SAMPLE)
-    assert len(models) > 100
-    check(models, scope)
-
-
-@slow
-@pytest.mark.parametrize("scope", ["mlp", "all"])
-def test_all_node_models_pass_through(scope: str) -> None:
-    models = node_models(None)
-    assert len(models) > 1000
-    check(models, scope)

@@ -26,21 +26,16 @@ from tests.textmodels import (
     values,
 )
 
+SPELLED = [*((*each, {}) for each in SPELLINGS), *OPERATORS]
 
-@pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS], ids=[s[0] for s in SPELLINGS])
-def test_spelling(label: str, text: str) -> None:
-    block = only_block(mlp(text))
+
+@pytest.mark.parametrize(("label", "text", "options"), [s[1:] for s in SPELLED], ids=[s[0] for s in SPELLED])
+def test_spelling(label: str, text: str, options: dict[str, Any]) -> None:
+    block = only_block(mlp(text, **options))
     assert block.identified.label == label
     assert (block.gate, block.value, block.output) == ("y", "y", "h")
     assert block.neurons == 8
     assert block.elem_type == onnx.TensorProto.FLOAT
-
-
-@pytest.mark.parametrize(("label", "text", "options"), [o[1:] for o in OPERATORS], ids=[o[0] for o in OPERATORS])
-def test_operator(label: str, text: str, options: dict[str, Any]) -> None:
-    block = only_block(mlp(text, **options))
-    assert block.identified.label == label
-    assert block.output == "h"
 
 
 @pytest.mark.parametrize("elem", [pytest.param("double", marks=slow), "float16"])
@@ -379,6 +374,15 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
         "softmax",
         {"activation": SILU, "second": "k = Softmax(h) out = MatMul(k, W2)"},
         "its output feeds Softmax 'k', which is not a linear operator",
+    ),
+    *(
+        (
+            f"normalised-gate-{name}",  # as in BitNet: the square of the norm is no larger activation
+            {"activation": f"s = Relu(y) g = Mul(s, u) q = {square} m = ReduceMean(q) r = Sqrt(m) h = Div(g, r)",
+             "first": f"{FIRST} u = MatMul(x, V1)", "constants": {"two": np.array(2.0)}},
+            "its output feeds ReduceMean 'm', which is not a linear operator",
+        )
+        for name, square in (("product", "Mul(g, g)"), ("power", "Pow(g, two)"))
     ),
     (
         "graph-output",

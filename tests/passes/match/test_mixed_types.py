@@ -9,6 +9,7 @@ import pytest
 from passes.options import Options
 from passes.plan import make_plan
 from rewriter import ExitStatus, rewrite
+from tests.cases import proved
 from tests.errors import accurate, feeds_of
 from tests.textmodels import ELEMENTS, SILU, mlp, tensor, values
 
@@ -39,11 +40,8 @@ def test_casts_around_the_activation(gate: str, out: str, inline: bool) -> None:
     """Heads are computed in float32 or better; the largest error measured is 1.0 times the original's."""
     model = mixed(gate, out)
     accurate(model, make_plan(model, Options(inline=inline)), ratio=1.5)
-
-
-def test_casts_are_proved() -> None:
-    report = rewrite(mixed("float16", "float"))
-    assert report.exit_status is ExitStatus.CONVERTED
+    if (gate, out, inline) == ("float16", "float", False):
+        assert rewrite(model).exit_status is ExitStatus.CONVERTED
 
 
 def test_type_behind_an_operator_that_inference_does_not_know() -> None:
@@ -63,7 +61,6 @@ def test_type_behind_an_operator_that_inference_does_not_know() -> None:
             "W2": rng.normal(size=(32, 8)),
         },
     )
-    report = rewrite(model)
-    assert report.exit_status is ExitStatus.CONVERTED
+    report = proved(model)
     assert [row.first for row in report.converted] == ["MatMulNBits 32x32"]
     accurate(model, make_plan(model, Options()), cases=[feeds_of(model)])

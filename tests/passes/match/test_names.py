@@ -13,10 +13,9 @@ from models.tools.precision import dynamic_int8, runtime_float16, static_qdq
 from passes.options import Options
 from passes.plan import make_plan
 from tests.committed import FOLDER
+from tests.conftest import slow
 from tests.textmodels import SILU, mlp
 
-Convert = Callable[[Path, Path, Hints], None]
-HINTS = Hints()
 FLOAT16, DYNAMIC, STATIC = runtime_float16(), dynamic_int8(per_channel=False), static_qdq("QDQ")
 
 
@@ -28,21 +27,18 @@ def names(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("model", "convert"),
     [
-        pytest.param("gelu-encoder", FLOAT16, id="dynamo-float16"),
-        pytest.param("gelu-encoder", DYNAMIC, id="dynamo-dynamic"),
-        pytest.param("silu-decoder", DYNAMIC, id="torchscript-dynamic"),
-        pytest.param("gated-decoder", DYNAMIC, id="gated-dynamic"),
-        pytest.param("gelu-encoder", STATIC, id="dynamo-static", marks=pytest.mark.slow),
-        pytest.param("gated-decoder", STATIC, id="gated-static", marks=pytest.mark.slow),
-        pytest.param("silu-decoder", STATIC, id="torchscript-static", marks=pytest.mark.slow),
-        pytest.param("silu-decoder", FLOAT16, id="torchscript-float16", marks=pytest.mark.slow),
-        pytest.param("gelu-vision", DYNAMIC, id="vision-dynamic", marks=pytest.mark.slow),
-        pytest.param("conformer-encoder", DYNAMIC, id="conformer-dynamic", marks=pytest.mark.slow),
+        ("gelu-encoder", FLOAT16),
+        *((name, DYNAMIC) for name in ("gelu-encoder", "silu-decoder", "gated-decoder")),
+        *(pytest.param(name, STATIC, marks=slow) for name in ("gelu-encoder", "gated-decoder", "silu-decoder")),
+        pytest.param("silu-decoder", FLOAT16, marks=slow),
+        *(pytest.param(name, DYNAMIC, marks=slow) for name in ("gelu-vision", "conformer-encoder")),
     ],
 )
-def test_a_block_has_one_name_in_all_types(model: str, convert: Convert, tmp_path: Path) -> None:
+def test_a_block_has_one_name_in_all_types(
+    model: str, convert: Callable[[Path, Path, Hints], None], tmp_path: Path
+) -> None:
     source, target = FOLDER / f"{model}.onnx", tmp_path / "converted.onnx"
-    convert(source, target, HINTS)
+    convert(source, target, Hints())
     found = names(target)
     assert found == names(source)
     assert found

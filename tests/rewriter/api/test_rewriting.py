@@ -13,12 +13,8 @@ import pytest
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
 from tests.cases import plant
 from tests.changes import Change, change_values, weight
-from tests.textmodels import ERF_GELU, FIRST, SILU, mlp, text_model
-
-TWO = (
-    f"{FIRST} {SILU} second = MatMul(h, W2) z = Add(second, x) "
-    "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
-)
+from tests.passes.test_apply import TWO_BLOCKS
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 
 @pytest.fixture
@@ -88,19 +84,20 @@ def test_dry_run_writes_nothing(model_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "converted"),
+    ("options", "converted", "reason"),
     [
-        ({}, ["mlp", "mlp_2"]),
-        ({"only": ["mlp"]}, ["mlp"]),
-        ({"only": ["*_2", "nothing"]}, ["mlp_2"]),
-        ({"skip": ["mlp"]}, ["mlp_2"]),
-        ({"only": ["mlp*"], "skip": ["*2"]}, ["mlp"]),
-        ({"only": ["MLP"]}, []),
+        ({}, ["mlp", "mlp_2"], ""),
+        ({"only": ["mlp"]}, ["mlp"], "not chosen by --only"),
+        ({"only": ["*_2", "nothing"]}, ["mlp_2"], "not chosen by --only"),
+        ({"skip": ["mlp"]}, ["mlp_2"], "left by --skip"),
+        ({"only": ["mlp*"], "skip": ["*2"]}, ["mlp"], "left by --skip"),
+        ({"only": ["MLP"]}, [], "not chosen by --only"),
     ],
 )
-def test_only_and_skip(options: dict[str, Any], converted: list[str]) -> None:
-    report = rewrite(text_model(TWO), **options)
+def test_only_and_skip(options: dict[str, Any], converted: list[str], reason: str) -> None:
+    report = rewrite(text_model(TWO_BLOCKS), **options)
     assert [row.name for row in report.converted] == converted
+    assert {row.reason for row in report.left} == ({reason} if reason else set())
     assert len(report.blocks) == 2
     assert report.exit_status is (ExitStatus.CONVERTED if converted else ExitStatus.NOTHING_TO_CONVERT)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import onnx
 import pytest
 
-from passes.record import KEY
 from rewriter import ExitStatus, ModelError, diff, inspect, rewrite, validate
-from tests.changes import changed, copied, shadowing
+from tests.cases import proved
+from tests.changes import changed, shadowing
+from tests.passes.test_record import claiming
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 POLYNOMIAL = "c = Mul(y, y) d = Mul(c, $0.01) h = Add(d, y)"
@@ -91,52 +91,33 @@ def test_a_pair_that_is_not_ours_agrees() -> None:
 # -- plans -----------------------------------------------------------------------------------------------------------
 
 
-def replanned(model: onnx.ModelProto, change: Callable[[dict[str, object]], object]) -> onnx.ModelProto:
-    made = copied(model)
-    (entry,) = (entry for entry in made.metadata_props if entry.key == KEY)
-    plan = json.loads(entry.value)
-    change(plan)
-    entry.value = json.dumps(plan)
-    return made
-
-
 def test_an_accuracy_in_the_plan_is_the_one_that_is_judged() -> None:
     """The same verdict as `rewrite` gives."""
     model = mlp(ERF_GELU)
-    report = rewrite(model, accuracy=0.05)
-    assert report.exit_status is ExitStatus.CONVERTED
+    report = proved(model, accuracy=0.05)
     assert validate(model, report.rewritten).exit_status is ExitStatus.CONVERTED
 
 
 def test_a_plan_is_never_believed() -> None:
     model = mlp(SILU)
     good, wrong = heads(model), heads(mlp("h = Relu(y)"))
-
-    def bound(plan: dict[str, object]) -> None:
-        for block in plan["blocks"]:  # type: ignore[attr-defined]
-            block["bound"] = (100.0).hex()
-
     assert validate(model, wrong).verdict == "different"
-    assert validate(model, replanned(wrong, bound)).verdict == "different"
-    assert validate(model, replanned(wrong, lambda plan: plan["blocks"].clear())).verdict == "different"  # type: ignore[attr-defined]
-    assert validate(model, replanned(good, lambda plan: plan["blocks"].clear())).same  # type: ignore[attr-defined]
+    assert validate(model, claiming(wrong, "block['bound'] = (100.0).hex()")).verdict == "different"
+    assert validate(model, claiming(wrong, "plan['blocks'].clear()")).verdict == "different"
+    assert validate(model, claiming(good, "plan['blocks'].clear()")).same
 
 
 def test_odd_plans_are_noted() -> None:
     model = mlp(SILU)
     good = heads(model)
-
-    def renamed(plan: dict[str, object]) -> None:
-        plan["blocks"][0]["name"] = "other"  # type: ignore[index]
-
-    found = validate(model, replanned(good, lambda plan: plan.update(version=99)))
+    found = validate(model, claiming(good, "plan['version'] = 99"))
     assert found.notes[0].startswith("the plan in the metadata of the second model is ignored: ")
     assert found.same
-    found = validate(model, replanned(good, renamed))
+    found = validate(model, claiming(good, "block['name'] = 'other'"))
     assert "the plan of the second model names a block that the first does not have: other" in found.notes
     assert found.same
-    assert validate(model, replanned(good, lambda plan: plan.update(options={"form": "nonsense"}))).same
-    assert validate(model, replanned(good, lambda plan: plan.update(options={"max_tokens": [1, {}]}))).same
+    assert validate(model, claiming(good, "plan['options'] = {'form': 'nonsense'}")).same
+    assert validate(model, claiming(good, "plan['options'] = {'max_tokens': [1, {}]}")).same
 
 
 @pytest.mark.slow
@@ -144,7 +125,6 @@ def test_fitted_programs_are_proved_on_their_domain() -> None:
     """As the plan states them; nothing is fitted again."""
     body = f"first = MatMul(x, W1) y = Add(first, b1) {POLYNOMIAL} second = MatMul(h, W2) out = Add(second, b2)"
     model = text_model(body)
-    report = rewrite(model)
-    assert report.exit_status is ExitStatus.CONVERTED
+    report = proved(model)
     found = validate(model, report.rewritten)
     assert (found.exit_status, found.validation.certified) == (ExitStatus.CONVERTED, True)

@@ -66,7 +66,6 @@ def test_the_tokens_are_those_of_numpy(*, cached: bool) -> None:
         inputs[PAST] = np.zeros((2, 1, 0, 4), np.float32)
     original = model(cached=cached)
     rewritten = rewrite(original, validate=False).rewritten
-    assert rewritten is not None
     found = generated(original, rewritten, inputs=inputs)
     assert found.tokens == tuple(tuple(greedy(list(row), 12)) for row in ids)
     assert (found.agreement, found.differences, found.steps) == (1.0, (), 12)

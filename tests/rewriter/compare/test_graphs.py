@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from rewriter.errors import ModelError
 from rewriter.files.load import LoadedModel, load_model
 from tests.changes import Change as Edit
 from tests.changes import (
+    attribute,
     body,
     graphs,
     latest_first,
@@ -87,11 +89,6 @@ def give_default(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(tensor)
 
 
-def capture_other(model: onnx.ModelProto) -> None:
-    """The tensors that the bodies capture are made by each other's nodes, and are still called the same."""
-    swap_names(model, "p", "q")
-
-
 CHANGES: tuple[tuple[str, Make, Edit, tuple[str, ...]], ...] = (
     ("graph outputs made by each other's nodes", two_outputs, lambda m: swap_names(m, "out", "other"),
      ("source of output out: Add 'n_out' in A, Sub 'n_other' in B",
@@ -111,7 +108,7 @@ CHANGES: tuple[tuple[str, Make, Edit, tuple[str, ...]], ...] = (
      ("If 'n_out' differs in attribute else_branch, attribute then_branch",)),
     ("tensors that a body captures, by name", branches, lambda m: reads(m, "c", 0, "p"),
      ("If 'n_out' differs in attribute then_branch",)),
-    ("tensors that a body captures, by what they are", branches, capture_other,
+    ("tensors that a body captures, by what they are", branches, lambda m: swap_names(m, "p", "q"),
      ("If 'n_out' differs in attribute else_branch, attribute then_branch",)),
     ("inputs of a body", loop, lambda m: swap(body(m, "body").input, 2, 3),
      ("Loop 'n_p' differs in attribute body",)),
@@ -238,24 +235,21 @@ def test_sparse_weights(other: tuple[float, int, int]) -> None:
     assert [change.name for change in found.tensors] == ["S"]
 
 
+EVEN_IN_A_FUNCTION = """<ir_version: 8, opset_import: ["": 17, "d": 1]> g (int64[1] x) => (float out)
+{ ["n_p"] p = ConstantOfShape(x) ["n_out"] out = d.f(x) }
+<opset_import: ["": 18], domain: "d"> f (x) => (p) { ["n_p"] p = ConstantOfShape(x) }"""
+"""A function of another operator set is not inlined."""
+
+
 def test_attributes_with_their_values_in_another_file(tmp_path: Path) -> None:
-    paths = []
-    for name, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "data").write_bytes(np.asarray([value], np.float32).tobytes())
-        tensor = TensorProto(name="v", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
-        tensor.external_data.add(key="location", value="data")
-        node = helper.make_node("ConstantOfShape", ["x"], ["p"], "n_p", value=tensor)
-        call = helper.make_node("f", ["x"], ["out"], "n_out", domain="d")
-        given = helper.make_tensor_value_info("x", TensorProto.INT64, [1])
-        out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
-        opsets = [helper.make_opsetid("", 17), helper.make_opsetid("d", 1)]
-        # A function of another operator set is not inlined.
-        function = helper.make_function("d", "f", ["x"], ["p"], [node], [helper.make_opsetid("", 18)])
-        graph = helper.make_graph([node, call], "g", [given], [out])
-        paths.append(folder / "model.onnx")
-        onnx.save(helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8), paths[-1])
+    paths = [tmp_path / name / "model.onnx" for name in "abc"]
+    for path, value in zip(paths, (1.0, 1.0, 2.0), strict=True):
+        path.parent.mkdir()
+        tensor, _ = external(path.with_name("data"), [value])
+        model = onnx.parser.parse_model(EVEN_IN_A_FUNCTION)
+        for node in (model.graph.node[0], model.functions[0].node[0]):
+            attribute(node, value=tensor)
+        onnx.save(model, path)
     models = [load_model(path) for path in paths]
     assert difference(models[0], models[1]).same
     assert texts(difference(models[0], models[2])) == {
@@ -305,15 +299,9 @@ def test_regions(a: str, b: str, expected: set[str]) -> None:
 def test_time_is_linear_in_the_nodes() -> None:
     def chain(length: int, prefix: str) -> LoadedModel:
         names = ["x", *(f"{prefix}{index}" for index in range(1, length)), "out"]
-        nodes = [
-            helper.make_node(
-                "Add" if index % 3 else "Mul", [names[index], "c"], [names[index + 1]], f"{prefix}n{index}"
-            )
-            for index in range(length)
-        ]
-        values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "out")]
-        graph = helper.make_graph(nodes, "g", values[:1], values[1:], [helper.make_tensor("c", 1, [1], [1.0])])
-        return LoadedModel(helper.make_model(graph), None, None, (), 0)
+        operators = ("Mul", "Add", "Add") * length
+        body = " ".join(f"{b} = {each}({a}, $2.0)" for each, (a, b) in zip(operators, pairwise(names), strict=False))
+        return LoadedModel(text_model(body), None, None, (), 0)
 
     def compared(length: int) -> Callable[[], object]:
         ours, theirs = chain(length, "a"), chain(length, "b")

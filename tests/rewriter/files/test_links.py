@@ -99,14 +99,6 @@ def _swapped_blobs(folder: Path) -> None:
     blobs.symlink_to("others")
 
 
-def _no_cache(folder: Path) -> None:
-    folder.parents[1].rename(folder.parents[2] / "copies")
-
-
-def _hard_link(folder: Path) -> None:
-    os.link(folder.parents[2] / "blobs" / HASH, folder.parents[2] / "second")
-
-
 def _located(folder: Path, location: str) -> None:
     """The model names another location of its data."""
     model = onnx.load(folder / "model.onnx", load_external_data=False)
@@ -125,7 +117,7 @@ def _linked_folder(folder: Path) -> None:
     (folder / "sub").symlink_to(secret)
 
 
-ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
+ATTACKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "out of the directory": (lambda it: relink(it, "../../../../../secret"), LINK),
     "out by way of blobs": (
         lambda it: relink(it, "../../../blobs/../../../secret"),
@@ -145,8 +137,8 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a blob that is a link": (_chain, "is or lies behind a symbolic link"),
     "blobs that are a link": (_swapped_blobs, LINK),
     "no such blob": (lambda it: relink(it, "../../../blobs/none"), "No such file"),
-    "no cache": (_no_cache, "does not exist"),
-    "a hard link": (_hard_link, "hard links"),
+    "no cache": (lambda it: it.parents[1].rename(it.parents[2] / "copies"), "does not exist"),
+    "a hard link": (lambda it: os.link(it.parents[2] / "blobs" / HASH, it.parents[2] / "second"), "hard links"),
     "a location with dots": (lambda it: _located(it, f"../../../blobs/{HASH}"), "is not a plain relative path"),
     "a folder in between that is a link": (_linked_folder, LINK),
 }

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from rewriter.graph.extract import Cut, bytes_of, cut, extract, split, upstream, with_outputs
-from rewriter.graph.view import GraphView, all_views, reads
+from rewriter.graph.view import GraphView, all_views, captured_names, reads
 from tests.committed import FOLDER as MODELS
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -91,7 +91,8 @@ g (float[n] x, float[n] scale) => (float[n] out) {
   twice = Add(scale, scale)
   out = Loop(trips, always, x) <body = step (int64 i, bool going, float[n] state) => (bool on, float[n] next) {
     on = Identity(going)
-    next = Mul(state, twice)
+    inner = Mul(state, twice)
+    next = Add(inner, x)
   }>
 }
 """
@@ -101,7 +102,8 @@ def test_what_a_body_captures_is_upstream() -> None:
     graph = all_views(onnx.parser.parse_model(LOOP))[0]
     assert upstream(graph, frozenset(), ["out"]) == Cut(("scale", "x"), ("out",), (0, 1, 2, 3))
     assert upstream(graph, frozenset({"twice"}), ["out"]) == Cut(("x", "twice"), ("out",), (0, 1, 3))
-    assert reads(graph.nodes[3]) == ["trips", "always", "x", "twice"]
+    assert captured_names(graph.nodes[3]) == {"twice", "x"}
+    assert reads(graph.nodes[3]) == ["trips", "always", "x", "twice", "x"]
 
 
 def test_a_part_as_a_model() -> None:

@@ -9,24 +9,6 @@ from rewriter.graph.types import TensorType
 from rewriter.graph.view import all_views, captured_names, graph_at, holder_name
 from rewriter.graph.walk import all_graphs, subgraphs
 
-LOOP = """
-<ir_version: 8, opset_import: ["" : 17]>
-g (float[n] x, float[n] scale) => (float[n] out) {
-  trips = Constant<value = int64 {3}>()
-  always = Constant<value = bool {1}>()
-  out = Loop(trips, always, x) <body = step (int64 i, bool going, float[n] state) => (bool on, float[n] next) {
-    on = Identity(going)
-    inner = Mul(state, scale)
-    next = Add(inner, x)
-  }>
-}
-"""
-
-
-def test_a_body_captures_what_is_made_around_it_and_nothing_else() -> None:
-    model = onnx.parser.parse_model(LOOP)
-    assert captured_names(model.graph.node[2]) == {"scale", "x"}
-
 
 def test_a_name_that_one_branch_defines_is_captured_by_the_other() -> None:
     """An initializer of a body may have the name of an outer tensor; the other body still reads that tensor."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx.parser
 import onnxruntime
 import pytest
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from rewriter import attribute, heads, run_with_cache
 from rewriter.arrays import Array
@@ -20,7 +22,13 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.interpret.original import Attention
 from rewriter.interpret.why import why
 from rewriter.proof.reference import NoReference, open_reference
+from tests.committed import FOLDER
+from tests.rewriter.interpret.test_attribution import given
 
+CAPPED = """cap = Constant<value_float = 30.0>()
+    l1 = Div(l0, cap)
+    l2 = Tanh(l1)
+    logits = Mul(l2, cap)"""
 HEADS, SHARED, WIDTH, MODEL, TOKENS, LONGEST = 4, 2, 16, 32, 5, 40
 NORM = "SimplifiedLayerNormalization"
 
@@ -37,6 +45,7 @@ class Deployed:
     packed: bool = True
     turned: int = WIDTH
     sink: bool = False
+    normed: bool = False
     operator: str = "GroupQueryAttention"
 
     @cached_property
@@ -51,6 +60,7 @@ class Deployed:
             "bias": rng.normal(size=sizes["qkv"]),
             "sink": rng.normal(size=HEADS),
         }
+        made |= {f"{name}_scale": rng.normal(size=MODEL if name == "o" else WIDTH) + 1 for name in "qko"}
         return {
             key: array.astype(np.float32)
             for key, array in {**made, "cos": np.cos(angles), "sin": np.sin(angles)}.items()
@@ -64,6 +74,17 @@ class Deployed:
         zeros += f", , {name}_bias" if not self.packed else ""
         sizes = f"K = {columns}, N = {rows}, bits = {self.bits}, block_size = 16"
         return f"{made} = com.microsoft.MatMulNBits<{sizes}>({data}, {name}_numbers, {name}_scales{zeros})"
+
+    def normalised(self, made: str, data: str) -> str:
+        """A product; its result, by head unless it is the output, is normalised but for values."""
+        if not self.normed or made == "v":
+            return self.product(made, data, f"w_{made}")
+        return f"""{self.product(f"{made}0", data, f"w_{made}")}
+            {made}h = Constant<value_ints = [0, 0, -1, {MODEL if made == "o" else WIDTH}]>()
+            {made}1 = Reshape({made}0, {made}h)
+            {made}2 = {NORM}<axis = -1, epsilon = 0.000001>({made}1, {made}_scale)
+            {made}j = Constant<value_ints = [0, 0, -1]>()
+            {made} = Reshape({made}2, {made}j)"""
 
     def quantised(self, name: str) -> dict[str, Array]:
         """The packed numbers, scales and zero points of a matrix [in, out]."""
@@ -83,7 +104,7 @@ class Deployed:
     def model(self) -> onnx.ModelProto:
         width = f"num_heads = {HEADS}, kv_num_heads = {SHARED}{self.more}"
         qkv = [self.product("qkv0", "n", "w_qkv"), "qkv = Add(qkv0, bias)"]
-        split = [self.product(each, "n", f"w_{each}") for each in "qkv"]
+        split = [self.normalised(each, "n") for each in "qkv"]
         tables = ", cos, sin" if "do_rotary" in self.more else ", , "
         sides, made = ("qkv, , ", qkv) if self.packed else ("q, k, v", split)
         sink = ", , , sink" if self.sink else ""
@@ -95,9 +116,10 @@ class Deployed:
                 n = {NORM}<axis = -1, epsilon = 0.000001>(x, scale)
                 {chr(10).join(made)}
                 z, nk, nv = com.microsoft.{call}
-                {self.product("o", "z", "w_o")}
+                {self.normalised("o", "z")}
                 m, , , r = com.microsoft.Skip{NORM}<epsilon = 0.000001>(x, o, scale)
-                {self.product("logits", "m", "w_u")}
+                {self.product("logits" if not self.normed else "l0", "m", "w_u")}
+                {CAPPED if self.normed else ""}
             }}"""
         model = onnx.parser.parse_model(text)
         used = {name for node in model.graph.node for name in node.input}
@@ -152,6 +174,7 @@ FILES = {
     "capped": Deployed(ROTARY + ", softcap = 1.5"),
     "smooth": Deployed(ROTARY + ", smooth_softmax = 1"),
     "sink": Deployed(ROTARY, sink=True),
+    "normalised": Deployed(ROTARY, packed=False, normed=True),
     "4 bits": Deployed(ROTARY, bits=4),
     "4 bits, zero points": Deployed(bits=4, zeros=True, packed=False),
     "8 bits, zero points": Deployed(ROTARY, bits=8, zeros=True),
@@ -167,10 +190,14 @@ def rotated(rows: Array, positions: Array, *, interleaved: bool) -> Array:
     return np.stack(parts, axis=-1).reshape(rows.shape) if interleaved else np.concatenate(parts, axis=1)
 
 
+def normalised(rows: Array, scale: Array) -> Array:
+    return np.asarray(rows / np.sqrt((rows * rows).mean(axis=-1, keepdims=True) + 1e-6) * scale)
+
+
 def evaluated(case: Deployed, n: Array) -> Array:
     """[tokens, heads, d_head]: what the heads of a file compute, by what was read from it."""
     index = heads(case.model, wide=True)
-    assert index.missed == ()
+    assert ["its output is an output of the graph" in miss.reason for miss in index.missed] == [True] * case.normed
     own = index.sublayers[0].sublayer
     assert isinstance(own, Attention)
     assert own.groups == HEADS // SHARED
@@ -180,6 +207,8 @@ def evaluated(case: Deployed, n: Array) -> Array:
     key_positions = np.append(case.past - kept + np.arange(kept), positions)
     for head in range(HEADS):
         q, k, v = (n @ index[f"blocks.0.attn.W_{s}"][head] + index[f"blocks.0.attn.b_{s}"][head] for s in "QKV")
+        if case.normed:
+            q, k = (normalised(each, case.constants[f"{s}_scale"]) for each, s in ((q, "q"), (k, "k")))
         if own.query.rotary:
             q, k = (rotated(each, positions, interleaved="rotary_interleaved" in facts) for each in (q, k))
         held = [case.feeds[name][0, head // 2, :kept] for name in ("pk", "pv")]
@@ -228,6 +257,9 @@ def test_patterns_times_values(name: str) -> None:
     np.testing.assert_allclose(found.outputs["logits"], logits, atol=1e-5)
     cache = {key: found.cache[f"blocks.0.attn.hook_{key}"] for key in ("pattern", "v", "z")}
     np.testing.assert_allclose(cache["z"].reshape(z.shape), z, atol=1e-5)
+    for side in "qk" if case.normed else "":
+        plain, normed = (found.cache[f"blocks.0.attn.hook_{side}{each}"] for each in ("", "_normed"))
+        np.testing.assert_allclose(normed, normalised(plain, case.constants[f"{side}_scale"]), atol=1e-5)
     if case.past == 0:
         np.testing.assert_allclose(np.einsum("bhts,bshk->bthk", cache["pattern"], cache["v"]), cache["z"], atol=1e-5)
 
@@ -242,16 +274,38 @@ def test_the_reference_knows_these_operators(name: str) -> None:
         assert np.abs(made[output][:, :, written] - array[:, :, written]).max() <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["no cache", "4 bits"])
+@pytest.mark.parametrize("name", ["no cache", "4 bits", "normalised"])
 def test_a_logit_is_the_sum_of_its_parts(name: str) -> None:
     case = replace(FILES[name], past=0)
     found = attribute(case.model, case.feeds, 3)
-    assert found.logit == pytest.approx(float(case.run("logits")[0][0, -1, 3]), abs=1e-4)
+    assert found.capped == case.normed
+    made = 30 * np.tanh(found.logit / 30) if found.capped else found.logit
+    assert made == pytest.approx(float(case.run("logits")[0][0, -1, 3]), abs=1e-4)
     assert max(map(abs, found.residuals.values())) <= 1e-12
     assert found.direct["blocks.0.attn"].shape == (HEADS,)
     score = why(case.model, case.feeds, "blocks.0.attn[1]", query=3, key=1)
     assert abs(score.residual) <= 1e-12
-    assert score.sources[0] == "b_Q"
+    assert "embed" in score.sources
+
+
+def test_dynamically_quantised(tmp_path: Path) -> None:
+    """Weights are dequantised, the run is the file's, and attribution, which leaves the rounding out, says so."""
+    quantize_dynamic(FOLDER / "silu-decoder.onnx", tmp_path / "q.onnx", per_channel=True, weight_type=QuantType.QUInt8)
+    index, original = heads(tmp_path / "q.onnx"), heads(FOLDER / "silu-decoder.onnx")
+    assert [miss.reason.partition(" that ")[0] for miss in index.missed] == ["attribution leaves out"]
+    assert index.keys() == original.keys()
+    held = {each.name: onnx.numpy_helper.to_array(each) for each in index.source.proto.graph.initializer}
+    (name,) = (name.removesuffix("_scale") for name in held if "h.1.attn.c_proj" in name and name.endswith("_scale"))
+    numbers, scale, zero = (held[f"{name}_{part}"] for part in ("quantized", "scale", "zero_point"))
+    wanted = (numbers.astype(np.float32) - zero) * scale
+    np.testing.assert_array_equal(index["blocks.1.attn.W_O"].reshape(wanted.shape), wanted)
+    feeds = given("silu-decoder")
+    (logits,) = onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, feeds)
+    np.testing.assert_array_equal(run_with_cache(index, feeds).outputs["logits"], logits)
+    assert max(map(abs, attribute(tmp_path / "q.onnx", feeds, 3).residuals.values())) <= 1e-12
+    changed = onnx.load(tmp_path / "q.onnx")
+    next(node for node in changed.graph.node if node.output[0].endswith("quant_scales_mul:0")).op_type = "Add"
+    assert len(heads(changed).sublayers) < len(index.sublayers), "it is no scale"
 
 
 def test_tokens_of_a_cache_have_no_parts() -> None:

@@ -161,7 +161,7 @@ def test_factors_and_biases() -> None:
     assert only.scale == 1.0
     assert only.query.factor == 2.0
     (added,) = only.query.added
-    assert (added.name, set(added.factor.flat)) == ("bias", {2.0})
+    assert (added.name, set(added.factor.flat)) == ("bias", {1.0})
     np.testing.assert_array_equal(added.index, IN_ORDER)
 
 

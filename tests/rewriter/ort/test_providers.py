@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewriter import ExitStatus, ProviderError, UsageError, rewrite
+from rewriter import ExitStatus, ProviderError, UsageError, diff, rewrite
 from rewriter.ort import sessions
 from rewriter.ort.providers import (
     available_providers,
@@ -20,7 +20,7 @@ from rewriter.ort.providers import (
 )
 from rewriter.ort.sessions import Session, open_session
 from rewriter.report.sections import warnings
-from tests.textmodels import SILU, mlp
+from tests.textmodels import FIRST, SILU, mlp, text_model
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ Left = Mapping[bool, Sequence[str] | None]
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, cpu_nodes: Left, noise: float) -> list[str]:
-    """Sessions on `cuda` run on the CPU, off by `noise`; `cpu_nodes` says what is left there by rewritten or not."""
+    """Sessions on `cuda` run on the CPU, rewritten models off by `noise`; `cpu_nodes` says what is left there."""
     asked: list[str] = []
 
     def opened(model: Any, provider: str = "cpu", **options: Any) -> Session:
@@ -88,9 +88,10 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, cpu_nodes: Left, noise: float) ->
         session = open_session(model, "cpu", **options)
         if not provider.startswith("cuda"):
             return session
-        names = cpu_nodes[any("attnonly" in node.domain for node in model.graph.node)]
+        rewritten = any("attnonly" in node.domain or "/heads/" in node.name for node in model.graph.node)
+        names = cpu_nodes[rewritten]
         left = None if names is None else tuple(names)
-        return _Noisy(**{**vars(session), "cpu_nodes": left}, noise=noise)
+        return _Noisy(**{**vars(session), "cpu_nodes": left}, noise=noise * rewritten)
 
     monkeypatch.setattr("rewriter.proof.run.open_session", opened)
     monkeypatch.setattr("rewriter.ort.providers._obstacle", lambda _provider: None)
@@ -116,7 +117,6 @@ def test_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     there = ("Shape 'shape'",)
     asked = fake_cuda(monkeypatch, {False: there, True: (*there, "Exp 'mlp/heads/exp'")}, noise=2.0**-20)
     report = rewrite(mlp(SILU), providers=["cuda:device_id=1"])
-    assert report.validation is not None
     proof = report.validation.providers["cuda:device_id=1"]
     assert set(asked) == {"cuda:device_id=1"}
     assert proof.cpu_nodes == ("Exp 'mlp/heads/exp'",)
@@ -125,14 +125,33 @@ def test_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "on cuda:device_id=1, 1 node of the original ran on the CPU" in warnings(report)
 
 
+@pytest.mark.parametrize(("form", "coarse"), [("compact", True), ("local", False)])
+def test_a_provider_with_coarse_kernels(monkeypatch: pytest.MonkeyPatch, form: str, coarse: bool) -> None:
+    model = mlp(f"{SILU} g = Mul(h, u)", second="out = MatMul(g, W2)", first=f"{FIRST} u = MatMul(x, V1)")
+    made = rewrite(model, form=form, validate=False).rewritten
+    fake_cuda(monkeypatch, {False: (), True: [f"{node.op_type} '{node.name}'" for node in made.graph.node]}, noise=1.0)
+    report = rewrite(model, form=form, providers=["cuda"])
+    assert report.exit_status is ExitStatus.VALIDATION_FAILED
+    said = "cuda rounds Softmax in float64 to float32, which these heads cannot bear: use form local, or --gate product"
+    assert any(said in failure for failure in report.validation.failures) == coarse
+    left = report.validation.providers["cuda"].cpu_nodes
+    assert any(node.startswith("Softmax") for node in left) == coarse
+    assert not any(node.startswith(("Shape", "Slice", "Concat")) and "shape" in node for node in left)
+
+
 def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, {False: None, True: None}, noise=0.0)
     report = rewrite(mlp(SILU), providers=["cpu", "cuda"])
-    assert report.validation is not None
     cpu, cuda = (report.validation.providers[name] for name in ("cpu", "cuda"))
     assert cpu.cpu_nodes_of_original == 0
     assert (cuda.cpu_nodes, cuda.cpu_nodes_of_original) == ((), None)
     assert "this onnxruntime cannot tell which nodes cuda left to the CPU" in warnings(report)
+
+
+def test_an_output_that_two_providers_cannot_compare_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_cuda(monkeypatch, {False: (), True: ()}, noise=0.0)
+    nothing = text_model("z = Sub(x, x) out = Div(z, z)")
+    assert diff(nothing, nothing, providers=["cpu", "cuda"]).summary.endswith("nothing could be compared")
 
 
 @pytest.mark.cuda
@@ -140,7 +159,6 @@ def test_an_onnxruntime_that_does_not_tell_placement(monkeypatch: pytest.MonkeyP
 def test_a_real_gpu_measures_its_noise() -> None:
     report = rewrite(mlp(SILU), providers=["cpu", "cuda:device_id=0"])
     assert report.exit_status is ExitStatus.CONVERTED
-    assert report.validation is not None
     proof = report.validation.providers["cuda:device_id=0"]
     assert proof.cpu_nodes == ()
     assert proof.compared["out"].max_abs < 1e-4

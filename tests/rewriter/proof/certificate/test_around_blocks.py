@@ -130,6 +130,10 @@ CHANGES: dict[str, str] = {
     "a function for an operator in a function": 'shadowing("", "Sin", 1)(m)',
     "an activation's function elsewhere": 'node, heads = maker(m, "other"), call(m); node.op_type = heads.op_type; '
     'node.domain = heads.domain; node.input[:] = ["q", heads.input[1], "gone"]',
+    "a node more": 'maker(m, "out").output[0] = "raw"; insert(m, "raw", "Mul", "raw factor", "out"); '
+    'add_weight(m, "factor", np.float32(1.0000001))',
+    "an output of another name": 'm.graph.output[0].name = maker(m, "out").output[0] = "renamed"',
+    "shape of an input": "m.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 7",
     "a weight": 'nudge(weight(m, "w"))',
     "a weight that only a body reads": 'nudge(weight(m, "v"))',
     "a weight of the block": 'nudge(weight(m, "W1"))',

@@ -10,6 +10,7 @@ from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate.constants import Axes, before_casts, in_order, sizes
 from rewriter.proof.certificate.graphs import Model, Tensor
+from rewriter.proof.certificate.regions import Reader
 from rewriter.proof.certificate.rows import extent, read_layer
 from tests.textmodels import text_model
 
@@ -149,3 +150,43 @@ def test_axes_are_found_once_per_tensor() -> None:
     body = "r0 = MatMul(x, W1) " + " ".join(f"s{i} = Sigmoid(r{i}) r{i + 1} = Mul(r{i}, s{i})" for i in range(40))
     found = extent(tensor(f"{body} out = Identity(r40)", "r40")[1]).front
     assert found.tensor.name == "x"
+
+
+def chain(start: str, step: str) -> str:
+    """A step, 40 times: each makes {more_p} and {more_q} of {p} and {q}."""
+    names = [{"p": f"p{k}", "q": f"q{k}", "more_p": f"p{k + 1}", "more_q": f"q{k + 1}"} for k in range(40)]
+    return " ".join([start, *(step.format(**each) for each in names)])
+
+
+def test_weights_are_computed_once() -> None:
+    """Each of 40 sums is read twice by the next: it would be computed 2^40 times."""
+    body = chain("p0 = Identity(W1) q0 = Mul(W1, $0.5)", "{more_p} = Add({p}, {q}) {more_q} = Mul({q}, $0.5)")
+    layer, plain = (read_layer(tensor(f"{each} y = MatMul(x, p40) out = Add(y, b1)")[1])
+                    for each in (body, "p40 = Identity(W1)"))  # fmt: skip
+    assert layer is not None
+    assert plain is not None
+    np.testing.assert_allclose(layer.weight, plain.weight * 2.0, rtol=1e-7)
+    sums = chain("p0 = Identity(b1) q0 = Identity(b1)", "{more_p} = Add({p}, {q}) {more_q} = Add({q}, {p})")
+    assert read_layer(tensor(f"{sums} out = Identity(x)", "p40")[1]) is None
+
+
+def test_numbers_that_keep_axes_are_found_once() -> None:
+    start = "y = MatMul(x, W1) p0 = Exp($2.0) q0 = Exp(p0)"
+    found = extent(tensor(chain(start, "{more_p} = Min({p}, {q}) {more_q} = Max({q}, {p})") + " out = Mul(y, p40)")[1])
+    assert (found.front.tensor.name, found.width) == ("x", 8)
+
+
+def test_shapes_are_put_together_once() -> None:
+    """2^40 times no size: no size."""
+    start = f"n = Shape(x) {part('none', 2, 2)} p0 = Identity(none) q0 = Identity(none)"
+    body = chain(start, "{more_p} = Concat<axis = 0>({p}, {q}) {more_q} = Concat<axis = 0>({q}, {p})")
+    _, shape = tensor(f"{body} out = Identity(x)", "p40")
+    assert sizes(shape) == [Axes(shape.scope.find("x"), 2, 2)]
+
+
+def test_numbers_do_not_grow_without_end() -> None:
+    """Squares of squares, 40 times, would have 2^40 digits: from some on, each is a tensor of its own."""
+    body = chain("p0 = Div($1.0, $3.0) q0 = Identity(p0)", "{more_p} = Mul({p}, {q}) {more_q} = Mul({p}, {q})")
+    region = Reader().region(tensor(f"{body} out = Mul(x, p40)")[1])
+    assert region is not None
+    assert {each.name for each in region.leaves.values()} == {"x", "p17"}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rewriter.errors import UsageError
 from rewriter.files.tokenizer import refusing
 from rewriter.proof.inputs.given import Text
-from rewriter.proof.inputs.text import tokenized
+from rewriter.proof.inputs.read import tokenized
 from tests.committed import FOLDER
 from tests.textmodels import word_tokenizer
 

@@ -29,7 +29,7 @@ def test_example_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").symlink_to(ROOT / "models")
     (tmp_path / "docs").mkdir()
-    assert run([*documented(), "-q"]) == 0
+    assert run([*documented(), "-q", "--provider", "cpu"]) == 0
     made = (tmp_path / "docs" / EXAMPLE.name).read_text(encoding="utf-8")
     headings = re.compile(r"<h[1-3].*?</h[1-3]>|<caption>.*?</caption>|<th scope=\"col\".*?</th>")
     assert headings.findall(made) == headings.findall(committed)

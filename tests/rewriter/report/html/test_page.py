@@ -167,7 +167,9 @@ def test_three_sentences_say_how_sure_it_is(pages: dict[str, str]) -> None:
     assert proved < measured < only_run < shown.index("Proved for every input Measured on every float Only run Blocks")
     assert "over the reals: each activation within 2.1e-08 of max(1, |f|); all else identical. Rounding is" in shown
     assert "on every finite float32, each program by itself: within 1.7e-07 of max(1, |f|)" in shown
-    assert re.search(r"Only run on 3 inputs, on cpu: the outputs differ by at most \d.\de-\d+; their error is ", shown)
+    assert re.search(
+        r"Only run on 3 inputs, on cpu(, cuda)?: the outputs differ by at most \d.\de-\d+; their error is ", shown
+    )
     assert "on every finite float16, each program" in Page(pages["float16"]).visible()
     assert "certainty" not in str(Page(pages["dry-run"]).all("ul"))
 
