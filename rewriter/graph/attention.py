@@ -84,12 +84,13 @@ def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
         chain, name = [node], node.input[0] if node.op_type == "Mul" else ""
         for operator in ("Cast", "MatMulInteger", "DynamicQuantizeLinear"):
             maker = makers.get(name)
-            if maker is None or maker.op_type != operator:
+            if maker is None or key_of(maker) != ("", operator):
                 return None
             chain, name = [*chain, maker], maker.input[0]
         *_, product, data = chain
         scales = makers.get(node.input[1])
-        if scales is None or scales.input[0] != data.output[1] or product.input[2:3] != data.output[2:3]:
+        given = () if scales is None else (scales.op_type, scales.input[0], *product.input[2:3])
+        if scales is None or given != ("Mul", *data.output[1:3]):
             return None
         written = Writer(node)
         weight = written.put("DequantizeLinear", product.input[1], scales.input[1], *product.input[3:], axis=1)

@@ -101,7 +101,7 @@ def tested_block(
     sizes = dict.fromkeys((batch, min(tokens, limit)) for batch, tokens in SIZES)
     further = set(names) - set(claim.block_inputs)
     if further:
-        drawn = _recorded(original, claim, names, ways[0], own, by_blocks=by_blocks)
+        drawn = recorded(original, claim, names, ways[0], own, by_blocks=by_blocks)
     else:
         drawn = [drawn_case(view, claim, *size, scale, seed) for scale in SCALES for size in sizes]
     cases, plain = _accepted(claim, before, drawn, ways[0])
@@ -137,7 +137,7 @@ def tested_block(
     )
 
 
-def _recorded(
+def recorded(
     original: Side, claim: Claim, names: Sequence[str], way: Way, own: Sequence[Case], *, by_blocks: bool
 ) -> list[Case]:
     """What the model itself gives a block that also reads shapes which are computed elsewhere; its inputs are scaled.

@@ -15,7 +15,7 @@ from passes.record import KEY
 from rewriter import ExitStatus, rewrite
 from tests.attention import Array
 from tests.cases import planned, run
-from tests.changes import graphs
+from tests.changes import copied, graphs, set_nodes
 from tests.errors import EMITTED, RATIO, Feeds, accurate, apart, correct, error_ratio, feeds_of
 from tests.oracle import evaluate
 from tests.textmodels import ELEMENTS, ERF_GELU, FIRST, SILU, mlp, text_model
@@ -206,8 +206,7 @@ def dressed() -> onnx.ModelProto:
 
 def normalised(model: onnx.ModelProto, removed: set[str]) -> bytes:
     """The bytes of a model without heads and plan, and without the nodes and value_info that compute `removed`."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
+    copy = copied(model)
     graph = copy.graph
     nodes = [node for node in graph.node if f"{DOMAIN}.block" not in metadata(node)]
     nodes = [node for node in nodes if not removed.intersection(node.output)]
@@ -224,9 +223,7 @@ def normalised(model: onnx.ModelProto, removed: set[str]) -> bytes:
         (copy.opset_import, imports),
         (copy.metadata_props, properties),
     ):
-        kept_copies = [type(entry).FromString(entry.SerializeToString()) for entry in kept]
-        del field[:]
-        field.extend(kept_copies)
+        set_nodes(field, kept)
     data: bytes = copy.SerializeToString(deterministic=True)
     return data
 

@@ -15,6 +15,7 @@ import onnx
 import pytest
 
 from rewriter.errors import ExitStatus
+from tests.changes import change_values, weight
 from tests.sabotage.edits import patch
 from tests.sabotage.harness import Attempt, SabotageError, attempt
 from tests.sabotage.oracle import difference
@@ -134,7 +135,5 @@ def test_the_oracle_measures(tmp_path: Path) -> None:
     path = subject.path(tmp_path)
     model = onnx.load(path)
     assert difference(path, model.SerializeToString(), tmp_path) == 0.0
-    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == "W2")
-    halved = onnx.numpy_helper.to_array(weight) * 0.5
-    weight.CopyFrom(onnx.numpy_helper.from_array(halved, "W2"))
+    change_values(weight(model, "W2"), "v *= 0.5")
     assert 0.4 < difference(path, model.SerializeToString(), tmp_path) < 0.6

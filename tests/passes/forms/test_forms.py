@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,24 +24,18 @@ from tests.conftest import slow
 from tests.errors import EMITTED, InPlace, accurate, apart
 from tests.headmath import tapped
 from tests.oracle import evaluate
+from tests.passes import test_apply
+from tests.passes.test_apply import GLU_FIRST, VALUE
 from tests.spellings import FIRSTS, GATES
 from tests.textmodels import ERF_GELU, SILU, integers, mlp, text_model, values
 
 TOKENS = 80
 SQUARE = ("compact", "masked", "maskless", "staged")
 RANK_2 = {"inputs": "float[tokens, 4] x", "outputs": "float[tokens, 4] out"}
-GLU = {"first": "m = MatMul(x, W1wide) y, u = Split<axis = -1>(m)", "opset": 13}
 
 PROGRAMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("silu", SILU, {}),
+    *(each for each in test_apply.PROGRAMS if each[0] not in ("sigmoid", "gelu-twice")),
     ("silu-rank-2", SILU, RANK_2),
-    ("relu", "h = Relu(y)", {}),
-    ("quick-gelu", "b = Mul(y, $1.702) s = Sigmoid(b) h = Mul(y, s)", {}),
-    ("tanh", "h = Tanh(y)", {}),
-    ("glu", "s = Sigmoid(y) h = Mul(s, u)", GLU),
-    ("mish", "p = Softplus(y) t = Tanh(p) h = Mul(y, t)", {}),
-    ("leaky", "h = LeakyRelu<alpha = 0.1>(y)", {}),
-    ("gelu", ERF_GELU, {}),
 )
 EACH_FORM = pytest.mark.parametrize("form", SQUARE)
 
@@ -67,7 +61,6 @@ def operators(model: onnx.ModelProto) -> set[str]:
 EACH_PROGRAM = pytest.mark.parametrize(
     ("text", "options"), [case[1:] for case in PROGRAMS], ids=[case[0] for case in PROGRAMS]
 )
-VALUE: Mapping[str, Mapping[str, Any]] = {PROGRAMS[5][1]: {"value": "u"}}
 
 
 SHAPES = ((1, 1), (1, 2), (1, TOKENS), (3, 19))
@@ -142,9 +135,7 @@ GATE = Program("two_heads", HEADS, linear=0.125, constant=0.5)
 BY_REFERENCE_GATE = "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(n, c1)"
 
 
-@pytest.mark.parametrize(
-    ("form", "first"), [*((form, GLU["first"]) for form in SQUARE), ("compact", BY_REFERENCE_GATE)]
-)
+@pytest.mark.parametrize(("form", "first"), [*((form, GLU_FIRST) for form in SQUARE), ("compact", BY_REFERENCE_GATE)])
 def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
     """A gate of two heads with one and two bias tokens, offsets, constants and a linear term.
 

@@ -44,13 +44,9 @@ POINTS = np.concatenate([np.linspace(-8.0, 8.0, 4001), -FAR, FAR]).astype(np.flo
 
 def model_of(body: str) -> onnx.ModelProto:
     """A block whose linear operators are the identity, with the result between them shown."""
-    model = text_model(
-        f"y = MatMul(x, E) {body} out = MatMul(h, E)",
-        inputs="float[n, 1] x",
-        outputs="float[n, 1] out, float[n, 1] h",
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((1, 1), dtype=np.float32), "E"))
-    return model
+    constants, outputs = {"E": np.ones((1, 1))}, "float[n, 1] out, float[n, 1] h"
+    body = f"y = MatMul(x, E) {body} out = MatMul(h, E)"
+    return text_model(body, inputs="float[n, 1] x", outputs=outputs, constants=constants)
 
 
 def heads(body: str) -> onnx.ModelProto:

@@ -14,6 +14,7 @@ from rewriter.errors import ValidationError
 from rewriter.graph.walk import iter_nodes
 from rewriter.ort.providers import load_onnxruntime
 from rewriter.ort.sessions import open_session
+from tests.changes import change_values, copied
 from tests.textmodels import FIRST, mlp, text_model
 
 SWISH, SWIGLU = "Swish(25)", "SwiGLU(28)"
@@ -45,8 +46,7 @@ def test_a_planted_error_is_refused(operator: str) -> None:
             if attribute.name == "value_float":
                 attribute.f *= 1.001
             elif attribute.t.data_type == onnx.TensorProto.FLOAT:
-                numbers = onnx.numpy_helper.to_array(attribute.t) * np.float32(1.001)
-                attribute.t.CopyFrom(onnx.numpy_helper.from_array(numbers, attribute.t.name))
+                change_values(attribute.t, "v *= 1.001")
     found = validate(MODELS[operator], made)
     assert found.exit_status is ExitStatus.VALIDATION_FAILED
     assert not found.validation.certified
@@ -62,13 +62,7 @@ def test_what_the_rewritten_model_keeps_is_said() -> None:
 
 def test_files_with_external_data(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    onnx.save(
-        onnx.ModelProto.FromString(MODELS[SWISH].SerializeToString()),
-        path,
-        save_as_external_data=True,
-        location="data",
-        size_threshold=0,
-    )
+    onnx.save(copied(MODELS[SWISH]), path, save_as_external_data=True, location="data", size_threshold=0)
     session = open_session(path)
     assert session.defined == (SWISH,)
     x = np.ones((1, 2, 4), np.float32)

@@ -17,6 +17,7 @@ import pytest
 from rewriter import rewrite
 from rewriter.cli import Forgiving, run
 from tests.conftest import slow
+from tests.textmodels import text_model
 
 
 def test_json_to_standard_output(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,8 +40,7 @@ def test_json_into_a_file_or_not(room: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize("status", [0, pytest.param(3, marks=slow)])
 def test_a_reader_that_goes_away(room: Path, status: int) -> None:
     if status:
-        graph = "g (float[n] x) => (float[n] y) { y = Abs(x) }"
-        onnx.save(onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {graph}'), "model.onnx")
+        onnx.save(text_model("out = Abs(x)"), "model.onnx")
     command = [sys.executable, "-m", "rewriter", "model.onnx", "-o", "out.onnx"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:

@@ -89,11 +89,6 @@ def give_default(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(tensor)
 
 
-def capture_other(model: onnx.ModelProto) -> None:
-    """The tensors that the bodies capture are made by each other's nodes, and are still called the same."""
-    swap_names(model, "p", "q")
-
-
 CHANGES: tuple[tuple[str, Make, Edit, tuple[str, ...]], ...] = (
     ("graph outputs made by each other's nodes", two_outputs, lambda m: swap_names(m, "out", "other"),
      ("source of output out: Add 'n_out' in A, Sub 'n_other' in B",
@@ -113,7 +108,7 @@ CHANGES: tuple[tuple[str, Make, Edit, tuple[str, ...]], ...] = (
      ("If 'n_out' differs in attribute else_branch, attribute then_branch",)),
     ("tensors that a body captures, by name", branches, lambda m: reads(m, "c", 0, "p"),
      ("If 'n_out' differs in attribute then_branch",)),
-    ("tensors that a body captures, by what they are", branches, capture_other,
+    ("tensors that a body captures, by what they are", branches, lambda m: swap_names(m, "p", "q"),
      ("If 'n_out' differs in attribute else_branch, attribute then_branch",)),
     ("inputs of a body", loop, lambda m: swap(body(m, "body").input, 2, 3),
      ("Loop 'n_p' differs in attribute body",)),

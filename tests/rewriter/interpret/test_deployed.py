@@ -303,6 +303,9 @@ def test_dynamically_quantised(tmp_path: Path) -> None:
     (logits,) = onnxruntime.InferenceSession(tmp_path / "q.onnx").run(None, feeds)
     np.testing.assert_array_equal(run_with_cache(index, feeds).outputs["logits"], logits)
     assert max(map(abs, attribute(tmp_path / "q.onnx", feeds, 3).residuals.values())) <= 1e-12
+    changed = onnx.load(tmp_path / "q.onnx")
+    next(node for node in changed.graph.node if node.output[0].endswith("quant_scales_mul:0")).op_type = "Add"
+    assert len(heads(changed).sublayers) < len(index.sublayers), "it is no scale"
 
 
 def test_tokens_of_a_cache_have_no_parts() -> None:

@@ -11,11 +11,12 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper, parser
+from onnx import parser
 
 from rewriter.errors import ValidationError
 from rewriter.ort.providers import load_onnxruntime, parse_provider
 from rewriter.ort.sessions import available_providers, open_session
+from tests.textmodels import text_model
 
 MODEL = parser.parse_model(
     """<ir_version: 8, opset_import: ["": 17]>
@@ -51,10 +52,7 @@ def test_bfloat16_goes_in_and_out() -> None:
 
 
 def test_external_data_of_a_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Add(x, w) }'
-    )
-    model.graph.initializer.append(numpy_helper.from_array(np.arange(4, dtype=np.float32), "w"))
+    model = text_model("y = Add(x, w)", inputs="float[4] x", outputs="float[4] y", constants={"w": np.arange(4.0)})
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     proto = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     session = open_session(proto, base_dir=tmp_path)

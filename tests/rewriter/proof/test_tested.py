@@ -9,9 +9,13 @@ import pytest
 from onnx import TensorProto, helper
 
 from rewriter.errors import ValidationError
+from rewriter.files.load import load_model
 from rewriter.graph.view import GraphView, all_views
-from rewriter.proof.claims import Claim
-from rewriter.proof.tested import drawn_case
+from rewriter.proof.claims import Claim, Side
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.run import Way
+from rewriter.proof.tested import SCALES, drawn_case, recorded
+from tests.textmodels import text_model
 
 
 def _view(shape: Any, kind: int = TensorProto.FLOAT) -> GraphView:
@@ -58,3 +62,21 @@ def test_unknown_channels() -> None:
     assert _drawn(["b", "s", 5], width=None).shape == (2, 67, 5)
     with pytest.raises(ValidationError, match="nothing tells how many channels 'x' has"):
         _drawn(["b", "s", "c"], width=None)
+
+
+@pytest.mark.parametrize("by_blocks", [False, True])
+def test_what_the_model_gives_a_block_that_reads_shapes_made_elsewhere(*, by_blocks: bool) -> None:
+    """Floats are scaled, shapes are not."""
+    side = Side.of(
+        load_model(text_model("a = Relu(x) n = Shape(x) y = MatMul(a, W1) z = MatMul(y, W2) out = Reshape(z, n)"))
+    )
+    claim = Claim("mlp", ("y",), "y", ("a",), ("out",), 0.0, TensorProto.FLOAT)
+    x = np.array([[[-1, 2, 3, 4]]], np.float32)
+    way = Way("cpu", optimise=False)
+    cases = recorded(side, claim, ("a", "n"), way, [Case("one", {"x": x})], by_blocks=by_blocks)
+    assert [case.name for case in cases] == [f"one, times {scale:g}" for scale in SCALES]
+    for case, scale in zip(cases, SCALES, strict=True):
+        np.testing.assert_allclose(case.feeds["a"], scale * np.maximum(x, 0), rtol=1e-6)
+        assert case.feeds["n"].tolist() == [1, 1, 4]
+    with pytest.raises(ValidationError, match="it reads what is made elsewhere"):
+        recorded(side, claim, ("a", "m"), way, [], by_blocks=by_blocks)

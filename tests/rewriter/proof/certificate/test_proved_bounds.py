@@ -150,6 +150,12 @@ def test_a_type_ends_where_its_floats_do() -> None:
     assert of(RELU, minimum(RELU, constant(1e300)), top=DOUBLE).at == sys.float_info.max
 
 
+def test_the_last_number_of_a_type_is_enclosed() -> None:
+    """Of GELU by tanh, an exponential of 2^3073."""
+    search = _Search(ZERO, gelu(Y, approximate=True), DOUBLE)
+    assert search.relative_on(search.piece(-DOUBLE, -DOUBLE), -DOUBLE, -DOUBLE) < 1e-9
+
+
 def test_a_domain_is_what_was_claimed() -> None:
     capped = minimum(RELU, constant(508))
     assert of(RELU, capped, domain=508.0).holds
