@@ -407,7 +407,7 @@ class _Reader:
         if axis not in (2, -1) or further.axes[:2] not in ((_BATCH, _TOKENS), (_BATCH, _POSITIONS)):
             return None
         if further.axes[1] == _POSITIONS:
-            self.tokens = min(self.tokens or len(rows), len(rows))
+            self.tokens = len(rows)
         count = max(len(first.table), len(rows))
         columns = [np.broadcast_to(each, (count, each.shape[1])) for each in (first.table, rows)]
         return replace(first, table=np.concatenate(columns, axis=1))

@@ -16,7 +16,7 @@ from rewriter.proof.certificate.certify import Certificate
 from tests import changes
 from tests.changes import add_weight, insert, maker
 from tests.committed import FILES
-from tests.textmodels import ERF_GELU, SILU, mlp
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 FORMS = ("masked", "maskless")
 GATED = f"u = MatMul(x, V1) {SILU.replace('h =', 'f =')} h = Mul(f, u)"
@@ -187,6 +187,9 @@ BOTH = {
     "z is larger where there are 41 tokens": (
         'p.before("z_by_token", 0, "Where", f"/is_41 {p.number(1.001, dtype=float)} @")'
     ),
+    "z is larger where there is one token": (
+        'p.before("z_by_token", 0, "Where", f"/is_1 {p.number(1.001, dtype=float)} @")'
+    ),
     "values are for ten rows, two tokens and eight bias tokens": (
         'p.before("z", 1, "Mul", f"@ {p.number(np.ones((1, 1, 10, 1)), dtype=float)}")'
     ),
@@ -279,6 +282,7 @@ def with_sizes(p: Planted) -> None:
     """Conditions on sizes, for errors that need them."""
     tokens = p.name("token_count")
     insert(p.model, tokens, "Equal", f"{tokens} {p.number([41])}", "sizes/is_41")
+    insert(p.model, tokens, "Equal", f"{tokens} {p.number([1])}", "sizes/is_1")
     insert(p.model, tokens, "Less", f"{p.number([40])} {tokens}", "sizes/many")
     insert(p.model, tokens, "Add", f"{tokens} {p.number([9])}", "sizes/row_count1")
 
@@ -317,6 +321,18 @@ def test_what_many_tokens_may_add_up_to_is_not_counted_once() -> None:
     found = judged(original, p.model)
     assert not found.certified
     assert any("adds up over other tokens" in each.text for each in found.refusals)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_heads_write_has_three_axes(form: str) -> None:
+    """The product of one head with W_O runs with an axis more too, and its result has that axis."""
+    weights = {"in": np.full((4, 1), 0.7), "back": np.full((1, 4), 0.3)}
+    body = f"y = MatMul(x, in) {ERF_GELU} out = MatMul(h, back)"
+    original = text_model(body, inputs=f"{THREE} x", outputs=f"{THREE} out", constants=weights)
+    p = Planted(changes.copied(converted(original, form)))
+    assert judged(original, p.model).certified
+    changes.becomes(p.node("z_side_by_side"), "Identity")
+    assert not judged(original, p.model).certified
 
 
 def test_names_that_the_reader_would_give_are_not_taken() -> None:
