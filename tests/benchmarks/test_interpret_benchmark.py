@@ -49,6 +49,8 @@ def test_patching_is_that_of_the_file_and_attribution_that_of_the_held_network(n
     assert subject.off(batch) < 1e-5
     ways, differ = scores(subject, batch, 0)
     assert differ < 1e-5
+    again = scores(subject, batch, 0)[0]
+    assert all((way == again[method]).all() for method, way in ways.items())
     made = areas(subject, batch, ways["attribution patching"])
     ends = [made[each][end] for each in ("faithfulness", "without") for end in (0, -1)]
     assert ends == pytest.approx([0.0, 1.0, 1.0, 0.0], abs=1e-5)
@@ -131,3 +133,28 @@ def test_form_whole_in_pytorch_computes_what_the_decoder_does() -> None:
     start, stream = torch.randn(2, LENGTH, 48), Stream(replica, 2.0**60)
     wanted = replica.logits(replica.run(start)[0])
     torch.testing.assert_close(stream.run(stream.parameters, start)[0], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_heads_are_fitted_by_variable_projection() -> None:
+    """A block's own neurons are exact; more heads than it has neurons come close from random starts, a map does not."""
+    from benchmarks.exchange import Block, Problem, mapped, solved
+    from benchmarks.replica import ACTIVATIONS, Sublayer
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = {"W_in": (6, 4), "b_in": (4,), "W_O": (4, 6), "b_O": (6,)}
+    weights = {name: torch.randn(*shape, generator=generator) for name, shape in shapes.items()}
+    sublayer = Sublayer("blocks.0.mlp_heads", None, weights, ACTIVATIONS["silu"], 1, 1.0, causal=True)
+    read = torch.randn(2, 500, 6, generator=generator) @ torch.randn(6, 6, generator=generator) + 1.0
+    read[..., 5] = read[..., 0]  # a direction without variance, as behind a normalisation
+    written = sublayer.written(sublayer.channels(read))
+    block = Block(sublayer, read[0], written[0], read[1], written[1])
+    problem = Problem(block)
+    covariance = torch.cov(problem.rows[:, :-1].T, correction=0)
+    torch.testing.assert_close(covariance, torch.eye(5, dtype=torch.float64))
+    assert block.unexplained(problem.mapped(problem.own(4), written[0])(read[1])) < 1e-10
+    assert block.unexplained(mapped(read[1], solved(read[0], written[0]).float())) > 0.05
+    heads, course = problem.fitted(problem.random(8, 1, seed=0), written[0], 1e-2, 300)
+    assert course == sorted(course, reverse=True)
+    assert block.unexplained(problem.mapped(heads, written[0])(read[1])) < 1e-3
+    again = problem.fitted(problem.random(8, 1, seed=0), written[0], 1e-2, 300)[1]
+    assert again == course

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -181,3 +182,20 @@ def test_scores_and_pre_activations_are_sums(name: str, exporter: Exporter, expo
         found = why(path, inputs_of(onnx.load(path)), f"{named.name}[1]", query=3)
         assert abs(found.residual) <= 1e-12 * max(1.0, np.abs(found.table).max())
         assert len(found.sources) > 5
+
+
+def test_what_onnxruntimes_optimiser_makes(export: Export, tmp_path: Path) -> None:
+    """Packed attention, embeddings and norms of sums as operators: the same heads, which write the same."""
+    from onnxruntime.transformers.optimizer import optimize_model
+
+    path, made = export("bert", "torchscript", "fp32"), tmp_path / "optimised.onnx"
+    fused = optimize_model(str(path), model_type="bert", num_heads=4, hidden_size=32, opt_level=0)
+    fused.save_model_to_file(str(made))
+    assert {"Attention", "EmbedLayerNormalization"} <= {node.op_type for node in fused.model.graph.node}
+    index, original, feeds = heads(made), heads(path), inputs_of(onnx.load(path))
+    for name in (name for name in original if ".ln" not in name):
+        np.testing.assert_array_equal(index[name], original[name], err_msg=name)
+    found, wanted = attribute(made, feeds, 3), attribute(path, feeds, 3)
+    assert max(map(abs, found.residuals.values())) <= 1e-12
+    for name, effects in wanted.effects.items():
+        np.testing.assert_allclose(found.effects[name], effects, atol=1e-6, err_msg=name)

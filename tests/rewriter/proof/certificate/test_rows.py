@@ -94,10 +94,12 @@ def test_axes_in_front() -> None:
         "b = Gather(n, i) o = Constant<value = int64[1] {0}>() one_axis = Unsqueeze(b, o) "
         "r = Constant<value = int64[2] {-1, 8}>() shape = Concat<axis = 0>(one_axis, r) "
         "flat = Reshape(h, shape) t = Transpose<perm = [1, 0, 2]>(h) k = Constant<value_ints = [0, 0, 0]>() "
-        "same = Reshape(h, k) two = Add(h, W2t) one = Add(h, pair) e = Exp(x) out = Add(h, t)"
+        "same = Reshape(h, k) two = Add(h, W2t) one = Add(h, pair) e = Exp(x) out = Add(h, t) "
+        "l = Constant<value_ints = [1]>() thin = Slice(W1, o, l, l) column = MatMul(x, thin) broad = Add(column, b1) "
+        "w = Unsqueeze(W1, o) stack = MatMul(x, w)"
     )
-    of = {"h": ("x", 8), "s": ("x", 8), "e": ("x", None), "flat": ("flat", 8)}
-    for name in ("h", "s", "e", "flat", "same", "t", "one", "two", "out"):
+    of = {"h": ("x", 8), "s": ("x", 8), "e": ("x", None), "broad": ("x", None), "column": ("x", 1), "flat": ("flat", 8)}
+    for name in ("h", "s", "e", "flat", "same", "t", "one", "two", "column", "broad", "stack", "out"):
         found = extent(tensor(body, name)[1])
         assert (found.front.tensor.name, found.width, *found.front[1:]) == (*of.get(name, (name, None)), 0, -1), name
     _, shape = tensor(body, "shape")
