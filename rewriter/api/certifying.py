@@ -71,13 +71,17 @@ def _planned(model: LoadedModel) -> dict[str, Claimed]:
         record = read_record(model.proto)
     except UnreadableError:
         return {}
+    if record is None:
+        return {}
+    accuracy = record.chosen.accuracy or 0.0
     return {
         block.output: Claimed(
             block.bound,
             block.program.domain if math.isfinite(block.program.domain) else None,
             tuple(name for name in (block.y, block.value) if name),
+            accuracy,
         )
-        for block in (record.blocks if record is not None else ())
+        for block in record.blocks
     }
 
 

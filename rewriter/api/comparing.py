@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
@@ -25,7 +24,7 @@ from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explain
 from rewriter.compare.generation import generate
 from rewriter.compare.graphs import difference, signature_differences
 from rewriter.compare.tolerances import Rule
-from rewriter.errors import RewriteError, UsageError
+from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
 from rewriter.proof.claims import Claim, Side
@@ -156,11 +155,7 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
         record = read_record(b.proto)
     except UnreadableError as error:
         notes.append(f"the plan in the metadata of the second model is ignored: {error}")
-    options = Options()
-    if record is not None:
-        # An option that is unknown or invalid here says nothing about the graph.
-        with suppress(RewriteError, TypeError, ValueError):
-            options = build(Options, record.options)
+    options = Options() if record is None else record.chosen
     plan = make_plan(a.proto, options, partial(read_tensor, a))
     named = {each.name: each for each in record.blocks} if record is not None else {}
     blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]

@@ -42,16 +42,6 @@ __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 Rule = Callable[[str, Results, Sequence[Results], Results], Judgement]
 """[output, the original's results, its variants, the rewritten results] Whether they agree."""
 
-CEILINGS: Mapping[int, float] = {
-    onnx.TensorProto.FLOAT: 1e-5,
-    onnx.TensorProto.DOUBLE: 1e-5,
-    onnx.TensorProto.FLOAT16: 2.0**-10,
-    onnx.TensorProto.BFLOAT16: 2.0**-7,
-}
-"""The largest error over max(1, |f|) that a pass may claim for an activation unless the user asked for more, by element
-type: what a program may be off by that is fitted while planning (those of the table are off by 1e-7 at most), and for
-half precision the spacing of its numbers, to which constants round. What is claimed is then proved."""
-
 CHEAP = 2**26
 """Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
 
@@ -194,9 +184,7 @@ class Judge:
         """What is proved for every input."""
         held = {
             each.output: Claimed(
-                min(each.max_error, max(each.accuracy, CEILINGS.get(each.elem_type, 0.0))),
-                each.domain if np.isfinite(each.domain) else None,
-                each.inputs,
+                each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
             )
             for each in self.claims
         }

@@ -9,6 +9,7 @@ Names only suggest where a region may begin; nothing is believed that was not co
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,16 @@ from rewriter.proof.certificate.regions import Reader, Region
 from rewriter.proof.certificate.rows import Layer, extent, read_layer
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
+
+CEILINGS: Mapping[int, float] = {
+    onnx.TensorProto.FLOAT: 1e-5,
+    onnx.TensorProto.DOUBLE: 1e-5,
+    onnx.TensorProto.FLOAT16: 2.0**-10,
+    onnx.TensorProto.BFLOAT16: 2.0**-7,
+}
+"""The largest error over max(1, |f|) that a pass may claim for an activation unless the user asked for more, by element
+type: what a program may be off by that is fitted while planning (those of the table are off by 1e-7 at most), and for
+half precision the spacing of its numbers, to which constants round. What is claimed is then proved."""
 
 UNCLAIMED = 1e-7
 """The limit of a region about which nothing is claimed, in every type: it holds the program over the reals to what the
@@ -88,11 +99,14 @@ class Claimed:
         domain: largest |y| for which that is claimed; None for all.
         leaves: names of the pre-activation and, of a gate, the value; without them, a part of the activation that
             differs by little may hide that the whole does not.
+        accuracy: the error that was asked for. A limit above it and above the ceiling of the type is lowered to the
+            larger of these, so that no file sets its own limit.
     """
 
     limit: float
     domain: float | None = None
     leaves: tuple[str, ...] = ()
+    accuracy: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -601,7 +615,9 @@ class _Matching:
         top = TOPS[_elem_type(region)]
         claim = self._claims.get(a.name)
         if claim is not None:
-            return bound(mine, other, limit=claim.limit * _ROOM + _EXACT, top=top, domain=claim.domain)
+            ceilings = (CEILINGS.get(each.elem_type, 0.0) for each in (a, *region.leaves.values()))
+            limit = min(claim.limit, max(claim.accuracy, *ceilings))
+            return bound(mine, other, limit=limit * _ROOM + _EXACT, top=top, domain=claim.domain)
         everywhere = bound(mine, other, limit=self._limit, top=top)
         near = everywhere.at is not None and everywhere.at_least > self._limit and abs(everywhere.at) <= min(_DOMAINS)
         if everywhere.holds or near or not program:

@@ -52,6 +52,20 @@ def test_refused_with_the_reason(room: Path, capsys: pytest.CaptureFixture[str])
     assert certificate(room / "cert.json")["certificate"]["refusals"][0]["refuted"]
 
 
+@pytest.mark.parametrize(("accuracy", "found"), [(None, False), (float("nan"), False), (0.05, True)])
+def test_no_file_sets_its_own_limit(accuracy: float | None, found: bool) -> None:
+    """Unless it says that an accuracy was asked for, which is then proved, and printed."""
+    (entry,) = rewriter.rewrite(mlp(SILU), validate=False).rewritten.metadata_props
+    plan = json.loads(entry.value)
+    plan["blocks"][0]["bound"] = (0.9).hex()
+    plan["options"] = {} if accuracy is None else {"accuracy": accuracy}
+    far = mlp(CLOSE.replace("-1.000001", "-1.003"))
+    far.metadata_props.add(key=entry.key, value=json.dumps(plan))
+    certified = rewriter.certify(mlp(SILU), far)
+    assert bool(certified) == found
+    assert [0.0013 < each.bound.bound < 0.0014 for each in certified.certificate.regions] == [True] * found
+
+
 def test_the_limit_is_what_an_activation_without_a_claim_is_held_to(room: Path) -> None:
     pair = (room / "a.onnx", room / "c.onnx")
     assert rewriter.certify(*pair, limit=6e-7)
