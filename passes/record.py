@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -26,9 +25,8 @@ import onnx
 
 from passes.conversion import Conversion, Heads
 from passes.options import FORM_NAMES, WHOLE, Options
-from rewriter.errors import RewriteError
 from rewriter.graph.view import Path
-from rewriter.options import build, values_of
+from rewriter.options import values_of
 
 KEY = "attnonly.plan"
 """The key of the metadata entry."""
@@ -90,13 +88,6 @@ class Record:
     tool: str
     options: Mapping[str, Any]
     blocks: tuple[BlockRecord, ...]
-
-    @property
-    def chosen(self) -> Options:
-        """The options as such; the defaults where one is unknown or invalid here, which says nothing of the graph."""
-        with suppress(RewriteError, TypeError, ValueError):
-            return build(Options, self.options)
-        return Options()
 
 
 # -- writing -----------------------------------------------------------------------------------------------------

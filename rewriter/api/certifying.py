@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from passes.record import UnreadableError, read_record
-from rewriter.api.run import name_of
+from rewriter.api.run import name_of, recorded_options
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.proof.certificate.certify import UNCLAIMED, Certificate, Claimed
@@ -73,7 +73,7 @@ def _planned(model: LoadedModel) -> dict[str, Claimed]:
         return {}
     if record is None:
         return {}
-    accuracy = record.chosen.accuracy or 0.0
+    accuracy = recorded_options(record).accuracy or 0.0
     return {
         block.output: Claimed(
             block.bound,

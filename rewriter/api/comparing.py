@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from passes.forms.square import COUNT, ROWS
-from passes.options import Options
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
-from rewriter.api.run import CompareKeywords, Run, described, name_of, settings_of, taken
+from rewriter.api.run import CompareKeywords, Run, described, name_of, recorded_options, settings_of, taken
 from rewriter.compare import CompareOptions
 from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explained
 from rewriter.compare.generation import generate
@@ -155,7 +154,7 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
         record = read_record(b.proto)
     except UnreadableError as error:
         notes.append(f"the plan in the metadata of the second model is ignored: {error}")
-    options = Options() if record is None else record.chosen
+    options = recorded_options(record)
     plan = make_plan(a.proto, options, partial(read_tensor, a))
     named = {each.name: each for each in record.blocks} if record is not None else {}
     blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]

@@ -21,8 +21,9 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from passes.forms import FORMS
 from passes.options import EXPOSED, FormOptions, Options
+from passes.record import Record
 from rewriter.compare import Tolerances
-from rewriter.errors import UsageError
+from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, check_known, options_of, values_of
 from rewriter.proof.inputs.given import Inputs as GivenInputs
@@ -239,3 +240,10 @@ def _processor() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
     return clean(next(named, "") or platform.processor() or platform.machine() or "unknown")
+
+
+def recorded_options(record: Record | None) -> Options:
+    """The options that a file says it was made with; the defaults where one is unknown or invalid here."""
+    with suppress(RewriteError, TypeError, ValueError):
+        return Options() if record is None else build(Options, record.options)
+    return Options()
