@@ -310,12 +310,8 @@ class Judge:
                 found[output] = each
         nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
         failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
-        in_float64 = {
-            node.op_type for view, node in _nodes(sides[1])
-            if node.output and view.type_of(node.output[0]).elem_type == onnx.TensorProto.DOUBLE
-        }  # fmt: skip
-        coarse = sorted(in_float64.intersection(parse_provider(provider).coarse))
-        if failures and coarse:
+        coarse = _coarse(provider, sides[1]) if failures else ()
+        if coarse:
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
         told = old.cpu_nodes is not None and new.cpu_nodes is not None
         there, fallen = (
@@ -467,6 +463,14 @@ def _mixtures(side: Side) -> Iterator[Point]:
 
 def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
     return ((view, node) for view in side.views.values() for node in view.nodes)
+
+
+def _coarse(provider: str, side: Side) -> list[str]:
+    """The operators in a model whose float64 kernels round to float32 on a provider."""
+    kinds = parse_provider(provider).coarse
+    nodes = ((view, node) for view, node in _nodes(side) if node.op_type in kinds)
+    found = {node.op_type for view, node in nodes if view.type_of(node.output[0]).elem_type == onnx.TensorProto.DOUBLE}
+    return sorted(found)
 
 
 def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
