@@ -19,6 +19,8 @@ from typing import Any
 
 import click
 
+from rewriter.errors import ProviderError
+from rewriter.ort.providers import require_provider
 from rewriter.timing.measure import rounds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -77,6 +79,15 @@ def _cpu_model() -> str:
             if key.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+def demand(provider: str, benchmark: str) -> None:
+    """End with one line and status 2 where onnxruntime does not have the provider."""
+    try:
+        require_provider(provider)
+    except ProviderError as error:
+        click.echo(f"{benchmark}: {error}", err=True)
+        raise SystemExit(2) from error
 
 
 def gpu_name(provider: str) -> str:

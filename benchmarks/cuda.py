@@ -20,14 +20,14 @@ import click
 import numpy as np
 import onnx
 
-from benchmarks.common import RESULTS, gpu_name, print_table, write_json
+from benchmarks.common import RESULTS, demand, gpu_name, print_table, write_json
 from benchmarks.decoder import decoder, random_weights
 from benchmarks.kinds import OTHERS, kind_times, nodes_of
 from benchmarks.performance.subjects import SUBJECTS, Subject
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.api.benching import inputs_of
-from rewriter.errors import ProviderError, UsageError
+from rewriter.errors import UsageError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import load_onnxruntime, require_provider
 from rewriter.proof.settings import Settings
@@ -35,7 +35,6 @@ from rewriter.text import one_line
 from rewriter.timing import BenchOptions
 from rewriter.timing.measure import Feeds, Ratio, Turn, ratio, rounds, take
 
-NO_CUDA = 2
 PAST = 128
 """Tokens in the key-value cache of a decoding step, for models that have one."""
 
@@ -147,11 +146,7 @@ def main(
     json_path: Path,
 ) -> None:
     """Measure models on a GPU: prefill and decode, float32 and float16, with and without CUDA graphs."""
-    try:
-        require_provider(on)
-    except ProviderError as error:
-        click.echo(f"benchmarks.cuda: {error}", err=True)
-        raise SystemExit(NO_CUDA) from error
+    demand(on, "benchmarks.cuda")
     until = time.monotonic() + 60.0 * minutes
     found: list[Row] = []
     placed: list[Placement] = []

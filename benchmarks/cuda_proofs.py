@@ -18,15 +18,13 @@ from pathlib import Path
 import click
 import onnx
 
-from benchmarks.common import RESULTS, ROOT, gpu_name, print_table, write_json
+from benchmarks.common import RESULTS, ROOT, demand, gpu_name, print_table, write_json
 from models.widen import retyped
 from passes.forms import FORMS
 from rewriter import rewrite
-from rewriter.errors import ProviderError, RewriteError
-from rewriter.ort.providers import require_provider
+from rewriter.errors import RewriteError
 from rewriter.text import one_line
 
-NO_CUDA = 2
 _TYPES = {
     "float32": onnx.TensorProto.FLOAT,
     "float16": onnx.TensorProto.FLOAT16,
@@ -73,11 +71,7 @@ def main(
     *, on: str, only: tuple[str, ...], types: tuple[str, ...], forms: tuple[str, ...], minutes: float, json_path: Path
 ) -> None:
     """Rewrite and prove every example model on a GPU."""
-    try:
-        require_provider(on)
-    except ProviderError as error:
-        click.echo(f"benchmarks.cuda_proofs: {error}", err=True)
-        raise SystemExit(NO_CUDA) from error
+    demand(on, "benchmarks.cuda_proofs")
     until = time.monotonic() + 60.0 * minutes
     found: list[Row] = []
     for name, kind, form, model in _subjects(only, types, forms):
