@@ -20,7 +20,6 @@ from rewriter.api.rows import claims_of, place_of
 from rewriter.api.run import CompareKeywords, Run, described, name_of, recorded_options, settings_of, taken
 from rewriter.compare import CompareOptions
 from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explained
-from rewriter.compare.generation import generate
 from rewriter.compare.graphs import difference, signature_differences
 from rewriter.compare.tolerances import Rule
 from rewriter.errors import UsageError
@@ -99,7 +98,7 @@ def diff(
         ValidationError: as for `validate`.
         TypeError: an option does not exist.
     """
-    needs = [name for name in ("taps", "bisect", "generate") if options.get(name)]
+    needs = [name for name in ("taps", "bisect") if options.get(name)]
     if needs and not outputs:
         raise UsageError(f"{needs[0]} needs the models to be run: leave the outputs in")
     return _compared((a, b), options, Run(progress), graph=True, outputs=outputs)
@@ -128,7 +127,7 @@ def _compared(
         with run.step("plan", "finding the blocks"):
             known = known_of(a, b)
         pair = _Pair(a, b, settings, rule, known, run)
-        result = pair.located(pair.judged(result, asked.generate), taps=asked.taps, bisect=asked.bisect)
+        result = pair.located(pair.judged(result), taps=asked.taps, bisect=asked.bisect)
     elif result.files is not None and not result.files.same:
         result = replace(result, failures=("the graphs differ",))
     return replace(result, seconds=run.seconds())
@@ -190,8 +189,8 @@ class _Pair:
     known: Known
     run: Run
 
-    def judged(self, result: Comparison, steps: int | None) -> Comparison:
-        """The verdict; with tokens that both generate if `steps` of them are asked for."""
+    def judged(self, result: Comparison) -> Comparison:
+        """The verdict."""
         known, names = self.known, [each.name for each in self.a.proto.graph.output]
         with self.run.step("validate", "proving"):
             proof = Judge(
@@ -207,20 +206,13 @@ class _Pair:
             empty = [each.name for each in runs if each.proves_nothing and self.rule.tolerance(each.name) is None]
             why = "rounding moves it as far as it is large"
             failures += [f"nothing could be compared: output {name}, since {why}" for name in dict.fromkeys(empty)]
-        result = replace(
+        return replace(
             result,
             proof=proof,
             tolerated=tuple(name for name in names if self.rule.tolerance(name)),
+            failures=tuple(failures),
             notes=(*known.notes, *proof.notes),
         )
-        if steps is not None and proof.providers:
-            provider = self.settings.providers[0]
-            with self.run.step("generate", "generating tokens"):
-                judged = proof.providers[provider].compared
-                made = generate((self.a, self.b), self._cases(proof), provider, steps, judged, result.tolerated)
-            failures += made.failures
-            result = replace(result, generated=made)
-        return replace(result, failures=tuple(failures))
 
     def located(self, result: Comparison, *, taps: bool, bisect: bool) -> Comparison:
         """Add taps and faults.

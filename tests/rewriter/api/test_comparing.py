@@ -238,7 +238,7 @@ def test_other_signatures(pair: Pair) -> None:
     assert validate(pair[0], other).failures[0] == "the signatures differ: input 'input_ids' is only in A"
 
 
-@pytest.mark.parametrize("option", [{"taps": True}, {"bisect": True}, {"generate": 3}])
+@pytest.mark.parametrize("option", [{"taps": True}, {"bisect": True}])
 def test_what_needs_a_run(pair: Pair, option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(option))} needs the models to be run"):
         diff(*pair, outputs=False, **option)
