@@ -82,11 +82,9 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
     case, other_case = (only_case(each, inputs)[0] for each in (index, changed))
     results = {two.name: written(changed, two).data for _, two in pairs}
     sides = [side for one, two in pairs for side in zip(read(index, one), read(changed, two), strict=True)]
-    names = dict.fromkeys(
-        [*(side.data for _, side in sides), *(written_by(two) for _, two in pairs), *results.values()]
-    )
-    theirs = values_of(changed, other_case, [*names])
-    own = values_of(index, case, list(dict.fromkeys([*(side.data for side, _ in sides), *index.view.outputs])))
+    names = [*(side.data for _, side in sides), *(written_by(two) for _, two in pairs), *results.values()]
+    theirs = values_of(changed, other_case, names)
+    own = values_of(index, case, [*(side.data for side, _ in sides), *index.view.outputs])
     # Batch and tokens may be one axis in one of the two.
     given = {side.data: theirs[other.data].reshape(own[side.data].shape) for side, other in sides}
     ours = _computed(index, {**case.feeds, **given}, [written_by(one) for one, _ in pairs])

@@ -119,7 +119,7 @@ def why(
     elif key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
     else:
-        reads = Reads(run, place, named.name, {"": own.data})
+        reads = Reads(run, place, named.name, {"": own.query.data})
         run.start(place + 1, reads.needed)
         values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
         t, column = _at(query, len(values)), slice(number, number + 1)
