@@ -220,7 +220,7 @@ class Judge:
             old, cases, (*ways, *again), self.settings,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
-        inside = self._run(named, before.cases, ways[:1], outputs=tuple(watched)) if watched else None
+        reached = _largest(self._run(named, before.cases, ways[:1], outputs=tuple(watched))) if watched else {}
         try:
             new = Side.of(self.rewritten)
             after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
@@ -241,7 +241,7 @@ class Judge:
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
-            *_beyond(watched, {} if inside is None else _largest(inside)),
+            *_beyond(watched, reached),
             *_foreign(claims, new),
             *(failure for each in runs.values() for failure in each.failures),
         ]
