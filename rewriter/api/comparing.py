@@ -7,7 +7,6 @@ claim.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,15 +19,14 @@ from rewriter.api.rows import claims_of, place_of
 from rewriter.api.run import CompareKeywords, Run, described, name_of, recorded_options, settings_of, taken
 from rewriter.compare import CompareOptions
 from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explained
-from rewriter.compare.generation import generate
 from rewriter.compare.graphs import difference, signature_differences
 from rewriter.compare.tolerances import Rule
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.cases import Case
 from rewriter.proof.nudge import Point
+from rewriter.proof.rule import Judgement
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge, Progress, Validation, cases_of, noise_points
 from rewriter.report.comparison import Comparison
@@ -99,7 +97,7 @@ def diff(
         ValidationError: as for `validate`.
         TypeError: an option does not exist.
     """
-    needs = [name for name in ("taps", "bisect", "generate") if options.get(name)]
+    needs = [name for name in ("taps", "bisect") if options.get(name)]
     if needs and not outputs:
         raise UsageError(f"{needs[0]} needs the models to be run: leave the outputs in")
     return _compared((a, b), options, Run(progress), graph=True, outputs=outputs)
@@ -128,7 +126,7 @@ def _compared(
         with run.step("plan", "finding the blocks"):
             known = known_of(a, b)
         pair = _Pair(a, b, settings, rule, known, run)
-        result = pair.located(pair.judged(result, asked.generate), taps=asked.taps, bisect=asked.bisect)
+        result = pair.located(pair.judged(result), taps=asked.taps, bisect=asked.bisect)
     elif result.files is not None and not result.files.same:
         result = replace(result, failures=("the graphs differ",))
     return replace(result, seconds=run.seconds())
@@ -137,7 +135,7 @@ def _compared(
 class Known(NamedTuple):
     """What is known about a pair from its files: A's blocks, and those of them that B's plan names."""
 
-    model: LoadedModel
+    side: Side
     """A, or its lowered form if B was made from that: the form whose tensors name the blocks."""
     blocks: tuple[Claim, ...]
     """Where A's blocks are."""
@@ -172,11 +170,10 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
             # Of a program that was fitted, what B's plan says is proved or fails, within the usual limits.
             claim = replace(place_of(block), max_error=stated.bound, domain=stated.program.domain, accuracy=accuracy)
             claims += (replace(claim, unstable=True),)
-    model = replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a
-    made = {name for node in model.proto.graph.node for name in node.output}
-    places = (place_of(block) for block in blocks)
+    side = Side.of(replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a)
+    made, places = side.main.producer.keys(), map(place_of, blocks)
     within = tuple(each for each in places if {*each.block_outputs, *each.inputs, each.output} <= made)
-    return Known(model, within, claims, tuple(notes))
+    return Known(side, within, claims, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -190,46 +187,37 @@ class _Pair:
     known: Known
     run: Run
 
-    def judged(self, result: Comparison, steps: int | None) -> Comparison:
-        """The verdict; with tokens that both generate if `steps` of them are asked for."""
+    def judged(self, result: Comparison) -> Comparison:
+        """The verdict."""
         known, names = self.known, [each.name for each in self.a.proto.graph.output]
         with self.run.step("validate", "proving"):
             proof = Judge(
                 self.a, self.b, known.claims, self.settings, self.run.progress,
-                lowered=known.model, rule=self.rule, noise=self._points(),
+                lowered=known.side.model, rule=self.rule, noise=self._points(),
             ).verdict()  # fmt: skip
         failures = list(proof.failures)
         if not known.claims and all(self.rule.tolerance(name) is not None for name in names):
             # A tolerance excuses what is refuted, unless this tool claims it.
             failures = [each for each in failures if not each.startswith("not certified: ")]
-        if not proof.certified and not proof.blocks:
-            runs = [found for each in proof.providers.values() for found in each.compared.values()]
-            empty = [each.name for each in runs if each.proves_nothing and self.rule.tolerance(each.name) is None]
-            why = "rounding moves it as far as it is large"
-            failures += [f"nothing could be compared: output {name}, since {why}" for name in dict.fromkeys(empty)]
-        result = replace(
+        empty = dict.fromkeys(each.name for each in self._decisive(proof) if each.proves_nothing)
+        why = "rounding moves it as far as it is large"
+        failures += [f"nothing could be compared: output {name}, since {why}" for name in empty]
+        return replace(
             result,
             proof=proof,
             tolerated=tuple(name for name in names if self.rule.tolerance(name)),
+            failures=tuple(failures),
             notes=(*known.notes, *proof.notes),
         )
-        if steps is not None and proof.providers:
-            provider = self.settings.providers[0]
-            with self.run.step("generate", "generating tokens"):
-                judged = proof.providers[provider].compared
-                made = generate((self.a, self.b), self._cases(proof), provider, steps, judged, result.tolerated)
-            failures += made.failures
-            result = replace(result, generated=made)
-        return replace(result, failures=tuple(failures))
 
     def located(self, result: Comparison, *, taps: bool, bisect: bool) -> Comparison:
         """Add taps and faults.
 
         Where amplified rounding hides errors in the outputs, every part must hold by itself.
         """
-        proof = result.proof
-        loose = [] if proof is None or proof.certified or proof.blocks else self._loose(proof)
-        if proof is None or not proof.providers or not (taps or loose or (bisect and result.failures)):
+        proof = result.validation
+        loose = [each.name for each in self._decisive(proof) if each.allowed > _LOOSE]
+        if not proof.providers or not (taps or loose or (bisect and result.failures)):
             return result
         bench = self._bench(proof)
         marks = boundaries(bench.a.main, bench.b.main, self.known.blocks)
@@ -255,19 +243,15 @@ class _Pair:
         faults = (_refuted(explained(bench, marks, each), proof) for each in guilty[: _MOST_FAULTS if bisect else 0])
         return replace(result, isolated=isolated, faults=tuple(faults))
 
-    def _cases(self, proof: Validation) -> tuple[Case, ...]:
-        """The inputs that were run."""
-        return tuple(case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases)
-
-    def _loose(self, proof: Validation) -> list[str]:
-        """The outputs on which the run says little."""
-        found = (each for run in proof.providers.values() for each in run.compared.values())
-        names = (each.name for each in found if each.allowed > _LOOSE and math.isfinite(each.error))
-        return [name for name in dict.fromkeys(names) if self.rule.tolerance(name) is None]
+    def _decisive(self, proof: Validation) -> list[Judgement]:
+        """What the rule found where the verdict rests on it: without certificate, tests of blocks, and tolerance."""
+        runs = () if proof.certified or proof.blocks else proof.providers.values()
+        found = (each for run in runs for each in run.compared.values())
+        return [each for each in found if self.rule.tolerance(each.name) is None]
 
     def _points(self) -> tuple[Point, ...]:
         """The activations of A's blocks, where rounding is tried."""
-        view = Side.of(self.known.model).main
+        view = self.known.side.main
         return tuple(
             Point(each.output, (), view.type_of(each.output).elem_type, argument=each.gate)
             for each in self.known.blocks
@@ -276,9 +260,9 @@ class _Pair:
     def _bench(self, proof: Validation) -> Bench:
         known, b = self.known, Side.of(self.b)
         return Bench(
-            Side.of(known.model),
+            known.side,
             b,
-            self._cases(proof),
+            [case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases],
             self.settings.providers[0],
             noise_points(proof.certificate, known.claims, self._points()),
             carried=(COUNT, ROWS) if {COUNT, ROWS} <= b.main.producer.keys() else (),

@@ -142,7 +142,6 @@ class CompareKeywords(RunKeywords, total=False):
     rtol: Tolerances | None
     taps: bool
     bisect: bool
-    generate: int | None
 
 
 class BenchKeywords(RunKeywords, total=False):

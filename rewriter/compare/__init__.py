@@ -25,9 +25,3 @@ class CompareOptions:
     )
     taps: bool = option(False, "Also compare the output of every block, and show how the error grows with depth.")
     bisect: bool = option(False, "If they differ, test every part alone and name the faulty ones.")
-    generate: int | None = option(
-        None,
-        "Also generate N tokens with both, through the key-value cache if there is one.",
-        metavar="N",
-        least=1,
-    )

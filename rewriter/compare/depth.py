@@ -10,7 +10,7 @@ are run in groups whose values fit into memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -24,8 +24,8 @@ from rewriter.graph.view import GraphView
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.nudge import Point, rounded
-from rewriter.proof.rule import Judgement, compared, magnitude
-from rewriter.proof.run import Way, fed, run_model, tapped
+from rewriter.proof.rule import Judgement, Results, compared, magnitude
+from rewriter.proof.run import Progress, Way, fed, run_model, tapped
 
 GROUP_BYTES = 512 * 2**20
 """Bytes of the values of both models that are to be in memory, over all cases; a single boundary may exceed it."""
@@ -42,9 +42,6 @@ _MANY = 64
 """Number of evenly spaced boundaries if nothing else is found."""
 
 _MOST_CAUSES = 6
-
-_MATRIX = 2
-"""The fewest axes of a tensor of the residual stream: tokens and channels."""
 
 
 Kind = Literal["block", "stream", "output"]
@@ -114,7 +111,6 @@ class Bench:
         cases: inputs that A accepts.
         provider: execution provider.
         points: where A gets noise, with the bounds that are certified there.
-        group_bytes: bytes of the values of both models that are to be in memory.
         carried: where B's residual stream has rows that A's has not, behind those of the tokens: the tensors of B that
             hold the number of tokens and of all rows of a sequence.
         progress: called with a description of the step, the number of steps done, and the number of all steps.
@@ -125,9 +121,8 @@ class Bench:
     cases: Sequence[Case]
     provider: str
     points: Sequence[Point] = ()
-    group_bytes: int = GROUP_BYTES
     carried: tuple[str, ...] = ()
-    progress: Callable[[str, int, int], None] = lambda _what, _done, _total: None
+    progress: Progress = lambda _what, _done, _total: None
 
 
 # -- boundaries ------------------------------------------------------------------------------------------------------
@@ -208,7 +203,7 @@ def compare_at(bench: Bench, marks: Sequence[Boundary], *, alone: bool = False) 
             found += _measured(bench, some, seen, cuts.get(some[0].tensor))
         # As many of the next as fit into memory if they are as large as these, those of both models.
         held = 2 * sum(array.nbytes for case in values for array in case.values())
-        count = max(int(len(group) * bench.group_bytes // max(held, 1)), 1)
+        count = max(int(len(group) * GROUP_BYTES // max(held, 1)), 1)
     return tuple(found)
 
 
@@ -218,9 +213,7 @@ def _cuts(bench: Bench, marks: Sequence[Boundary], tensor: str) -> tuple[Cut, Cu
     return upstream(bench.a.main, stops, [tensor]), upstream(bench.b.main, stops, [tensor])
 
 
-def _ran(
-    side: Side, cases: Sequence[Case], names: Sequence[str], provider: str, *, optimise: bool
-) -> Sequence[Mapping[str, Array]]:
+def _ran(side: Side, cases: Sequence[Case], names: Sequence[str], provider: str, *, optimise: bool) -> Results:
     way = Way(provider, optimise)
     return run_model(side, cases, [way], outputs=names).ways[way].results
 
@@ -258,7 +251,7 @@ def _tokens(ours: Mapping[str, Array], theirs: Mapping[str, Array], carried: Seq
     found = dict(theirs)
     for name, own in ours.items():
         value, width = theirs[name], own.shape[-1] if own.ndim else 0
-        if value.shape == own.shape or value.ndim < _MATRIX or value.shape[-1] != width or not value.size:
+        if value.shape == own.shape or value.ndim < 2 or value.shape[-1] != width or not value.size:
             continue
         kept = value.reshape(-1, rows, width)[:, :count] if value.size % (rows * width) == 0 else value
         found[name] = kept.reshape(own.shape) if kept.size == own.size else value

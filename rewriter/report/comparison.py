@@ -12,7 +12,6 @@ from math import isnan, nan
 from typing import Literal
 
 from rewriter.compare.depth import Fault, Measured
-from rewriter.compare.generation import Generation
 from rewriter.compare.graphs import GraphDifference
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
@@ -26,8 +25,8 @@ Verdict = Literal["same", "agrees", "different"]
 class Comparison(Result):
     """How B compares with A: true unless they differ.
 
-    `graph` is there after `diff`, `validation` if both were run, `generation` if it was asked for; otherwise reading
-    them raises what `raise_for_status` raises, or UsageError. `files`, `proof` and `generated` hold the same, or None.
+    `graph` is there after `diff`, `validation` if both were run; otherwise reading them raises what `raise_for_status`
+    raises, or UsageError. `files` and `proof` hold the same, or None.
 
     Attributes:
         a: path of A, the original.
@@ -39,7 +38,6 @@ class Comparison(Result):
         taps: B against A at each boundary, in order of depth; empty if not asked for.
         isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
-        generated: tokens that both generate; None if that was not asked for.
         failures: the checks that failed, in words.
         notes: remarks.
         seconds: time by step.
@@ -54,7 +52,6 @@ class Comparison(Result):
     taps: tuple[Measured, ...] = ()
     isolated: tuple[Measured, ...] = ()
     faults: tuple[Fault, ...] = ()
-    generated: Generation | None = field(default=None, metadata={"json": "generation"})
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -69,11 +66,6 @@ class Comparison(Result):
     def validation(self) -> Validation:
         """The certificate, the runs and the tests of blocks."""
         return self._there(self.proof, "run")
-
-    @property
-    def generation(self) -> Generation:
-        """Tokens that both generate."""
-        return self._there(self.generated, "generation")
 
     @property
     def verdict(self) -> Verdict:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import isfinite
 
 from rewriter.compare.depth import Fault, Measured
-from rewriter.compare.generation import Generation
 from rewriter.compare.graphs import GraphDifference
 from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
@@ -26,7 +25,7 @@ from rewriter.report.tables import (
     tests_table,
 )
 from rewriter.report.terminal.console import Console
-from rewriter.text import counted, shortened
+from rewriter.text import shortened
 
 _FEW_ROWS = 12
 """Maximum number of rows of a table, unless everything is to be printed."""
@@ -52,8 +51,6 @@ def show_comparison(console: Console, found: Comparison) -> None:
             else f"first to exceed its allowance: {first.label}"
         )
         console.line(told, "" if first is None else "red")
-    if found.generated is not None:
-        _show_generation(console, found.generated)
     if found.faults:
         console.part(_guilty_table(found.faults))
     for note in found.notes:
@@ -103,19 +100,6 @@ def _remark(each: Measured) -> str | None:
     if each.exceeds:
         return each.obstacle or (each.found.reason if not isfinite(each.found.error) else "exceeds")
     return "proves nothing" if each.found.proves_nothing else None
-
-
-def _show_generation(console: Console, found: Generation) -> None:
-    """How well the generated tokens agree."""
-    how = f"through a cache of {counted(len(found.cache), 'tensor')}" if found.cache else "without a cache"
-    console.line(
-        f"generated {counted(found.steps, 'token')} of {counted(len(found.tokens), 'sequence')} {how}: "
-        f"B agrees in {100 * found.agreement:.2f} % of choices"
-    )
-    if found.differences:
-        console.line(f"first difference: {found.differences[0]}")
-    if found.stopped:
-        console.line(f"generation stopped at {found.stopped}", "yellow")
 
 
 def _guilty_table(faults: Sequence[Fault]) -> Table:

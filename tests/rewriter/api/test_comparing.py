@@ -238,7 +238,15 @@ def test_other_signatures(pair: Pair) -> None:
     assert validate(pair[0], other).failures[0] == "the signatures differ: input 'input_ids' is only in A"
 
 
-@pytest.mark.parametrize("option", [{"taps": True}, {"bisect": True}, {"generate": 3}])
+def test_taps_leave_out_inputs_that_the_original_refuses() -> None:
+    body = "axis = Constant<value = int64[1] {0}>() one = Squeeze(x, axis) y = Relu(one) out = Neg(y)"
+    model = text_model(body, outputs="float[tokens, 4] out")
+    found = validate(model, model, taps=True)
+    assert any(each.startswith("batch 3, sequence 17") for each in found.validation.skipped)
+    assert [each.label for each in found.taps] == ["one", "y", "output out"]
+
+
+@pytest.mark.parametrize("option", [{"taps": True}, {"bisect": True}])
 def test_what_needs_a_run(pair: Pair, option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"{next(iter(option))} needs the models to be run"):
         diff(*pair, outputs=False, **option)

@@ -1,4 +1,4 @@
-"""Tolerances that users give, and agreement of the best entries."""
+"""Tolerances that users give."""
 
 from __future__ import annotations
 
