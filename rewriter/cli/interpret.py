@@ -29,13 +29,13 @@ from rewriter.cli.options import (
     write_report,
 )
 from rewriter.errors import ExitStatus, UsageError
-from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
 from rewriter.text import counted, one_line
 
 if TYPE_CHECKING:
     from rewriter.interpret.against import ChangedHeads
     from rewriter.interpret.rank import Compositions, HeadTokens
+    from rewriter.interpret.text import Text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -89,6 +89,8 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
             if optional:
                 # Without the package, tokens are shown by their numbers.
                 others["tokenizer"] = found if tokenizer or find_spec("tokenizers") else None
+            from rewriter.interpret.text import Text
+
             return command(inputs=Text(text, found) if text else inputs, **others)
 
         declared = declared_options(Settings, only=("inputs",), inputs={"help": told})

@@ -34,11 +34,10 @@ from rewriter.graph.norms import Norm
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
-from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
+from rewriter.interpret.run import Hook, hooks_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.specs import token_ids
+from rewriter.interpret.text import InputsOrText, cases_of, token_ids
 
 _NEAR, _STEP = 1e-8, 1e-4
 """Where |y| is smaller, a difference from f(0) says nothing about the gate; a step that says more."""
@@ -364,7 +363,7 @@ class FrozenRun:
     Attributes:
         index: the heads of the model.
         case: its inputs.
-        tokens: the text, where the inputs are one.
+        given: these, and the text where they are one.
         words: its tokens.
         chain: the way to the output.
         hooks: all hooks of the model.
@@ -376,8 +375,9 @@ class FrozenRun:
         index = heads(model, wide=True)
         index.require_tokens_only("attribution")
         self.index = index
-        self.case, self.tokens = only_case(index, inputs)
-        self.words = () if self.tokens is None else self.tokens.spelled[0]
+        self.given = cases_of(index.proto, inputs)
+        self.case = self.given.only
+        self.words = next(iter(self.given.spelled), ())
         self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, self._output)
         self._writes = writes(index.view, Constants(index.view), index.sublayers)
@@ -441,7 +441,7 @@ class FrozenRun:
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
         count = self.values[self._output].shape[-1]
-        words = () if self.tokens is None else tuple(self.tokens.entry(number, count) for number in numbers)
+        words = tuple(self.given.entry(number, count) for number in numbers)
         return words if all(words) else ()
 
     def entries(self, position: int) -> Array:

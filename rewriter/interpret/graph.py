@@ -26,9 +26,8 @@ from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.text import InputsOrText, token_ids
 from rewriter.interpret.why import ScoreTerms, Why, made, scores_of
-from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.specs import token_ids
 
 _MOST = 10_000
 """Nodes of which all edges fit into a gigabyte."""
@@ -272,7 +271,7 @@ def attribution_graph(
         links=links,
         cumulative=cumulative,
         shown=shown,
-        prompt=" ".join(shown) if run.tokens is None else run.tokens.texts[0],
+        prompt=next(iter(run.given.texts), " ".join(shown)),
         ids=named,
         constants=tuple(nodes[count:]),
         why={place: each(named) for place, each in why.items()},

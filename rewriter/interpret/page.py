@@ -23,11 +23,10 @@ from rewriter.files.tokenizer import tokens_as_text
 from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution_of, by_head
 from rewriter.interpret.index import HeadIndex, count_of, heads
 from rewriter.interpret.rank import head_tokens
-from rewriter.interpret.run import hooks_of, only_case, recorded
+from rewriter.interpret.run import hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.text import InputsOrText, cases_of, token_ids
 from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
-from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.specs import token_ids
 
 MOST_TOKENS = 64
 """Tokens of the sequence that are shown."""
@@ -134,7 +133,7 @@ def _recorded(
 
     Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m]. Raises UsageError.
     """
-    known, case = hooks_of(index), only_case(index, inputs)[0]
+    known, case = hooks_of(index), cases_of(index.proto, inputs).only
     wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
     sublayers = {each.name: each for each in index.sublayers}
     patterns, activations = dict[str, Array](), dict[str, Array]()

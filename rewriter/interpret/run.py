@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
@@ -25,10 +26,9 @@ from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
 from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import InputsOrText, Text, as_given
-from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
 from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.run import open_model, tapped
 
@@ -86,32 +86,14 @@ def run_with_cache(
         ValidationError: onnxruntime does not run the model on these inputs.
     """
     index = indexed(model, program=program)
-    cases, tokens = cases_of(index, inputs)
+    given = cases_of(index.proto, inputs)
     hooks = hooks_named(index, (names,) if isinstance(names, str) else names)
-    cache = dict(recorded(index, cases, hooks))
-    outputs = {
-        _prefix(case, cases) + name: array for case in cases for name, array in values_of(index, case, ()).items()
-    }
-    return Cached(outputs, cache, index, () if tokens is None else tokens.spelled)
+    cache = dict(recorded(index, given.cases, hooks))
+    outputs = {name: Hook((name,), itemgetter(name)) for name in index.view.outputs}
+    return Cached(dict(recorded(index, given.cases, outputs)), cache, index, given.spelled)
 
 
 # -- running -------------------------------------------------------------------------------------------------------
-
-
-def cases_of(index: HeadIndex, inputs: InputsOrText) -> tuple[Sequence[Case], Tokens | None]:
-    """The cases of given inputs, and the tokens where they are text. Raises UsageError if they do not fit the model."""
-    if isinstance(inputs, Text):
-        tokens = tokenized(inputs, index.proto)
-        return tokens.cases, tokens
-    return load_cases(as_given(inputs), index.proto), None
-
-
-def only_case(index: HeadIndex, inputs: InputsOrText) -> tuple[Case, Tokens | None]:
-    """The only case of given inputs. Raises UsageError."""
-    cases, tokens = cases_of(index, inputs)
-    if len(cases) != 1:
-        raise UsageError(f"this takes one case, and there are {len(cases)}")
-    return cases[0], tokens
 
 
 def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, Array]]:
@@ -120,23 +102,19 @@ def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook])
     for case in cases:
         values = values_of(index, case, tensors)
         for name, hook in hooks.items():
-            yield _prefix(case, cases) + name, hook.make(values)
-
-
-def _prefix(case: Case, cases: Sequence[Case]) -> str:
-    return f"{case.name}/" if len(cases) > 1 else ""
+            yield f"{case.name}/{name}" if len(cases) > 1 else name, hook.make(values)
 
 
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
-    """The values of some tensors by onnxruntime; without names the model's outputs.
+    """The values of some tensors by onnxruntime.
 
     Raises:
         ValidationError: onnxruntime does not run the model.
     """
     side, found = side_of(index), {name: case.feeds[name] for name in names if name in case.feeds}
     inside = [name for name in dict.fromkeys(names) if name not in found]
-    if inside or not names:
-        found |= open_model(tapped(side, inside), "cpu", optimise=False).run(case.feeds, inside or side.main.outputs)
+    if inside:
+        found |= open_model(tapped(side, inside), "cpu", optimise=False).run(case.feeds, inside)
     return found
 
 

@@ -24,7 +24,7 @@ from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_hea
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import held_norm, norm_of
-from rewriter.proof.inputs.given import InputsOrText
+from rewriter.interpret.text import InputsOrText
 
 Parts = Mapping[str, Array]
 """Source to [members, K], what each of its members gives to what is read."""
