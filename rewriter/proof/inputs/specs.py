@@ -17,7 +17,6 @@ from enum import Enum, auto
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.edit import inlined
 from rewriter.graph.types import FLOATS, Dim, elem_name
@@ -156,15 +155,6 @@ def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
             string.
     """
     return tuple(Inputs(model).specs.values())
-
-
-def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
-    """The token ids of the first sequence; None where no input has ids for that many tokens."""
-    for spec in input_specs(model):
-        array = feeds.get(spec.name)
-        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
-            return tuple(int(number) for number in array.reshape(-1, length)[0])
-    return None
 
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:

@@ -61,10 +61,10 @@ def test_heads_of_neurons(path: Path, program: str) -> None:
         own = named.sublayer
         if not isinstance(own, NeuronHeads):
             continue
-        values = tapped(model, feeds(model), [own.data, own.result])
+        values = tapped(model, feeds(model), [own.query.data, own.result])
         pattern, z = (run.cache[f"{named.name}.hook_{part}"] for part in ("pattern", "z"))
         shape = pattern.shape[:2]
-        data = values[own.data].reshape(*shape, -1).astype(np.float64)
+        data = values[own.query.data].reshape(*shape, -1).astype(np.float64)
         tensors = wide(run.index, named.name)
         pre = projected(data, tensors["W_Q"][: own.neurons, :, :1], tensors["b_Q"][: own.neurons, :1])[..., 0]
         close(run.cache[f"{named.name}.hook_pre"], pre)
