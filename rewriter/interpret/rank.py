@@ -27,7 +27,7 @@ from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, 
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.specs import Role, input_specs
+from rewriter.proof.inputs.specs import Inputs, Role
 
 KINDS = "QKV"
 """What is read: by queries, by keys, by values."""
@@ -480,7 +480,8 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
         UsageError: there is none; the message says why.
     """
     view, found = index.view, set[str]()
-    ids = {spec.name for spec in input_specs(index.proto) if spec.role in (Role.IDS, Role.INTEGERS)}
+    specs = Inputs(index.proto).specs
+    ids = {name for name in specs if specs[name].role in (Role.IDS, Role.INTEGERS)}
     for part in view.back(tensor, STREAM):
         node = view.made_by(part)
         if node is not None and node.op_type == "Gather" and node.input[0] in view.constants:

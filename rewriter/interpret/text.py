@@ -19,11 +19,8 @@ from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.proof.inputs.cases import Case, Maker
 from rewriter.proof.inputs.given import Inputs, as_given
 from rewriter.proof.inputs.read import load_cases
-from rewriter.proof.inputs.specs import Role, input_specs
+from rewriter.proof.inputs.specs import Role
 from rewriter.text import quoted
-
-_UNKNOWN = (Role.FLOATS, Role.INTEGERS, Role.TIMESTEP, Role.KEEP)
-"""Roles of inputs that text says nothing about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +85,7 @@ def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
     if not texts:
         raise UsageError("there is no text")
     maker = Maker(model)
-    unknown = next((spec for spec in maker.specs if spec.role in _UNKNOWN), None)
+    unknown = next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None)
     if unknown is not None:
         raise UsageError(f"text does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
     found = [spec for spec in maker.specs if spec.role is Role.IDS]
@@ -124,7 +121,7 @@ def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
 
 def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
     """The token ids of the first sequence; None where no input has ids for that many tokens."""
-    for spec in input_specs(model):
+    for spec in Maker(model).specs:
         array = feeds.get(spec.name)
         if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
             return tuple(int(number) for number in array.reshape(-1, length)[0])
