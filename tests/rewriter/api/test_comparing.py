@@ -19,7 +19,7 @@ from rewriter.proof.rule import Judgement
 from tests.changes import Change, becomes, change_values, changed, insert, maker, weight
 from tests.committed import FOLDER
 from tests.conftest import slow
-from tests.textmodels import SILU, mlp, text_model
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 TINY = Shape(layers=3, width=16, hidden=32, heads=2, vocabulary=40, positions=64)
 
@@ -258,6 +258,15 @@ def test_faults_are_explained_only_so_often(pair: Pair, monkeypatch: pytest.Monk
     found = validate(pair[0], planted(pair[1], plant), bisect=True)
     assert len(found.faults) == 1
     assert [each.label for each in found.isolated if each.exceeds] == [f"h.{n}.mlp{FIRST}" for n in range(3)]
+
+
+def test_a_certified_error_is_no_fault() -> None:
+    """The activation is off by ten times what rounding alone would allow, as its certificate says."""
+    rewritten = rewrite(mlp(ERF_GELU), accuracy=1e-3, validate=False).rewritten
+    shifted("b2", 1e-2)(rewritten)
+    _, activation, end = validate(mlp(ERF_GELU), rewritten, bisect=True).isolated
+    assert (activation.label, activation.exceeds, activation.found.error > 1e-5) == ("mlp, activation", False, True)
+    assert (end.label, end.exceeds) == ("mlp", True)
 
 
 @pytest.mark.parametrize(("form", "verdict"), [("masked", "same"), ("whole", "agrees")])
