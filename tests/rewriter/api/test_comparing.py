@@ -238,8 +238,8 @@ def test_parts_leave_out_inputs_that_the_original_refuses() -> None:
     bad = text_model(body.replace("Neg", "Abs"), outputs="float[tokens, 4] out")
     found = validate(model, bad, bisect=True)
     assert any(each.startswith("batch 3, sequence 17") for each in found.validation.skipped)
-    assert [(each.label, each.exceeds) for each in found.isolated] == [
-        ("one", False), ("y", False), ("output out", True),
+    assert [(each.label, each.found.holds) for each in found.isolated] == [
+        ("one", True), ("y", True), ("output out", False),
     ]  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def test_faults_are_explained_only_so_often(pair: Pair, monkeypatch: pytest.Monk
 
     found = validate(pair[0], planted(pair[1], plant), bisect=True)
     assert len(found.faults) == 1
-    assert [each.label for each in found.isolated if each.exceeds] == [f"h.{n}.mlp{FIRST}" for n in range(3)]
+    assert [each.label for each in found.isolated if not each.found.holds] == [f"h.{n}.mlp{FIRST}" for n in range(3)]
 
 
 def test_a_certified_error_is_no_fault() -> None:
@@ -265,8 +265,9 @@ def test_a_certified_error_is_no_fault() -> None:
     rewritten = rewrite(mlp(ERF_GELU), accuracy=1e-3, validate=False).rewritten
     shifted("b2", 1e-2)(rewritten)
     _, activation, end = validate(mlp(ERF_GELU), rewritten, bisect=True).isolated
-    assert (activation.label, activation.exceeds, activation.found.error > 1e-5) == ("mlp, activation", False, True)
-    assert (end.label, end.exceeds) == ("mlp", True)
+    assert (activation.label, activation.found.holds) == ("mlp, activation", True)
+    assert activation.found.error > 1e-5
+    assert (end.label, end.found.holds) == ("mlp", False)
 
 
 @pytest.mark.parametrize(("form", "verdict"), [("masked", "same"), ("whole", "agrees")])
