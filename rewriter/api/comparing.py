@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
-from passes.forms.square import COUNT, ROWS
+from passes.forms.square import ROWS
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
 from rewriter.api.run import CompareKeywords, Run, described, name_of, recorded_options, settings_of, taken
 from rewriter.compare import CompareOptions
-from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explained
 from rewriter.compare.graphs import difference, signature_differences
+from rewriter.compare.parts import Bisection, Part, boundaries
 from rewriter.compare.tolerances import Rule
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
@@ -97,9 +97,8 @@ def diff(
         ValidationError: as for `validate`.
         TypeError: an option does not exist.
     """
-    needs = [name for name in ("taps", "bisect") if options.get(name)]
-    if needs and not outputs:
-        raise UsageError(f"{needs[0]} needs the models to be run: leave the outputs in")
+    if options.get("bisect") and not outputs:
+        raise UsageError("bisect needs the models to be run: leave the outputs in")
     return _compared((a, b), options, Run(progress), graph=True, outputs=outputs)
 
 
@@ -126,7 +125,7 @@ def _compared(
         with run.step("plan", "finding the blocks"):
             known = known_of(a, b)
         pair = _Pair(a, b, settings, rule, known, run)
-        result = pair.located(pair.judged(result), taps=asked.taps, bisect=asked.bisect)
+        result = pair.located(pair.judged(result), bisect=asked.bisect)
     elif result.files is not None and not result.files.same:
         result = replace(result, failures=("the graphs differ",))
     return replace(result, seconds=run.seconds())
@@ -210,26 +209,22 @@ class _Pair:
             notes=(*known.notes, *proof.notes),
         )
 
-    def located(self, result: Comparison, *, taps: bool, bisect: bool) -> Comparison:
-        """Add taps and faults.
+    def located(self, result: Comparison, *, bisect: bool) -> Comparison:
+        """Add the parts, and the faulty ones among them.
 
         Where amplified rounding hides errors in the outputs, every part must hold by itself.
         """
         proof = result.validation
         loose = [each.name for each in self._decisive(proof) if each.allowed > _LOOSE]
-        if not proof.providers or not (taps or loose or (bisect and result.failures)):
-            return result
-        bench = self._bench(proof)
-        marks = boundaries(bench.a.main, bench.b.main, self.known.blocks)
-        if taps:
-            with self.run.step("taps", "comparing every block's output"):
-                result = replace(result, taps=compare_at(bench, marks))
         failed = bool(result.failures)
-        if not (bisect if failed else loose and any(each.kind != "output" for each in marks)):
+        if not proof.providers or not (bisect if failed else loose):
+            return result
+        bisection = self._bisection(proof)
+        if not failed and not any(map(bisection.a.main.consumers.get, bisection.marks)):  # they divide nothing
             return result
         with self.run.step("parts", "testing every part alone"):
-            isolated = compare_at(bench, marks, alone=True)
-        guilty = [each for each in isolated if each.exceeds]
+            isolated = bisection.parts()
+        guilty = [each for each in isolated if not each.found.holds]
         if not failed:
             failures = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
             note = (
@@ -240,7 +235,7 @@ class _Pair:
         elif not guilty:
             text = "every part alone is within its share: the difference is the sum of small errors"
             result = replace(result, notes=(*result.notes, text))
-        faults = (_refuted(explained(bench, marks, each), proof) for each in guilty[: _MOST_FAULTS if bisect else 0])
+        faults = (_refuted(bisection.explained(each), proof) for each in guilty[: _MOST_FAULTS if bisect else 0])
         return replace(result, isolated=isolated, faults=tuple(faults))
 
     def _decisive(self, proof: Validation) -> list[Judgement]:
@@ -257,21 +252,24 @@ class _Pair:
             for each in self.known.blocks
         )
 
-    def _bench(self, proof: Validation) -> Bench:
+    def _bisection(self, proof: Validation) -> Bisection:
         known, b = self.known, Side.of(self.b)
-        return Bench(
+        marks = boundaries(known.side.main, b.main, known.blocks)
+        if ROWS in b.main.producer:  # inside such a network tensors of A's names have rows of bias tokens too
+            marks = {name: label for name, label in marks.items() if name in b.main.outputs}
+        return Bisection(
             known.side,
             b,
+            marks,
             [case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases],
             self.settings.providers[0],
             noise_points(proof.certificate, known.claims, self._points()),
-            carried=(COUNT, ROWS) if {COUNT, ROWS} <= b.main.producer.keys() else (),
             progress=self.run.progress,
         )
 
 
-def _refuted(fault: Fault, proof: Validation) -> Fault:
+def _refuted(fault: Part, proof: Validation) -> Part:
     """A fault, with what the certificate says of its tensor first."""
     refusals = () if proof.certificate is None else proof.certificate.refusals
-    found = tuple(each.text for each in refusals if each.refuted and each.original == fault.tensor)
+    found = tuple(each.text for each in refusals if each.refuted and each.original == fault.found.name)
     return replace(fault, causes=(*found, *fault.causes))

@@ -140,7 +140,6 @@ class CompareKeywords(RunKeywords, total=False):
 
     atol: Tolerances | None
     rtol: Tolerances | None
-    taps: bool
     bisect: bool
 
 

@@ -23,5 +23,4 @@ class CompareOptions:
     rtol: Tolerances | None = option(
         None, "The same, relative to the first model's values; added to --atol.", metavar="[OUTPUT:]NUMBER"
     )
-    taps: bool = option(False, "Also compare the output of every block, and show how the error grows with depth.")
     bisect: bool = option(False, "If they differ, test every part alone and name the faulty ones.")

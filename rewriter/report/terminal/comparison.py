@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 
-from rewriter.compare.depth import Fault, Measured
 from rewriter.compare.graphs import GraphDifference
+from rewriter.compare.parts import Part
 from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification
@@ -42,15 +42,6 @@ def show_comparison(console: Console, found: Comparison) -> None:
         _show_graphs(console, found.files)
     if found.proof is not None:
         _show_proof(console, found, found.proof)
-    if found.taps:
-        console.part(_through_depth(found.taps, verbose=console.verbose))
-        first = found.first_exceeding
-        told = (
-            "every boundary is within its allowance"
-            if first is None
-            else f"first to exceed its allowance: {first.label}"
-        )
-        console.line(told, "" if first is None else "red")
     if found.faults:
         console.part(_guilty_table(found.faults))
     for note in found.notes:
@@ -78,37 +69,14 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
             console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_FEW])}", "yellow")
 
 
-def _through_depth(taps: Sequence[Measured], *, verbose: bool) -> Table:
-    """Errors through depth: the ends of blocks and the outputs; all boundaries where asked for."""
-    first = next((each for each in taps if each.exceeds), None)
-    chosen = [each for each in taps if verbose or each is first or each.kind != "stream"]
-    if all(each.kind == "output" for each in chosen):
-        chosen = list(taps)
-    errors = columns("error", "largest value", "rounding of A", "B is off by", "allowed")
-    rows = []
-    for each in chosen:
-        style = "bold red" if each is first else "red" if each.exceeds else ""
-        found = each.found
-        known = (found.rounding, found.error, found.allowed) if isfinite(found.error) else (None,) * 3
-        values = (each.label, each.magnitude, *known, _remark(each))
-        rows.append(tuple(value and Cell(value, style=style) for value in values))
-    heads = (Column("where", "name"), *errors, Column(""))
-    return Table("Errors through depth, as shares of the norm there", heads, tuple(rows)).filled()
-
-
-def _remark(each: Measured) -> str | None:
-    if each.exceeds:
-        return each.obstacle or (each.found.reason if not isfinite(each.found.error) else "exceeds")
-    return "proves nothing" if each.found.proves_nothing else None
-
-
-def _guilty_table(faults: Sequence[Fault]) -> Table:
+def _guilty_table(faults: Sequence[Part]) -> Table:
     """The guilty parts."""
     heads = (*columns("text", "part", "up to"), *columns("error", "error", "allowed"), Column("what differs there"))
     rows: list[Row] = []
     for fault in faults:
-        errors = (fault.error, fault.allowed) if isfinite(fault.error) else (None, None)
-        rows.append((Cell(fault.part, style="bad"), fault.tensor, *errors, "; ".join(fault.causes)))
+        found = fault.found
+        errors = (found.error, found.allowed) if isfinite(found.error) else (None, None)
+        rows.append((Cell(fault.label, style="bad"), found.name, *errors, "; ".join(fault.causes)))
     return Table("Guilty parts of B, each fed with what A computes", heads, tuple(rows))
 
 
