@@ -224,7 +224,7 @@ class _Pair:
             return result
         with self.run.step("parts", "testing every part alone"):
             isolated = bisection.parts()
-        guilty = [each for each in isolated if each.exceeds]
+        guilty = [each for each in isolated if not each.found.holds]
         if not failed:
             failures = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
             note = (

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from rewriter.compare.graphs import difference
 from rewriter.errors import ValidationError
@@ -57,12 +56,6 @@ class Part:
     label: str
     found: Judgement
     causes: tuple[str, ...] = ()
-    also: ClassVar = ("exceeds",)
-
-    @property
-    def exceeds(self) -> bool:
-        """Whether the rule does not hold."""
-        return not self.found.holds
 
 
 # -- boundaries ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
@@ -436,18 +436,22 @@ def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]
     globs = (names,) if isinstance(names, str) else tuple(names)
     if not globs:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
-    known = {
-        f"{named.name}.{number}": (named, number) for named in index.sublayers for number in range(count_of(named))
-    }
-    chosen: dict[str, set[int]] = {}
+    known = {f"{each.name}.{number}" for each in index.sublayers for number in range(count_of(each))}
+    told = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
+    found = matching(globs, known, "head", told or "none")
+    every = ((each, [n for n in range(count_of(each)) if f"{each.name}.{n}" in found]) for each in index.sublayers)
+    return [(each, numbers) for each, numbers in every if numbers]
+
+
+def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: str) -> set[str]:
+    """The known names that are given, or that a given glob matches. Raises UsageError if one matches nothing."""
+    found = set[str]()
     for glob in globs:
-        found = [glob] if glob in known else [*filter(re.compile(translate(glob)).match, known)]
-        if not found:
-            told = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
-            raise UsageError(f"no head matches '{glob}'; there are, for example, {told or 'none'}")
-        for named, number in map(known.__getitem__, found):
-            chosen.setdefault(named.name, set()).add(number)
-    return [(named, sorted(chosen[named.name])) for named in index.sublayers if named.name in chosen]
+        own = [glob] if glob in known else [*filter(re.compile(translate(glob)).match, known)]
+        if not own:
+            raise UsageError(f"no {kind} matches '{glob}'; there are, for example, {examples}")
+        found.update(own)
+    return found
 
 
 def count_of(named: Named) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from operator import itemgetter
 
@@ -18,11 +17,11 @@ import numpy as np
 from passes.match.projections import Projection
 from passes.programs.head import Head
 from rewriter.arrays import Array
-from rewriter.errors import UsageError, ValidationError
+from rewriter.errors import ValidationError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import extract, upstream
-from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
+from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
@@ -87,8 +86,9 @@ def run_with_cache(
     """
     index = indexed(model, program=program)
     given = cases_of(index.proto, inputs)
-    hooks = hooks_named(index, (names,) if isinstance(names, str) else names)
-    cache = dict(recorded(index, given.cases, hooks))
+    hooks = hooks_of(index)
+    wanted = matching((names,) if isinstance(names, str) else names, hooks, "hook", ", ".join([*hooks][:8]))
+    cache = dict(recorded(index, given.cases, {name: hook for name, hook in hooks.items() if name in wanted}))
     outputs = {name: Hook((name,), itemgetter(name)) for name in index.view.outputs}
     return Cached(dict(recorded(index, given.cases, outputs)), cache, index, given.spelled)
 
@@ -143,15 +143,6 @@ def side_of(index: HeadIndex) -> Side:
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
-
-
-def hooks_named(index: HeadIndex, globs: Sequence[str]) -> dict[str, Hook]:
-    """The hooks that some globs match. Raises UsageError if one matches nothing."""
-    known = hooks_of(index)
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in known):
-            raise UsageError(f"no hook matches '{glob}'; there are, for example, {', '.join(list(known)[:8])}")
-    return {name: hook for name, hook in known.items() if any(fnmatchcase(name, glob) for glob in globs)}
 
 
 def hooks_of(index: HeadIndex) -> dict[str, Hook]:

@@ -19,7 +19,7 @@ from rewriter.proof.rule import Judgement
 from tests.changes import Change, becomes, change_values, changed, insert, maker, weight
 from tests.committed import FOLDER
 from tests.conftest import slow
-from tests.textmodels import SILU, mlp, text_model
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model
 
 TINY = Shape(layers=3, width=16, hidden=32, heads=2, vocabulary=40, positions=64)
 
@@ -238,8 +238,8 @@ def test_parts_leave_out_inputs_that_the_original_refuses() -> None:
     bad = text_model(body.replace("Neg", "Abs"), outputs="float[tokens, 4] out")
     found = validate(model, bad, bisect=True)
     assert any(each.startswith("batch 3, sequence 17") for each in found.validation.skipped)
-    assert [(each.label, each.exceeds) for each in found.isolated] == [
-        ("one", False), ("y", False), ("output out", True),
+    assert [(each.label, each.found.holds) for each in found.isolated] == [
+        ("one", True), ("y", True), ("output out", False),
     ]  # fmt: skip
 
 
@@ -257,7 +257,17 @@ def test_faults_are_explained_only_so_often(pair: Pair, monkeypatch: pytest.Monk
 
     found = validate(pair[0], planted(pair[1], plant), bisect=True)
     assert len(found.faults) == 1
-    assert [each.label for each in found.isolated if each.exceeds] == [f"h.{n}.mlp{FIRST}" for n in range(3)]
+    assert [each.label for each in found.isolated if not each.found.holds] == [f"h.{n}.mlp{FIRST}" for n in range(3)]
+
+
+def test_a_certified_error_is_no_fault() -> None:
+    """The activation is off by ten times what rounding alone would allow, as its certificate says."""
+    rewritten = rewrite(mlp(ERF_GELU), accuracy=1e-3, validate=False).rewritten
+    shifted("b2", 1e-2)(rewritten)
+    _, activation, end = validate(mlp(ERF_GELU), rewritten, bisect=True).isolated
+    assert (activation.label, activation.found.holds) == ("mlp, activation", True)
+    assert activation.found.error > 1e-5
+    assert (end.label, end.found.holds) == ("mlp", False)
 
 
 @pytest.mark.parametrize(("form", "verdict"), [("masked", "same"), ("whole", "agrees")])

@@ -73,12 +73,12 @@ def test_noise_tells_how_far_rounding_moves_a_tensor() -> None:
     """What B adds is a little more than noise of one unit in the last place, or much more."""
     body = "a = Relu(x) m = MatMul(a, W1) out = MatMul(m, W2)"
     a = Side.of(load_model(text_model(body)))
-    for delta, exceeds in ((2.0**-22, False), (2.0**-12, True)):
+    for delta, holds in ((2.0**-22, True), (2.0**-12, False)):
         text = body.replace("a = Relu(x)", "r = Relu(x) a = Mul(r, near)")
         b = Side.of(load_model(text_model(text, constants={"near": np.asarray(1 + delta)})))
         cases = make_cases(a.model.proto)
         (found,) = Bisection(a, b, {"out": "out"}, cases, "cpu", (Point("a", (), 1),)).parts()
-        assert (found.exceeds, found.found.rounding > 2.0**-24) == (exceeds, True)
+        assert (found.found.holds, found.found.rounding > 2.0**-24) == (holds, True)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_groups_that_fit_into_memory_measure_the_same(
     grouped = found.parts()
     assert made[1:] == runs
     assert grouped == whole
-    assert [each.exceeds for each in whole] == [True, True, False]
+    assert [each.found.holds for each in whole] == [False, False, True]
 
 
 def noting(a: Side, made: list[tuple[str, ...]]):  # type: ignore[no-untyped-def]
@@ -127,10 +127,10 @@ def test_a_part_is_computed_from_stops_and_inputs_alone() -> None:
 def test_a_shared_weight_makes_every_user_guilty_and_no_other() -> None:
     halves = bisection(text_model(RESIDUAL), bent("V1"))
     found = halves.parts()
-    assert [each.found.name for each in found if each.exceeds] == ["s"]
-    innocent = [each for each in found if not each.exceeds]
+    assert [each.found.name for each in found if not each.found.holds] == ["s"]
+    innocent = [each for each in found if each.found.holds]
     assert {each.found.error for each in innocent} == {0.0}
-    fault = halves.explained(next(each for each in found if each.exceeds))
+    fault = halves.explained(next(each for each in found if not each.found.holds))
     assert (fault.found.name, fault.label) == ("s", "s")
     assert fault.causes == ("weight V1 differs in 1 element, by up to 0.01 at [0, 0]",)
 
@@ -139,7 +139,7 @@ def test_a_part_that_does_not_run_is_guilty_with_the_reason() -> None:
     other = text_model(RESIDUAL.replace("d = Relu(c)", "d = Reshape(c, two)"), constants={"two": TWO})
     halves = bisection(text_model(RESIDUAL), other)
     r, s, _ = halves.parts()
-    assert not r.exceeds
-    assert (s.exceeds, s.found.reason) == (True, "does not run")
+    assert r.found.holds
+    assert (s.found.holds, s.found.reason) == (False, "does not run")
     assert "MatMul" in s.causes[0]
     assert halves.explained(s).causes == (*s.causes, "Relu 'd' became Reshape 'd'", "weight two is only in B")

@@ -121,7 +121,12 @@ def test_several_cases_of_several_lengths(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         run.cache["long/blocks.0.attn.hook_pattern"], alone.cache["blocks.0.attn.hook_pattern"]
     )
-    assert all(name.startswith(("short/", "long/")) for name in run.outputs)
+    outputs = [value.name for value in model.graph.output]
+    assert {*run.outputs} == {f"{case}/{name}" for case in cases for name in outputs}
+    for case, given in cases.items():
+        wanted = tapped(model, given, outputs)
+        for name in outputs:
+            close(run.outputs[f"{case}/{name}"], wanted[name])
 
 
 def test_refusals() -> None:
