@@ -20,7 +20,6 @@ from rewriter.api.run import CompareKeywords, Run, described, name_of, recorded_
 from rewriter.compare import CompareOptions
 from rewriter.compare.graphs import difference, signature_differences
 from rewriter.compare.parts import Bisection, Part, boundaries
-from rewriter.compare.tolerances import Rule
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
@@ -52,7 +51,7 @@ def validate(
         original: path of an ONNX file, or a model in memory.
         rewritten: path of the rewritten model, or a model in memory.
         progress: called with (current activity, steps done, total steps).
-        **options: listed below. Outputs with a tolerance, for all or by name, are judged only by
+        **options: listed below. With a tolerance, outputs are judged only by
             |rewritten - original| <= atol + rtol |original|.
 
     Returns:
@@ -107,7 +106,6 @@ def _compared(
 ) -> Comparison:
     of_run, of_comparison = taken(options, Settings, CompareOptions)
     settings, asked = checked(settings_of(of_run)), build(CompareOptions, of_comparison)
-    rule = Rule.of(asked.atol, asked.rtol)
     with run.step("load", "loading"):
         a, b = (load_model(each, mapped=True) for each in sources)
     names = [name_of(each) for each in sources]
@@ -118,13 +116,9 @@ def _compared(
     if result.signature:
         result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
     elif outputs:
-        outs = [value.name for value in a.proto.graph.output]
-        odd = next((name for name in rule.given if name is not None and name not in outs), None)
-        if odd is not None:
-            raise UsageError(f"a tolerance names '{odd}', which is not an output; the outputs are: {', '.join(outs)}")
         with run.step("plan", "finding the blocks"):
             known = known_of(a, b)
-        pair = _Pair(a, b, settings, rule, known, run)
+        pair = _Pair(a, b, settings, asked.tolerance, known, run)
         result = pair.located(pair.judged(result), bisect=asked.bisect)
     elif result.files is not None and not result.files.same:
         result = replace(result, failures=("the graphs differ",))
@@ -182,20 +176,20 @@ class _Pair:
     a: LoadedModel
     b: LoadedModel
     settings: Settings
-    rule: Rule
+    tolerance: tuple[float, float] | None
     known: Known
     run: Run
 
     def judged(self, result: Comparison) -> Comparison:
         """The verdict."""
-        known, names = self.known, [each.name for each in self.a.proto.graph.output]
+        known = self.known
         with self.run.step("validate", "proving"):
             proof = Judge(
                 self.a, self.b, known.claims, self.settings, self.run.progress,
-                lowered=known.side.model, rule=self.rule, noise=self._points(),
+                lowered=known.side.model, tolerance=self.tolerance, noise=self._points(),
             ).verdict()  # fmt: skip
         failures = list(proof.failures)
-        if not known.claims and all(self.rule.tolerance(name) is not None for name in names):
+        if not known.claims and self.tolerance is not None:
             # A tolerance excuses what is refuted, unless this tool claims it.
             failures = [each for each in failures if not each.startswith("not certified: ")]
         empty = dict.fromkeys(each.name for each in self._decisive(proof) if each.proves_nothing)
@@ -204,7 +198,7 @@ class _Pair:
         return replace(
             result,
             proof=proof,
-            tolerated=tuple(name for name in names if self.rule.tolerance(name)),
+            tolerance=self.tolerance,
             failures=tuple(failures),
             notes=(*known.notes, *proof.notes),
         )
@@ -240,9 +234,8 @@ class _Pair:
 
     def _decisive(self, proof: Validation) -> list[Judgement]:
         """What the rule found where the verdict rests on it: without certificate, tests of blocks, and tolerance."""
-        runs = () if proof.certified or proof.blocks else proof.providers.values()
-        found = (each for run in runs for each in run.compared.values())
-        return [each for each in found if self.rule.tolerance(each.name) is None]
+        judged = self.tolerance is not None or proof.certified or proof.blocks
+        return [] if judged else [each for run in proof.providers.values() for each in run.compared.values()]
 
     def _points(self) -> tuple[Point, ...]:
         """The activations of A's blocks, where rounding is tried."""

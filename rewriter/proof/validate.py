@@ -10,7 +10,7 @@ to be the original's, and each block is tested by itself (`rewriter.proof.tested
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
@@ -32,15 +32,12 @@ from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
-from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
+from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Way, run_model, told
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
-
-Rule = Callable[[str, Results, Sequence[Results], Results], Judgement]
-"""[output, the original's results, its variants, the rewritten results] Whether they agree."""
 
 CHEAP = 2**26
 """Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
@@ -132,7 +129,7 @@ class Judge:
             computes what the original does is shown too.
         alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are judged in
             this form, and the rewritten model itself end to end.
-        rule: compares an output of both; with tolerances, another one than that of `rewriter.proof.rule`.
+        tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
     """
 
@@ -143,7 +140,7 @@ class Judge:
     progress: Progress = lambda _what, _done, _total: None
     lowered: LoadedModel | None = None
     alone: LoadedModel | None = None
-    rule: Rule = compared
+    tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
 
     def verdict(self) -> Validation:
@@ -287,7 +284,7 @@ class Judge:
             # If that does not run, what optimisation changes in the original is all that is known of its rounding.
             variants = [old.results, *noise.get(ways[0], ())]
             return {
-                (output, way): self.rule(output, plain.results, variants, after.ways[way].results)
+                (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
                 for output in plain.results[0]
                 for way in ways
             }

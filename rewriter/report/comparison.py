@@ -34,7 +34,7 @@ class Comparison(Result):
         signature: the differences in inputs and outputs; if there are any, nothing was run.
         files: the differences between the files; None if they were not asked for.
         proof: the certificate, the runs and the tests of blocks; None if nothing was run.
-        tolerated: outputs that were judged by a given tolerance; their errors are in the output's units.
+        tolerance: atol and rtol that took the place of the rule; then errors are in an output's units.
         isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
         failures: the checks that failed, in words.
@@ -47,7 +47,7 @@ class Comparison(Result):
     signature: tuple[str, ...] = ()
     files: GraphDifference | None = field(default=None, metadata={"json": "graph"})
     proof: Validation | None = field(default=None, metadata={"json": "validation"})
-    tolerated: tuple[str, ...] = ()
+    tolerance: tuple[float, float] | None = None
     isolated: tuple[Part, ...] = ()
     faults: tuple[Part, ...] = ()
     failures: tuple[str, ...] = ()

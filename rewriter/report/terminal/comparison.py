@@ -56,7 +56,7 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
     if proof.blocks:
         console.part(tests_table(proof.blocks))
     if proof.providers:
-        console.part(rule_table(proof, found.tolerated))
+        console.part(rule_table(proof, tolerated=found.tolerance is not None))
         console.line(f"inputs: {'; '.join(proof.cases)}")
     if proof.certificate is not None:
         console.line(f"proved: {proved(proof.certificate)}")
