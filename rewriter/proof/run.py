@@ -285,17 +285,14 @@ def cleared(results: Results, gaps: Gaps) -> Results:
 
 def told(runs: ModelRuns) -> Iterator[str]:
     """Which elements are left out, in words."""
-    counts: dict[str, int] = defaultdict(int)
-    for masks in runs.gaps:
-        for name, mask in masks.items():
-            counts[name] += int(mask.sum())
-    results = next(iter(runs.ways.values())).results if counts else ()
-    whole = [name for name in counts if counts[name] == sum(case[name].size for case in results)]
-    for count in sorted({counts[name] for name in counts if name not in whole}):
-        names = ", ".join(name for name in counts if counts[name] == count and name not in whole)
-        yield f"onnxruntime leaves {count} elements of {names} unwritten; they are not compared"
-    if whole:
-        yield f"the run proves nothing about {', '.join(whole)}: no element is the same in two runs of the original"
+    results = next(iter(runs.ways.values())).results
+    names: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for name in {name: None for masks in runs.gaps for name in masks}:
+        count = sum(int(masks[name].sum()) for masks in runs.gaps if name in masks)
+        names[count, sum(case[name].size for case in results)].append(name)
+    for (count, size), each in names.items():
+        what = f"{count} of {size} elements of {', '.join(each)} are unwritten memory or random"
+        yield f"{what}: they are not the same in two runs of the original, and not compared"
 
 
 def _apart(one: Array, other: Array) -> Array:

@@ -193,15 +193,16 @@ def sizes(shape: Tensor, depth: int) -> Sizes | None:
     if node.op_type == "Unsqueeze":  # of the size of one axis
         made = scope.find(node.input[0]).node
         return whole if made is not None and key_of(made) == ("", "Gather") else None
-    if whole is None or len(whole) != 1 or not isinstance(whole[0], Axes) or whole[0][1:] != (0, None):
+    measured = _whole(whole)
+    if measured is None:
         return None
     if node.op_type == "Slice":
         ends = slice_of(scope, node)
-        return None if ends is None else [whole[0]._replace(start=ends[0], stop=ends[1])]
+        return None if ends is None else [Axes(measured, *ends)]
     index = scope.find(node.input[1]).values
     plain = index is not None and index.size == 1 and not integer_of(node, "axis", False)
     start = int(index.ravel()[0]) if plain and index is not None else -2
-    return [whole[0]._replace(start=start, stop=start + 1 or None)] if start >= -1 else None
+    return [Axes(measured, start, start + 1 or None)] if start >= -1 else None
 
 
 def _joined(parts: Iterable[int | Axes]) -> Sizes:
@@ -234,9 +235,12 @@ def rank(shape: Sizes | None) -> int | None:
 
 def whole_shape(shape: Tensor) -> Tensor | None:
     """The tensor whose whole shape this is."""
-    found = sizes(shape)
-    known = found is not None and len(found) == 1 and isinstance(found[0], Axes) and found[0][1:] == (0, None)
-    return found[0].tensor if known and found and isinstance(found[0], Axes) else None
+    return _whole(sizes(shape))
+
+
+def _whole(shape: Sizes | None) -> Tensor | None:
+    each = shape[0] if shape is not None and len(shape) == 1 else 0
+    return each.tensor if isinstance(each, Axes) and each[1:] == (0, None) else None
 
 
 def slice_of(scope: Scope, node: onnx.NodeProto) -> tuple[int, int | None] | None:
