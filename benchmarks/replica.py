@@ -171,7 +171,7 @@ class Replica:
             raise UsageError(f"{name} has {own.activation} neurons; known are {', '.join(ACTIVATIONS)}, without gates")
         read, write = AffineMap(own.query, index.value_of), AffineMap(own.output, index.value_of)
         weights = {"W_in": read.weight(), "b_in": read.bias(), "W_O": write.weight(), "b_O": write.bias()}
-        norm = norm_of(index.view, name, own.data, before)
+        norm = norm_of(index.view, name, own.query.data, before)
         made = self._norm(norm, own.output.out_features)
         tensors = {each: _tensor(array) for each, array in weights.items()}
         return Sublayer(name, made, tensors, ACTIVATIONS[own.activation], 1, 1.0, self.causal)

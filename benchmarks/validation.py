@@ -108,7 +108,6 @@ def _measure(original: Path, rewritten: Path, repeats: int) -> list[Row]:
     compared: dict[str, Callable[[], dict[str, float]]] = {
         "diff --graph-only": lambda: dict(diff(original, rewritten, outputs=False).seconds),
         "validate": lambda: dict(validate(original, rewritten).seconds),
-        "validate --taps blocks": lambda: dict(validate(original, rewritten, taps=True).seconds),
     }
     tasks = {"plain inference": plain, **{task: comparing(task, run) for task, run in compared.items()}}
     seconds = interleaved(tasks, repeats=repeats, warmup=1)

@@ -26,8 +26,8 @@ class ExitStatus(IntEnum):
 _KEYWORDS = {"force": "force=True", "no-validate": "validate=False", "dry-run": "dry_run=True", "bisect": "bisect=True"}
 _KEYWORDS |= {"provider": "providers=", "dim": "dims=", "max-tokens": "max_tokens=", "option": ""}
 _KEYWORDS |= {"lower-experts": "lower_experts=True"}
-_KEYWORDS |= {name: f"{name}=" for name in ("accuracy", "expose", "form", "gate", "generate", "inputs", "only")}
-_KEYWORDS |= {name: f"{name}=" for name in ("scope", "skip", "taps", "top")}
+_KEYWORDS |= {name: f"{name}=" for name in ("accuracy", "expose", "form", "gate", "inputs", "only")}
+_KEYWORDS |= {name: f"{name}=" for name in ("scope", "skip", "top")}
 _FLAG = re.compile(rf"--({'|'.join(_KEYWORDS)})\b(?!-)( (?=\w+=)| (?=local|whole|heads|product))?")
 
 

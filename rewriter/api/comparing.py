@@ -7,28 +7,25 @@ claim.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
-from passes.forms.square import COUNT, ROWS
+from passes.forms.square import ROWS
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
 from rewriter.api.run import CompareKeywords, Run, described, name_of, recorded_options, settings_of, taken
 from rewriter.compare import CompareOptions
-from rewriter.compare.depth import Bench, Fault, boundaries, compare_at, explained
-from rewriter.compare.generation import generate
 from rewriter.compare.graphs import difference, signature_differences
-from rewriter.compare.tolerances import Rule
+from rewriter.compare.parts import Bisection, Part, boundaries
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.cases import Case
 from rewriter.proof.nudge import Point
+from rewriter.proof.rule import Judgement
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge, Progress, Validation, cases_of, noise_points
 from rewriter.report.comparison import Comparison
@@ -54,7 +51,7 @@ def validate(
         original: path of an ONNX file, or a model in memory.
         rewritten: path of the rewritten model, or a model in memory.
         progress: called with (current activity, steps done, total steps).
-        **options: listed below. Outputs with a tolerance, for all or by name, are judged only by
+        **options: listed below. With a tolerance, outputs are judged only by
             |rewritten - original| <= atol + rtol |original|.
 
     Returns:
@@ -99,9 +96,8 @@ def diff(
         ValidationError: as for `validate`.
         TypeError: an option does not exist.
     """
-    needs = [name for name in ("taps", "bisect", "generate") if options.get(name)]
-    if needs and not outputs:
-        raise UsageError(f"{needs[0]} needs the models to be run: leave the outputs in")
+    if options.get("bisect") and not outputs:
+        raise UsageError("bisect needs the models to be run: leave the outputs in")
     return _compared((a, b), options, Run(progress), graph=True, outputs=outputs)
 
 
@@ -110,7 +106,6 @@ def _compared(
 ) -> Comparison:
     of_run, of_comparison = taken(options, Settings, CompareOptions)
     settings, asked = checked(settings_of(of_run)), build(CompareOptions, of_comparison)
-    rule = Rule.of(asked.atol, asked.rtol)
     with run.step("load", "loading"):
         a, b = (load_model(each, mapped=True) for each in sources)
     names = [name_of(each) for each in sources]
@@ -121,14 +116,10 @@ def _compared(
     if result.signature:
         result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
     elif outputs:
-        outs = [value.name for value in a.proto.graph.output]
-        odd = next((name for name in rule.given if name is not None and name not in outs), None)
-        if odd is not None:
-            raise UsageError(f"a tolerance names '{odd}', which is not an output; the outputs are: {', '.join(outs)}")
         with run.step("plan", "finding the blocks"):
             known = known_of(a, b)
-        pair = _Pair(a, b, settings, rule, known, run)
-        result = pair.located(pair.judged(result, asked.generate), taps=asked.taps, bisect=asked.bisect)
+        pair = _Pair(a, b, settings, asked.tolerance, known, run)
+        result = pair.located(pair.judged(result), bisect=asked.bisect)
     elif result.files is not None and not result.files.same:
         result = replace(result, failures=("the graphs differ",))
     return replace(result, seconds=run.seconds())
@@ -137,7 +128,7 @@ def _compared(
 class Known(NamedTuple):
     """What is known about a pair from its files: A's blocks, and those of them that B's plan names."""
 
-    model: LoadedModel
+    side: Side
     """A, or its lowered form if B was made from that: the form whose tensors name the blocks."""
     blocks: tuple[Claim, ...]
     """Where A's blocks are."""
@@ -172,11 +163,10 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
             # Of a program that was fitted, what B's plan says is proved or fails, within the usual limits.
             claim = replace(place_of(block), max_error=stated.bound, domain=stated.program.domain, accuracy=accuracy)
             claims += (replace(claim, unstable=True),)
-    model = replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a
-    made = {name for node in model.proto.graph.node for name in node.output}
-    places = (place_of(block) for block in blocks)
+    side = Side.of(replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a)
+    made, places = side.main.producer.keys(), map(place_of, blocks)
     within = tuple(each for each in places if {*each.block_outputs, *each.inputs, each.output} <= made)
-    return Known(model, within, claims, tuple(notes))
+    return Known(side, within, claims, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -186,62 +176,49 @@ class _Pair:
     a: LoadedModel
     b: LoadedModel
     settings: Settings
-    rule: Rule
+    tolerance: tuple[float, float] | None
     known: Known
     run: Run
 
-    def judged(self, result: Comparison, steps: int | None) -> Comparison:
-        """The verdict; with tokens that both generate if `steps` of them are asked for."""
-        known, names = self.known, [each.name for each in self.a.proto.graph.output]
+    def judged(self, result: Comparison) -> Comparison:
+        """The verdict."""
+        known = self.known
         with self.run.step("validate", "proving"):
             proof = Judge(
                 self.a, self.b, known.claims, self.settings, self.run.progress,
-                lowered=known.model, rule=self.rule, noise=self._points(),
+                lowered=known.side.model, tolerance=self.tolerance, noise=self._points(),
             ).verdict()  # fmt: skip
         failures = list(proof.failures)
-        if not known.claims and all(self.rule.tolerance(name) is not None for name in names):
+        if not known.claims and self.tolerance is not None:
             # A tolerance excuses what is refuted, unless this tool claims it.
             failures = [each for each in failures if not each.startswith("not certified: ")]
-        if not proof.certified and not proof.blocks:
-            runs = [found for each in proof.providers.values() for found in each.compared.values()]
-            empty = [each.name for each in runs if each.proves_nothing and self.rule.tolerance(each.name) is None]
-            why = "rounding moves it as far as it is large"
-            failures += [f"nothing could be compared: output {name}, since {why}" for name in dict.fromkeys(empty)]
-        result = replace(
+        empty = dict.fromkeys(each.name for each in self._decisive(proof) if each.proves_nothing)
+        why = "rounding moves it as far as it is large"
+        failures += [f"nothing could be compared: output {name}, since {why}" for name in empty]
+        return replace(
             result,
             proof=proof,
-            tolerated=tuple(name for name in names if self.rule.tolerance(name)),
+            tolerance=self.tolerance,
+            failures=tuple(failures),
             notes=(*known.notes, *proof.notes),
         )
-        if steps is not None and proof.providers:
-            provider = self.settings.providers[0]
-            with self.run.step("generate", "generating tokens"):
-                judged = proof.providers[provider].compared
-                made = generate((self.a, self.b), self._cases(proof), provider, steps, judged, result.tolerated)
-            failures += made.failures
-            result = replace(result, generated=made)
-        return replace(result, failures=tuple(failures))
 
-    def located(self, result: Comparison, *, taps: bool, bisect: bool) -> Comparison:
-        """Add taps and faults.
+    def located(self, result: Comparison, *, bisect: bool) -> Comparison:
+        """Add the parts, and the faulty ones among them.
 
         Where amplified rounding hides errors in the outputs, every part must hold by itself.
         """
-        proof = result.proof
-        loose = [] if proof is None or proof.certified or proof.blocks else self._loose(proof)
-        if proof is None or not proof.providers or not (taps or loose or (bisect and result.failures)):
-            return result
-        bench = self._bench(proof)
-        marks = boundaries(bench.a.main, bench.b.main, self.known.blocks)
-        if taps:
-            with self.run.step("taps", "comparing every block's output"):
-                result = replace(result, taps=compare_at(bench, marks))
+        proof = result.validation
+        loose = [each.name for each in self._decisive(proof) if each.allowed > _LOOSE]
         failed = bool(result.failures)
-        if not (bisect if failed else loose and any(each.kind != "output" for each in marks)):
+        if not proof.providers or not (bisect if failed else loose):
+            return result
+        bisection = self._bisection(proof)
+        if not failed and not any(map(bisection.a.main.consumers.get, bisection.marks)):  # they divide nothing
             return result
         with self.run.step("parts", "testing every part alone"):
-            isolated = compare_at(bench, marks, alone=True)
-        guilty = [each for each in isolated if each.exceeds]
+            isolated = bisection.parts()
+        guilty = [each for each in isolated if not each.found.holds]
         if not failed:
             failures = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
             note = (
@@ -252,42 +229,40 @@ class _Pair:
         elif not guilty:
             text = "every part alone is within its share: the difference is the sum of small errors"
             result = replace(result, notes=(*result.notes, text))
-        faults = (_refuted(explained(bench, marks, each), proof) for each in guilty[: _MOST_FAULTS if bisect else 0])
+        faults = (_refuted(bisection.explained(each), proof) for each in guilty[: _MOST_FAULTS if bisect else 0])
         return replace(result, isolated=isolated, faults=tuple(faults))
 
-    def _cases(self, proof: Validation) -> tuple[Case, ...]:
-        """The inputs that were run."""
-        return tuple(case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases)
-
-    def _loose(self, proof: Validation) -> list[str]:
-        """The outputs on which the run says little."""
-        found = (each for run in proof.providers.values() for each in run.compared.values())
-        names = (each.name for each in found if each.allowed > _LOOSE and math.isfinite(each.error))
-        return [name for name in dict.fromkeys(names) if self.rule.tolerance(name) is None]
+    def _decisive(self, proof: Validation) -> list[Judgement]:
+        """What the rule found where the verdict rests on it: without certificate, tests of blocks, and tolerance."""
+        judged = self.tolerance is not None or proof.certified or proof.blocks
+        return [] if judged else [each for run in proof.providers.values() for each in run.compared.values()]
 
     def _points(self) -> tuple[Point, ...]:
         """The activations of A's blocks, where rounding is tried."""
-        view = Side.of(self.known.model).main
+        view = self.known.side.main
         return tuple(
             Point(each.output, (), view.type_of(each.output).elem_type, argument=each.gate)
             for each in self.known.blocks
         )
 
-    def _bench(self, proof: Validation) -> Bench:
+    def _bisection(self, proof: Validation) -> Bisection:
         known, b = self.known, Side.of(self.b)
-        return Bench(
-            Side.of(known.model),
+        marks = boundaries(known.side.main, b.main, known.blocks)
+        if ROWS in b.main.producer:  # inside such a network tensors of A's names have rows of bias tokens too
+            marks = {name: label for name, label in marks.items() if name in b.main.outputs}
+        return Bisection(
+            known.side,
             b,
-            self._cases(proof),
+            marks,
+            [case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases],
             self.settings.providers[0],
             noise_points(proof.certificate, known.claims, self._points()),
-            carried=(COUNT, ROWS) if {COUNT, ROWS} <= b.main.producer.keys() else (),
             progress=self.run.progress,
         )
 
 
-def _refuted(fault: Fault, proof: Validation) -> Fault:
+def _refuted(fault: Part, proof: Validation) -> Part:
     """A fault, with what the certificate says of its tensor first."""
     refusals = () if proof.certificate is None else proof.certificate.refusals
-    found = tuple(each.text for each in refusals if each.refuted and each.original == fault.tensor)
+    found = tuple(each.text for each in refusals if each.refuted and each.original == fault.found.name)
     return replace(fault, causes=(*found, *fault.causes))

@@ -22,7 +22,6 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 from passes.forms import FORMS
 from passes.options import EXPOSED, FormOptions, Options
 from passes.record import Record
-from rewriter.compare import Tolerances
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, check_known, options_of, values_of
@@ -138,11 +137,9 @@ class RewriteKeywords(RunKeywords, total=False):
 class CompareKeywords(RunKeywords, total=False):
     """The options of `rewriter.validate` and `rewriter.diff`."""
 
-    atol: Tolerances | None
-    rtol: Tolerances | None
-    taps: bool
+    atol: float | None
+    rtol: float | None
     bisect: bool
-    generate: int | None
 
 
 class BenchKeywords(RunKeywords, total=False):

@@ -29,13 +29,13 @@ from rewriter.cli.options import (
     write_report,
 )
 from rewriter.errors import ExitStatus, UsageError
-from rewriter.proof.inputs.given import Text
 from rewriter.proof.settings import Settings
 from rewriter.text import counted, one_line
 
 if TYPE_CHECKING:
     from rewriter.interpret.against import ChangedHeads
     from rewriter.interpret.rank import Compositions, HeadTokens
+    from rewriter.interpret.text import Text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -89,6 +89,8 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
             if optional:
                 # Without the package, tokens are shown by their numbers.
                 others["tokenizer"] = found if tokenizer or find_spec("tokenizers") else None
+            from rewriter.interpret.text import Text
+
             return command(inputs=Text(text, found) if text else inputs, **others)
 
         declared = declared_options(Settings, only=("inputs",), inputs={"help": told})
@@ -292,12 +294,12 @@ def attribute(
     if (pair[0] is None) == (why is None):
         raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
     lines, facts = _why(model, inputs, why, position, top) if why else _logit(model, inputs, pair, position, top)
-    write_report(report, facts)
+    write_report(report, lambda: facts)
     _echo(lines, report)
     return 0
 
 
-Told = tuple[list[str], Callable[[], dict[str, Any]]]
+Told = tuple[list[str], dict[str, Any]]
 """Lines to print, and the report."""
 
 
@@ -307,12 +309,9 @@ def _logit(model: Path, inputs: Path | Text, pair: tuple[int | None, int | None]
 
     found = attributed(model, inputs, pair[0] or 0, minus=pair[1], position=position)
     sums = {"direct": found.direct, "paths": found.paths}
-
-    def facts() -> dict[str, Any]:
-        texts = {"tokens": list(found.tokens), "entries": list(found.entries)} if found.tokens else {}
-        all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
-        return dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": dict(found.residuals)}))
-
+    texts = {"tokens": list(found.tokens), "entries": list(found.entries)} if found.tokens else {}
+    all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
+    facts = dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": dict(found.residuals)}))
     entries = "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), found.entries, strict=False))
     lines = [f"logit {found.logit:.6g}{entries}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
@@ -340,7 +339,7 @@ def _why(model: Path, inputs: Path | Text, asked: str, position: int, top: int) 
     if round(found.added, 6):
         lines.append(f"  {_amount(found.added)}  added by the model: masks, position biases")
     lines += [f"  {_amount(value)}  {row}{' x ' * bool(column)}{column}" for row, column, value in found.top(top)]
-    return lines, lambda: dict(plain_data(found.to_json()))
+    return lines, dict(plain_data(found.to_json()))
 
 
 def _amount(value: float) -> str:

@@ -253,19 +253,8 @@ def _size(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def _tolerance(text: str) -> tuple[str | None, float]:
-    """OUTPUT:NUMBER, or NUMBER for all outputs that are not named (None)."""
-    name, colon, number = text.rpartition(":")
-    try:
-        return name if colon else None, float(number)
-    except ValueError as error:
-        raise UsageError(f"'{text}' is neither NUMBER nor OUTPUT:NUMBER") from error
-
-
 _PARSED: Mapping[str, Callable[[str], Any]] = {
     "providers": _provider,
     "dims": _size,
-    "atol": _tolerance,
-    "rtol": _tolerance,
 }
 """Options that are parsed in a way of their own, each time that they are given."""

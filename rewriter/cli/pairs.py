@@ -32,7 +32,7 @@ _RUN = declared_options(Settings, only=("providers", "inputs", "dims"))
 _SHOWN = with_options(
     (
         report_option("the comparison"),
-        click.option("-v", "--verbose", is_flag=True, help="Print everything: all boundaries, nodes, weights."),
+        click.option("-v", "--verbose", is_flag=True, help="Print everything: all nodes and weights."),
     )
 )
 
@@ -45,9 +45,9 @@ _SHOWN = with_options(
 )
 @_pair
 @_RUN
-@declared_options(CompareOptions, taps={"is_flag": False, "type": click.Choice(["blocks"])})
+@declared_options(CompareOptions)
 @_SHOWN
-def validate(original: Path, rewritten: Path, *, taps: str | None, **options: Any) -> int:
+def validate(original: Path, rewritten: Path, **options: Any) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
     Any two models with the same inputs and outputs can be compared, whoever made them. SAME: certified for every
@@ -55,7 +55,7 @@ def validate(original: Path, rewritten: Path, *, taps: str | None, **options: An
     """
     from rewriter import validate as judge
 
-    return _compared(judge, original, rewritten, taps=taps is not None, **options)
+    return _compared(judge, original, rewritten, **options)
 
 
 @command(

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rewriter.options import option
-
-Tolerances = float | Mapping[str, float] | Mapping[str | None, float]
-"""One number for all outputs, or output name to number; the key None stands for all outputs that are not named."""
 
 
 @dataclass(frozen=True)
 class CompareOptions:
     """What takes the place of the rule, and what is looked at inside."""
 
-    atol: Tolerances | None = option(
-        None,
-        "Judge all outputs, or one, by this absolute tolerance instead of the rule (repeatable).",
-        metavar="[OUTPUT:]NUMBER",
+    atol: float | None = option(
+        None, "Judge outputs by this absolute tolerance instead of the rule.", metavar="NUMBER", least=0.0
     )
-    rtol: Tolerances | None = option(
-        None, "The same, relative to the first model's values; added to --atol.", metavar="[OUTPUT:]NUMBER"
+    rtol: float | None = option(
+        None, "The same, relative to the first model's values; added to --atol.", metavar="NUMBER", least=0.0
     )
-    taps: bool = option(False, "Also compare the output of every block, and show how the error grows with depth.")
     bisect: bool = option(False, "If they differ, test every part alone and name the faulty ones.")
-    generate: int | None = option(
-        None,
-        "Also generate N tokens with both, through the key-value cache if there is one.",
-        metavar="N",
-        least=1,
-    )
+
+    @property
+    def tolerance(self) -> tuple[float, float] | None:
+        """atol and rtol, if either was given."""
+        return None if self.atol is self.rtol is None else (self.atol or 0.0, self.rtol or 0.0)

@@ -313,12 +313,9 @@ def signature_differences(a: onnx.ModelProto, b: onnx.ModelProto) -> tuple[str, 
 
 
 def _agree(a: onnx.TypeProto, b: onnx.TypeProto) -> bool:
+    """Whether element type, rank and sizes are the same where both are known."""
     if len({each.WhichOneof("value") for each in (a, b)} - {None}) > 1:
         return False
-    ours, theirs = type_of(a), type_of(b)
-    if 0 not in (ours.elem_type, theirs.elem_type) and ours.elem_type != theirs.elem_type:
-        return False
-    if ours.shape is None or theirs.shape is None:
-        return True
-    sizes = zip(ours.shape, theirs.shape, strict=False)
-    return ours.rank == theirs.rank and not any(x != y for x, y in sizes if isinstance(x, int) and isinstance(y, int))
+    ours, theirs = ((kind.elem_type or None, kind.rank, *(kind.shape or ())) for kind in (type_of(a), type_of(b)))
+    known = zip(ours, theirs, strict=False)
+    return all(one == two for one, two in known if isinstance(one, int) and isinstance(two, int))

@@ -133,14 +133,14 @@ def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProt
 
 
 def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]:
-    """Split a graph into parts of at most `limit` bytes of weights each, unless a single node needs more.
+    """Split what `wanted` needs of a graph into parts of at most `limit` bytes of weights, unless one node needs more.
 
     Args:
         view: the main graph of a model.
-        wanted: tensors that the parts must output besides the graph's own outputs.
+        wanted: tensors that the parts must output.
         limit: bound on the weights of a part, in bytes.
     """
-    ends = [name for name in dict.fromkeys((*view.outputs, *wanted)) if name not in view.inputs]
+    ends = [name for name in dict.fromkeys(wanted) if name not in view.inputs]
 
     def makers(names: Iterable[str]) -> list[int]:
         """The nodes that compute those of the names that are constants, in graph order."""

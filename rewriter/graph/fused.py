@@ -6,7 +6,8 @@ error in one. The run does, which has onnxruntime's own kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.graph.edit import set_nodes
+from rewriter.graph.view import key_of
 from rewriter.graph.walk import all_graphs
 
 MICROSOFT = "com.microsoft"
@@ -282,3 +284,63 @@ FUSED: dict[tuple[str, str], Definition] = {
     ("", "SwiGLU"): _swiglu,
 }
 """What is written out, or taken apart where a block needs its parts."""
+
+# -- quantisers that saturate ------------------------------------------------------------------------------------------
+
+_QUANTISED_TYPES = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)
+_QUANTISING = {
+    ("", "QuantizeLinear"): 3,
+    ("", "QLinearMatMul"): 8,
+    (MICROSOFT, "QLinearAdd"): 8,
+    (MICROSOFT, "QGemm"): 9,
+}
+"""Operators whose last two operands, of this many, are scale and zero point of what they make."""
+
+
+def saturating(
+    graph: onnx.GraphProto, read: Callable[[TensorProto], np.ndarray | None], given: Container[str] = ()
+) -> frozenset[str]:
+    """The outputs of operators that quantise what is negative to 0, and that no Relu precedes: quantisers drop it.
+
+    Their zero point is the smallest number of its type.
+
+    Args:
+        graph: the graph, without its bodies.
+        read: gives the values of an initializer, or None.
+        given: the initializers that a caller may replace.
+    """
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.name not in given}
+    single = {each.name: each for each in graph.initializer if each.name in ranks and math.prod(each.dims) == 1}
+    relus = {name for node in graph.node if node.op_type == "Relu" for name in node.output}
+    found = set()
+    for node in graph.node:
+        scale, zero = [None, None, *map(single.get, node.input)][-2:]
+        if _QUANTISING.get(key_of(node)) != len(node.input) or scale is None or zero is None:
+            continue
+        # Scales for each column of a matrix are on the axis that DequantizeLinear takes by default.
+        plain = node.op_type != "QLinearMatMul" or (node.input[1] in single and ranks.get(node.input[3]) == 2)
+        if plain and zero.data_type in _QUANTISED_TYPES and relus.isdisjoint(node.input[:1]):
+            factor, lowest = read(scale), read(zero)
+            if factor is not None and factor.item() > 0 and lowest is not None:
+                found |= {node.output[0]} if lowest.item() == np.iinfo(lowest.dtype).min else set()
+    return frozenset(found)
+
+
+def in_parts(
+    node: onnx.NodeProto,
+    low: Container[str],
+    definitions: Mapping[tuple[str, str], Definition] = FUSED,
+    relu: str = "relu",
+) -> list[onnx.NodeProto]:
+    """The nodes that an operator stands for, itself where it is one; where its output is in `low`, with a Relu.
+
+    `relu` is part of the name of that.
+    """
+    saturates = bool(node.output) and node.output[0] in low
+    write = definitions.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates else None)
+    *parts, last = (write and write(node)) or [node]
+    if saturates and last.op_type == "QuantizeLinear":
+        parts.append(step(node, "Relu", [last.input[0]], last=False, part=relu))
+        last = deepcopy(last)
+        last.input[0] = parts[-1].output[0]
+    return [*parts, last]

@@ -22,9 +22,9 @@ from rewriter.interpret.index import AffineMap, HeadIndex, count_of, heads
 from rewriter.interpret.interventions import replaced, written_by
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read, written
-from rewriter.interpret.run import only_case, side_of, values_of
+from rewriter.interpret.run import side_of, values_of
 from rewriter.interpret.sublayers import Named
-from rewriter.proof.inputs.given import InputsOrText
+from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.proof.run import open_model
 
 
@@ -79,14 +79,12 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
             told = f"{kinds.get(name, 'missing')} in one and {others.get(name, 'missing')} in the other"
             raise UsageError(f"the models do not have the same heads: {name} is {told}")
     pairs = list(zip(index.sublayers, changed.sublayers, strict=True))
-    case, other_case = (only_case(each, inputs)[0] for each in (index, changed))
+    case, other_case = (cases_of(each.proto, inputs).only for each in (index, changed))
     results = {two.name: written(changed, two).data for _, two in pairs}
     sides = [side for one, two in pairs for side in zip(read(index, one), read(changed, two), strict=True)]
-    names = dict.fromkeys(
-        [*(side.data for _, side in sides), *(written_by(two) for _, two in pairs), *results.values()]
-    )
-    theirs = values_of(changed, other_case, [*names])
-    own = values_of(index, case, list(dict.fromkeys([*(side.data for side, _ in sides), *index.view.outputs])))
+    names = [*(side.data for _, side in sides), *(written_by(two) for _, two in pairs), *results.values()]
+    theirs = values_of(changed, other_case, names)
+    own = values_of(index, case, [*(side.data for side, _ in sides), *index.view.outputs])
     # Batch and tokens may be one axis in one of the two.
     given = {side.data: theirs[other.data].reshape(own[side.data].shape) for side, other in sides}
     ours = _computed(index, {**case.feeds, **given}, [written_by(one) for one, _ in pairs])
@@ -105,7 +103,7 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
             moved[f"{one.name}.{number}"] = results[two.name], left[number] @ right[number]
     rows.sort(key=lambda row: -row.written)
     outputs = [own[name] for name in index.view.outputs]
-    error = _error([*values_of(changed, other_case, ()).values()], outputs)
+    error = _error([*values_of(changed, other_case, changed.view.outputs).values()], outputs)
     for place, row in enumerate(rows[:top]):
         tensor, change = moved[row.head]
         held = {tensor: theirs[tensor] + change.reshape(theirs[tensor].shape)}

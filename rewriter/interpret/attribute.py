@@ -34,13 +34,11 @@ from rewriter.graph.norms import Norm
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
-from rewriter.interpret.run import Hook, hooks_of, only_case, values_in_float64
+from rewriter.interpret.run import Hook, hooks_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.specs import token_ids
+from rewriter.interpret.text import InputsOrText, cases_of, token_ids
 
-_RANK = 3
 _NEAR, _STEP = 1e-8, 1e-4
 """Where |y| is smaller, a difference from f(0) says nothing about the gate; a step that says more."""
 
@@ -110,17 +108,18 @@ def attribute(
 def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> Attribution:
     """The attribution of a frozen network's logit, or difference; `chosen` are its entries."""
     direct, paths = dict(linear.constants), dict(linear.constants)
-    for place, link in enumerate(linear.links):
-        for name, step in link.steps.items():
-            paths.update({f"{name}.{part}": array for part, array in step.constants(link.after).items()})
-        if link.between is not None:
-            name = f"{next(iter(linear.links[place - 1].steps))}.after.ln.b"
-            paths[name] = np.asarray(link.between.constant(link.before))
-    paths["embed"] = (linear.links[0].before * linear.start).sum(axis=-1)
-    effects = {name: step.effects(link.after) for link in linear.links for name, step in link.steps.items()}
+    effects = dict[str, Array]()
+    for place, (stage, (before, after)) in enumerate(zip(linear.stages, linear.gradients, strict=True)):
+        for name, step in stage.steps.items():
+            paths.update({f"{name}.{part}": array for part, array in step.constants(after).items()})
+            effects[name] = step.effects(after)
+        if stage.between is not None:
+            name = f"{next(iter(linear.stages[place - 1].steps))}.after.ln.b"
+            paths[name] = np.asarray(stage.between.constant(before))
+    paths["embed"] = (linear.gradients[0][0] * linear.start).sum(axis=-1)
     token, row = linear.position, linear.end.back(linear.read)[[linear.position]]
-    written = Written(linear.links, {"embed": linear.start}, by_head([token], neurons=True))
-    for name, given in written.along(len(linear.links), token, row):
+    written = Written(linear.stages, {"embed": linear.start}, by_head([token], neurons=True))
+    for name, given in written.along(len(linear.stages), token, row):
         direct[name] = given[:, 0] if name in effects else given[0, 0]
     capped = run.chain.logits != run.index.view.outputs[0]
     return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
@@ -166,7 +165,9 @@ class Step:
         found = {"b_O": np.asarray((self._at_output(gradient) * self.bias).sum())}
         if self.after is not None:
             found["after.ln.b"] = np.asarray(self.after.constant(gradient))
-        return {**found, **self._constants(self.at_written(gradient))}
+        at = self.at_written(gradient)
+        found |= self._constants(at)
+        return found if self.norm is None else {**found, "ln.b": np.asarray(self.norm.constant(self._at_norm(at)))}
 
     def back(self, gradient: Array) -> Array:
         """[T, D] at the stream before it, by way of this sublayer."""
@@ -203,10 +204,7 @@ class AttentionStep(Step):
         at_values = self._at_values(at)
         if self.norm is None:
             return {"other_sequence": np.asarray((at_values * self.value).sum(axis=(1, 2)))}
-        return {
-            "b_V": np.asarray((at_values * self.value_bias).sum(axis=(0, 2))),
-            "ln.b": np.asarray(self.norm.constant(self._at_norm(at))),
-        }
+        return {"b_V": np.asarray((at_values * self.value_bias).sum(axis=(0, 2)))}
 
     def _at_values(self, at: Array) -> Array:
         """[sources, heads, d_head]."""
@@ -248,7 +246,7 @@ class NeuronStep(Step):
         if self.constant:
             found["bias_tokens"] = own.sum(axis=0) * self.constant
         found["b_in"] = np.asarray(sum((own * rate).sum(axis=0) * affine.bias() for rate, affine in self.reads))
-        return {**found, "ln.b": np.asarray(self.norm.constant(self._at_norm(at)))}
+        return found
 
     def _at_norm(self, at: Array) -> Array:
         return np.asarray(sum((at[..., 0] * rate) @ affine.weight().T for rate, affine in self.reads))
@@ -272,19 +270,6 @@ class FrozenStage:
 
     steps: Mapping[str, AttentionStep | NeuronStep]
     between: FrozenNorm | None
-
-
-@dataclass(frozen=True, eq=False)
-class Link(FrozenStage):
-    """A stage on the way to a logit.
-
-    Attributes:
-        before: [T, D], the logit's gradient at what the sublayers read, along all paths.
-        after: [T, D], the same at the stream with what they write.
-    """
-
-    before: Array
-    after: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,7 +331,9 @@ class Linear:
     Attributes:
         value: the logit.
         start: [T, D], the embeddings.
-        links: the stages, first to last.
+        stages: the stages, first to last.
+        gradients: of each [T, D] of the logit, along all paths, (at what its sublayers read, at the stream with what
+            they write).
         end: the normalisation after the last one.
         read: [T, D], the logit's gradient at its result.
         constants: what constants after the last stage contribute.
@@ -355,7 +342,8 @@ class Linear:
 
     value: float
     start: Array
-    links: tuple[Link, ...]
+    stages: Sequence[FrozenStage]
+    gradients: Sequence[tuple[Array, Array]]
     end: FrozenNorm
     read: Array
     constants: Mapping[str, Array]
@@ -375,7 +363,7 @@ class FrozenRun:
     Attributes:
         index: the heads of the model.
         case: its inputs.
-        tokens: the text, where the inputs are one.
+        given: these, and the text where they are one.
         words: its tokens.
         chain: the way to the output.
         hooks: all hooks of the model.
@@ -387,8 +375,9 @@ class FrozenRun:
         index = heads(model, wide=True)
         index.require_tokens_only("attribution")
         self.index = index
-        self.case, self.tokens = only_case(index, inputs)
-        self.words = () if self.tokens is None else self.tokens.spelled[0]
+        self.given = cases_of(index.proto, inputs)
+        self.case = self.given.only
+        self.words = next(iter(self.given.spelled), ())
         self._output = index.view.outputs[0]
         self.chain = chain_to(index.view, index.sublayers, self._output)
         self._writes = writes(index.view, Constants(index.view), index.sublayers)
@@ -423,7 +412,7 @@ class FrozenRun:
         own = named.sublayer
         if isinstance(own, Attention) and own.cross:
             return None
-        data = own.value.operator.data if isinstance(own, Attention) else own.data
+        data = own.value.operator.data if isinstance(own, Attention) else own.query.data
         return norm_of(self.index.view, named.name, data, stage.before)
 
     @property
@@ -452,7 +441,7 @@ class FrozenRun:
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
         count = self.values[self._output].shape[-1]
-        words = () if self.tokens is None else tuple(self.tokens.entry(number, count) for number in numbers)
+        words = tuple(self.given.entry(number, count) for number in numbers)
         return words if all(words) else ()
 
     def entries(self, position: int) -> Array:
@@ -469,7 +458,7 @@ class FrozenRun:
         chain = self.chain
         self.start(len(chain.stages), (self._output, chain.logits, chain.norm.output, *further))
         shape = self.values[self._output].shape
-        if len(shape) != (_RANK if chain.token is None else _RANK - 1):
+        if len(shape) != (3 if chain.token is None else 2):
             raise UsageError(f"output {self._output} has shape {list(shape)}, not [batch, tokens, entries]")
         made = self.own(self.values[chain.logits])
         if chain.token is not None:  # [entries]: the output has one token only
@@ -489,12 +478,12 @@ class FrozenRun:
         read, constants = self._unembedded(chosen, token)
         end = self.freeze(chain.norm, chain.stages[-1].after, self._output)
         constants["final.ln.b"] = np.asarray(end.constant(read))
-        after, links = end.back(read), list[Link]()
-        for stage in reversed(self.stages(len(chain.stages))):
+        after, stages, gradients = end.back(read), self.stages(len(chain.stages)), list[tuple[Array, Array]]()
+        for stage in reversed(stages):
             before = after + sum((step.back(after) for step in stage.steps.values()), np.zeros_like(after))
-            links.insert(0, Link(stage.steps, stage.between, before, after))
+            gradients.insert(0, (before, after))
             after = before if stage.between is None else stage.between.back(before)
-        return Linear(value, start, tuple(links), end, read, constants, token)
+        return Linear(value, start, stages, gradients, end, read, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
         """The first stages, which must be needed."""

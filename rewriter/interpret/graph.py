@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
@@ -27,12 +26,8 @@ from rewriter.files.load import Source
 from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, NeuronStep, Written
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.sublayers import NeuronHeads
+from rewriter.interpret.text import InputsOrText, token_ids
 from rewriter.interpret.why import ScoreTerms, Why, made, scores_of
-from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.specs import token_ids
-
-Places = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 _MOST = 10_000
 """Nodes of which all edges fit into a gigabyte."""
@@ -69,34 +64,6 @@ class GraphNode:
     gradient: float = 0.0
 
 
-@dataclass(frozen=True)
-class GraphScores:
-    """How much of the logit a graph explains, from 0 to 1.
-
-    Attributes:
-        replacement: the share of influence on the logit that begins at tokens, and not at what is missing.
-        completeness: the share of nodes' in-edges that is there, averaged with influence as weight.
-    """
-
-    replacement: float
-    completeness: float
-
-
-@dataclass(frozen=True, eq=False)
-class Pruned:
-    """What is left of a graph.
-
-    Attributes:
-        nodes: [N].
-        edges: [N, N].
-        cumulative: [N], the share of all influence that nodes of at least this influence have.
-    """
-
-    nodes: Mask
-    edges: Mask
-    cumulative: Array
-
-
 @dataclass(frozen=True, eq=False)
 class AttributionGraph:
     """All nodes and edges, and what pruning leaves of them.
@@ -107,7 +74,9 @@ class AttributionGraph:
         probability: the softmax of all entries at this one.
         nodes: the nodes.
         adjacency: [N, N], what the column's node adds to the activation of the row's.
-        pruned: what is left.
+        kept: [N], whether pruning leaves the node.
+        links: [N, N], whether it leaves the edge.
+        cumulative: [N], the share of all influence that nodes of at least this influence have.
         shown: the tokens as they are shown: spelled where the inputs are a text, else their ids.
         prompt: the text, or what is shown.
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
@@ -120,7 +89,9 @@ class AttributionGraph:
     probability: float
     nodes: tuple[GraphNode, ...]
     adjacency: Array
-    pruned: Pruned
+    kept: Array
+    links: Array
+    cumulative: Array
     shown: tuple[str, ...]
     prompt: str
     ids: tuple[str, ...]
@@ -128,22 +99,16 @@ class AttributionGraph:
     why: Mapping[int, Why]
 
     @cached_property
-    def effects(self) -> Array:
-        """[N]: what each node contributes to the logit along all paths, as its out-edges say."""
-        return np.asarray(np.array([node.gradient for node in self.nodes]) @ self.adjacency)
-
-    @cached_property
     def residuals(self) -> Array:
         """[N]: activation minus the sum of the in-edges; 0 for embeddings and biases, which have none."""
         return np.asarray([node.activation for node in self.nodes] - self.adjacency.sum(axis=1))
 
     @cached_property
-    def scores(self) -> GraphScores:
-        """Of what pruning leaves; what it takes away counts as error nodes, and so do the residuals."""
-        left = np.where(self.pruned.edges, self.adjacency, 0.0)
+    def scores(self) -> tuple[float, float]:
+        """Of what pruning leaves, as `scores`; what it takes away counts as error nodes, and so do the residuals."""
+        left = np.where(self.links, self.adjacency, 0.0)
         missing = np.abs(self.residuals) + np.abs(self.adjacency - left).sum(axis=1)
-        kinds = [node.kind for node in self.nodes]
-        return scores(left, missing, np.array([kind == "embedding" for kind in kinds]), kinds.index("logit"))
+        return scores(left, missing, np.array([node.kind for node in self.nodes]))
 
     def to_json(self) -> dict[str, Any]:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
@@ -155,8 +120,8 @@ class AttributionGraph:
         Heads have the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`;
         nodes that only scores read are `qk_only_nodes`.
         """
-        targets, sources = np.nonzero(self.pruned.edges)
-        ids, left = self.ids, self.pruned.nodes.nonzero()[0].tolist()
+        targets, sources = np.nonzero(self.links)
+        ids, left = self.ids, self.kept.nonzero()[0].tolist()
         traced = (row for why in self.why.values() for rows in _traced(why).values() for row in rows)
         further = {each for row in traced for each in row[:-1]}.difference(ids[place] for place in left)
         return {
@@ -171,8 +136,8 @@ class AttributionGraph:
                 "edge_threshold": _EDGES,
                 "logit": self.logit,
                 "largest_residual": float(np.abs(self.residuals).max()),
-                "replacement_score": self.scores.replacement,
-                "completeness_score": self.scores.completeness,
+                "replacement_score": self.scores[0],
+                "completeness_score": self.scores[1],
                 "largest_score_residual": max((abs(each.residual) for each in self.why.values()), default=0.0),
                 "error_nodes": 0,
             },
@@ -210,7 +175,7 @@ class AttributionGraph:
             "reverse_ctx_idx": 0,
             "jsNodeId": f"{'L' if is_logit else layer}_{index}-{node.token}",
             "clerp": "" if node.kind == "embedding" else told,
-            "influence": None if is_logit else float(self.pruned.cumulative[place]) if place < len(self.nodes) else 1.0,
+            "influence": None if is_logit else float(self.cumulative[place]) if place < len(self.nodes) else 1.0,
             "activation": None if node.kind in ("embedding", "bias") else node.activation,
         }
         if place in self.why:
@@ -240,11 +205,10 @@ def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) ->
         starts.update({name: (str(number), place) for place, name in enumerate(own, start)})
     last = len(index.layers)
     starts.update({name: (str(last), place) for place, name in enumerate(each for each in left if each not in starts)})
+    starts["logit"] = (str(last + 1), 0)
 
     def id_of(node: GraphNode) -> str:
-        layer, start = {"embedding": ("E", tokens[node.token]), "logit": (str(last + 1), 0)}.get(
-            node.kind, starts.get(node.name, ("", 0))
-        )
+        layer, start = ("E", tokens[node.token]) if node.kind == "embedding" else starts[node.name]
         return f"{layer}_{start + node.index}_{node.token}"
 
     return tuple(map(id_of, nodes))
@@ -283,19 +247,17 @@ def attribution_graph(
     nodes = [GraphNode("embedding", "embed", 0, token) for token in range(length)]
     members = _members_of(linear, nodes, max_nodes)
     nodes.append(GraphNode("logit", "logit", entry, linear.position, linear.value, 1.0))
-    last = len(nodes) - 1
-    found = _edges(linear, members, nodes, last)
+    found = _edges(linear, members, nodes)
     edges, count = found.matrix(), len(nodes)
     kinds = np.array([node.kind for node in nodes])
-    kept = (kinds == "embedding") | (kinds == "logit")
-    pruned = prune(edges, kept, (kinds == "bias") | (kinds == "embedding"), last, _NODES, _EDGES)
+    kept, links, cumulative = prune(edges, kinds, _NODES, _EDGES)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
     ids = token_ids(run.index.proto, run.case.feeds, length)
     tokens = tuple(range(length)) if ids is None else ids
     shown = run.words or tuple(map(str, tokens))
     why = dict[int, Callable[[Sequence[str]], Why]]()
-    for place in np.flatnonzero((kinds == "head") & pruned.nodes).tolist():
+    for place in np.flatnonzero((kinds == "head") & kept).tolist():
         with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores
             why[place] = found.score(scores[nodes[place].name], nodes[place])
     named = _ids(run.index, tokens, nodes)
@@ -305,9 +267,11 @@ def attribution_graph(
         probability=float(shifted[logit] / shifted.sum()),
         nodes=tuple(nodes[:count]),
         adjacency=edges,
-        pruned=pruned,
+        kept=kept,
+        links=links,
+        cumulative=cumulative,
         shown=shown,
-        prompt=" ".join(shown) if run.tokens is None else run.tokens.texts[0],
+        prompt=next(iter(run.given.texts), " ".join(shown)),
         ids=named,
         constants=tuple(nodes[count:]),
         why={place: each(named) for place, each in why.items()},
@@ -328,11 +292,11 @@ class Members:
     """
 
     step: AttentionStep | NeuronStep
-    places: Places
+    places: Array
     weights: Array
 
     @cached_property
-    def nodes(self) -> Places:
+    def nodes(self) -> Array:
         """[N], the places of all nodes of the sublayer."""
         return np.arange(self.places.min(), self.places.max() + 1)
 
@@ -356,7 +320,9 @@ class Members:
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
     """Sublayer to its heads or neurons; of all of them the `most` with the largest effects get nodes of their own."""
     gradients = {
-        name: (step, step.at_written(link.after)) for link in linear.links for name, step in link.steps.items()
+        name: (step, step.at_written(after))
+        for stage, (_, after) in zip(linear.stages, linear.gradients, strict=True)
+        for name, step in stage.steps.items()
     }
     sizes = np.concatenate([np.abs((at * step.written).sum(axis=-1)).reshape(-1) for step, at in gradients.values()])
     chosen = np.zeros(sizes.size, bool)
@@ -369,7 +335,7 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
     return found
 
 
-def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Mask) -> Members:
+def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Array) -> Members:
     """Add the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at what members write."""
     places, effects = np.zeros(chosen.shape, np.int64), (at * step.written).sum(axis=-1)
     for token, row in enumerate(chosen):
@@ -388,7 +354,7 @@ def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep
 # -- edges ---------------------------------------------------------------------------------------------------------
 
 
-Read = tuple[Places, Array, Mapping[str, Array]]
+Read = tuple[Array, Array, Mapping[str, Array]]
 """What nodes read at one token: their places [K], the gradients of their activations at the stream [K, D], and what
 each constant adds to them [K]."""
 
@@ -399,11 +365,13 @@ class _Edges:
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._members, self._nodes = members, nodes
         self._written = Written(
-            linear.links, {"embed": linear.start}, lambda name, _, token: members[name].vectors[members[name].at(token)]
+            linear.stages,
+            {"embed": linear.start},
+            lambda name, _, token: members[name].vectors[members[name].at(token)],
         )
-        self._known: dict[tuple[str, int], int] = {}
+        self._known = {("embed", token): token for token in range(len(linear.start))}
         # Targets [K], sources [S] and weights [K, S], to be added up; no place is twice among targets or sources.
-        self._blocks: list[tuple[Places, Places, Array]] = []
+        self._blocks: list[tuple[Array, Array, Array]] = []
 
     def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
         """The in-edges of nodes of a stage by way of what they read at one token."""
@@ -420,7 +388,7 @@ class _Edges:
     def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
         """Why a head attends to a token most, of the ids of all nodes; adds the nodes of constants."""
         query, key = node.token, int(scores.pattern[node.index, node.token].argmax())
-        sides = list[tuple[Places, Array]]()
+        sides = list[tuple[Array, Array]]()
         for side, token in (("Q", query), ("K", key)):
             parts, cross = scores.side(self._written, side, token, [node.index]), f"{node.name}.other_sequence"
             places = [self._sources(name, query if name == cross else token) for name in parts]
@@ -434,12 +402,10 @@ class _Edges:
 
         return named
 
-    def _sources(self, name: str, token: int) -> Places:
+    def _sources(self, name: str, token: int) -> Array:
         """The nodes of a sublayer, the embedding or a constant at a token."""
         if name in self._members:
             return self._members[name].nodes[self._members[name].at(token)]
-        if name == "embed":
-            return np.array([token])
         if (name, token) not in self._known:
             self._known[name, token] = len(self._nodes)
             self._nodes.append(GraphNode("bias", name, 0, token))
@@ -460,19 +426,19 @@ class _Edges:
         return found
 
 
-def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode], logit: int) -> _Edges:
-    """All edges; adds the nodes of constants. The first nodes are those of the embeddings."""
-    edges = _Edges(linear, members, nodes)
-    for stage, link in enumerate(linear.links):
-        for name in link.steps:
+def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> _Edges:
+    """All edges; adds the nodes of constants. The first nodes are those of the embeddings, the last is the logit."""
+    edges, logit = _Edges(linear, members, nodes), len(nodes) - 1
+    for place, stage in enumerate(linear.stages):
+        for name in stage.steps:
             own = members[name]
             reads = _attention(own, own.step) if isinstance(own.step, AttentionStep) else _neurons(own, own.step)
             for token, read in enumerate(reads):
-                edges.trace(stage, token, read, f"{name}.")
+                edges.trace(place, token, read, f"{name}.")
     for token, row in enumerate(linear.end.back(linear.read)):
         constants = linear.constants if token == linear.position else {}
         added = {name: np.asarray(number).reshape(1) for name, number in constants.items()}
-        edges.trace(len(linear.links), token, (np.array([logit]), row[None], added))
+        edges.trace(len(linear.stages), token, (np.array([logit]), row[None], added))
     return edges
 
 
@@ -532,47 +498,48 @@ def influence(weights: Array, start: Array) -> Array:
     return found
 
 
-def normalised(adjacency: Array, missing: Array | None = None) -> Array:
+def normalised(adjacency: Array, missing: Array | float = 0.0) -> Array:
     """A; what is `missing` of each row, [N], counts in its sum."""
     sizes = np.abs(adjacency)
-    sums = sizes.sum(axis=1) + (0.0 if missing is None else missing)
-    return np.asarray(sizes / np.maximum(sums, _TINY)[:, None])
+    return np.asarray(sizes / np.maximum(sizes.sum(axis=1) + missing, _TINY)[:, None])
 
 
-def scores(adjacency: Array, missing: Array, tokens: Mask, logit: int) -> GraphScores:
-    """The scores, with an error node for what is missing in each node's in-edges.
+def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float]:
+    """How much of the logit a graph explains, with an error node for what is missing in each node's in-edges.
 
     Args:
         adjacency: [N, N].
         missing: [N], absolute.
-        tokens: [N], which nodes are tokens.
-        logit: the place of the logit.
+        kinds: [N], those of the nodes.
+
+    Returns:
+        From 0 to 1 (replacement, the share of influence on the logit that begins at tokens, and not at what is missing;
+        completeness, the share of nodes' in-edges that is there, averaged with influence as weight).
     """
-    weights, start = normalised(adjacency, missing), np.zeros(len(adjacency))
-    start[logit] = 1.0
-    found = influence(weights, start)
+    start = np.asarray(kinds == "logit", dtype=float)
+    found = influence(normalised(adjacency, missing), start)
     passing = found + start
     lost = missing / np.maximum(np.abs(adjacency).sum(axis=1) + missing, _TINY)
-    begun, erred = found[tokens].sum(), (passing * lost).sum()
+    begun, erred = found[kinds == "embedding"].sum(), (passing * lost).sum()
     completeness = ((1.0 - lost) * passing).sum() / passing.sum()
-    return GraphScores(float(begun / (begun + erred)) if begun + erred else 0.0, float(completeness))
+    return float(begun / (begun + erred)) if begun + erred else 0.0, float(completeness)
 
 
-def prune(
-    adjacency: Array, kept: Mask, sources: Mask, logit: int, node_threshold: float, edge_threshold: float
-) -> Pruned:
+def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold: float) -> tuple[Array, Array, Array]:
     """The nodes with the most influence that have `node_threshold` of it, then edges among them likewise.
 
     Args:
         adjacency: [N, N].
-        kept: [N], nodes that stay: tokens and the logit.
-        sources: [N], nodes that never have in-edges.
-        logit: the place of the logit.
+        kinds: [N], those of the nodes: tokens and the logit stay; tokens and biases never have in-edges.
         node_threshold: 0 to 1.
         edge_threshold: 0 to 1.
+
+    Returns:
+        (which nodes [N] and which edges [N, N] are left, the share of all influence [N] that nodes of at least the
+        influence of each have).
     """
-    start = np.zeros(len(adjacency))
-    start[logit] = 1.0
+    start = np.asarray(kinds == "logit", dtype=float)
+    kept, sources = np.isin(kinds, ["embedding", "logit"]), np.isin(kinds, ["embedding", "bias"])
     by_node = influence(normalised(adjacency), start)
     nodes = kept | ((by_node >= _threshold(by_node, node_threshold)) & (by_node > 0.0))
     weights = normalised(np.where(nodes[:, None] & nodes[None, :], adjacency, 0.0))
@@ -587,7 +554,7 @@ def prune(
     order = np.argsort(-by_node, kind="stable")
     cumulative = np.zeros(len(by_node))
     cumulative[order] = np.cumsum(by_node[order]) / max(float(by_node.sum()), _TINY)
-    return Pruned(nodes, edges, cumulative)
+    return nodes, edges, cumulative
 
 
 def _threshold(sizes: Array, share: float) -> float:

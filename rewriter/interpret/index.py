@@ -10,7 +10,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
@@ -37,15 +37,11 @@ from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neur
 from rewriter.interpret.trace import Tracer
 from rewriter.text import quoted
 
-_HALF = 2
-"""Bytes of a number in half precision."""
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
-# -- tensors of a sublayer -----------------------------------------------------------------------------------------
-#
-# docs/heads.md has the shapes. A head with fewer bias tokens than another has keys (0, -inf) for them, of weight 0.
+# -- tensors of a sublayer; docs/heads.md has their shapes ----------------------------------------------------------
 
 ValueOf = Callable[[str], Array]
 """The value of a constant tensor of the graph."""
@@ -114,88 +110,6 @@ def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: 
     for added in heads.added:
         total = total + value_of(added.name).reshape(-1)[added.index] * added.factor.astype(plain.dtype)
     return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
-
-
-def attention_tensors(
-    own: Attention,
-    maps: Mapping[str, AffineMap],
-    dtype: np.dtype[Any],
-) -> Iterator[tuple[str, HeadTensor]]:
-    """Name to tensor of an attention sublayer.
-
-    Args:
-        own: the sublayer.
-        maps: its linear operators, as `Q`, `K`, `V` and `O`.
-        dtype: the element type.
-    """
-    sides = {"Q": own.query, "K": own.key, "V": own.value}
-    value_of = maps["O"].value_of
-
-    def weight(side: str) -> Array:
-        factor = sides[side].factor if side == "V" else 1.0
-        return np.asarray(np.moveaxis(maps[side].weight()[:, sides[side].columns], 0, 1) * dtype.type(factor))
-
-    def bias(side: str) -> Array:
-        return with_biases(sides[side], maps[side].bias(), value_of, values=side == "V")
-
-    out = maps["O"].projection.out_features
-    for side, heads in sides.items():
-        count, width = heads.columns.shape
-        shape = (count, maps[side].projection.in_features, width)
-        yield f"W_{side}", HeadTensor(shape, dtype, partial(weight, side))
-    yield "W_O", HeadTensor((*own.channels.shape, out), dtype, lambda: maps["O"].weight()[own.channels])
-    for side, heads in sides.items():
-        yield f"b_{side}", HeadTensor(heads.columns.shape, dtype, partial(bias, side))
-        for part, name in heads.norm.norm.constants.items() if heads.norm is not None else ():
-            of_norm = partial(lambda norm, name: norm.of_heads(value_of(name)), heads.norm, name)
-            yield f"{side.lower()}_norm.{part}", HeadTensor(heads.columns.shape, dtype, of_norm)
-    yield "b_O", HeadTensor((out,), dtype, maps["O"].bias)
-
-
-def neuron_tensors(
-    own: NeuronHeads, norm: Norm | None, value_of: ValueOf, dtype: np.dtype[Any]
-) -> Iterator[tuple[str, HeadTensor]]:
-    """Name to tensor of a block's neuron heads, with a normalisation before it folded in if there is one."""
-    query, value = AffineMap(own.query, value_of, norm), AffineMap(own.value, value_of, norm)
-    output = AffineMap(own.output, value_of)
-    groups, m, width = own.groups, own.bias_tokens, own.dimension
-
-    def by_group(of_group: Callable[[Group, Array], Array], base: Array) -> Array:
-        """One group's heads after the other, [heads, ...] from [neurons, ...]."""
-        return np.concatenate([of_group(group, base) for group in groups])
-
-    def pair(first: Array, second: float) -> Array:
-        """`first` [neurons, ...] and a number, as the last axis; without the number where d_head is 1."""
-        return np.stack([first, np.full_like(first, second)][:width], axis=-1)
-
-    def key(group: Group, bias: Array) -> Array:
-        return pair(np.full_like(bias, group.head.beta), group.head.gamma)
-
-    def bias_key(group: Group, of_all: Array) -> Array:
-        keys = [(token.slope, token.offset) for token in group.head.bias_tokens]
-        keys += [(0.0, -np.inf)] * (m - len(keys))
-        return np.asarray(of_all + np.array(keys).reshape(-1, 2)[:, :width])
-
-    def bias_value(group: Group, of_all: Array) -> Array:
-        values = [token.value for token in group.head.bias_tokens]
-        return np.asarray(of_all + np.array(values + [0.0] * (m - len(values))).reshape(-1, 1))
-
-    of_all = np.zeros((own.neurons, 1, 1))
-    count, rows, out = own.heads, own.query.in_features, own.output.out_features
-    made: tuple[tuple[str, tuple[int, ...], Callable[[], Array]], ...] = (
-        ("W_Q", (count, rows, width), lambda: by_group(lambda _, w: pair(w, 0.0), query.weight().T)),
-        ("W_K", (count, rows, width), lambda: np.zeros((count, rows, width), dtype)),
-        ("W_V", (count, rows, 1), lambda: by_group(lambda g, w: w[..., None] * g.head.c, value.weight().T)),
-        ("W_O", (count, 1, out), lambda: by_group(lambda g, w: w[:, None] * g.factor, output.weight())),
-        ("b_Q", (count, width), lambda: by_group(lambda _, b: pair(b, 1.0), query.bias())),
-        ("b_K", (count, width), lambda: by_group(key, query.bias())),
-        ("b_V", (count, 1), lambda: by_group(lambda g, b: b[..., None] * g.head.c + g.head.d, value.bias())),
-        ("b_O", (out,), output.bias),
-        ("bias_K", (count, m, width), lambda: by_group(bias_key, of_all)),
-        ("bias_V", (count, m, 1), lambda: by_group(bias_value, of_all)),
-    )
-    for name, shape, make in made:
-        yield name, HeadTensor(shape, dtype, make)
 
 
 # -- the index ------------------------------------------------------------------------------------------------------
@@ -390,10 +304,7 @@ class _Builder:
         if isinstance(own, Attention):
             data, found = own.query.operator.data, dict(self._attention(own))
         else:
-            data = own.data
-            # Factors of programs take weights out of float16's range.
-            kind = np.result_type(self._dtype(data), np.float32)
-            found = dict(neuron_tensors(own, self.folded(data), self.value, kind))
+            data, found = own.query.data, dict(self._neurons(own))
         norm, known = self._norm(data), self._norms.setdefault(named.layer, set())
         if found and norm is not None and self._listed and norm.output not in known:
             known.add(norm.output)
@@ -404,12 +315,75 @@ class _Builder:
             yield f"{named.name}.{name}", tensor
 
     def _attention(self, own: Attention) -> Iterator[tuple[str, HeadTensor]]:
-        operators = {"Q": own.query.operator, "K": own.key.operator, "V": own.value.operator, "O": own.output}
-        maps = dict[str, AffineMap]()
-        for side, operator in operators.items():
+        sides, maps = {"Q": own.query, "K": own.key, "V": own.value}, dict[str, AffineMap]()
+        for side, operator in {**{side: heads.operator for side, heads in sides.items()}, "O": own.output}.items():
             read = matrix_of(self._view, self._constants, operator, biased=side == "O")
             maps[side] = AffineMap(read, self.value, None if side == "O" else self.folded(operator.data))
-        yield from attention_tensors(own, maps, self._dtype(maps["Q"].projection.weight))
+        dtype, out = self._dtype(maps["Q"].projection.weight), maps["O"].projection.out_features
+
+        def weight(side: str) -> Array:
+            factor = sides[side].factor if side == "V" else 1.0
+            return np.asarray(np.moveaxis(maps[side].weight()[:, sides[side].columns], 0, 1) * dtype.type(factor))
+
+        def bias(side: str) -> Array:
+            return with_biases(sides[side], maps[side].bias(), self.value, values=side == "V")
+
+        for side, heads in sides.items():
+            count, width = heads.columns.shape
+            shape = (count, maps[side].projection.in_features, width)
+            yield f"W_{side}", HeadTensor(shape, dtype, partial(weight, side))
+        yield "W_O", HeadTensor((*own.channels.shape, out), dtype, lambda: maps["O"].weight()[own.channels])
+        for side, heads in sides.items():
+            yield f"b_{side}", HeadTensor(heads.columns.shape, dtype, partial(bias, side))
+            for part, name in heads.norm.norm.constants.items() if heads.norm is not None else ():
+                of_norm = partial(lambda norm, name: norm.of_heads(self.value(name)), heads.norm, name)
+                yield f"{side.lower()}_norm.{part}", HeadTensor(heads.columns.shape, dtype, of_norm)
+        yield "b_O", HeadTensor((out,), dtype, maps["O"].bias)
+
+    def _neurons(self, own: NeuronHeads) -> Iterator[tuple[str, HeadTensor]]:
+        """Those of a block's neuron heads. A head with fewer bias tokens than another has keys (0, -inf) for them."""
+        # Factors of programs take weights out of float16's range.
+        norm, dtype = self.folded(own.query.data), np.result_type(self._dtype(own.query.data), np.float32)
+        query, value = AffineMap(own.query, self.value, norm), AffineMap(own.value, self.value, norm)
+        output = AffineMap(own.output, self.value)
+        groups, m, width = own.groups, own.bias_tokens, own.dimension
+
+        def by_group(of_group: Callable[[Group, Array], Array], base: Array) -> Array:
+            """One group's heads after the other, [heads, ...] from [neurons, ...]."""
+            return np.concatenate([of_group(group, base) for group in groups])
+
+        def pair(first: Array, second: float) -> Array:
+            """`first` [neurons, ...] and a number, as the last axis; without the number where d_head is 1."""
+            return np.stack([first, np.full_like(first, second)][:width], axis=-1)
+
+        def key(group: Group, bias: Array) -> Array:
+            return pair(np.full_like(bias, group.head.beta), group.head.gamma)
+
+        def bias_key(group: Group, of_all: Array) -> Array:
+            keys = [(token.slope, token.offset) for token in group.head.bias_tokens]
+            keys += [(0.0, -np.inf)] * (m - len(keys))
+            return np.asarray(of_all + np.array(keys).reshape(-1, 2)[:, :width])
+
+        def bias_value(group: Group, of_all: Array) -> Array:
+            values = [token.value for token in group.head.bias_tokens]
+            return np.asarray(of_all + np.array(values + [0.0] * (m - len(values))).reshape(-1, 1))
+
+        of_all = np.zeros((own.neurons, 1, 1))
+        count, rows, out = own.heads, own.query.in_features, own.output.out_features
+        made: tuple[tuple[str, tuple[int, ...], Callable[[], Array]], ...] = (
+            ("W_Q", (count, rows, width), lambda: by_group(lambda _, w: pair(w, 0.0), query.weight().T)),
+            ("W_K", (count, rows, width), lambda: np.zeros((count, rows, width), dtype)),
+            ("W_V", (count, rows, 1), lambda: by_group(lambda g, w: w[..., None] * g.head.c, value.weight().T)),
+            ("W_O", (count, 1, out), lambda: by_group(lambda g, w: w[:, None] * g.factor, output.weight())),
+            ("b_Q", (count, width), lambda: by_group(lambda _, b: pair(b, 1.0), query.bias())),
+            ("b_K", (count, width), lambda: by_group(key, query.bias())),
+            ("b_V", (count, 1), lambda: by_group(lambda g, b: b[..., None] * g.head.c + g.head.d, value.bias())),
+            ("b_O", (out,), output.bias),
+            ("bias_K", (count, m, width), lambda: by_group(bias_key, of_all)),
+            ("bias_V", (count, m, 1), lambda: by_group(bias_value, of_all)),
+        )
+        for name, shape, make in made:
+            yield name, HeadTensor(shape, dtype, make)
 
     def folded(self, data: str) -> Norm | None:
         """The normalisation that is folded into what reads `data`."""
@@ -436,9 +410,7 @@ class _Builder:
         value = self._values.of(name, wide=self._wide)
         if value.dtype.kind in "iub":
             return value
-        if self._wide:
-            return value.astype(np.float64)
-        return value.astype(np.float32) if value.dtype.itemsize == _HALF else value
+        return value.astype(np.result_type(value.dtype, np.float64 if self._wide else np.float32), copy=False)
 
     def _dtype(self, tensor: str) -> np.dtype[Any]:
         kind = onnx.TensorProto.DOUBLE if self._wide else self._view.type_of(tensor).elem_type
@@ -464,18 +436,22 @@ def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]
     globs = (names,) if isinstance(names, str) else tuple(names)
     if not globs:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
-    known = {
-        f"{named.name}.{number}": (named, number) for named in index.sublayers for number in range(count_of(named))
-    }
-    chosen: dict[str, set[int]] = {}
+    known = {f"{each.name}.{number}" for each in index.sublayers for number in range(count_of(each))}
+    told = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
+    found = matching(globs, known, "head", told or "none")
+    every = ((each, [n for n in range(count_of(each)) if f"{each.name}.{n}" in found]) for each in index.sublayers)
+    return [(each, numbers) for each, numbers in every if numbers]
+
+
+def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: str) -> set[str]:
+    """The known names that are given, or that a given glob matches. Raises UsageError if one matches nothing."""
+    found = set[str]()
     for glob in globs:
-        found = [glob] if glob in known else [*filter(re.compile(translate(glob)).match, known)]
-        if not found:
-            told = ", ".join(f"{each.name}.0 to {each.name}.{count_of(each) - 1}" for each in index.sublayers[:4])
-            raise UsageError(f"no head matches '{glob}'; there are, for example, {told or 'none'}")
-        for named, number in map(known.__getitem__, found):
-            chosen.setdefault(named.name, set()).add(number)
-    return [(named, sorted(chosen[named.name])) for named in index.sublayers if named.name in chosen]
+        own = [glob] if glob in known else [*filter(re.compile(translate(glob)).match, known)]
+        if not own:
+            raise UsageError(f"no {kind} matches '{glob}'; there are, for example, {examples}")
+        found.update(own)
+    return found
 
 
 def count_of(named: Named) -> int:

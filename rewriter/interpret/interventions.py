@@ -24,9 +24,9 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import Source, like, load_model, self_contained
 from rewriter.graph.edit import set_nodes
 from rewriter.interpret.index import HeadIndex, Names, chosen_heads, heads
-from rewriter.interpret.run import cases_of, only_case, values_of
+from rewriter.interpret.run import values_of
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.given import InputsOrText
+from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.text import quoted
 
 HOW = ("zero", "mean")
@@ -141,7 +141,7 @@ def written_by(named: Named) -> str:
 def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> dict[str, Array]:
     """The mean of every channel over the tokens of all cases."""
     rows: dict[str, list[Array]] = {tensor: [] for tensor in tensors}
-    for case in cases_of(index, inputs)[0]:
+    for case in cases_of(index.proto, inputs).cases:
         for tensor, array in values_of(index, case, tensors).items():
             flat = array.reshape(-1, array.shape[-1])
             rows[tensor].append(np.append(flat.sum(axis=0, dtype=np.float64), len(flat)))
@@ -151,7 +151,7 @@ def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> di
 
 def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: InputsOrText) -> onnx.ModelProto:
     """The model with the values that the places have on the inputs."""
-    values = values_of(index, only_case(index, inputs)[0], [tensor for tensor, _ in places])
+    values = values_of(index, cases_of(index.proto, inputs).only, [tensor for tensor, _ in places])
     made = []
     for tensor, where in places:
         array = values[tensor]

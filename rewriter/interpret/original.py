@@ -21,11 +21,9 @@ from rewriter.graph.constants import UNFIT
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.norms import Norm
 from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
-from rewriter.interpret.trace import EntrySource, Shape, Signal, Tracer
+from rewriter.interpret.trace import EntrySource, Indices, Shape, Signal, Tracer
 
 # -- which columns of a linear operator belong to which head --------------------------------------------------------
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +95,8 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     # Consecutive blocks that read the same rows are the heads of one sequence.
     rows, columns = index[:, :, 0] // width, index[:, 0] % width
     count = int(np.argmin([*(rows == rows[0]).all(axis=1), False]))
-    expected = (
-        rows[::count].repeat(count, axis=0)[: len(rows), :, None] * width
-        + np.resize(columns[:count], columns.shape)[:, None]
-    )
+    own_rows = rows[::count].repeat(count, axis=0)[: len(rows), :, None]
+    expected = own_rows * width + np.resize(columns[:count], columns.shape)[:, None]
     if len(rows) % count or len(np.unique(rows)) * count != rows.size or (index != expected).any():
         raise LostError("its heads do not consist of columns", where)
     held = [each for each in signal.sources if each.name in tracer.constants]
@@ -109,10 +105,8 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     norm = None
     if signal.norm is not None:
         (own,) = (each for each in signal.sources if each.name == signal.norm.output)
-        norm, factor = (
-            _norm_of(tracer, signal.norm, own.index.reshape(-1, count, *signal.shape[-2:])[:, :, kept]),
-            _one(own, where),
-        )
+        norm = _norm_of(tracer, signal.norm, own.index.reshape(-1, count, *signal.shape[-2:])[:, :, kept])
+        factor = _one(own, where)
     return HeadColumns(operator, columns[:count], factor, added, signal.rotary, norm)
 
 
@@ -306,12 +300,9 @@ def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodePro
         if _is_product(tracer, node):
             yield node, factor
         elif node.op_type in ("Mul", "Div"):
-            numbers = [tracer.number(each) for each in node.input]
-            place = next((slot for slot in (1, 0) if numbers[slot] is not None), None)
-            number = None if place is None else numbers[place]
-            if place is not None and number and (node.op_type == "Mul" or place == 1):
-                scale = number if node.op_type == "Mul" else 1.0 / number
-                pending.append((node.input[1 - place], factor * scale, depth + 1))
+            scale = tracer.scale(node)
+            if scale is not None and scale[1].size == 1 and scale[1].any():
+                pending.append((scale[0], factor * float(scale[1].reshape(())), depth + 1))
         elif node.op_type in _MASKING:
             names = node.input[:1] if node.op_type == "Sub" else node.input
             pending += [(each, factor, depth + 1) for each in names if each]

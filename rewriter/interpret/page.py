@@ -20,14 +20,13 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.files.tokenizer import tokens_as_text
-from rewriter.interpret.attribute import Attribution, FrozenRun, Linear, Written, attribution_of, by_head
+from rewriter.interpret.attribute import FrozenRun, Linear, Written, attribution_of, by_head
 from rewriter.interpret.index import HeadIndex, count_of, heads
 from rewriter.interpret.rank import head_tokens
-from rewriter.interpret.run import hooks_of, only_case, recorded
+from rewriter.interpret.run import hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.text import InputsOrText, cases_of, token_ids
 from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
-from rewriter.proof.inputs.given import InputsOrText
-from rewriter.proof.inputs.specs import token_ids
 
 MOST_TOKENS = 64
 """Tokens of the sequence that are shown."""
@@ -76,16 +75,18 @@ def head_pictures(
     patterns, activations, ids = _recorded(index, inputs)
     tokens = max(len(each) for each in activations.values())
     last = min(tokens, MOST_TOKENS)
-    found, shown_logit = None, None
+    effects, shown_logit = dict[str, Array](), None
     if logit is not None:
         run = FrozenRun(model, inputs)
         scores = scores_of(run)
         linear = run.linear(logit, minus, position, {tensor for each in scores.values() for tensor in each.needed})
         found = attribution_of(run, linear, ())
+        effects |= found.effects
         last = max(position % tokens + 1, last)
         shown_logit = {"logit": logit, "minus": minus, "position": position, "value": found.logit}
     window = range(max(0, last - MOST_TOKENS), last)
-    sizes = {each.name: _sizes(each, found, activations[each.name]) for each in index.sublayers}
+    # How much each head or neuron does at most: to the logit, else of activation.
+    sizes = {name: np.abs(array).max(axis=0, initial=0.0) for name, array in {**activations, **effects}.items()}
     chosen = _chosen(index, sizes, most, tokens)
     read, missing = _read(index, chosen, tokenizer)
     names, why = ([], None) if logit is None else _explained(run, scores, linear, chosen, window)
@@ -100,7 +101,7 @@ def head_pictures(
             "pattern": _pattern(each, number, patterns.get(each.name), window),
             "tokens": read.get(f"{each.name}.{number}", []),
             "scores": None if why is None else why.get(f"{each.name}.{number}"),
-            **_effect(each, number, found, window),
+            **_effect(effects.get(each.name), number, window),
         }
         for each in index.sublayers
         for number in chosen[each.name]
@@ -121,7 +122,7 @@ def head_pictures(
         "heads": rows,
         "sources": names,
         "missing": missing,
-        "notes": list(_notes(index, window, tokens, chosen, attributed=found is not None)),
+        "notes": list(_notes(index, window, tokens, chosen, attributed=logit is not None)),
     }
 
 
@@ -132,7 +133,7 @@ def _recorded(
 
     Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m]. Raises UsageError.
     """
-    known, case = hooks_of(index), only_case(index, inputs)[0]
+    known, case = hooks_of(index), cases_of(index.proto, inputs).only
     wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
     sublayers = {each.name: each for each in index.sublayers}
     patterns, activations = dict[str, Array](), dict[str, Array]()
@@ -157,13 +158,6 @@ def _activations(named: Named, z: Array, rows: Array) -> Array:
         factors = np.array([group.factor for group in named.sublayer.groups])
         return np.asarray(np.einsum("tgn,g->tn", z.reshape(len(z), len(factors), -1), factors))
     return np.asarray(np.linalg.norm(np.einsum("thk,hkd->thd", z, rows.astype(np.float64)), axis=-1))
-
-
-def _sizes(named: Named, found: Attribution | None, activations: Array) -> Array:
-    """How much each head or neuron does at most: to the logit, else of activation."""
-    if found is not None and named.name in found.effects:
-        activations = np.asarray(found.effects[named.name])
-    return np.asarray(np.abs(activations).max(axis=0, initial=0.0))
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
@@ -209,11 +203,11 @@ def _pattern(named: Named, number: int, pattern: Array | None, window: range) ->
     return [np.nan_to_num(each.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist() for each in found]
 
 
-def _effect(named: Named, number: int, found: Attribution | None, window: range) -> dict[str, Any]:
-    if found is None or named.name not in found.effects:
+def _effect(effects: Array | None, number: int, window: range) -> dict[str, Any]:
+    if effects is None:
         return {"effects": None, "effect": None}
-    effects = found.effects[named.name][:, number]
-    return {"effects": [*map(_rounded, effects[window.start : window.stop])], "effect": _rounded(effects.sum())}
+    own = effects[:, number]
+    return {"effects": [*map(_rounded, own[window.start : window.stop])], "effect": _rounded(own.sum())}
 
 
 def _explained(
@@ -228,7 +222,7 @@ def _explained(
     window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
     names, rows = dict[str, int](), dict[str, list[list[Any]]]()
-    written = Written(linear.links, run.beginning, by_head(window))
+    written = Written(linear.stages, run.beginning, by_head(window))
 
     @cache
     def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:

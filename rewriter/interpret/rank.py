@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from passes.match.projections import Projection
 from rewriter.arrays import Array
@@ -28,9 +27,8 @@ from rewriter.interpret.index import AffineMap, HeadIndex, Names, chosen_heads, 
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.proof.inputs.specs import Role, input_specs
+from rewriter.proof.inputs.specs import Inputs, Role
 
-Places = NDArray[np.int64]
 KINDS = "QKV"
 """What is read: by queries, by keys, by values."""
 
@@ -69,7 +67,7 @@ def written(index: HeadIndex, named: Named) -> HeadSide:
     if isinstance(own, NeuronHeads):
         rows = AffineMap(own.output, index.value_of)
         return HeadSide(named, "", own.result, lambda: _unit(rows.weight()[:, None], named))
-    return HeadSide(named, "", own.output.output, _product(index, named, "W_V", "W_O"))
+    return HeadSide(named, "", own.output.output, _product(index, named, "V", "O"))
 
 
 def read(index: HeadIndex, named: Named) -> list[HeadSide]:
@@ -77,9 +75,9 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
     own = named.sublayer
     if isinstance(own, Attention):
         return [
-            HeadSide(named, "Q", own.query.operator.data, _product(index, named, "W_K", "W_Q")),
-            HeadSide(named, "K", own.key.operator.data, _product(index, named, "W_Q", "W_K")),
-            HeadSide(named, "V", own.value.operator.data, _product(index, named, "W_O", "W_V")),
+            HeadSide(named, "Q", own.query.operator.data, _product(index, named, "K", "Q")),
+            HeadSide(named, "K", own.key.operator.data, _product(index, named, "Q", "K")),
+            HeadSide(named, "V", own.value.operator.data, _product(index, named, "O", "V")),
         ]
 
     def columns(projection: Projection) -> Array:
@@ -90,27 +88,32 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
     # Keys are constants; so are values in heads with c = 0.
     values = "V" * any(group.head.c for group in own.groups)
     if own.value == own.query:
-        return [HeadSide(named, "Q" + values, own.data, lambda: columns(own.query))]
-    sides = [HeadSide(named, "Q", own.data, lambda: columns(own.query))]
-    return sides + [HeadSide(named, each, own.data, lambda: columns(own.value)) for each in values]
+        return [HeadSide(named, "Q" + values, own.query.data, lambda: columns(own.query))]
+    sides = [HeadSide(named, "Q", own.query.data, lambda: columns(own.query))]
+    return sides + [HeadSide(named, each, own.query.data, lambda: columns(own.value)) for each in values]
 
 
 def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callable[[], Array]:
-    """R X for the other factor `first` = Q R up to transposition; X is `second` as [heads, d_head, d_model]."""
-
-    def tall(name: str) -> Array:
-        """[heads, d_model, d_head]."""
-        array = _checked(index[f"{named.name}.{name}"], named)
-        return np.swapaxes(array, -1, -2) if name == "W_O" else array
+    """R X for the other factor, weights `first` = Q R up to transposition; X is `second`, [heads, d_head, d_model]."""
 
     @cache
     def root() -> Array:
         """Square roots R of the Gram matrices R^T R, [heads, d_head, d_head], as QR's R is."""
-        wide = tall(first).astype(np.float64)
+        wide = _tall(index, named, first).astype(np.float64)
         values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
         return np.asarray(np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2))
 
-    return lambda: _unit(root().astype(tall(second).dtype) @ np.swapaxes(tall(second), -1, -2), named)
+    def made() -> Array:
+        other = _tall(index, named, second)
+        return _unit(root().astype(other.dtype) @ np.swapaxes(other, -1, -2), named)
+
+    return made
+
+
+def _tall(index: HeadIndex, named: Named, part: str) -> Array:
+    """[heads, d_model, d_head] of the weights Q, K, V or O."""
+    array = _checked(index[f"{named.name}.W_{part}"], named)
+    return np.swapaxes(array, -1, -2) if part == "O" else array
 
 
 def _unit(array: Array, named: Named) -> Array:
@@ -153,7 +156,7 @@ class Best:
         self.scores = np.zeros((rows, k), dtype)
         self.places = np.full((rows, k), -1, np.int64)
 
-    def add(self, rows: Places, scores: Array, columns: Places) -> None:
+    def add(self, rows: Array, scores: Array, columns: Array) -> None:
         """Take the largest entries of a block.
 
         Args:
@@ -264,18 +267,15 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     if top < 1:
         raise UsageError(f"the strongest {top} compositions cannot be listed; take 1 or more")
     index = indexed(model)
-    names: list[str] = []
-    starts: dict[str, int] = {}
-    for each in index.sublayers:
-        starts[each.name] = len(names)
-        names += [f"{each.name}.{number}" for number in range(count_of(each))]
+    names = [f"{each.name}.{number}" for each in index.sublayers for number in range(count_of(each))]
+    places = {name: place for place, name in enumerate(names)}
     outputs = [index.tensors[f"{each.name}.W_O"] for each in index.sublayers]
     dtype = np.dtype(np.float64 if any(each.dtype == np.float64 for each in outputs) else np.float32)
     kept = min(top, max(len(names), 1))
     reads = {kind: Best(len(names), kept, dtype) for kind in KINDS}
     for reader, writers in pairs(index):
         ours = reader.make()
-        own = starts[reader.named.name] + np.arange(len(ours))
+        own = places[f"{reader.named.name}.0"] + np.arange(len(ours))
         for writer in writers:
             theirs = writer.make()
             if theirs.shape[-1] != ours.shape[-1]:
@@ -283,7 +283,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
                     f"{reader.named.name} reads {ours.shape[-1]} channels and {writer.named.name} writes "
                     f"{theirs.shape[-1]}: they cannot be compared"
                 )
-            others = starts[writer.named.name] + np.arange(len(theirs))
+            others = places[f"{writer.named.name}.0"] + np.arange(len(theirs))
             step = max(1, _ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
             for start in range(0, len(ours), step):
                 block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
@@ -420,15 +420,13 @@ def head_tokens(
 
     rows: list[TokenScores] = []
     for named, chosen in chosen_heads(index, names) if index.sublayers else ():
-        found: list[tuple[int, int, TokenScores]] = []
-        for order, (side, (data, vectors, shares)) in enumerate(directions(index, named).items()):
+        sides = list[list[TokenScores]]()
+        for side, (data, vectors, shares) in directions(index, named).items():
             table = table_of(side, data, vectors.shape[1])
             if table is not None:
                 scored = zip(chosen, _scored(vectors[chosen], table, top), strict=True)
-                found += [
-                    (n, order, TokenScores(f"{named.name}.{n}", side, float(shares[n]), *row)) for n, row in scored
-                ]
-        rows += [row for *_, row in sorted(found, key=lambda each: each[:2])]
+                sides.append([TokenScores(f"{named.name}.{n}", side, float(shares[n]), *row) for n, row in scored])
+        rows += [row for of_head in zip(*sides, strict=True) for row in of_head]
     return HeadTokens(tuple(rows), missing, told)
 
 
@@ -437,14 +435,11 @@ def directions(index: HeadIndex, named: Named) -> dict[str, tuple[str, Array, Ar
     sides = {side.kinds: side for side in read(index, named) if side.kinds} | {"O": written(index, named)}
     found = {side: (each.data, *_leading(each.make())) for side, each in sides.items()}
     if isinstance(named.sublayer, Attention):
-        for first, second in (("V", "O"), ("Q", "K")):
-            data, vectors, shares = found[second]
-            inner = np.einsum("hd,hdk->hk", found[first][1], index[f"{named.name}.W_{first}"])
-            outer = np.einsum(
-                "hd,hkd->hk" if second == "O" else "hd,hdk->hk", vectors, index[f"{named.name}.W_{second}"]
-            )
+        for pair in ("VO", "QK"):
+            inner, outer = (np.einsum("hd,hdk->hk", found[side][1], _tall(index, named, side)) for side in pair)
             signs = np.where((inner * outer).sum(axis=1) < 0.0, -1.0, 1.0).astype(inner.dtype)
-            found[second] = data, vectors * signs[:, None], shares
+            data, vectors, shares = found[pair[1]]
+            found[pair[1]] = data, vectors * signs[:, None], shares
     return found
 
 
@@ -485,7 +480,8 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
         UsageError: there is none; the message says why.
     """
     view, found = index.view, set[str]()
-    ids = {spec.name for spec in input_specs(index.proto) if spec.role in (Role.IDS, Role.INTEGERS)}
+    specs = Inputs(index.proto).specs
+    ids = {name for name in specs if specs[name].role in (Role.IDS, Role.INTEGERS)}
     for part in view.back(tensor, STREAM):
         node = view.made_by(part)
         if node is not None and node.op_type == "Gather" and node.input[0] in view.constants:

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from functools import partial
+from operator import itemgetter
 
 import numpy as np
 
 from passes.match.projections import Projection
 from passes.programs.head import Head
 from rewriter.arrays import Array
-from rewriter.errors import UsageError, ValidationError
+from rewriter.errors import ValidationError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import extract, upstream
-from rewriter.interpret.index import AffineMap, HeadIndex, indexed, with_biases
+from rewriter.interpret.index import AffineMap, HeadIndex, indexed, matching, with_biases
 from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
+from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import InputsOrText, Text, as_given
-from rewriter.proof.inputs.read import Tokens, load_cases, tokenized
 from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.run import open_model, tapped
 
@@ -35,9 +35,6 @@ Values = Mapping[str, Array]
 
 _TOGETHER = 16
 """Tensors that are evaluated in float64 at a time."""
-
-_MERGED = 2
-"""Rank of [batch * tokens, channels]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,61 +85,37 @@ def run_with_cache(
         ValidationError: onnxruntime does not run the model on these inputs.
     """
     index = indexed(model, program=program)
-    cases, tokens = cases_of(index, inputs)
-    hooks = hooks_named(index, (names,) if isinstance(names, str) else names)
-    cache = dict(recorded(index, cases, hooks))
-    outputs = {
-        _prefix(case, cases) + name: array for case in cases for name, array in values_of(index, case, ()).items()
-    }
-    return Cached(outputs, cache, index, () if tokens is None else tokens.spelled)
+    given = cases_of(index.proto, inputs)
+    hooks = hooks_of(index)
+    wanted = matching((names,) if isinstance(names, str) else names, hooks, "hook", ", ".join([*hooks][:8]))
+    cache = dict(recorded(index, given.cases, {name: hook for name, hook in hooks.items() if name in wanted}))
+    outputs = {name: Hook((name,), itemgetter(name)) for name in index.view.outputs}
+    return Cached(dict(recorded(index, given.cases, outputs)), cache, index, given.spelled)
 
 
 # -- running -------------------------------------------------------------------------------------------------------
 
 
-def cases_of(index: HeadIndex, inputs: InputsOrText) -> tuple[Sequence[Case], Tokens | None]:
-    """The cases of given inputs, and the tokens where they are text. Raises UsageError if they do not fit the model."""
-    if isinstance(inputs, Text):
-        tokens = tokenized(inputs, index.proto)
-        return tokens.cases, tokens
-    return load_cases(as_given(inputs), index.proto), None
-
-
-def only_case(index: HeadIndex, inputs: InputsOrText) -> tuple[Case, Tokens | None]:
-    """The only case of given inputs. Raises UsageError."""
-    cases, tokens = cases_of(index, inputs)
-    if len(cases) != 1:
-        raise UsageError(f"this takes one case, and there are {len(cases)}")
-    return cases[0], tokens
-
-
 def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, Array]]:
     """Hook to what it records, as `case/hook` of several cases."""
-    tensors = list(dict.fromkeys(name for hook in hooks.values() for name in hook.tensors))
+    tensors = [name for hook in hooks.values() for name in hook.tensors]
     for case in cases:
         values = values_of(index, case, tensors)
         for name, hook in hooks.items():
-            yield _prefix(case, cases) + name, hook.make(values)
-
-
-def _prefix(case: Case, cases: Sequence[Case]) -> str:
-    return f"{case.name}/" if len(cases) > 1 else ""
+            yield f"{case.name}/{name}" if len(cases) > 1 else name, hook.make(values)
 
 
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
-    """The values of some tensors by onnxruntime; without names the model's outputs.
+    """The values of some tensors by onnxruntime.
 
     Raises:
         ValidationError: onnxruntime does not run the model.
     """
-    side = side_of(index)
-    inside = [name for name in names if name not in case.feeds]
-    found = {}
-    if inside or not names:
-        found = dict(
-            open_model(tapped(side, inside), "cpu", optimise=False).run(case.feeds, inside or side.main.outputs)
-        )
-    return {**found, **{name: case.feeds[name] for name in names if name in case.feeds}}
+    side, found = side_of(index), {name: case.feeds[name] for name in names if name in case.feeds}
+    inside = [name for name in dict.fromkeys(names) if name not in found]
+    if inside:
+        found |= open_model(tapped(side, inside), "cpu", optimise=False).run(case.feeds, inside)
+    return found
 
 
 def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -170,15 +143,6 @@ def side_of(index: HeadIndex) -> Side:
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------
-
-
-def hooks_named(index: HeadIndex, globs: Sequence[str]) -> dict[str, Hook]:
-    """The hooks that some globs match. Raises UsageError if one matches nothing."""
-    known = hooks_of(index)
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in known):
-            raise UsageError(f"no hook matches '{glob}'; there are, for example, {', '.join(list(known)[:8])}")
-    return {name: hook for name, hook in known.items() if any(fnmatchcase(name, glob) for glob in globs)}
 
 
 def hooks_of(index: HeadIndex) -> dict[str, Hook]:
@@ -223,12 +187,12 @@ def _stream(index: HeadIndex, tensor: str, z: str) -> Hook:
 
 def _sequences(index: HeadIndex, tensor: str, z: str) -> tuple[str, ...]:
     """What tells how long sequences are where an export has batch and tokens as one axis: outputs of attention."""
-    return (z,) if z and index.view.type_of(tensor).rank == _MERGED else ()
+    return (z,) if z and index.view.type_of(tensor).rank == 2 else ()
 
 
 def _by_sequence(array: Array, z: Array | None) -> Array:
     """[batch, tokens, channels]; `z` [..., tokens, channels] tells how where it is [batch * tokens, channels]."""
-    return array if z is None or array.ndim != _MERGED else array.reshape(-1, z.shape[-2], array.shape[-1])
+    return array if z is None or array.ndim != 2 else array.reshape(-1, z.shape[-2], array.shape[-1])
 
 
 def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
@@ -264,18 +228,18 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
 def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, Hook]]:
     def channels(values: Values, tensor: str, projection: Projection) -> Array:
         """Pre-activations or values [batch, tokens, neurons]: tapped, or computed where the file has no such tensor."""
-        data = _by_sequence(values[own.data], values.get(z))
+        data = _by_sequence(values[own.query.data], values.get(z))
         if tensor:
             return values[tensor].reshape(*data.shape[:-1], own.neurons)
         affine = AffineMap(projection, index.value_of)
         return np.asarray(data @ affine.weight() + affine.bias()).astype(data.dtype, copy=False)
 
-    def pre(values: Values) -> Array:
-        return channels(values, own.gate, own.query)
+    pre = partial(channels, tensor=own.gate, projection=own.query)
+    linear = partial(channels, tensor=own.own, projection=own.value)
 
     def by_head(values: Values, of_head: Callable[[Head, Array], Array]) -> Array:
         """[batch, tokens, heads, ...], in the model's type; in float64 where heads are small differences."""
-        dtype = np.dtype(np.float64) if own.program.double else values[own.data].dtype
+        dtype = np.dtype(np.float64) if own.program.double else values[own.query.data].dtype
         y = pre(values).astype(np.float64)
         return np.concatenate([of_head(group.head, y).astype(dtype) for group in own.groups], axis=-2)
 
@@ -285,14 +249,11 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
             found[..., place] = weight
         return found
 
-    def linear(values: Values) -> Array:
-        return channels(values, own.own, own.value)
-
     def outputs(values: Values) -> Array:
         source = linear(values).astype(np.float64)
         return by_head(values, lambda head, y: head.evaluate(y, source)[..., None])
 
-    read = (own.data, own.gate, own.own, *_sequences(index, own.data, z))
+    read = (own.query.data, own.gate, own.own, *_sequences(index, own.query.data, z))
     tensors = tuple(dict.fromkeys(name for name in read if name))
     yield "hook_pre", Hook(tensors, pre)
     if own.gated:

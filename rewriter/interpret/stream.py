@@ -144,7 +144,6 @@ def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str,
         if not view.is_onnx(node) or not (scaled or (node.op_type in REARRANGED and node.input[0] == tensor)):
             return None
         tensor = node.output[0]
-    return None
 
 
 # -- the way to a logit ---------------------------------------------------------------------------------------------

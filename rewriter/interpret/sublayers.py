@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, product
 
 from passes.forms import choose
 from passes.match.blocks import Block, Dataflow
@@ -39,8 +39,7 @@ class NeuronHeads:
     Attributes:
         name: the block's name.
         node: index of the node by which blocks are ordered.
-        data: the block's input.
-        query: W1 of the pre-activation y.
+        query: W1 of the pre-activation y; its data is the block's input.
         value: W1 of what the values read: the same, or the other projection of a gated block.
         output: W2.
         result: the block's output.
@@ -55,7 +54,6 @@ class NeuronHeads:
 
     name: str
     node: int
-    data: str
     query: Projection
     value: Projection
     output: Projection
@@ -129,7 +127,6 @@ def _heads(
     return NeuronHeads(
         name=block.name,
         node=view.producer[projections.result if whole else block.output],
-        data=projections.query.data,
         query=projections.query,
         value=projections.value,
         output=projections.output,
@@ -210,12 +207,8 @@ def _by_path(modules: Sequence[tuple[str, Sublayer]]) -> list[tuple[str, int]] |
 
 def _by_order(sublayers: Sequence[Sublayer]) -> list[tuple[str, int]]:
     """Every self-attention begins a layer."""
-    layer = -1
-    places = []
-    for each in sublayers:
-        layer += isinstance(each, Attention) and not each.cross
-        places.append(("", max(layer, 0)))
-    return places
+    begun = accumulate(isinstance(each, Attention) and not each.cross for each in sublayers)
+    return [("", max(layer - 1, 0)) for layer in begun]
 
 
 def _named(modules: Sequence[tuple[str, Sublayer]], places: Sequence[tuple[str, int]]) -> Iterator[Named]:

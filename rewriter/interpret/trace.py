@@ -125,10 +125,13 @@ class Tracer:
         """The linear operator that makes a tensor."""
         return made_linearly(self.view, self.constants, tensor)
 
-    def number(self, tensor: str) -> float | None:
-        """The value of a tensor with one element that no input changes; None for anything else."""
-        value = self._fixed(tensor)
-        return None if value is None or value.size != 1 else float(value.reshape(()))
+    def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:
+        """(what a Mul or Div scales, by which numbers); None where the inputs change these, or they are infinite."""
+        for slot in (1, 0) if node.op_type == "Mul" else (1,):
+            factor = self._fixed(node.input[slot])
+            if factor is not None and (node.op_type == "Mul" or factor.all()):
+                return node.input[1 - slot], factor if node.op_type == "Mul" else 1.0 / factor
+        return None
 
     def _fixed(self, tensor: str) -> Array | None:
         """The value of a small tensor that is the same for all inputs; None for anything else."""
@@ -191,13 +194,11 @@ class Tracer:
 
     def _scaled(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
         """Mul and Div by numbers that no input changes."""
-        for slot in (1, 0) if node.op_type == "Mul" else (1,):
-            factor = self._fixed(node.input[slot])
-            if factor is not None:
-                found = follow(node.input[1 - slot])
-                found = found.spread(np.broadcast_shapes(found.shape, factor.shape))
-                return found.scaled(factor if node.op_type == "Mul" else 1.0 / factor)
-        raise LostError("it multiplies with something that the inputs change", label(node))
+        scale = self.scale(node)
+        if scale is None:
+            raise LostError("it multiplies with something that the inputs change", label(node))
+        found, factor = follow(scale[0]), scale[1]
+        return found.spread(np.broadcast_shapes(found.shape, factor.shape)).scaled(factor)
 
     def _added(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
         """Add, Sub, Sum; and the rotation x cos + R x sin, as x."""

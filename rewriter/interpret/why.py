@@ -24,7 +24,7 @@ from rewriter.interpret.attribute import FrozenRun, FrozenStage, Written, by_hea
 from rewriter.interpret.index import AffineMap, HeadIndex, chosen_heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import held_norm, norm_of
-from rewriter.proof.inputs.given import InputsOrText
+from rewriter.interpret.text import InputsOrText
 
 Parts = Mapping[str, Array]
 """Source to [members, K], what each of its members gives to what is read."""
@@ -119,7 +119,7 @@ def why(
     elif key is not None:
         raise UsageError(f"{head} is a neuron, which reads one token: it has no key")
     else:
-        reads = Reads(run, place, named.name, {"": own.data})
+        reads = Reads(run, place, named.name, {"": own.query.data})
         run.start(place + 1, reads.needed)
         values, affine = run.hooked(f"{named.name}.hook_pre"), AffineMap(own.query, run.index.value_of)
         t, column = _at(query, len(values)), slice(number, number + 1)

@@ -71,7 +71,13 @@ class Judgement:
         return self.allowed >= NOTHING
 
 
-def compared(name: str, original: Results, variants: Sequence[Results], rewritten: Results) -> Judgement:
+def compared(
+    name: str,
+    original: Results,
+    variants: Sequence[Results],
+    rewritten: Results,
+    tolerance: tuple[float, float] | None = None,
+) -> Judgement:
     """Apply the rule to one output.
 
     Args:
@@ -79,6 +85,8 @@ def compared(name: str, original: Results, variants: Sequence[Results], rewritte
         original: the original's results without optimisation, case by case.
         variants: results of the original that differ by rounding alone: with optimisation, with noise.
         rewritten: the results to be judged.
+        tolerance: (atol, rtol) in place of the rule, for floats: |B - A| <= atol + rtol |A| for every entry that is
+            finite; then errors are in the output's units.
     """
     ours, theirs = ([case[name] for case in results] for results in (original, rewritten))
     others = [[case[name] for case in results] for results in variants]
@@ -92,6 +100,8 @@ def compared(name: str, original: Results, variants: Sequence[Results], rewritte
     places = _misplaced(ours, others, theirs)
     if places:
         return Judgement(name, np.inf, 0.0, 0.0, places)
+    if tolerance is not None:
+        return _within(name, ours, theirs, *tolerance)
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
     sizes = _sizes(ours)
     moved = [
@@ -113,6 +123,19 @@ def compared(name: str, original: Results, variants: Sequence[Results], rewritte
         reason=f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
         f"{worst.rounding:.3g} of rounding",
     )
+
+
+def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:
+    """The rule that a tolerance is."""
+    excess, gap = 0.0, largest_gap(ours, theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        wide = a.astype(np.float64)
+        with np.errstate(all="ignore"):
+            over = np.abs(b.astype(np.float64) - wide) - (atol + rtol * np.abs(wide))
+        over = np.where(np.isnan(over), np.inf, over)
+        excess = max(excess, float(np.max(over, initial=0.0, where=np.isfinite(wide))))
+    reason = f"error {gap:.3g} exceeds atol {atol:g}, rtol {rtol:g} by {excess:.3g}"
+    return Judgement(name, gap, 0.0, atol, reason if excess else "", gap)
 
 
 def _sizes(values: Sequence[Array]) -> list[float]:

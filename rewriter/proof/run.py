@@ -65,7 +65,7 @@ class Ran:
     """The results of one way of running a model.
 
     Attributes:
-        results: the outputs, case by case.
+        results: the outputs, case by case; not kept where the run was there to find gaps only.
         cpu_nodes: as in `Session`.
         defined: as in `Session`.
     """
@@ -166,8 +166,8 @@ def run_model(
         ran.results = [{name: values[name] for name in wanted} for values in flow]
     truth = _in_float64(side.model, kept, progress) if wide and not by_blocks else None
     gaps = gaps or gaps_of(runs)
-    for ran in runs.values():
-        ran.results = cleared(ran.results, gaps)
+    for way, ran in runs.items():
+        ran.results = () if way.again else cleared(ran.results, gaps)
     return ModelRuns(tuple(kept), tuple(skipped), runs, truth and cleared(truth, gaps), len(cuts), gaps)
 
 

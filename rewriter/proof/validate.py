@@ -10,7 +10,7 @@ to be the original's, and each block is tested by itself (`rewriter.proof.tested
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any
@@ -31,16 +31,13 @@ from rewriter.proof.inputs.cases import Case, make_cases
 from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import is_float
-from rewriter.proof.nudge import Point, moved, noisy, stability
-from rewriter.proof.rule import Judgement, Results, compared, largest_gap, magnitude, uncompared
+from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
+from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Way, run_model, told
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
-
-Rule = Callable[[str, Results, Sequence[Results], Results], Judgement]
-"""[output, the original's results, its variants, the rewritten results] Whether they agree."""
 
 CHEAP = 2**26
 """Models of at most this many bytes are evaluated in float64 too, for the figure `error_ratio`."""
@@ -49,6 +46,11 @@ CHEAP = 2**26
 _COARSE = (
     "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
     "--accuracy, or keep the products of gates in the graph with --gate product"
+)
+
+_BYTES = (
+    "activations are rounded to 8 bits, where one unit in the last place flips a rounding here and there: other tokens "
+    "may come out, as on another processor"
 )
 
 _ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
@@ -127,7 +129,7 @@ class Judge:
             computes what the original does is shown too.
         alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are judged in
             this form, and the rewritten model itself end to end.
-        rule: compares an output of both; with tolerances, another one than that of `rewriter.proof.rule`.
+        tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
     """
 
@@ -138,7 +140,7 @@ class Judge:
     progress: Progress = lambda _what, _done, _total: None
     lowered: LoadedModel | None = None
     alone: LoadedModel | None = None
-    rule: Rule = compared
+    tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
 
     def verdict(self) -> Validation:
@@ -215,7 +217,7 @@ class Judge:
             old, cases, (*ways, *again), self.settings,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
-        inside = self._run(named, before.cases, ways[:1], outputs=tuple(watched)) if watched else None
+        reached = _largest(self._run(named, before.cases, ways[:1], outputs=tuple(watched))) if watched else {}
         try:
             new = Side.of(self.rewritten)
             after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
@@ -236,11 +238,13 @@ class Judge:
         failures = [
             *known,
             *(failure for block in blocks for failure in block.failures),
-            *_beyond(watched, {} if inside is None else _largest(inside)),
+            *_beyond(watched, reached),
             *_foreign(claims, new),
             *(failure for each in runs.values() for failure in each.failures),
         ]
-        notes = [*_by_definition(before, after), *told(before), *self._stability(before, after)]
+        notes = [*_by_definition(before, after), *told(before)]
+        if any(rounds_to_bytes(node) for _, node in _nodes(old)):
+            notes.append(_BYTES)
         judged = (each for run in runs.values() for each in run.compared.values())
         empty = dict.fromkeys(each.name for each in judged if each.proves_nothing)
         if empty:
@@ -262,13 +266,6 @@ class Judge:
             notes=tuple(notes),
         )
 
-    def _stability(self, before: ModelRuns, after: ModelRuns) -> Iterator[str]:
-        """What is to be expected of the tokens that a model chooses, where rounding alone may change them."""
-        other, way = moved(self.original), Way(self.settings.providers[0], optimise=False)
-        if other is not None:
-            again = self._run(Side.of(other), before.cases, (way,), what="the original with other weights")
-            yield from stability(*(runs.ways[way].results for runs in (before, again, after)))
-
     def _run(self, side: Side, cases: Sequence[Case], ways: Sequence[Way], **options: Any) -> ModelRuns:
         return run_model(side, cases, ways, by_blocks=self._by_blocks, progress=self.progress, **options)
 
@@ -287,7 +284,7 @@ class Judge:
             # If that does not run, what optimisation changes in the original is all that is known of its rounding.
             variants = [old.results, *noise.get(ways[0], ())]
             return {
-                (output, way): self.rule(output, plain.results, variants, after.ways[way].results)
+                (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
                 for output in plain.results[0]
                 for way in ways
             }

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Literal
 
-from rewriter.compare.depth import Fault, Measured
-from rewriter.compare.generation import Generation
 from rewriter.compare.graphs import GraphDifference
+from rewriter.compare.parts import Part
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
 from rewriter.report.report import Result
@@ -26,8 +25,8 @@ Verdict = Literal["same", "agrees", "different"]
 class Comparison(Result):
     """How B compares with A: true unless they differ.
 
-    `graph` is there after `diff`, `validation` if both were run, `generation` if it was asked for; otherwise reading
-    them raises what `raise_for_status` raises, or UsageError. `files`, `proof` and `generated` hold the same, or None.
+    `graph` is there after `diff`, `validation` if both were run; otherwise reading them raises what `raise_for_status`
+    raises, or UsageError. `files` and `proof` hold the same, or None.
 
     Attributes:
         a: path of A, the original.
@@ -35,11 +34,9 @@ class Comparison(Result):
         signature: the differences in inputs and outputs; if there are any, nothing was run.
         files: the differences between the files; None if they were not asked for.
         proof: the certificate, the runs and the tests of blocks; None if nothing was run.
-        tolerated: outputs that were judged by a given tolerance; their errors are in the output's units.
-        taps: B against A at each boundary, in order of depth; empty if not asked for.
+        tolerance: atol and rtol that took the place of the rule; then errors are in an output's units.
         isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
-        generated: tokens that both generate; None if that was not asked for.
         failures: the checks that failed, in words.
         notes: remarks.
         seconds: time by step.
@@ -50,15 +47,13 @@ class Comparison(Result):
     signature: tuple[str, ...] = ()
     files: GraphDifference | None = field(default=None, metadata={"json": "graph"})
     proof: Validation | None = field(default=None, metadata={"json": "validation"})
-    tolerated: tuple[str, ...] = ()
-    taps: tuple[Measured, ...] = ()
-    isolated: tuple[Measured, ...] = ()
-    faults: tuple[Fault, ...] = ()
-    generated: Generation | None = field(default=None, metadata={"json": "generation"})
+    tolerance: tuple[float, float] | None = None
+    isolated: tuple[Part, ...] = ()
+    faults: tuple[Part, ...] = ()
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    also = ("error_ratio", "verdict", "exit_status", "first_exceeding")
+    also = ("error_ratio", "verdict", "exit_status")
 
     @property
     def graph(self) -> GraphDifference:
@@ -69,11 +64,6 @@ class Comparison(Result):
     def validation(self) -> Validation:
         """The certificate, the runs and the tests of blocks."""
         return self._there(self.proof, "run")
-
-    @property
-    def generation(self) -> Generation:
-        """Tokens that both generate."""
-        return self._there(self.generated, "generation")
 
     @property
     def verdict(self) -> Verdict:
@@ -131,17 +121,10 @@ class Comparison(Result):
     def _blame(self) -> str:
         if self.faults:
             more = f" and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
-            return f"; guilty: {self.faults[0].part}{more}"
-        if self.first_exceeding is not None:
-            return f"; first to exceed its allowance: {self.first_exceeding.label}"
+            return f"; guilty: {self.faults[0].label}{more}"
         return "" if self.isolated else "; --bisect names the guilty block"
 
     @property
     def error_ratio(self) -> float:
         """The largest error of B over that of A, both against float64; NaN without such an evaluation."""
         return nan if self.proof is None else self.proof.error_ratio
-
-    @property
-    def first_exceeding(self) -> Measured | None:
-        """The first boundary at which the error of B exceeds its share."""
-        return next((each for each in self.taps if each.exceeds), None)

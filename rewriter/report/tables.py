@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
@@ -194,7 +194,7 @@ def operators(row: BlockRow) -> str:
     return " -> ".join(part for part in both if part)
 
 
-def rule_table(proof: Validation, tolerated: Collection[str] = ()) -> Table:
+def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
     """The rule, output by output; providers are named if there are several."""
     heads = (
         *(Column("output", "name"), Column("provider")),
@@ -204,9 +204,9 @@ def rule_table(proof: Validation, tolerated: Collection[str] = ()) -> Table:
 
     def row(provider: str, each: Judgement) -> Row:
         verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
-        if each.holds and each.proves_nothing and each.name not in tolerated:
+        if each.holds and each.proves_nothing and not tolerated:
             verdict = Cell("proves nothing")
-        rule = "the tolerance given" if each.name in tolerated else "16 x rounding"
+        rule = "the tolerance given" if tolerated else "16 x rounding"
         errors = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
         several = provider if len(proof.providers) > 1 else None
         return (each.name, several, each.max_abs, *errors, rule, verdict)

@@ -9,7 +9,7 @@ transparent. Bodies of control flow see the scopes around them, and number their
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,7 @@ from rewriter.errors import RewriteError
 from rewriter.files.external import read_external
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.fused import FUSED, PRODUCTS, SATURATING
+from rewriter.graph.fused import FUSED, PRODUCTS, in_parts, saturating
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import TensorType, declared_types, inferred_graph, type_of
 from rewriter.graph.view import (
@@ -158,7 +158,11 @@ class Model:
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
-            _write_out(graph, self._saturating(graph))
+            given = set() if self.fixed else {value.name for value in graph.input}
+            low = saturating(graph, self.read, given)
+            # Not by the name that a plan gives it: a lowered model has a tensor of this name.
+            parts = (in_parts(node, low, {**FUSED, **PRODUCTS}, "saturated") for node in graph.node)
+            set_nodes(graph, [part for each in parts for part in each])
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
         typed = inferred_graph(proto)
@@ -180,26 +184,6 @@ class Model:
         """All that a function is, with the data that it has in other files."""
         tensors = (tensor for tensor in iter_tensors(onnx.ModelProto(functions=[function])) if is_external(tensor))
         return function.SerializeToString(deterministic=True), *map(self.digest, tensors)
-
-    def _saturating(self, graph: onnx.GraphProto) -> Callable[[onnx.NodeProto], bool]:
-        """Whether a node of a graph ends with a scale above 0 and a zero point that is the smallest of its type."""
-        given = set() if self.fixed else {value.name for value in graph.input}
-        fixed = {each.name: tuple(each.dims) for each in graph.initializer if each.name not in given}
-        numbers = {each.name: each for each in graph.initializer if np.prod(fixed.get(each.name, 0)) == 1}
-        kinds = (TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16)
-
-        def found(node: onnx.NodeProto) -> bool:
-            scale, zero = ([None, None, *map(numbers.get, node.input)])[-2:]
-            if scale is None or zero is None or zero.data_type not in kinds:
-                return False
-            if node.op_type == "QLinearMatMul" and (
-                node.input[1] not in numbers or len(fixed.get(node.input[3], ())) != 2
-            ):
-                return False  # its scales may be on other axes than those of DequantizeLinear
-            value = self.read(zero)
-            return bool(value.item() == np.iinfo(value.dtype).min and self.read(scale).item() > 0)
-
-        return found
 
     def dense(self, sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
         """A sparse tensor as a runtime loads it. Raises NotCertifiable where it is too large for that."""
@@ -418,25 +402,6 @@ def _closure(key: Function, functions: Mapping[Function, onnx.FunctionProto]) ->
             found[each] = functions[each]
             pending += [(*key_of(node), node.overload) for node in iter_nodes(functions[each].node)]
     return [found[each] for each in sorted(found)]
-
-
-def _write_out(graph: onnx.GraphProto, saturates: Callable[[onnx.NodeProto], bool]) -> None:
-    """Write fused operators out as they are defined, in place.
-
-    Where an operator `saturates`, what is negative becomes 0, which is written as a Relu, unless there is one.
-    """
-    nodes: list[onnx.NodeProto] = []
-    relus: set[str] = set()
-    for node in graph.node:
-        relus.update(node.output if node.op_type == "Relu" else ())
-        write = {**FUSED, **PRODUCTS}.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates(node) else None)
-        *parts, last = (write and write(node)) or [node]
-        if key_of(last) == ("", "QuantizeLinear") and saturates(last) and last.input[0] not in relus:
-            last = deepcopy(last)
-            parts.append(onnx.helper.make_node("Relu", [last.input[0]], [f"{last.output[0]}/saturated"]))
-            last.input[0] = parts[-1].output[0]
-        nodes += [*parts, last]
-    set_nodes(graph, nodes)
 
 
 def _signature(values: Sequence[onnx.ValueInfoProto]) -> list[tuple[str, object]]:

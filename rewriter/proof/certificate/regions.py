@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from rewriter.graph.types import FLOATS
-from rewriter.graph.view import attributes, key_of
+from rewriter.graph.view import attributes, integers_of, key_of
 from rewriter.proof.certificate.constants import clip_ends
 from rewriter.proof.certificate.expressions import (
     ONE,
@@ -148,6 +148,8 @@ class Reader:
             return _read(clip(value.expression, *clip_ends(scope, node)), value)
         if key == ("", "Cast"):
             return self._cast(scope, node)
+        if key == ("", "Transpose"):
+            return self._turned(scope, node)
         if key == ("", "Log"):
             value = self._operand(scope, node.input[0])
             return _read(_log(value.expression), value)
@@ -160,6 +162,22 @@ class Reader:
     def _heads(self, found: Region) -> Region:
         """What attention computes, with leaves of this reader."""
         leaves = {part: self.leaf(tensor) for part, tensor in found.leaves.items()}
+        expression = substitute(found.expression, {part: each.expression for part, each in leaves.items()})
+        return replace(found, expression=expression, leaves=_read(expression, *leaves.values()).leaves)
+
+    def _turned(self, scope: Scope, node: onnx.NodeProto) -> Region:
+        """An expression of tensors that were transposed, transposed back. Raises NotAFunction for any other one."""
+        found, order = self._operand(scope, node.input[0]), integers_of(node, "perm") or []
+        leaves: dict[Expression, Region] = {}
+        for part, tensor in found.leaves.items():
+            turned = tensor.node or onnx.NodeProto()
+            # Without a permutation, axes are reversed: then twice.
+            before = integers_of(turned, "perm") or []
+            if key_of(turned) != ("", "Transpose") or dict(enumerate(order)) != {
+                to: at for at, to in enumerate(before)
+            }:
+                raise NotAFunction("it is transposed")
+            leaves[part] = self.leaf(tensor.scope.find(turned.input[0]))
         expression = substitute(found.expression, {part: each.expression for part, each in leaves.items()})
         return replace(found, expression=expression, leaves=_read(expression, *leaves.values()).leaves)
 

@@ -152,8 +152,10 @@ class Extent(NamedTuple):
 
 @remembered
 def extent(tensor: Tensor, depth: int) -> Extent:
-    """The axes of a tensor."""
-    return (_extent(tensor, depth) if depth <= DEEPEST else None) or Extent(Axes(tensor, 0, -1))
+    """The axes of a tensor; the original's word about its sizes is taken."""
+    found = (_extent(tensor, depth) if depth <= DEEPEST else None) or Extent(Axes(tensor, 0, -1))
+    stated = (tensor.type.shape or (None,))[-1] if tensor.scope.model.original else None
+    return found._replace(width=stated) if found.width is None and isinstance(stated, int) and stated > 0 else found
 
 
 def _extent(tensor: Tensor, depth: int) -> Extent | None:

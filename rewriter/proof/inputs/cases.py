@@ -2,18 +2,16 @@
 
 Each `Setting` exercises one aspect of the model (padding, one token, a past, a long sequence), instead of all
 combinations. A dimension has the size that is declared, or that the caller gives its name, or that an operator needs,
-or that the setting has for what it counts; what follows from others (past and sequence together, `2 * past + 1`) is
-computed. Random numbers depend on the seed, the name of the input and the number of the case only, so an additional
-input does not change the values of the others.
+or that the setting has for what it counts. Random numbers depend on the seed, the name of the input and the number of
+the case only, so an additional input does not change the values of the others.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
+import math
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +20,12 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
-from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role, kind_by_name
+from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role
 from rewriter.text import quoted
 
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
-_USUAL = {
-    Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.HEADS: 4, Kind.FEATURES: 80, Kind.HIDDEN: 64, Kind.ONE: 1,
-}  # fmt: skip
-_COUNTS = {
-    Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0), Role.LAST_INDEX: (Kind.TOTAL, 1),
-    Role.KEEP: (Kind.ONE, 0),
-}  # fmt: skip
+_USUAL = {Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.FEATURES: 80, Kind.ONE: 1}
+_COUNTS = {Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0), Role.LAST_INDEX: (Kind.TOTAL, 1)}
 """Roles that are one number: the size of a kind of dimension, less something."""
 _VOCABULARY = 100
 """Number of token ids if no table tells how many there are."""
@@ -113,10 +106,13 @@ class Maker:
         self.specs, self.longest = tuple(inputs.specs.values()), inputs.longest
         self._seed, self._fixed = seed, dict(dims or {})
         self._symbols = [
-            (spec, axis, dim) for spec in self.specs for axis, dim in enumerate(spec.shape) if isinstance(dim, str)
+            (spec, axis, *_factored(dim))
+            for spec in self.specs
+            for axis, dim in enumerate(spec.shape)
+            if isinstance(dim, str)
         ]
         self._check_dims()
-        self.branches = any(spec.role is Role.FLAG and _is_branch(spec) for spec in self.specs)
+        self.branches = any(spec.role is Role.BRANCH for spec in self.specs)
         past = any(spec.role is Role.PAST for spec in self.specs)
         self.cached = past or self.branches
         pairs = [pair for spec in self.specs for pair in zip(spec.shape, spec.kinds, strict=True)]
@@ -125,7 +121,7 @@ class Maker:
             self.varied |= {Kind.PAST, Kind.SEQUENCE}
 
     def _check_dims(self) -> None:
-        known = dict.fromkeys(name for _, _, dim in self._symbols for name in names_in(dim))
+        known = dict.fromkeys(name for *_, name in self._symbols)
         for name, value in self._fixed.items():
             if name not in known:
                 listed = ", ".join(quoted(each) for each in known) or "none"
@@ -141,24 +137,15 @@ class Maker:
             return spec.sizes.get(axis, max(kinds[spec.kinds[axis]], spec.least.get(axis, 0)))
 
         # Operators come first, wherever they say how large a dimension of this name is; then what the name counts.
-        for spec, axis, dim in sorted(self._symbols, key=lambda each: each[1] not in each[0].sizes):
-            if names_in(dim) == (dim,):
-                values.setdefault(dim, size(spec, axis))
-        for _, _, dim in self._symbols:
-            for name in names_in(dim):
-                values.setdefault(name, kinds[kind_by_name(name) or Kind.SEQUENCE])
-
-        def dimension(spec: InputSpec, axis: int) -> int:
-            dim = spec.shape[axis]
-            if isinstance(dim, int):
-                return dim
-            # Exporters that trace a single new token write `past + 1` where they mean all tokens.
-            exact = dim is not None and (spec.kinds[axis] is not Kind.TOTAL or dim in self._fixed)
-            value = value_of(str(dim), values) if exact else None
-            return size(spec, axis) if value is None else max(value, 0)
-
-        shapes = {spec.name: tuple(dimension(spec, axis) for axis in range(len(spec.shape))) for spec in self.specs}
-        return shapes, kinds
+        for spec, axis, factor, name in sorted(self._symbols, key=lambda each: (each[2], each[1] not in each[0].sizes)):
+            values.setdefault(name, math.ceil(size(spec, axis) / factor))
+        shapes = {
+            spec.name: [dim if isinstance(dim, int) else size(spec, axis) for axis, dim in enumerate(spec.shape)]
+            for spec in self.specs
+        }
+        for spec, axis, factor, name in self._symbols:
+            shapes[spec.name][axis] = factor * values[name]
+        return {name: tuple(shape) for name, shape in shapes.items()}, kinds
 
     def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
         pinned = self._pinned()
@@ -191,9 +178,9 @@ class Maker:
     def _pinned(self) -> dict[Kind, int]:
         """Sizes of kinds that the caller fixes, or that an input declares as a number; token ids take precedence."""
         pinned = {
-            spec.kinds[axis]: self._fixed[dim]
-            for spec, axis, dim in self._symbols
-            if dim in self._fixed and axis not in spec.least
+            spec.kinds[axis]: factor * self._fixed[name]
+            for spec, axis, factor, name in self._symbols
+            if name in self._fixed and axis not in spec.least
         }
         roles = {Role.IDS, Role.POSITIONS, Role.TOKEN_TYPES, Role.PAST, Role.FLOATS}
         for spec in sorted(self.specs, key=lambda spec: spec.role is not Role.IDS):
@@ -220,11 +207,11 @@ class Maker:
         random = np.random.default_rng([self._seed, zlib.crc32(spec.name.encode()), number])
         made: Any
         match spec.role:
-            case Role.FLOATS | Role.PAST:
+            case Role.FLOATS | Role.PAST | Role.STATE:
                 made = random.standard_normal(shape)
-            case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS | Role.TIMESTEP:
+            case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS:
                 made = random.integers(0, _most(spec), shape)
-            case Role.FLAG if _is_branch(spec):
+            case Role.BRANCH:
                 made = setting[-1] > 0
             case Role.FLAG:
                 # A single switch alternates from case to case, so that both of its positions occur.
@@ -242,21 +229,14 @@ class Maker:
             case _:
                 kind, less = _COUNTS[spec.role]
                 made = max(kinds[kind] - less, 0)
-        made = np.asarray(made).astype(spec.dtype)
-        if made.size == int(np.prod(shape)):
-            made = made.reshape(shape)
-        return np.array(np.broadcast_to(made, shape), order="C")
+        return np.resize(made, shape).astype(spec.dtype)
 
 
 def _most(spec: InputSpec) -> int:
     """The number of ids, or of small integers, that an input may be."""
-    usual = {Role.IDS: _VOCABULARY, Role.TOKEN_TYPES: 2, Role.TIMESTEP: 1000}
+    usual = {Role.IDS: _VOCABULARY, Role.TOKEN_TYPES: 2}
     most = spec.rows or usual.get(spec.role, 256 if spec.dtype.itemsize == 1 else 8)
     return min(most, int(np.iinfo(spec.dtype.name).max) + 1) if spec.dtype.kind in "iu" else most
-
-
-def _is_branch(spec: InputSpec) -> bool:
-    return "cache" in spec.name or "branch" in spec.name
 
 
 def _mask(spec: InputSpec, shape: tuple[int, ...], most: int) -> NDArray[np.bool_]:
@@ -266,64 +246,19 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int) -> NDArray[np.bool
     length repeatedly, and so the length of the mask.
     """
     mask, sound = np.ones(shape, np.bool_), spec.kinds[-1:] in {(Kind.FRAMES,), (Kind.SAMPLES,)}
-    tokens = spec.kinds[-1:] in {(Kind.TOTAL,), (Kind.SEQUENCE,), (Kind.ENCODER,)}
-    if len(shape) < 2 or min(shape[0], shape[-1]) < 2 or spec.kinds[0] is not Kind.BATCH or not (tokens or sound):
+    if len(shape) < 2 or min(shape[0], shape[-1]) < 2 or spec.kinds[0] is not Kind.BATCH:
         return mask
     padding = min(max(shape[-1] // 3, 1), most)
     mask[-1, ..., shape[-1] - padding :] = False
-    if shape[0] > 2 and tokens:
+    if shape[0] > 2 and not sound:
         mask[1, ..., :padding] = False
     return mask
 
 
-# -- arithmetic on names ---------------------------------------------------------------------------------------------
+def _factored(dim: str) -> tuple[int, str]:
+    """Factor and name of a dimension: torch.export writes `16*s0` for what must be divisible by 16.
 
-_ROUNDED = re.compile(r"\b(floor|ceil|ceiling)\s*(?=\()", re.IGNORECASE)
-"""Left out, because every division rounds down."""
-
-_ARITHMETIC: Mapping[type, Callable[..., int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.USub: operator.neg,
-    ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv,
-}  # fmt: skip
-
-_LONGEST, _MOST = 200, 2**31
-"""Bounds on the text and on what comes out: both come from the model file, which is not trusted."""
-
-
-def names_in(text: str) -> tuple[str, ...]:
-    """The symbolic names in a dimension, such as `past + sequence`; the whole text if it is not arithmetic."""
-    tree = _parsed(text)
-    names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) if tree is not None else ()
-    return tuple(dict.fromkeys(names)) or (text,)
-
-
-def value_of(text: str, values: Mapping[str, int]) -> int | None:
-    """The value of a dimension; None if a name is unknown or the arithmetic has no value."""
-    if text in values:
-        return values[text]
-
-    def of(node: Any) -> int:
-        if isinstance(node, ast.BinOp):
-            return _ARITHMETIC[type(node.op)](of(node.left), of(node.right))
-        if isinstance(node, ast.UnaryOp):
-            return _ARITHMETIC[type(node.op)](of(node.operand))
-        return values[node.id] if isinstance(node, ast.Name) else int(node.value)
-
-    try:
-        value = of(_parsed(text))
-    except (AttributeError, TypeError, LookupError, ArithmeticError):
-        return None
-    return value if abs(value) <= _MOST else None
-
-
-def _parsed(text: str) -> ast.expr | None:
-    """A dimension as arithmetic on names and numbers, without calls and powers; None if it is something else."""
-    plain = _ROUNDED.sub("", text[: _LONGEST + 1].strip())
-    if len(text) > _LONGEST or not re.fullmatch(r"[-+*/()\w\s]+", plain):
-        return None
-    try:
-        tree = ast.parse(plain, mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        return None
-    known = (ast.BinOp, ast.UnaryOp, ast.Name, ast.Constant, ast.expr_context, *_ARITHMETIC)
-    return tree if all(isinstance(node, known) for node in ast.walk(tree)) else None
+    Other arithmetic, such as `past + sequence`, is a name, whose size follows from what it counts.
+    """
+    found = re.fullmatch(r"(\d{1,4})\*(\w+)", dim)
+    return (int(found[1]), found[2]) if found else (1, dim)

@@ -1,4 +1,4 @@
-"""How callers give their own inputs: an npz file, text, or arrays in Python.
+"""How callers give their own inputs: an npz file, or arrays in Python.
 
 Light on imports, because the command line loads the options of the proof even when nothing is proved.
 """
@@ -7,32 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rewriter.errors import UsageError
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """Text as the input of a model.
-
-    Attributes:
-        text: one text, or several, each a case of its own.
-        tokenizer: path of a `tokenizer.json` or of a folder with one, or a `tokenizers.Tokenizer`.
-    """
-
-    text: str | Sequence[str]
-    tokenizer: str | os.PathLike[str] | Any
-
 
 Given = Path | Mapping[str, Any]
 """An npz file, or what would be in one: arrays by `input`, or by `case/input`."""
 
 Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """The path of an npz file, arrays by input name, or several cases of those."""
-InputsOrText = Inputs | Text
 
 
 def as_given(inputs: Inputs) -> Given:

@@ -1,7 +1,6 @@
-"""Inputs that a user gives, made to fit a model: arrays in Python or in an npz file, or text.
+"""Inputs that a user gives, made to fit a model: arrays in Python or in an npz file.
 
-In a file a key is the name of an input, or `case/input` if there are several cases. Nothing is unpickled. Each text is
-a case of its own, so masks are ones, positions count from 0, caches are empty.
+In a file a key is the name of an input, or `case/input` if there are several cases. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +16,13 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
-from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
 from rewriter.graph.types import declared_types
-from rewriter.proof.inputs.cases import Case, Maker
-from rewriter.proof.inputs.given import Given, Text, spelled
-from rewriter.proof.inputs.specs import Role, numpy_type
+from rewriter.proof.inputs.cases import Case
+from rewriter.proof.inputs.given import Given, spelled
+from rewriter.proof.inputs.specs import numpy_type
 from rewriter.text import one_line, quoted
 
 _ONLY = "the given inputs"
-
-_UNKNOWN = (Role.FLOATS, Role.INTEGERS, Role.TIMESTEP, Role.KEEP)
-"""Roles of inputs that text says nothing about."""
 
 
 def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
@@ -73,15 +67,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             return {key: np.asarray(archive[key]) for key in archive.files}
     except FileNotFoundError:
         raise UsageError(f"{path.name}: no such file") from None
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        MemoryError,
-        NotImplementedError,
-    ) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError, NotImplementedError) as error:
         raise UsageError(f"{path.name}: not a readable npz file ({one_line(error, 120)})") from error
 
 
@@ -127,75 +113,3 @@ def _check_shape(what: str, given: tuple[int, ...], wanted: Sequence[int | str |
     )
     if not fits:
         raise UsageError(f"{what} has shape {list(given)}, the model takes {spelled}")
-
-
-# -- text ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """Texts as token ids, and the spelling of these.
-
-    Attributes:
-        cases: the inputs, one case per text.
-        spelled: the tokens of each text.
-        texts: the texts.
-        tokenizer: the `tokenizers.Tokenizer`.
-    """
-
-    cases: tuple[Case, ...]
-    spelled: tuple[tuple[str, ...], ...]
-    texts: tuple[str, ...]
-    tokenizer: Any
-
-    def entry(self, number: int, count: int) -> str:
-        """How the tokenizer spells entry `number` of an output with `count` entries; empty if these are no tokens."""
-        number %= count
-        known = self.tokenizer.get_vocab_size()
-        return spelling(self.tokenizer, number) if number < known <= count else ""
-
-
-def tokenized(given: Text, model: onnx.ModelProto) -> Tokens:
-    """The inputs of a model for given texts.
-
-    Raises:
-        UsageError: `tokenizers` is not installed, the tokenizer cannot be read or belongs to another model, a text has
-            no tokens, or the model has inputs that text says nothing about.
-    """
-    tokenizer = open_tokenizer(given.tokenizer)
-    texts = (given.text,) if isinstance(given.text, str) else tuple(given.text)
-    if not texts:
-        raise UsageError("there is no text")
-    maker = Maker(model)
-    unknown = next((spec for spec in maker.specs if spec.role in _UNKNOWN), None)
-    if unknown is not None:
-        raise UsageError(f"text does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
-    found = [spec for spec in maker.specs if spec.role is Role.IDS]
-    if len(found) != 1:
-        what = f"text fills one input of token ids, and there are {len(found)}"
-        raise UsageError(f"{what}: give all inputs as arrays")
-    rows, longest = found[0].rows, maker.longest
-    cases, spellings = [], []
-    for number, text in enumerate(texts):
-        with refusing(f"the tokenizer cannot encode {quoted(text)}"):
-            encoding = tokenizer.encode(text)
-        ids = encoding.ids
-        if not ids:
-            raise UsageError(f"the tokenizer makes no tokens of {quoted(text)}")
-        if rows is not None and max(ids) >= rows:
-            what = f"the tokenizer gives token {max(ids)}, and the model knows {rows}"
-            raise UsageError(f"{what}: the tokenizer belongs to another model")
-        if longest is not None and len(ids) > longest:
-            raise UsageError(f"the text has {len(ids)} tokens, and the model takes at most {longest}")
-        feeds = dict(maker.case((1, len(ids), 0), number=1).feeds)
-        for spec in maker.specs:
-            if spec.role in {Role.IDS, Role.TOKEN_TYPES}:
-                own = ids if spec.role is Role.IDS else encoding.type_ids
-                shape = feeds[spec.name].shape
-                if int(np.prod(shape)) != len(own):
-                    raise UsageError(f"input {quoted(spec.name)} has shape {list(shape)}, which one text does not fill")
-                feeds[spec.name] = np.asarray(own, dtype=spec.dtype).reshape(shape)
-        cases.append(Case(str(number), feeds))
-        with refusing(f"the tokenizer cannot decode {quoted(text)}"):
-            spellings.append(tuple(spelling(tokenizer, each) for each in ids))
-    return Tokens(tuple(cases), tuple(spellings), texts, tokenizer)

@@ -17,7 +17,6 @@ from enum import Enum, auto
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.edit import inlined
 from rewriter.graph.types import FLOATS, Dim, elem_name
@@ -28,17 +27,17 @@ from rewriter.text import quoted
 class Role(Enum):
     """What an input means, and therefore which values are valid."""
 
+    BRANCH = auto()
     FLAG = auto()
     MASK = auto()
     PAST = auto()
+    STATE = auto()
     POSITIONS = auto()
     TOKEN_TYPES = auto()
     PAST_LENGTH = auto()
     TOTAL_LENGTH = auto()
     LAST_INDEX = auto()
     LENGTHS = auto()
-    TIMESTEP = auto()
-    KEEP = auto()
     IDS = auto()
     INTEGERS = auto()
     FLOATS = auto()
@@ -58,9 +57,7 @@ class Kind(Enum):
     CHANNELS = "channels"
     HEIGHT = "height"
     WIDTH = "width"
-    HEADS = "heads"
     FEATURES = "features"
-    HIDDEN = "hidden size"
     ONE = "one"
 
 
@@ -91,17 +88,14 @@ class InputSpec:
 
 _INTEGERS, _BOOL, _FLOATS = "iu", "b", "f"
 _NAMES: tuple[tuple[str, str, Role], ...] = (
-    (r"use_cache|branch", _BOOL, Role.FLAG),
+    (r"cache|branch", _BOOL, Role.BRANCH),
     (r"mask|padding", _INTEGERS + _BOOL + _FLOATS, Role.MASK),
     (r"past_seq(uence)?_len|past_len", _INTEGERS, Role.PAST_LENGTH),
+    (r"past.*(conv|recurrent|ssm)", _FLOATS, Role.STATE),  # of one size, however many tokens there were
     (r"past|cache\.|kv_cache|(key|value)_cache|cache_(key|value)|(^|[._])mems?[._]?\d", _FLOATS, Role.PAST),
     (r"position|^pos(_ids)?$", _INTEGERS, Role.POSITIONS),
     (r"token_type|segment", _INTEGERS, Role.TOKEN_TYPES),
-    (r"total_seq(uence)?_len", _INTEGERS, Role.TOTAL_LENGTH),
-    (r"seqlens_k", _INTEGERS, Role.LAST_INDEX),
-    (r"to_keep", _INTEGERS, Role.KEEP),
     (r"length|lengths|_lens?$", _INTEGERS, Role.LENGTHS),
-    (r"time_?steps?$|^t$", _INTEGERS + _FLOATS, Role.TIMESTEP),
     (r"(^|[._/:])(ids?|tokens?|input|inputs)$|_ids?$|_tokens?$|ids?[._:]?\d*$", _INTEGERS, Role.IDS),
     ("", _BOOL, Role.FLAG),
     ("", _INTEGERS, Role.INTEGERS),
@@ -115,15 +109,12 @@ _DIMENSIONS: tuple[tuple[str, Kind], ...] = (
     (r"total|kv_len|mask.*(len|seq)", Kind.TOTAL),
     (r"past|mem(s|ory)?_len|cache", Kind.PAST),
     (r"batch|^b$|^n$|^bs$", Kind.BATCH),
-    (r"choices", Kind.CHOICES),
     (r"channel", Kind.CHANNELS),
     (r"height|^h$", Kind.HEIGHT),
     (r"width|^w$", Kind.WIDTH),
-    (r"head", Kind.HEADS),
-    (r"samples|audio|wave", Kind.SAMPLES),
+    (r"samples|wave", Kind.SAMPLES),
     (r"frame|time|^t$", Kind.FRAMES),
     (r"feature|mel|bins|freq", Kind.FEATURES),
-    (r"hidden|embed|dim$", Kind.HIDDEN),
     (r"seq|len|token|^s$|^l$", Kind.SEQUENCE),
 )
 
@@ -133,38 +124,15 @@ def _axes(*spelled: str) -> dict[int, tuple[Kind, ...]]:
 
 
 _TEXT = _axes("SEQUENCE", "BATCH SEQUENCE", "BATCH CHOICES SEQUENCE")
-_COUNT = _axes("BATCH")
 _AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
-    **dict.fromkeys((Role.IDS, Role.INTEGERS, Role.TOKEN_TYPES), _TEXT),
-    Role.POSITIONS: {**_TEXT, **_axes("ONE BATCH SEQUENCE")},  # of time, height and width
-    **dict.fromkeys((Role.LENGTHS, Role.TIMESTEP, Role.LAST_INDEX, Role.PAST_LENGTH, Role.TOTAL_LENGTH), _COUNT),
+    **dict.fromkeys((Role.IDS, Role.TOKEN_TYPES), _TEXT),
+    Role.INTEGERS: _TEXT | _axes("BATCH"),
+    Role.POSITIONS: _axes("SEQUENCE", "BATCH SEQUENCE", "ONE BATCH SEQUENCE"),  # three for time, height and width
     Role.MASK: _axes("TOTAL", "BATCH TOTAL", "BATCH SEQUENCE TOTAL", "BATCH ONE SEQUENCE TOTAL"),
-    Role.PAST: _axes("BATCH PAST HIDDEN", "BATCH HEADS PAST HIDDEN", "ONE BATCH HEADS PAST HIDDEN"),
-    Role.FLOATS: _axes(
-        *("BATCH", "BATCH SAMPLES", "BATCH SEQUENCE HIDDEN", "BATCH CHANNELS HEIGHT WIDTH"),
-        "BATCH FRAMES CHANNELS HEIGHT WIDTH",
-    ),
+    Role.PAST: _axes("BATCH PAST FEATURES", "BATCH ONE PAST FEATURES", "ONE BATCH ONE PAST FEATURES"),
+    Role.FLOATS: _axes("BATCH", "BATCH SAMPLES", "BATCH SEQUENCE FEATURES", "BATCH CHANNELS HEIGHT WIDTH"),
 }
-"""Maps role and rank to what the axes count."""
-
-
-def input_specs(model: onnx.ModelProto) -> tuple[InputSpec, ...]:
-    """One entry per input without a default.
-
-    Raises:
-        UsageError: no values can be made for an input: it is not a tensor, has no shape, or has an element type such as
-            string.
-    """
-    return tuple(Inputs(model).specs.values())
-
-
-def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
-    """The token ids of the first sequence; None where no input has ids for that many tokens."""
-    for spec in input_specs(model):
-        array = feeds.get(spec.name)
-        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
-            return tuple(int(number) for number in array.reshape(-1, length)[0])
-    return None
+"""Maps role and rank to what the axes count; otherwise the first one counts a batch."""
 
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
@@ -179,11 +147,6 @@ def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
 def is_float(dtype: np.dtype[np.generic]) -> bool:
     """Whether `dtype` is a floating point type, bfloat16 included."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
-
-
-def kind_by_name(name: str) -> Kind | None:
-    """What a dimension called `name` counts; None if the name does not tell."""
-    return next((kind for pattern, kind in _DIMENSIONS if re.search(pattern, name.lower())), None)
 
 
 def _spec(value: onnx.ValueInfoProto) -> InputSpec:
@@ -203,25 +166,22 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     shape = tuple(dim.dim_value if dim.dim_value > 0 else dim.dim_param or None for dim in tensor.shape.dim)
     letter = _FLOATS if is_float(dtype) else dtype.kind
     role = next(r for pattern, kinds, r in _NAMES if letter in kinds and re.search(pattern, value.name.lower()))
-    return InputSpec(value.name, dtype, shape, role, _kinds(value.name.lower(), shape, role, floats=letter == _FLOATS))
+    return InputSpec(value.name, dtype, shape, role, _kinds(value.name.lower(), shape, role))
 
 
-def _kinds(name: str, shape: tuple[Dim, ...], role: Role, *, floats: bool) -> tuple[Kind, ...]:
+def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
     """What the axes of an input count: by the name of the dimension, or else by role and place."""
     rank = len(shape)
-    kinds = _AXES.get(role, {}).get(rank, ())
-    if role is Role.MASK and "pixel" in name:  # DETR takes a mask of pixels, whose axes are not tokens
-        kinds = (Kind.BATCH, Kind.HEIGHT, Kind.WIDTH)[:rank]
-    if floats and rank == 3 and re.search(r"feature|mel|spectro|audio", name) and not re.search(r"image|pixel", name):
+    kinds = _places(role, rank)
+    if role is Role.FLOATS and rank == 3 and re.search(r"feature|mel|spectro|audio", name):
         kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # spectrograms have their frames last
-    if role is Role.PAST and re.search(r"conv|recurrent|ssm", name):
-        kinds = (Kind.BATCH,)  # a state, of one size however many tokens there were
-    if "encoder" in name and "decoder" not in name.split("_", maxsplit=1)[0]:
+    if "encoder" in name:
         tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
         kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
     found = []
-    for axis, (dim, place) in enumerate(zip(shape, _padded(kinds, rank), strict=True)):
-        by_name = kind_by_name(dim) if isinstance(dim, str) else None
+    for axis, (dim, place) in enumerate(zip(shape, kinds, strict=True)):
+        text = dim.lower() if isinstance(dim, str) else ""
+        by_name = next((kind for pattern, kind in _DIMENSIONS if re.search(pattern, text)), None)
         if by_name is Kind.PAST and role is Role.MASK:
             by_name = Kind.TOTAL  # `past_sequence_length + sequence_length`, however it is written
         if by_name is Kind.SEQUENCE and role is Role.FLOATS and axis == rank - 1:
@@ -230,7 +190,9 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role, *, floats: bool) -> tu
     return tuple(found)
 
 
-def _padded(kinds: tuple[Kind, ...], rank: int) -> tuple[Kind, ...]:
+def _places(role: Role, rank: int) -> tuple[Kind, ...]:
+    """What the axes of an input count whose dimensions have no names."""
+    kinds = _AXES.get(role, {}).get(rank, (Kind.BATCH,))
     return (*kinds, *(Kind.ONE,) * rank)[:rank]
 
 
@@ -279,7 +241,7 @@ class Inputs:
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Raises UsageError as `input_specs`."""
+        """Raises UsageError where no values can be made for an input: no tensor, no shape, or strings and the like."""
         defaults = {tensor.name for tensor in model.graph.initializer}
         self.specs = {value.name: _spec(value) for value in model.graph.input if value.name not in defaults}
         self.longest: int | None = None
@@ -352,15 +314,12 @@ def _note_attention(
         if spec is None or place not in {*pasts, *numbers}:
             continue
         spec.role = numbers.get(place, Role.PAST)
-        spec.kinds = _padded(_AXES[spec.role].get(len(spec.shape), ()), len(spec.shape))  # whatever names say
+        spec.kinds = _places(spec.role, len(spec.shape))  # whatever names say
         if place in pasts:
-            own, query = shapes[1 + pasts.index(place)], shapes[0]
-            packed = queries + 2 * keys if not own and node.op_type == "GroupQueryAttention" else queries
-            cosines = shapes[7] if len(shapes) > 7 else ()
-            # From the width of keys, of queries or the packed three, or of half a head's cosines.
-            widths = [(own, keys), (query, packed)] if len(query) == 3 else [(query, 1)]
-            known = [shape[-1] // heads for shape, heads in widths if shape and isinstance(shape[-1], int) and heads]
-            known += [2 * size for size in cosines[1:] if isinstance(size, int)]
-            spec.sizes |= {axis: size for axis, size in ((1, keys), (3, next(iter(known), 0))) if size}
+            own = shapes[1 + pasts.index(place)]
+            projected, heads = (own, keys) if own else (shapes[0], queries + 2 * keys)  # or all three are packed
+            size = projected[-1] if projected else None
+            known = {1: keys, 3: size // max(heads, 1) if isinstance(size, int) else 0}
+            spec.sizes |= {axis: size for axis, size in known.items() if size}
             if integer_of(node, "sliding_window_cache", 0) == 1:  # its capacity, however many tokens are in it
                 spec.least[2] = integer_of(node, "local_window_size", 1)

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 
-from rewriter.compare.depth import Fault, Measured
-from rewriter.compare.generation import Generation
 from rewriter.compare.graphs import GraphDifference
+from rewriter.compare.parts import Part
 from rewriter.proof.validate import Validation
 from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification
@@ -26,7 +25,7 @@ from rewriter.report.tables import (
     tests_table,
 )
 from rewriter.report.terminal.console import Console
-from rewriter.text import counted, shortened
+from rewriter.text import shortened
 
 _FEW_ROWS = 12
 """Maximum number of rows of a table, unless everything is to be printed."""
@@ -43,17 +42,6 @@ def show_comparison(console: Console, found: Comparison) -> None:
         _show_graphs(console, found.files)
     if found.proof is not None:
         _show_proof(console, found, found.proof)
-    if found.taps:
-        console.part(_through_depth(found.taps, verbose=console.verbose))
-        first = found.first_exceeding
-        told = (
-            "every boundary is within its allowance"
-            if first is None
-            else f"first to exceed its allowance: {first.label}"
-        )
-        console.line(told, "" if first is None else "red")
-    if found.generated is not None:
-        _show_generation(console, found.generated)
     if found.faults:
         console.part(_guilty_table(found.faults))
     for note in found.notes:
@@ -68,7 +56,7 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
     if proof.blocks:
         console.part(tests_table(proof.blocks))
     if proof.providers:
-        console.part(rule_table(proof, found.tolerated))
+        console.part(rule_table(proof, tolerated=found.tolerance is not None))
         console.line(f"inputs: {'; '.join(proof.cases)}")
     if proof.certificate is not None:
         console.line(f"proved: {proved(proof.certificate)}")
@@ -81,50 +69,14 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
             console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_FEW])}", "yellow")
 
 
-def _through_depth(taps: Sequence[Measured], *, verbose: bool) -> Table:
-    """Errors through depth: the ends of blocks and the outputs; all boundaries where asked for."""
-    first = next((each for each in taps if each.exceeds), None)
-    chosen = [each for each in taps if verbose or each is first or each.kind != "stream"]
-    if all(each.kind == "output" for each in chosen):
-        chosen = list(taps)
-    errors = columns("error", "largest value", "rounding of A", "B is off by", "allowed")
-    rows = []
-    for each in chosen:
-        style = "bold red" if each is first else "red" if each.exceeds else ""
-        found = each.found
-        known = (found.rounding, found.error, found.allowed) if isfinite(found.error) else (None,) * 3
-        values = (each.label, each.magnitude, *known, _remark(each))
-        rows.append(tuple(value and Cell(value, style=style) for value in values))
-    heads = (Column("where", "name"), *errors, Column(""))
-    return Table("Errors through depth, as shares of the norm there", heads, tuple(rows)).filled()
-
-
-def _remark(each: Measured) -> str | None:
-    if each.exceeds:
-        return each.obstacle or (each.found.reason if not isfinite(each.found.error) else "exceeds")
-    return "proves nothing" if each.found.proves_nothing else None
-
-
-def _show_generation(console: Console, found: Generation) -> None:
-    """How well the generated tokens agree."""
-    how = f"through a cache of {counted(len(found.cache), 'tensor')}" if found.cache else "without a cache"
-    console.line(
-        f"generated {counted(found.steps, 'token')} of {counted(len(found.tokens), 'sequence')} {how}: "
-        f"B agrees in {100 * found.agreement:.2f} % of choices"
-    )
-    if found.differences:
-        console.line(f"first difference: {found.differences[0]}")
-    if found.stopped:
-        console.line(f"generation stopped at {found.stopped}", "yellow")
-
-
-def _guilty_table(faults: Sequence[Fault]) -> Table:
+def _guilty_table(faults: Sequence[Part]) -> Table:
     """The guilty parts."""
     heads = (*columns("text", "part", "up to"), *columns("error", "error", "allowed"), Column("what differs there"))
     rows: list[Row] = []
     for fault in faults:
-        errors = (fault.error, fault.allowed) if isfinite(fault.error) else (None, None)
-        rows.append((Cell(fault.part, style="bad"), fault.tensor, *errors, "; ".join(fault.causes)))
+        found = fault.found
+        errors = (found.error, found.allowed) if isfinite(found.error) else (None, None)
+        rows.append((Cell(fault.label, style="bad"), found.name, *errors, "; ".join(fault.causes)))
     return Table("Guilty parts of B, each fed with what A computes", heads, tuple(rows))
 
 

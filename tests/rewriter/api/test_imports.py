@@ -14,7 +14,7 @@ from tests.committed import FOLDER
 from tests.conftest import slow
 
 _SLOW = {
-    "rewriter.compare.depth",
+    "rewriter.compare.parts",
     "rewriter.compare.graphs",
     "rewriter.api.comparing",
     "rich.progress",
@@ -105,8 +105,8 @@ if result:
     nodes: int = len(result.rewritten.graph.node) - result.after.nodes
     model: onnx.ModelProto = onnx.load(result.output)
     print(ratio < 2, nodes, sum(block.heads or 0 for block in result.converted))
-again = rewriter.validate("model.onnx", "heads.onnx", taps=True, inputs={"x": np.ones((1, 2, 4), np.float32)})
-print(again.same, again.error_ratio < 2, again.validation.certified, again.taps[-1].label)
+again = rewriter.validate("model.onnx", "heads.onnx", inputs={"x": np.ones((1, 2, 4), np.float32)})
+print(again.same, again.error_ratio < 2, again.validation.certified, again.validation.cases[0])
 found = rewriter.diff("model.onnx", "heads.onnx", providers="cpu")
 print(found.graph.same, found.validation.cases[0])
 """
@@ -122,7 +122,7 @@ def test_a_natural_script_runs_and_is_typed(tmp_path: Path) -> None:
     onnx.save(mlp(SILU), tmp_path / "model.onnx")
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
     done = python("script.py", cwd=tmp_path)
-    assert (done.stderr, done.stdout) == ("", "True 0 8\nTrue True True mlp\nFalse batch 3, sequence 17\n")
+    assert (done.stderr, done.stdout) == ("", "True 0 8\nTrue True True the given inputs\nFalse batch 3, sequence 17\n")
     checked = python("-m", "mypy", "--strict", "script.py", cwd=tmp_path)
     assert checked.stdout == "Success: no issues found in 1 source file\n"
     (tmp_path / "script.py").write_text(SCRIPT.replace("ratio: float", "ratio: str"), encoding="utf-8")

@@ -33,20 +33,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_validate_a_rewritten_model(capsys: Capture) -> None:
-    assert run(["validate", "a.onnx", "b.onnx", "--taps", "blocks"]) == 0
+    assert run(["validate", "a.onnx", "b.onnx"]) == 0
     text = capsys.readouterr().out
     assert "Errors as shares of the output's norm" in text
     assert "proved: for every input of every size, over the reals: each activation equal" in text
-    assert "every boundary is within its allowance" in text
     assert text.splitlines()[-1].startswith(
         "SAME  b.onnx computes what a.onnx does for every input, and on cpu, error ratio "
     )
 
 
 def test_validate_a_wrong_model(capsys: Capture) -> None:
-    assert run(["validate", "a.onnx", "bad.onnx", "--taps", "blocks", "--bisect"]) == 1
+    assert run(["validate", "a.onnx", "bad.onnx", "--bisect"]) == 1
     text = capsys.readouterr().out
-    assert "first to exceed its allowance: mlp, activation" in text
+    assert "Guilty parts of B, each fed with what A computes" in text
     assert "not certified: Div 'output__1': differs by " in text
     assert re.search(
         r"DIFFERENT  bad.onnx does not compute what a.onnx does; guilty: mlp, activation, in [\d.]+ s",
@@ -61,11 +60,11 @@ def test_failing_says_what_to_do_next(capsys: Capture) -> None:
 
 
 def test_tolerances(capsys: Capture) -> None:
-    assert run(["validate", "a.onnx", "bad.onnx", "--atol", "out:1"]) == 1, "the heads themselves are wrong"
+    assert run(["validate", "a.onnx", "bad.onnx", "--atol", "1"]) == 1, "the heads themselves are wrong"
     assert "output out" not in capsys.readouterr().out
-    assert run(["diff", "a.onnx", "a.onnx", "--atol", "0", "--rtol", "out:0"]) == 0
+    assert run(["diff", "a.onnx", "a.onnx", "--atol", "0", "--rtol", "0"]) == 0
     assert "the tolerance given" in capsys.readouterr().out
-    assert run(["validate", "a.onnx", "b.onnx", "--atol", "out:1e-12"]) == 1
+    assert run(["validate", "a.onnx", "b.onnx", "--atol", "1e-12"]) == 1
     assert "exceeds atol 1e-12, rtol 0 by" in capsys.readouterr().out
 
 
@@ -113,9 +112,8 @@ def test_report(capsys: Capture, option: str) -> None:
         (["a.onnx", "missing.onnx"], 4, "missing.onnx' does not exist"),
         (["text.onnx", "a.onnx"], 4, "is a text file, not an ONNX model"),
         (["a.onnx", "cut.onnx"], 4, "cut.onnx' is not a readable ONNX model"),
-        (["a.onnx", "b.onnx", "--atol", "out:x"], 2, "'out:x' is neither NUMBER nor OUTPUT:NUMBER"),
-        (["a.onnx", "b.onnx", "--atol", "nonsense:1"], 2, "'nonsense', which is not an output"),
-        (["a.onnx", "b.onnx", "--rtol", "-1"], 2, "a tolerance is -1"),
+        (["a.onnx", "b.onnx", "--atol", "x"], 2, "atol is 'x'; it must be a number of at least 0"),
+        (["a.onnx", "b.onnx", "--rtol", "-1"], 2, "rtol is -1.0; it must be a number of at least 0"),
         (["a.onnx", "b.onnx", "--dim", "nonsense=3"], 2, "nonsense"),
         (["a.onnx", "b.onnx", "--inputs", "missing.npz"], 2, "missing.npz"),
         (["a.onnx", "b.onnx", "--report", "no/r.json"], 2, "does not exist; create it first"),

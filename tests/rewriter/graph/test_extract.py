@@ -190,9 +190,9 @@ def chain() -> GraphView:
     return all_views(onnx.parser.parse_model(CHAIN))[0]
 
 
-def operators(limit: int, *taps: str) -> list[list[str]]:
+def operators(limit: int, *wanted: str) -> list[list[str]]:
     graph = chain()
-    return [[graph.nodes[index].op_type for index in part.nodes] for part in split(graph, taps, limit)]
+    return [[graph.nodes[index].op_type for index in part.nodes] for part in split(graph, wanted, limit)]
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,15 @@ def operators(limit: int, *taps: str) -> list[list[str]]:
     ],
 )
 def test_parts(limit: int, expected: list[list[str]]) -> None:
-    assert operators(limit) == expected
+    assert operators(limit, "out", "turned") == expected
+
+
+def test_what_nothing_wanted_needs_is_in_no_part() -> None:
+    assert operators(SIZE, "b") == [["MatMul", "Relu"]]
 
 
 def test_what_crosses() -> None:
-    first, second, third = split(chain(), ("b",), SIZE)
+    first, second, third = split(chain(), ("out", "turned", "b"), SIZE)
     assert (first.inputs, set(first.outputs)) == (("x",), {"a", "b", "turned"})
     assert (second.inputs, second.outputs) == (("b",), ("c",))
     assert (set(third.inputs), third.outputs) == ({"c", "a"}, ("out",))
@@ -219,7 +223,7 @@ def test_what_crosses() -> None:
 @pytest.mark.parametrize("limit", [2000, 20_000, 10**9])
 def test_parts_are_bounded_ordered_and_complete(file: str, limit: int) -> None:
     graph = all_views(onnx.load(MODELS / file))[0]
-    parts = split(graph, (), limit)
+    parts = split(graph, graph.outputs, limit)
     known = set(graph.inputs)
     for part in parts:
         assert set(part.inputs) <= known

@@ -25,6 +25,11 @@ def graph_of(stem: str, most: int = ALL, **options: Any) -> AttributionGraph:
     return attribution_graph(FOLDER / f"{stem}.onnx", given(stem), LOGIT, max_nodes=most, **options)
 
 
+def effects_of(graph: AttributionGraph) -> Array:
+    """[N]: what each node contributes to the logit along all paths, as its out-edges say."""
+    return np.asarray(np.array([node.gradient for node in graph.nodes]) @ graph.adjacency)
+
+
 def activation(stem: str, node: GraphNode, stream: Array, off: tuple[str, ...] = ()) -> float:
     """A node's activation in the held network if it reads this stream; a head's is what the logit loses without it."""
     network = decoder(stem)
@@ -106,23 +111,23 @@ def test_activations_are_those_of_the_model(stem: str) -> None:
 def test_edges_add_up(stem: str, most: int) -> None:
     """In-edges to the activation, out-edges to the effect along all paths; nothing is lost by taking fewer nodes."""
     graph, whole = graph_of(stem, min(most, 1000) if stem == "gelu-vision" else most), attributed(stem)
-    bound = 1e-10 if stem in EXACT else 1e-9
+    bound, along = 1e-10 if stem in EXACT else 1e-9, effects_of(graph)
     made = np.array([node.kind not in ("embedding", "bias") for node in graph.nodes])
     assert np.abs(graph.residuals[made]).max() <= bound
     assert not graph.adjacency[~made].any()
     inner = [place for place, node in enumerate(graph.nodes) if node.kind in ("neuron", "head", "rest")]
     products = [graph.nodes[place].activation * graph.nodes[place].gradient for place in inner]
-    np.testing.assert_allclose(graph.effects[inner], products, atol=bound)
+    np.testing.assert_allclose(along[inner], products, atol=bound)
     # The same numbers as the attribution along all paths has.
     tokens = [place for place, node in enumerate(graph.nodes) if node.kind == "embedding"]
-    np.testing.assert_allclose(graph.effects[tokens], whole.paths["embed"], atol=bound)
-    biases = sum(graph.effects[place] for place, node in enumerate(graph.nodes) if node.kind == "bias")
+    np.testing.assert_allclose(along[tokens], whole.paths["embed"], atol=bound)
+    biases = sum(along[place] for place, node in enumerate(graph.nodes) if node.kind == "bias")
     assert biases + whole.paths["embed"].sum() == pytest.approx(graph.logit, abs=bound)
     for name, effects in whole.effects.items():
         own = [place for place in inner if graph.nodes[place].name in (name, f"{name}.rest")]
         by_token = np.zeros(len(effects))
         for place in own:
-            by_token[graph.nodes[place].token] += graph.effects[place]
+            by_token[graph.nodes[place].token] += along[place]
         np.testing.assert_allclose(by_token, effects.sum(axis=1), atol=bound)
 
 
@@ -166,7 +171,7 @@ def test_remaining_heads_are_the_sum_of_theirs() -> None:
     rests = [own.get((f"{node.name}.rest", 0, node.token), -1) for node in whole.nodes]
     groups = np.array([rest if place is None else place for place, rest in zip(places, rests, strict=True)])
     # Constants that only neurons without effect read have no edges, so no node, once these are one node.
-    assert not whole.effects[groups < 0].any()
+    assert not effects_of(whole)[groups < 0].any()
     assert {whole.nodes[place].kind for place in np.flatnonzero(groups < 0)} == {"bias"}
     lumped = np.array([place >= 0 and small.nodes[place].kind == "rest" for place in groups])
     scales = np.where(lumped, [node.gradient for node in whole.nodes], 1.0)
@@ -191,7 +196,7 @@ def test_of_a_difference_and_another_token() -> None:
     assert pair.logit == parts[1].logit != parts[0].logit
     assert np.abs(pair.residuals).max() <= 1e-10
     later = [place for place, node in enumerate(pair.nodes) if node.token > 3 and node.kind != "rest"]
-    assert not pair.effects[later].any()
+    assert not effects_of(pair)[later].any()
 
 
 @pytest.mark.parametrize(
@@ -216,6 +221,7 @@ def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # Places: two tokens, a bias, three heads, the logit.
 TOKEN, OTHER, BIAS, FIRST, SECOND, WEAK, END = range(7)
+KINDS = np.array(["embedding", "embedding", "bias", "neuron", "head", "rest", "logit"])
 
 
 def small() -> Array:
@@ -235,31 +241,30 @@ def test_influence_by_hand() -> None:
 
 
 def test_scores_without_and_with_errors() -> None:
-    tokens, none = np.arange(7) < 2, np.zeros(7)
-    whole = scores(small(), none, tokens, END)
-    assert whole.replacement == 1.0
-    assert whole.completeness == pytest.approx(1.0)
+    none = np.zeros(7)
+    replacement, completeness = scores(small(), none, KINDS)
+    assert replacement == 1.0
+    assert completeness == pytest.approx(1.0)
     missing = none.copy()
     missing[END] = 10.0  # half of what the logit reads
-    found = scores(small(), missing, tokens, END)
+    replacement, completeness = scores(small(), missing, KINDS)
     begun = (0.525 + 0.275) / 2
-    assert found.replacement == pytest.approx(begun / (begun + 0.5))
+    assert replacement == pytest.approx(begun / (begun + 0.5))
     passing = 1.0 + (0.525 + 0.275 + 0.2 + 0.7 + 0.4 + 0.1) / 2
-    assert found.completeness == pytest.approx((passing - 0.5) / passing)
+    assert completeness == pytest.approx((passing - 0.5) / passing)
 
 
 def test_pruning() -> None:
-    kept, sources = np.isin(np.arange(7), [TOKEN, OTHER, END]), np.arange(7) <= BIAS
-    whole = prune(small(), kept, sources, END, 1.0, 1.0)
-    assert whole.nodes.all()
-    assert (whole.edges == (small() != 0.0)).all()
+    nodes, edges, cumulative = prune(small(), KINDS, 1.0, 1.0)
+    assert nodes.all()
+    assert (edges == (small() != 0.0)).all()
     # Influence falls: 0.7, 0.525, 0.4, 0.275, 0.2, 0.1 of 2.2 in all.
-    np.testing.assert_allclose(whole.cumulative[[FIRST, SECOND, WEAK]] * 2.2, [0.7, 1.625, 2.2])
+    np.testing.assert_allclose(cumulative[[FIRST, SECOND, WEAK]] * 2.2, [0.7, 1.625, 2.2])
     # 0.8 of it is reached with OTHER: the bias and the weak head go.
-    some = prune(small(), kept, sources, END, 0.8, 1.0)
-    assert set(np.flatnonzero(some.nodes)) == {TOKEN, OTHER, FIRST, SECOND, END}
-    assert not some.edges[:, WEAK].any()
+    nodes, edges, _ = prune(small(), KINDS, 0.8, 1.0)
+    assert set(np.flatnonzero(nodes)) == {TOKEN, OTHER, FIRST, SECOND, END}
+    assert not edges[:, WEAK].any()
     # Edges: only the largest. A head without in-edges or out-edges goes as well.
-    few = prune(small(), kept, sources, END, 1.0, 0.3)
-    assert {(int(target), int(source)) for target, source in np.argwhere(few.edges)} == {(END, FIRST), (FIRST, TOKEN)}
-    assert set(np.flatnonzero(few.nodes)) == {TOKEN, OTHER, FIRST, END}
+    nodes, edges, _ = prune(small(), KINDS, 1.0, 0.3)
+    assert {(int(target), int(source)) for target, source in np.argwhere(edges)} == {(END, FIRST), (FIRST, TOKEN)}
+    assert set(np.flatnonzero(nodes)) == {TOKEN, OTHER, FIRST, END}

@@ -68,8 +68,8 @@ def test_every_sublayer_has_its_tensors(path: Path) -> None:
 def test_neuron_heads_write_what_the_block_writes(path: Path, program: str) -> None:
     index, model = heads(path, program=program), onnx.load(path)
     for name, own in neurons(index):
-        values = tapped(model, feeds(model), [own.data, own.result])
-        data = values[own.data].astype(np.float64)
+        values = tapped(model, feeds(model), [own.query.data, own.result])
+        data = values[own.query.data].astype(np.float64)
         found = neurons_write(data.reshape(-1, data.shape[-2], data.shape[-1]), wide(index, name))
         close(found.reshape(values[own.result].shape), values[own.result], 3e-6)
 

@@ -14,6 +14,7 @@ from rewriter.files.load import load_model, read_tensor
 from rewriter.graph.attention import with_plain
 from rewriter.graph.constants import concrete_shapes
 from rewriter.graph.view import Miss, all_views
+from rewriter.interpret.index import heads
 from rewriter.interpret.original import Attention, find_attention
 from rewriter.interpret.trace import Tracer
 
@@ -165,6 +166,17 @@ def test_factors_and_biases() -> None:
     np.testing.assert_array_equal(added.index, IN_ORDER)
 
 
+def test_factors_of_values_are_in_their_weights() -> None:
+    """Those of queries and keys are in the scale."""
+    parts = QUERIES.replace("v0 =", "vm =") + "\n  vb = Add(vm, bias)\n  v0 = Mul(vb, two)", SPLIT, SCORES, JOIN, OUT
+    model = attention(*parts)
+    index, known = heads(model), {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
+    for side, factor in (("Q", 1.0), ("K", 1.0), ("V", 2.0)):
+        columns = factor * known[f"w{side.lower()}"].reshape(MODEL, HEADS, WIDTH)
+        np.testing.assert_allclose(index[f"blocks.0.attn.W_{side}"], columns.swapaxes(0, 1), rtol=1e-6)
+    np.testing.assert_allclose(index["blocks.0.attn.b_V"], 2.0 * known["bias"].reshape(HEADS, WIDTH), rtol=1e-6)
+
+
 def test_queries_of_another_sequence() -> None:
     more = f", float[batch, others, {MODEL}] e"
     crossed = QUERIES.replace("(x, wk)", "(e, wk)").replace("(x, wv)", "(e, wv)")
@@ -174,6 +186,7 @@ def test_queries_of_another_sequence() -> None:
 NONLINEAR = QUERIES.replace("q0 =", "qm =") + "\n  q0 = Softplus(qm)"
 SUMMED = QUERIES.replace("q0 =", "qm =") + "\n  qn = MatMul(x, wo)\n  q0 = Add(qm, qn)"
 UNEVEN = SPLIT.replace("q =", "qs =") + "\n  q = Mul(qs, unequal)"
+BY_ZERO = SPLIT.replace("q =", "qs =") + "\n  nothing = Constant<value_float = 0.0>()\n  q = Div(qs, nothing)"
 MIXED = f"\n  shape = Constant<value_ints = [0, -1, {MODEL}]>()\n  z2 = Reshape(z, shape)"
 PER_TOKEN = SPLIT.replace("q =", "qs =") + "\n  q = Add(qs, per_token)"
 NO_SUCH_AXIS = SPLIT.replace("q = Transpose<perm = [0, 2, 1, 3]>", "q = Transpose<perm = [0, 2, 7, 3]>")
@@ -207,6 +220,7 @@ PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out
     [
         ({"linear": NONLINEAR}, "it does more than move, scale or add entries", "Softplus 'q0'"),
         ({"split": UNEVEN}, "its channels have different factors", "MatMul 'q0'"),
+        ({"split": BY_ZERO}, "it multiplies with something that the inputs change", "Div 'q'"),
         ({"linear": SUMMED}, "it is a sum of several linear operators' outputs", "qm"),
         ({"join": MIXED}, "the output projection does not read all heads of one token", "MatMul 'z'"),
         ({"out": "\n  y = Softplus(z2)"}, "no linear operator reads its heads", "Softplus 'y'"),

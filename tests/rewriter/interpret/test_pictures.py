@@ -42,9 +42,9 @@ def test_patterns_are_the_models(stem: str) -> None:
     attention, block = own["blocks.1.attn"], own["blocks.1.mlp_heads"]
     assert isinstance(attention, Attention)
     assert isinstance(block, NeuronHeads)
-    values = tapped(model, given(stem, 6), [attention.pattern, block.data])
+    values = tapped(model, given(stem, 6), [attention.pattern, block.query.data])
     pattern = values[attention.pattern][0]
-    neurons = neuron_pattern(values[block.data].astype(np.float64), wide(index, "blocks.1.mlp_heads"))[0]
+    neurons = neuron_pattern(values[block.query.data].astype(np.float64), wide(index, "blocks.1.mlp_heads"))[0]
     for place in range(4):
         (shown,) = found[f"blocks.1.attn.{place}"]["pattern"]
         assert np.abs(np.array(shown) - pattern[place]).max() <= 1e-4

@@ -61,10 +61,10 @@ def test_heads_of_neurons(path: Path, program: str) -> None:
         own = named.sublayer
         if not isinstance(own, NeuronHeads):
             continue
-        values = tapped(model, feeds(model), [own.data, own.result])
+        values = tapped(model, feeds(model), [own.query.data, own.result])
         pattern, z = (run.cache[f"{named.name}.hook_{part}"] for part in ("pattern", "z"))
         shape = pattern.shape[:2]
-        data = values[own.data].reshape(*shape, -1).astype(np.float64)
+        data = values[own.query.data].reshape(*shape, -1).astype(np.float64)
         tensors = wide(run.index, named.name)
         pre = projected(data, tensors["W_Q"][: own.neurons, :, :1], tensors["b_Q"][: own.neurons, :1])[..., 0]
         close(run.cache[f"{named.name}.hook_pre"], pre)
@@ -121,7 +121,12 @@ def test_several_cases_of_several_lengths(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         run.cache["long/blocks.0.attn.hook_pattern"], alone.cache["blocks.0.attn.hook_pattern"]
     )
-    assert all(name.startswith(("short/", "long/")) for name in run.outputs)
+    outputs = [value.name for value in model.graph.output]
+    assert {*run.outputs} == {f"{case}/{name}" for case in cases for name in outputs}
+    for case, given in cases.items():
+        wanted = tapped(model, given, outputs)
+        for name in outputs:
+            close(run.outputs[f"{case}/{name}"], wanted[name])
 
 
 def test_refusals() -> None:

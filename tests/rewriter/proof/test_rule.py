@@ -13,7 +13,7 @@ from rewriter import rewrite
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.nudge import Point, nudged
-from rewriter.proof.rule import FACTOR, Judgement, compared, uncompared
+from rewriter.proof.rule import FACTOR, Judgement, Results, compared, uncompared
 from rewriter.proof.run import run_model
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge
@@ -208,3 +208,38 @@ def test_noise_reaches_activations_that_are_cast_or_fused(
     assert wrong.certified
     assert not wrong.passed
     assert "is off by" in wrong.failures[0]
+
+
+# -- tolerances in place of the rule ----------------------------------------------------------------------------------
+
+
+def results(*values: float) -> Results:
+    return [{"out": np.asarray(values, np.float32)}]
+
+
+def test_a_tolerance_takes_the_place_of_the_rule() -> None:
+    a, b = results(1.0, 2.0), results(1.0, 2.5)
+    assert not compared("out", a, [], b).holds
+    found = compared("out", a, [], b, (0.6, 0.0))
+    assert (found.holds, found.error, found.allowed) == (True, 0.5, 0.6)
+    found = compared("out", a, [], b, (0.25, 0.05))
+    assert found.reason == "error 0.5 exceeds atol 0.25, rtol 0.05 by 0.15"
+
+
+def test_no_tolerance_excuses_other_places_of_nan_or_another_shape() -> None:
+    a, loose = results(1.0, 2.0), (1e9, 0.0)
+    assert "finite in one model only" in compared("out", a, [], results(1.0, np.nan), loose).reason
+    assert "finite in one model only" in compared("out", a, [], results(1.0, np.inf), loose).reason
+    assert compared("out", a, [], results(1.0), loose).reason == "has shape [1] instead of [2]"
+
+
+def test_values_that_are_no_floats_must_be_equal() -> None:
+    a, b = ([{"out": np.asarray([1, each])}] for each in (2, 3))
+    assert not compared("out", a, [], b, (100.0, 0.0)).holds
+
+
+@pytest.mark.parametrize(
+    ("atol", "rtol", "holds"), [(0.1, 0, False), (0.21, 0, True), (0, 0.1, False), (0.1, 0.11, True)]
+)
+def test_tolerances_add_up(atol: float, rtol: float, *, holds: bool) -> None:
+    assert compared("out", results(1.0, 2.0), [], results(1.2, 2.0), (atol, rtol)).holds is holds

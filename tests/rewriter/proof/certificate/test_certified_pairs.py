@@ -74,6 +74,11 @@ RIGHT: dict[str, tuple[str, str]] = {
         "h = Mul(y, $2.0)",
         f"{VECTOR} i = Constant<value_int = 1>() k = Gather(v, i) h = Mul(y, k)",
     ),
+    "transposed and back": (
+        SILU,
+        "t = Transpose<perm = [1, 2, 0]>(y) s = Sigmoid(t) u = Transpose<perm = [2, 0, 1]>(s) h = Mul(y, u)",
+    ),
+    "reversed twice": (SILU, "t = Transpose(y) s = Sigmoid(t) u = Transpose(s) h = Mul(y, u)"),
     "And, Or, Not": (
         "h = Clip(y, $-1.0, $1.0)",
         "a = Greater(y, $1.0) b = Less(y, $-1.0) o = Or(a, b) i = Not(o) "
@@ -159,9 +164,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "i = Constant<value = int64[8] {7, 6, 5, 4, 3, 2, 1, 0}>() r = Gather<axis = 2>(y, i) s = Sigmoid(r)"
         " h = Mul(y, s)",
         "stands where"),
-    "neurons of the next batch entry": (
-        SILU, "t = Transpose<perm = [1, 0, 2]>(y) s = Sigmoid(t) u = Transpose<perm = [1, 0, 2]>(s) h = Mul(y, u)",
+    "transposed, and not back": (
+        SILU, "t = Transpose<perm = [1, 2, 0]>(y) s = Sigmoid(t) u = Transpose<perm = [1, 2, 0]>(s) h = Mul(y, u)",
         "stands where"),
+    "transposed and reversed": (
+        SILU, "t = Transpose(y) s = Sigmoid(t) u = Transpose<perm = [1, 0, 2]>(s) h = Mul(y, u)", "stands where"),
     # arithmetic that is not that of the reals
     "through float16": (SILU, "z = Cast<to = 10>(y) s = Sigmoid(z) w = Cast<to = 1>(s) h = Mul(y, w)", "narrower type"),
     "through integers": (SILU, "i = Cast<to = 7>(y) z = Cast<to = 1>(i) s = Sigmoid(z) h = Mul(y, s)", "stands where"),

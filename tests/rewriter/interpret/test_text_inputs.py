@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
 from rewriter.files.tokenizer import refusing
-from rewriter.proof.inputs.given import Text
-from rewriter.proof.inputs.read import tokenized
+from rewriter.interpret.text import Text, cases_of
 from tests.committed import FOLDER
 from tests.textmodels import word_tokenizer
 
@@ -40,7 +39,7 @@ def looks_up(inputs: str, table: int = 6) -> onnx.ModelProto:
 
 
 def feeds(inputs: str, text: str = "the cat sat") -> Mapping[str, NDArray[Any]]:
-    (case,) = tokenized(Text(text, tokenizer()), looks_up(inputs)).cases
+    (case,) = cases_of(looks_up(inputs), Text(text, tokenizer())).cases
     return case.feeds
 
 
@@ -66,8 +65,8 @@ def test_inputs_beside_the_ids(further: str, wanted: NDArray[Any]) -> None:
 
 
 def test_every_text_is_a_case() -> None:
-    found = tokenized(
-        Text(["the cat", "sat"], tokenizer()), looks_up("int32[b, s] input_ids; int64[b, s] attention_mask")
+    found = cases_of(
+        looks_up("int32[b, s] input_ids; int64[b, s] attention_mask"), Text(["the cat", "sat"], tokenizer())
     )
     assert [case.feeds["input_ids"].tolist() for case in found.cases] == [[[1, 2]], [[3]]]
     assert [case.feeds["attention_mask"].shape for case in found.cases] == [(1, 2), (1, 1)]
@@ -82,12 +81,12 @@ def test_padding_and_truncation_of_the_file_do_not_count(tmp_path: Path) -> None
     own.save(str(tmp_path / "tokenizer.json"))
     proto = looks_up("int64[b, s] input_ids")
     for place in (tmp_path, tmp_path / "tokenizer.json", own):
-        assert tokenized(Text("the cat", place), proto).cases[0].feeds["input_ids"].tolist() == [[1, 2]]
+        assert cases_of(proto, Text("the cat", place)).cases[0].feeds["input_ids"].tolist() == [[1, 2]]
     assert own.padding is not None, "the caller's own tokenizer changed"
 
 
 def test_spellings() -> None:
-    found = tokenized(Text("\u200bx", tokenizer()), looks_up("int64[b, s] input_ids"))
+    found = cases_of(looks_up("int64[b, s] input_ids"), Text("\u200bx", tokenizer()))
     assert found.spelled == (("\N{REPLACEMENT CHARACTER}x",),)
     assert [found.entry(number, 6) for number in (5, -1, 2)] == ["a\\tb", "a\\tb", "cat"]
     assert found.entry(2, 4) == "", "an output with fewer entries than the tokenizer has tokens is about something else"
@@ -99,7 +98,7 @@ def test_bytes_that_are_no_characters_have_the_tokenizers_name() -> None:
     own = tokenizers.Tokenizer(tokenizers.models.BPE({each: i for i, each in enumerate(alphabet)}, []))
     own.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     own.decoder = tokenizers.decoders.ByteLevel()
-    found = tokenized(Text("é\n", own), looks_up("int64[b, s] input_ids", table=256))
+    found = cases_of(looks_up("int64[b, s] input_ids", table=256), Text("é\n", own))
     assert found.spelled == (("Ã", "©", "\\n"),)
 
 
@@ -117,7 +116,7 @@ def test_bytes_that_are_no_characters_have_the_tokenizers_name() -> None:
 )
 def test_refusals(inputs: str, text: Any, message: str) -> None:
     with pytest.raises(UsageError) as error:
-        tokenized(Text(text, tokenizer()), looks_up(inputs))
+        cases_of(looks_up(inputs), Text(text, tokenizer()))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -126,14 +125,14 @@ def test_a_tokenizer_of_another_model() -> None:
     with pytest.raises(
         UsageError, match="gives token 3, and the model knows 3: the tokenizer belongs to another model"
     ):
-        tokenized(Text("the cat sat", tokenizer()), looks_up("int64[b, s] input_ids", table=3))
+        cases_of(looks_up("int64[b, s] input_ids", table=3), Text("the cat sat", tokenizer()))
 
 
 def test_more_tokens_than_positions() -> None:
     proto = onnx.load(FOLDER / "silu-decoder.onnx")
-    assert tokenized(Text("the " * 64, tokenizer()), proto).cases[0].feeds["input_ids"].shape == (1, 64)
+    assert cases_of(proto, Text("the " * 64, tokenizer())).cases[0].feeds["input_ids"].shape == (1, 64)
     with pytest.raises(UsageError, match="the text has 65 tokens, and the model takes at most 64"):
-        tokenized(Text("the " * 65, tokenizer()), proto)
+        cases_of(proto, Text("the " * 65, tokenizer()))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": {"type": "BPE"}}', "\x00\xff"])
@@ -141,7 +140,7 @@ def test_files_that_are_no_tokenizer(content: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(UsageError, match=r"is not a tokenizer\.json") as error:
-        tokenized(Text("the", path), looks_up("int64[b, s] input_ids"))
+        cases_of(looks_up("int64[b, s] input_ids"), Text("the", path))
     assert "\n" not in str(error.value)
 
 
@@ -158,10 +157,10 @@ def test_panics_are_refused_and_interrupts_are_not() -> None:
 def test_no_file(tmp_path: Path) -> None:
     for place, message in ((tmp_path, "no such file"), (tmp_path / "x", "no such file"), (3, "not a int")):
         with pytest.raises(UsageError, match=message):
-            tokenized(Text("the", place), looks_up("int64[b, s] input_ids"))
+            cases_of(looks_up("int64[b, s] input_ids"), Text("the", place))
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install 'attnonly\[text\]'"):
-        tokenized(Text("the", tmp_path), looks_up("int64[b, s] input_ids"))
+        cases_of(looks_up("int64[b, s] input_ids"), Text("the", tmp_path))

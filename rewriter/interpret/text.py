@@ -1,0 +1,128 @@
+"""Inputs that a caller gives, as cases of a model: arrays, or text as token ids.
+
+Each text is a case of its own, so masks are ones, positions count from 0, caches are empty.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rewriter.arrays import Array
+from rewriter.errors import UsageError
+from rewriter.files.tokenizer import open_tokenizer, refusing, spelling
+from rewriter.proof.inputs.cases import Case, Maker
+from rewriter.proof.inputs.given import Inputs, as_given
+from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.specs import Role
+from rewriter.text import quoted
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Text as the input of a model.
+
+    Attributes:
+        text: one text, or several, each a case of its own.
+        tokenizer: path of a `tokenizer.json` or of a folder with one, or a `tokenizers.Tokenizer`.
+    """
+
+    text: str | Sequence[str]
+    tokenizer: str | os.PathLike[str] | Any
+
+
+InputsOrText = Inputs | Text
+
+
+@dataclass(frozen=True, eq=False)
+class GivenCases:
+    """Given inputs as cases; of texts also their tokens.
+
+    Attributes:
+        cases: the inputs, one case per text.
+        spelled: the tokens of each text; empty where inputs are arrays, as all that follows.
+        texts: the texts.
+        tokenizer: the `tokenizers.Tokenizer`.
+    """
+
+    cases: tuple[Case, ...]
+    spelled: tuple[tuple[str, ...], ...] = ()
+    texts: tuple[str, ...] = ()
+    tokenizer: Any = None
+
+    @property
+    def only(self) -> Case:
+        """The only case. Raises UsageError."""
+        if len(self.cases) != 1:
+            raise UsageError(f"this takes one case, and there are {len(self.cases)}")
+        return self.cases[0]
+
+    def entry(self, number: int, count: int) -> str:
+        """How the tokenizer spells entry `number` of an output with `count` entries; empty if these are no tokens."""
+        number %= count
+        known = 0 if self.tokenizer is None else self.tokenizer.get_vocab_size()
+        return spelling(self.tokenizer, number) if number < known <= count else ""
+
+
+def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
+    """The cases of given inputs.
+
+    Raises:
+        UsageError: they do not fit the model; `tokenizers` is not installed, the tokenizer cannot be read or belongs to
+            another model, a text has no tokens, or the model has inputs that text says nothing about.
+    """
+    return _tokenized(model, inputs) if isinstance(inputs, Text) else GivenCases(load_cases(as_given(inputs), model))
+
+
+def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
+    tokenizer = open_tokenizer(given.tokenizer)
+    texts = (given.text,) if isinstance(given.text, str) else tuple(given.text)
+    if not texts:
+        raise UsageError("there is no text")
+    maker = Maker(model)
+    unknown = next((spec for spec in maker.specs if spec.role in (Role.FLOATS, Role.INTEGERS)), None)
+    if unknown is not None:
+        raise UsageError(f"text does not say what input {quoted(unknown.name)} is: give all inputs as arrays")
+    found = [spec for spec in maker.specs if spec.role is Role.IDS]
+    if len(found) != 1:
+        what = f"text fills one input of token ids, and there are {len(found)}"
+        raise UsageError(f"{what}: give all inputs as arrays")
+    rows, longest = found[0].rows, maker.longest
+    cases, spellings = [], []
+    for number, text in enumerate(texts):
+        with refusing(f"the tokenizer cannot encode {quoted(text)}"):
+            encoding = tokenizer.encode(text)
+        ids = encoding.ids
+        if not ids:
+            raise UsageError(f"the tokenizer makes no tokens of {quoted(text)}")
+        if rows is not None and max(ids) >= rows:
+            what = f"the tokenizer gives token {max(ids)}, and the model knows {rows}"
+            raise UsageError(f"{what}: the tokenizer belongs to another model")
+        if longest is not None and len(ids) > longest:
+            raise UsageError(f"the text has {len(ids)} tokens, and the model takes at most {longest}")
+        feeds = dict(maker.case((1, len(ids), 0), number=1).feeds)
+        for spec in maker.specs:
+            if spec.role in {Role.IDS, Role.TOKEN_TYPES}:
+                own = ids if spec.role is Role.IDS else encoding.type_ids
+                shape = feeds[spec.name].shape
+                if int(np.prod(shape)) != len(own):
+                    raise UsageError(f"input {quoted(spec.name)} has shape {list(shape)}, which one text does not fill")
+                feeds[spec.name] = np.asarray(own, dtype=spec.dtype).reshape(shape)
+        cases.append(Case(str(number), feeds))
+        with refusing(f"the tokenizer cannot decode {quoted(text)}"):
+            spellings.append(tuple(spelling(tokenizer, each) for each in ids))
+    return GivenCases(tuple(cases), tuple(spellings), texts, tokenizer)
+
+
+def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
+    """The token ids of the first sequence; None where no input has ids for that many tokens."""
+    for spec in Maker(model).specs:
+        array = feeds.get(spec.name)
+        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
+            return tuple(int(number) for number in array.reshape(-1, length)[0])
+    return None
