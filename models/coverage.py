@@ -1,7 +1,7 @@
 """`python -m models coverage`: how many of the existing MLP blocks `rewrite` finds, over many files.
 
-The number of blocks that a configuration defines is the truth for the plan of each of its files. All exports and a
-sample of the variants are converted and proved as well; the variants of other entries are only planned.
+The number of blocks that a configuration defines is the truth for the plan of each of its files. Every file is
+converted and certified; all exports and a sample of the variants are run as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from models.registry import get
 from models.tools.common import random_feeds
 from models.variants import Hints, Refused, get_variant, make_variant
 from models.widen import widen
-from rewriter import rewrite
+from rewriter import certify, rewrite
 from rewriter.errors import RewriteError
 
 LABELS = {
@@ -47,8 +47,8 @@ NO_PROGRAM = "no head program"
 
 MOST_PROCESSES = 2
 
-PROVED = ("gpt2-silu", "bert", "t5", "convnext", "wav2vec2-conformer")
-"""Entries whose variants are converted and proved too; those of others are only planned. All exports are proved."""
+RUN = ("gpt2-silu", "bert", "t5", "convnext", "wav2vec2-conformer")
+"""Entries whose variants are run too; those of others are certified alone. All exports are run."""
 
 WIDENED_TOLERANCE = 2.0**-8
 """Tolerance for bfloat16 files that run in float32, relative to the largest output: one unit of bfloat16."""
@@ -66,10 +66,11 @@ class Outcome:
         converted: blocks converted.
         recognised: blocks found with their activation, but left for want of a head program.
         wrong: blocks converted by mistake, or whose conversion does not pass the proof.
-        proved: whether the proof passed; None where nothing was converted.
+        certified: whether what was converted is certified; None where nothing was.
+        proved: whether the proof, with its run, passed; None where nothing was run.
         refused: why the file does not exist: the tool's reason.
-        missed: where blocks are missing, the reason of each other rejected candidate; where the proof failed, its first
-            reasons.
+        missed: where blocks are missing, the reason of each other rejected candidate; where the proof failed or there
+            is no certificate, the first reasons.
     """
 
     job: Job
@@ -79,6 +80,7 @@ class Outcome:
     converted: int = 0
     recognised: int = 0
     wrong: int = 0
+    certified: bool | None = None
     proved: bool | None = None
     refused: str = ""
     missed: tuple[str, ...] = ()
@@ -208,13 +210,15 @@ def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
     if "default" in outcome.variant and entry.activation == "silu_clipped":
         exist //= 2  # the clipped value of a gate is a piece like others
     outcome = replace(outcome, exist=exist)
-    prove = not outcome.variant or outcome.job.entry in PROVED
+    run = outcome.job.dtype != "bf16" and (not outcome.variant or outcome.job.entry in RUN)
     rewritten = path.with_name("rewritten.onnx")
     try:
-        if outcome.job.dtype == "bf16":
-            report = rewrite(path, rewritten, validate=False, force=True)
+        if run:
+            report = rewrite(path, rewritten, providers=("cpu",), force=True)
         else:
-            report = rewrite(path, rewritten if prove else None, dry_run=not prove, providers=("cpu",), force=True)
+            report = rewrite(path, rewritten, validate=False, force=True)
+        proved = None if report.proof is None else report.proof.passed
+        found = certify(path, rewritten) if report.converted and proved is not False else None
     except RewriteError as error:
         return replace(outcome, missed=(f"{type(error).__name__}: {_first_line(error)}",))
     recognised = [row for row in report.left if NO_PROGRAM in (row.reason or "")]
@@ -223,7 +227,6 @@ def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
     converted = [row for row in report.converted if row.second or "default" not in outcome.variant]
     wrong = sum(row.activation.partition("(")[0] not in expected for row in converted)
     wrong += max(0, len(converted) + len(recognised) - exist)
-    proved = None if report.proof is None else report.proof.passed
     if outcome.job.dtype == "bf16" and report.converted:
         proved = agrees_widened(path, rewritten, entry)
     outcome = replace(
@@ -231,10 +234,11 @@ def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
         converted=len(converted),
         recognised=len(recognised),
         wrong=len(report.converted) if proved is False else wrong,
+        certified=None if found is None else found.certificate.certified,
         proved=proved,
     )
     if outcome.found == exist:
-        failures = report.problems
+        failures = (*report.problems, *(() if found is None else found.problems))
         return replace(outcome, missed=tuple(failures[:2]))
     others = [row for row in report.left if row not in recognised]
     return replace(outcome, missed=tuple(_described(row) for row in others) or ("no candidate is reported",))

@@ -55,7 +55,7 @@ def tables(outcomes: Sequence[Outcome]) -> str:
         chosen = [outcome for outcome in outcomes if outcome.group == group]
         if chosen:
             parts += ["", f"## {title}", "", *_table(chosen), *_reasons(chosen)]
-    parts += ["", "## Missed or wrong", "", *_problems(outcomes)]
+    parts += ["", "## Missed, wrong or not certified", "", *_problems(outcomes)]
     return "\n".join(parts) + "\n"
 
 
@@ -85,15 +85,20 @@ def totals(outcomes: Iterable[Outcome]) -> Counter[str]:
         sums["recognised"] += outcome.recognised
         sums["missed"] += max(0, outcome.exist - outcome.found)
         sums["wrong"] += outcome.wrong
-        sums["proved"] += outcome.proved is True
-        sums["unproved"] += outcome.proved is False
+        sums["certified"] += outcome.certified is True
+        sums["not certified"] += outcome.certified is False
+        sums["run"] += outcome.proved is True
+        sums["failed"] += outcome.proved is False
     return sums
 
 
 _NAMES = re.compile(r"(?<=\()[^()]*[/_][^()]*(?=\))|'[^']*'|(?<=named )\S+")
 """Names of nodes and tensors in the messages of tools; without them, equal reasons are listed once."""
 
-COLUMNS = ("files", "exist", "converted", "recognised", "missed", "wrong", "proved", "unproved", "refused")
+COLUMNS = (
+    "files", "exist", "converted", "recognised", "missed", "wrong",
+    "certified", "not certified", "run", "failed", "refused",
+)  # fmt: skip
 
 
 def _summary(outcomes: Sequence[Outcome]) -> list[str]:
@@ -168,12 +173,16 @@ def _reasons(outcomes: Sequence[Outcome]) -> list[str]:
 def _problems(outcomes: Sequence[Outcome]) -> list[str]:
     lines = []
     for outcome in outcomes:
-        if not outcome.complete:
+        if not outcome.complete or outcome.certified is False:
             where = ", ".join(filter(None, (outcome.job.entry, outcome.job.column, outcome.variant)))
             counts = f"{_count(outcome.converted, outcome.recognised, outcome.exist)}, {outcome.wrong} wrong"
-            lines.append(f"- {where}: {counts}{'' if outcome.proved is not False else ', the proof failed'}")
+            lines.append(f"- {where}: {counts}{_state(outcome)}")
             lines += [f"  - {reason}" for reason in dict.fromkeys(outcome.missed)]
     return lines or ["None."]
+
+
+def _state(outcome: Outcome) -> str:
+    return ", the proof failed" if outcome.proved is False else ", not certified" if outcome.certified is False else ""
 
 
 def _versions() -> str:

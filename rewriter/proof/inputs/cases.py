@@ -207,7 +207,7 @@ class Maker:
         random = np.random.default_rng([self._seed, zlib.crc32(spec.name.encode()), number])
         made: Any
         match spec.role:
-            case Role.FLOATS | Role.PAST:
+            case Role.FLOATS | Role.PAST | Role.STATE:
                 made = random.standard_normal(shape)
             case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS:
                 made = random.integers(0, _most(spec), shape)

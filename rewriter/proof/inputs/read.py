@@ -67,15 +67,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             return {key: np.asarray(archive[key]) for key in archive.files}
     except FileNotFoundError:
         raise UsageError(f"{path.name}: no such file") from None
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-        MemoryError,
-        NotImplementedError,
-    ) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, MemoryError, NotImplementedError) as error:
         raise UsageError(f"{path.name}: not a readable npz file ({one_line(error, 120)})") from error
 
 

@@ -31,6 +31,7 @@ class Role(Enum):
     FLAG = auto()
     MASK = auto()
     PAST = auto()
+    STATE = auto()
     POSITIONS = auto()
     TOKEN_TYPES = auto()
     PAST_LENGTH = auto()
@@ -90,6 +91,7 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
     (r"cache|branch", _BOOL, Role.BRANCH),
     (r"mask|padding", _INTEGERS + _BOOL + _FLOATS, Role.MASK),
     (r"past_seq(uence)?_len|past_len", _INTEGERS, Role.PAST_LENGTH),
+    (r"past.*(conv|recurrent|ssm)", _FLOATS, Role.STATE),  # of one size, however many tokens there were
     (r"past|cache\.|kv_cache|(key|value)_cache|cache_(key|value)|(^|[._])mems?[._]?\d", _FLOATS, Role.PAST),
     (r"position|^pos(_ids)?$", _INTEGERS, Role.POSITIONS),
     (r"token_type|segment", _INTEGERS, Role.TOKEN_TYPES),
@@ -107,7 +109,6 @@ _DIMENSIONS: tuple[tuple[str, Kind], ...] = (
     (r"total|kv_len|mask.*(len|seq)", Kind.TOTAL),
     (r"past|mem(s|ory)?_len|cache", Kind.PAST),
     (r"batch|^b$|^n$|^bs$", Kind.BATCH),
-    (r"choices", Kind.CHOICES),
     (r"channel", Kind.CHANNELS),
     (r"height|^h$", Kind.HEIGHT),
     (r"width|^w$", Kind.WIDTH),
@@ -123,16 +124,15 @@ def _axes(*spelled: str) -> dict[int, tuple[Kind, ...]]:
 
 
 _TEXT = _axes("SEQUENCE", "BATCH SEQUENCE", "BATCH CHOICES SEQUENCE")
-_NUMBERS = _TEXT | _axes("BATCH")
 _AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
     **dict.fromkeys((Role.IDS, Role.TOKEN_TYPES), _TEXT),
-    **dict.fromkeys((Role.INTEGERS, Role.LENGTHS, Role.LAST_INDEX, Role.PAST_LENGTH, Role.TOTAL_LENGTH), _NUMBERS),
+    Role.INTEGERS: _TEXT | _axes("BATCH"),
     Role.POSITIONS: _axes("SEQUENCE", "BATCH SEQUENCE", "ONE BATCH SEQUENCE"),  # three for time, height and width
     Role.MASK: _axes("TOTAL", "BATCH TOTAL", "BATCH SEQUENCE TOTAL", "BATCH ONE SEQUENCE TOTAL"),
     Role.PAST: _axes("BATCH PAST FEATURES", "BATCH ONE PAST FEATURES", "ONE BATCH ONE PAST FEATURES"),
     Role.FLOATS: _axes("BATCH", "BATCH SAMPLES", "BATCH SEQUENCE FEATURES", "BATCH CHANNELS HEIGHT WIDTH"),
 }
-"""Maps role and rank to what the axes count."""
+"""Maps role and rank to what the axes count; otherwise the first one counts a batch."""
 
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
@@ -172,16 +172,14 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
 def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
     """What the axes of an input count: by the name of the dimension, or else by role and place."""
     rank = len(shape)
-    kinds = _AXES.get(role, {}).get(rank, (Kind.BATCH,))
+    kinds = _places(role, rank)
     if role is Role.FLOATS and rank == 3 and re.search(r"feature|mel|spectro|audio", name):
         kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # spectrograms have their frames last
-    if role is Role.PAST and re.search(r"conv|recurrent|ssm", name):
-        kinds = (Kind.BATCH,)  # a state, of one size however many tokens there were
     if "encoder" in name:
         tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
         kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
     found = []
-    for axis, (dim, place) in enumerate(zip(shape, _padded(kinds, rank), strict=True)):
+    for axis, (dim, place) in enumerate(zip(shape, kinds, strict=True)):
         text = dim.lower() if isinstance(dim, str) else ""
         by_name = next((kind for pattern, kind in _DIMENSIONS if re.search(pattern, text)), None)
         if by_name is Kind.PAST and role is Role.MASK:
@@ -192,7 +190,9 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
     return tuple(found)
 
 
-def _padded(kinds: tuple[Kind, ...], rank: int) -> tuple[Kind, ...]:
+def _places(role: Role, rank: int) -> tuple[Kind, ...]:
+    """What the axes of an input count whose dimensions have no names."""
+    kinds = _AXES.get(role, {}).get(rank, (Kind.BATCH,))
     return (*kinds, *(Kind.ONE,) * rank)[:rank]
 
 
@@ -314,7 +314,7 @@ def _note_attention(
         if spec is None or place not in {*pasts, *numbers}:
             continue
         spec.role = numbers.get(place, Role.PAST)
-        spec.kinds = _padded(_AXES[spec.role].get(len(spec.shape), ()), len(spec.shape))  # whatever names say
+        spec.kinds = _places(spec.role, len(spec.shape))  # whatever names say
         if place in pasts:
             own = shapes[1 + pasts.index(place)]
             projected, heads = (own, keys) if own else (shapes[0], queries + 2 * keys)  # or all three are packed
