@@ -27,9 +27,10 @@ from rewriter.files.atomic import check_new_folder, copied_folder, files_of, pub
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
-from rewriter.proof.claims import Claim
+from rewriter.proof.claims import Claim, Side
+from rewriter.proof.run import Way
 from rewriter.proof.settings import LARGE, Settings, checked
-from rewriter.proof.validate import Judge, Progress, largest_magnitudes
+from rewriter.proof.validate import Judge, Progress, cases_of, run_accepted
 from rewriter.report.folder import FolderReport
 from rewriter.report.report import Report, write_json
 from rewriter.text import quoted
@@ -167,16 +168,25 @@ def _noted(unit: Unit, notes: tuple[str, ...]) -> Unit:
 def _calibrated(
     run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings
 ) -> tuple[Options, tuple[str, ...]]:
-    """The options, with the measured range of the pre-activations whose activations must be fitted; and notes.
+    """The options, with the largest |entry| of the pre-activations whose activations must be fitted; and notes.
 
-    If the model does not run, its plan has no fits, and the proof will report why it does not run.
+    Fitted programs hold on a bounded domain, which is chosen from these. If the model does not run, its plan has no
+    fits, and the proof will report why it does not run.
     """
-    tensors = [block.gate for block in plan.undetermined if not block.path]
+    model = replace(source, proto=plan.model, path=None)
+    side, way = Side.of(model), Way("cpu", optimise=True)
+    gates = dict.fromkeys(each.gate for each in plan.undetermined if not each.path)
+    inside = tuple(name for name in gates if name in side.main.producer)
+    if not inside:
+        return options, ()
     try:
-        reached = largest_magnitudes(replace(source, proto=plan.model, path=None), tensors, settings, run.progress)
+        runs = run_accepted(
+            side, cases_of(model, settings, 0), [way], settings,
+            outputs=inside, by_blocks=settings.by_blocks(model.size), progress=run.progress, what="the original",
+        )  # fmt: skip
     except ValidationError as error:
         return options, (f"pre-activations could not be measured: {error}",)
-    return replace(options, reached=reached), ()
+    return replace(options, reached=runs.largest()), ()
 
 
 def _finished(

@@ -31,7 +31,7 @@ from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.reference import NoReference, open_reference
-from rewriter.proof.rule import Results
+from rewriter.proof.rule import Results, magnitude
 from rewriter.text import quoted
 
 SEGMENT = 2**27
@@ -100,6 +100,11 @@ class ModelRuns:
     truth: Results | None = None
     segments: int = 1
     gaps: Gaps = ()
+
+    def largest(self) -> dict[str, float]:
+        """The largest finite |entry| of each output over all cases, in the first way."""
+        results = next(iter(self.ways.values())).results
+        return {name: max(magnitude(case[name]) for case in results) for name in results[0]}
 
 
 def run_model(

@@ -217,7 +217,7 @@ class Judge:
             old, cases, (*ways, *again), self.settings,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
-        reached = _largest(self._run(named, before.cases, ways[:1], outputs=tuple(watched))) if watched else {}
+        reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
         try:
             new = Side.of(self.rewritten)
             after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
@@ -403,34 +403,6 @@ def run_accepted(
         f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs, or sizes with "
         f"--dim ({runs.skipped[0]})"
     )
-
-
-def largest_magnitudes(
-    model: LoadedModel, tensors: Sequence[str], settings: Settings, progress: Progress
-) -> dict[str, float]:
-    """The largest finite |entry| of each tensor over all inputs that the model accepts.
-
-    A fitted head program holds on a bounded domain, which is chosen from the largest pre-activations.
-
-    Raises:
-        ValidationError: the model runs on none of them.
-    """
-    side = Side.of(model)
-    taps = tuple(name for name in dict.fromkeys(tensors) if name in side.main.producer)
-    if not taps:
-        return {}
-    return _largest(
-        run_accepted(
-            side, cases_of(model, settings, 0), [Way("cpu", optimise=True)], settings,
-            outputs=taps, by_blocks=settings.by_blocks(model.size), progress=progress, what="the original",
-        )
-    )  # fmt: skip
-
-
-def _largest(runs: ModelRuns) -> dict[str, float]:
-    """The largest finite |entry| of each output over all cases, in the first way."""
-    results = next(iter(runs.ways.values())).results
-    return {name: max(magnitude(case[name]) for case in results) for name in results[0]}
 
 
 def noise_points(

@@ -356,8 +356,8 @@ def _float(attributes: Attributes, name: str) -> Expression:
     return constant(value)
 
 
-def _elu(x: Expression, alpha: Expression) -> Expression:
-    return where(x, x, mul(alpha, sub(apply("exp", x), ONE)))
+def _elu(x: Expression, alpha: Expression, scale: Expression = ONE) -> Expression:
+    return where(x, x, mul(alpha, sub(apply("exp", div(x, scale)), ONE)))
 
 
 def _absolute(x: Expression) -> Expression:
@@ -390,10 +390,6 @@ def _swish(x: Sequence[Expression], attributes: Attributes) -> Expression:
     return mul(x[0], sigmoid(mul(_float(attributes, "alpha"), x[0])))
 
 
-def _celu(x: Expression, alpha: Expression) -> Expression:
-    return where(x, x, mul(alpha, sub(apply("exp", div(x, alpha)), ONE)))
-
-
 MICROSOFT = "com.microsoft"
 
 OPERATORS: Mapping[tuple[str, str], Rule] = {
@@ -402,7 +398,6 @@ OPERATORS: Mapping[tuple[str, str], Rule] = {
     **{("", name.capitalize()): _function(name) for name in FUNCTIONS},
     ("", "Sigmoid"): _unary(sigmoid),
     ("", "Tanh"): _unary(tanh),
-    ("", "Identity"): _unary(lambda x: x),
     ("", "Neg"): _unary(neg),
     ("", "Reciprocal"): _unary(lambda x: div(ONE, x)),
     ("", "Abs"): _unary(_absolute),
@@ -411,7 +406,7 @@ OPERATORS: Mapping[tuple[str, str], Rule] = {
     ("", "PRelu"): lambda x, _: where(x[0], x[0], mul(x[1], x[0])),
     ("", "Elu"): lambda x, a: _elu(x[0], _float(a, "alpha")),
     ("", "Selu"): lambda x, a: mul(_float(a, "gamma"), _elu(x[0], _float(a, "alpha"))),
-    ("", "Celu"): lambda x, a: _celu(x[0], _float(a, "alpha")),
+    ("", "Celu"): lambda x, a: _elu(x[0], *[_float(a, "alpha")] * 2),
     ("", "HardSigmoid"): lambda x, a: clip(add(mul(_float(a, "alpha"), x[0]), _float(a, "beta")), ZERO, ONE),
     ("", "HardSwish"): lambda x, _: mul(x[0], clip(add(mul(constant(fmpq(1, 6)), x[0]), HALF), ZERO, ONE)),
     ("", "Softsign"): lambda x, _: div(x[0], add(ONE, _absolute(x[0]))),
