@@ -249,7 +249,7 @@ class _Search:
         """An upper bound on one cell; infinite where no arithmetic encloses it."""
         self.cells += 1
         for enclosed in (self.by_series, self.by_intervals):
-            with suppress(Undecided), precision(_PRECISION + _bits(low, high)):
+            with suppress(Undecided), precision(_PRECISION + _bits(piece, low, high)):
                 upper = enclosed(piece, low, high)
                 if math.isfinite(upper):
                     return upper
@@ -281,7 +281,7 @@ class _Search:
 
     def _measured(self, piece: _Piece, y: fmpq) -> float:
         """An upper bound at a number, which may also raise the lower one; infinite where it is not defined."""
-        with suppress(Undecided), precision(4 * _PRECISION + _bits(y, y)):
+        with suppress(Undecided), precision(4 * _PRECISION + _bits(piece, y, y)):
             return self.by_intervals(piece, y, y)
         self.undefined = y
         return math.inf
@@ -330,7 +330,7 @@ class _Search:
 
     def relative_on(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
         """An upper bound of |F_B - F_A| / |y| on a cell, which may also raise the lower one; both are equal at 0."""
-        with suppress(Undecided), precision(_PRECISION + _bits(low, high)):
+        with suppress(Undecided), precision(_PRECISION + _bits(piece, low, high)):
             _, gap, y = _series(piece, low, high)
             if low <= 0 <= high:  # by the mean value theorem: as much as the derivative at most
                 return _rounded_up(gap.steepest())
@@ -338,7 +338,7 @@ class _Search:
             if share.centre[0].is_finite():
                 self._slope = max(self._slope, float(abs(share.centre[0]).lower()))
             return _rounded_up(share.most())
-        with suppress(Undecided), precision(_PRECISION + _bits(low, high)):
+        with suppress(Undecided), precision(_PRECISION + _bits(piece, low, high)):
             nearest = max(low, -high)
             return _rounded_up(_most(_interval(piece, low, high)[1]) / arb(nearest)) if nearest > 0 else math.inf
         return math.inf
@@ -406,9 +406,13 @@ class _Series:
         return sum((k * term * self.radius ** (k - 1) for k, term in enumerate(self._terms()) if k), arb(0)).upper()
 
 
-def _bits(low: fmpq, high: fmpq) -> int:
-    """Those of the largest |y|^3, whose exponential GELU by tanh takes: flint has none of numbers of more bits."""
-    return 3 * int(max(abs(low), abs(high))).bit_length()
+def _bits(piece: _Piece, low: fmpq, high: fmpq) -> int:
+    """Those of the largest |y|^3, whose exponential GELU by tanh takes, and of the steepest line.
+
+    flint has no exponential of numbers of more bits than it works with, and a line a y + b loses those of a.
+    """
+    steepest = max((abs(part.value[0]) for part in piece.parts if isinstance(part.value, tuple)), default=fmpq(0))
+    return 3 * int(max(abs(low), abs(high))).bit_length() + int(steepest).bit_length()
 
 
 def _float(number: fmpq) -> float:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+import rewriter
 from rewriter.proof.certificate import bounds
 from tests.conftest import slow
 from tests.rewriter.proof.certificate.standard import ACTIVATIONS, TABLE, claims, standard
@@ -53,3 +54,13 @@ def test_every_entry_is_proved_anew() -> None:
         assert found.at_least == pytest.approx(entry.at_least, rel=1e-9), key
         if not found.exact:
             assert not replace(claim, limit=found.at_least * 0.98).bound().holds, key
+
+
+@slow
+@pytest.mark.parametrize("name", ["hard swish", "relu6", "silu of a clip"])
+def test_steep_lines_of_float64_are_computed_with_enough_bits(name: str) -> None:
+    """Kinks are the limits of lines of slope 2^80."""
+    model = mlp(ACTIVATIONS[name], elem="double")
+    rewritten = rewriter.rewrite(model, form="compact", validate=False).rewritten
+    assert rewritten is not None
+    assert rewriter.certify(model, rewritten).certificate.certified
