@@ -268,8 +268,46 @@ SATURATING: dict[tuple[str, str], Definition] = {
 }
 """What is taken apart only where it saturates at 0."""
 
-PRODUCTS: dict[tuple[str, str], Definition] = {("", "Einsum"): _einsum}
-"""What is a MatMul in other words, to the certificate; in the plan it is an operator like others."""
+
+def _fused_matmul(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """alpha A B; None where an operand is transposed before."""
+    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    if any(given.get(name) for name in ("transA", "transB", "transBatchA", "transBatchB")):
+        return None  # of which axes depends on the ranks of the operands
+    if given.get("alpha", 1.0) == 1.0:
+        return [step(node, "MatMul", list(node.input), last=True)]
+    writer = Writer(node)
+    product, factor = writer.put("MatMul", *node.input), writer.constant(given["alpha"], TensorProto.FLOAT)
+    return [*writer.nodes, step(node, "Mul", [product, factor], last=True)]
+
+
+def _skip_norm(operator: str) -> Definition:
+    """The normalisation of input + skip (+ bias), and the sum itself where it is an output."""
+
+    def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+        plain = operator == "LayerNormalization"
+        data, skip, scale, *further = node.input
+        beta, bias = ([*further, "", ""] if plain else ["", *further, ""])[:2]
+        if any(node.output[1:3]):
+            return None
+        total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{node.output[0]}/sum"
+        parts = [helper.make_node("Add", [data, skip], [f"{total}/skip" if bias else total])]
+        if bias:
+            parts.append(helper.make_node("Add", [f"{total}/skip", bias], [total]))
+        parts.append(helper.make_node(operator, [total, scale, *([beta] if beta else [])], [node.output[0]], axis=-1))
+        parts[-1].attribute.extend(each for each in node.attribute if each.name == "epsilon")
+        return parts
+
+    return lowered
+
+
+PRODUCTS: dict[tuple[str, str], Definition] = {
+    ("", "Einsum"): _einsum,
+    (MICROSOFT, "FusedMatMul"): _fused_matmul,
+    (MICROSOFT, "SkipLayerNormalization"): _skip_norm("LayerNormalization"),
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_norm("SimplifiedLayerNormalization"),
+}
+"""Products and normalisations in other words, to the certificate; in the plan they are operators like others."""
 
 FUSED: dict[tuple[str, str], Definition] = {
     (MICROSOFT, "BiasGelu"): _biased("Gelu"),

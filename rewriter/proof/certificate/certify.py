@@ -467,9 +467,6 @@ class _Matching:
             if axes is None or axes.stop != -1:
                 return False
             found.append(axes.tensor)
-        fixed = _fixed_front(found[0])
-        if fixed is not None and fixed == _fixed_front(self._of_original(a.scope, found[1])):
-            return True
         return self._same_tensors(found[0], found[1])
 
     def _all_but_last(self, original: Scope, axes: Axes) -> Axes | None:
@@ -660,13 +657,6 @@ def _attention(region: Region) -> bool:
 
 def _elem_type(region: Region) -> int:
     return next(iter(region.leaves.values())).elem_type
-
-
-def _fixed_front(tensor: Tensor | None) -> tuple[int, ...] | None:
-    """The sizes of all axes but the last, if the original fixes them."""
-    shape = tensor.type.shape if tensor is not None else None
-    fixed = tuple(size for size in (shape or ())[:-1] if isinstance(size, int))
-    return fixed if shape is not None and len(fixed) == len(shape) - 1 else None
 
 
 def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool) -> str:

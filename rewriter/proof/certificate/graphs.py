@@ -46,6 +46,7 @@ _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
 """What the names of operators that draw numbers contain."""
 _KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
 """The domains whose operators are known to be functions of their operands, but for those that draw numbers."""
+_MOST_TERMS = 8
 _MOST_DENSE = 2**26
 """Sparse tensors of more elements are not written out."""
 _MOST_VALUES = 4096
@@ -167,6 +168,7 @@ class Model:
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
         typed = inferred_graph(proto)
         self.scopes: dict[Path, Scope] = {}
+        self.sums: dict[str, list[str]] = {}
         self.main = Scope(self, proto.graph, declared_types(typed), typed=typed)
         self.outputs = tuple(value.name for value in proto.graph.output)
         self.signature = [_signature(values) for values in (proto.graph.input, proto.graph.output)]
@@ -313,7 +315,9 @@ class Scope:
         return self._tensors[name]
 
     def _inactive(self, node: onnx.NodeProto) -> bool:
-        """Whether a node is a Dropout that drops nothing: since opset 7 it does so only where training is asked for."""
+        """Whether a node is a Cast to the type that is there, or a Dropout of opset 7 or later without training."""
+        if key_of(node) == ("", "Cast"):
+            return self.types.get(node.input[0], TensorType.UNKNOWN).elem_type == integer_of(node, "to", 0) != 0
         return key_of(node) == ("", "Dropout") and len(node.input) < 3 and self.model.opsets.get("", 0) >= 7
 
     def number(self, name: str) -> str:
@@ -383,10 +387,15 @@ class Scope:
             for name, body in ((name, self.body(node, name)) for name, _ in subgraphs(node))
         ]
         operands = [self.number(name) for name in node.input]
+        if key in (("", "Add"), ("", "Mul")) and not node.attribute:
+            # Operands may be exchanged, and a sum is its terms, in any order; of two long sums it is the two.
+            terms = [each for number in operands for each in self.model.sums.get(number, [number])]
+            operands = sorted(terms if key == ("", "Add") and len(terms) <= _MOST_TERMS else operands)
         made = (key, self.attributes(node), bodies, operands, [bool(name) for name in node.output])
         for place, name in enumerate(node.output):
             if name:
                 self.numbers[name] = _digest("node", place, *made)
+                self.model.sums |= {self.numbers[name]: operands} if key == ("", "Add") and not node.attribute else {}
 
 
 def _digest(*parts: object) -> str:
