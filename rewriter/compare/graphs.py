@@ -177,7 +177,7 @@ def _nodes(scope: Scope) -> list[onnx.NodeProto]:
 def _renumber(scope: Scope, node: onnx.NodeProto) -> None:
     """Number a node by the numbers that its operands have by now, those that its bodies read included."""
     for name, _ in subgraphs(node):
-        body = scope.body(node, name)
+        body = scope.bodies[id(node), name]
         for inner in _nodes(body):
             _renumber(body, inner)
     scope.number_node(node)
@@ -202,7 +202,7 @@ def _what(a: Scope, b: Scope, ours: list[onnx.NodeProto], theirs: list[onnx.Node
     parts: list[dict[str, object]] = []
     inputs: list[list[str]] = []
     for scope, node in ((a, ours[0]), (b, theirs[0])):
-        bodies = {name: scope.body(node, name) for name, _ in subgraphs(node)}
+        bodies = {name: scope.bodies[id(node), name] for name, _ in subgraphs(node)}
         numbers = {name: (len(each.inputs), *map(each.number, each.outputs)) for name, each in bodies.items()}
         parts.append({**dict(scope.attributes(node)), **numbers})
         inputs.append([scope.number(name) for name in node.input])

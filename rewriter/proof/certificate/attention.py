@@ -215,7 +215,7 @@ def _reader_of(scope: Scope, node: onnx.NodeProto) -> _Reader | None:
     shape = sizes(scope.find(node.input[1])) or [1]
     if len(shape) == 3 and shape[:2] == [0, 0]:
         return _Reader()
-    measured = whole_shape(scope.find(node.input[1]))
+    measured = whole_shape(sizes(scope.find(node.input[1])))
     return None if measured is None else _Reader(shaped=before_casts(measured))
 
 

@@ -51,6 +51,11 @@ class _Piece(NamedTuple):
     b: Expression
     parts: tuple[Expression, ...]
 
+    @property
+    def cell(self) -> Cell:
+        """All of it, before any bound is known."""
+        return -math.inf, self.low, self.high, self
+
 
 Cell = tuple[float, fmpq, fmpq, _Piece]
 """Minus an upper bound, so that the worst cell comes first in a heap; its ends; and the piece that it is in."""
@@ -207,7 +212,7 @@ class _Search:
                     return self.lower
                 if self.undefined is not None:
                     return math.inf
-        upper = self._refined(sorted(_cell(piece) for piece in self._pieces), limit)
+        upper = self._refined(sorted(piece.cell for piece in self._pieces), limit)
         return max([upper, *(self._at_point(root) for root in sorted(self.roots))])
 
     def piece(self, low: fmpq, high: fmpq) -> _Piece:
@@ -314,7 +319,7 @@ class _Search:
             return None
         points = [self.piece(root, root) for root in sorted(self.roots) if root != 0]
         heap = [(-self.relative_on(point, point.low, point.low), point.low, point.low, point) for point in points]
-        heap = sorted([*heap, *map(_cell, self._pieces)])
+        heap = sorted([*heap, *(piece.cell for piece in self._pieces)])
         parts = max((len(piece.parts) for piece in self._pieces), default=1)
         for _ in range(min(_MOST_RELATIVE, _MOST_PARTS // parts) if heap else 0):
             upper, low, high, _ = heap[0]
@@ -342,10 +347,6 @@ class _Search:
             nearest = max(low, -high)
             return _rounded_up(_most(_interval(piece, low, high)[1]) / arb(nearest)) if nearest > 0 else math.inf
         return math.inf
-
-
-def _cell(piece: _Piece) -> Cell:
-    return -math.inf, piece.low, piece.high, piece
 
 
 def _interval(piece: _Piece, low: fmpq, high: fmpq) -> tuple[Interval, Interval]:

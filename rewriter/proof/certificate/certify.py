@@ -467,6 +467,9 @@ class _Matching:
             if axes is None or axes.stop != -1:
                 return False
             found.append(axes.tensor)
+        fixed = _fixed_front(found[0])
+        if fixed is not None and fixed == _fixed_front(self._of_original(a.scope, found[1])):
+            return True
         return self._same_tensors(found[0], found[1])
 
     def _all_but_last(self, original: Scope, axes: Axes) -> Axes | None:
@@ -486,7 +489,7 @@ class _Matching:
 
     def _same_sizes(self, a: Tensor, b: Tensor) -> bool:
         """Whether both are the shape of the same rows, one of them without a tensor that has it."""
-        measured, written = whole_shape(a), sizes(b)
+        measured, written = whole_shape(sizes(a)), sizes(b)
         last = extent(measured).width if measured is not None else None
         if measured is None or written is None or last is None or len(written) != 2 or written[1] != last:
             return False
@@ -522,7 +525,7 @@ class _Matching:
         if names != sorted(name for name, _ in subgraphs(two)):
             return self._refused(a, b, 2, "has other bodies than in the original")
         for name in names:
-            body, other = a.scope.body(one, name), b.scope.body(two, name)
+            body, other = a.scope.bodies[id(one), name], b.scope.bodies[id(two), name]
             if len(body.inputs) != len(other.inputs) or len(body.outputs) != len(other.outputs):
                 return self._refused(a, b, 2, f"body {name} has other inputs or outputs than in the original")
             self._bodies[id(body)] = other
@@ -657,6 +660,13 @@ def _attention(region: Region) -> bool:
 
 def _elem_type(region: Region) -> int:
     return next(iter(region.leaves.values())).elem_type
+
+
+def _fixed_front(tensor: Tensor | None) -> tuple[int, ...] | None:
+    """The sizes of all axes but the last, if the original fixes them."""
+    shape = tensor.type.shape if tensor is not None else None
+    fixed = tuple(size for size in (shape or ())[:-1] if isinstance(size, int))
+    return fixed if shape is not None and len(fixed) == len(shape) - 1 else None
 
 
 def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool) -> str:

@@ -193,7 +193,7 @@ def sizes(shape: Tensor, depth: int) -> Sizes | None:
     if node.op_type == "Unsqueeze":  # of the size of one axis
         made = scope.find(node.input[0]).node
         return whole if made is not None and key_of(made) == ("", "Gather") else None
-    measured = _whole(whole)
+    measured = whole_shape(whole)
     if measured is None:
         return None
     if node.op_type == "Slice":
@@ -233,12 +233,8 @@ def rank(shape: Sizes | None) -> int | None:
     return None if shape is None else total
 
 
-def whole_shape(shape: Tensor) -> Tensor | None:
+def whole_shape(shape: Sizes | None) -> Tensor | None:
     """The tensor whose whole shape this is."""
-    return _whole(sizes(shape))
-
-
-def _whole(shape: Sizes | None) -> Tensor | None:
     each = shape[0] if shape is not None and len(shape) == 1 else 0
     return each.tensor if isinstance(each, Axes) and each[1:] == (0, None) else None
 

@@ -220,6 +220,7 @@ class Scope:
         depth: how many graphs are around it.
         types: element types and shapes of its tensors.
         made: tensor to the node that makes it and the place among its outputs.
+        bodies: those of its nodes, by id of the node and attribute.
         initializers: by name; `overridable` are those that a caller may replace.
         numbers: what was numbered so far.
         found: what functions found of its tensors so far (`rewriter.proof.certificate.constants.remembered`).
@@ -330,10 +331,6 @@ class Scope:
             known = found.scope.numbers[found.name] = found.scope.number_source(found)
         return known
 
-    def body(self, node: onnx.NodeProto, attribute: str) -> Scope:
-        """The body of a node of this graph."""
-        return self.bodies[id(node), attribute]
-
     def attributes(self, node: onnx.NodeProto) -> list[tuple[str, object]]:
         """What a node is beside operator, operands and bodies, comparable: attributes, with tensors by digest.
 
@@ -384,7 +381,7 @@ class Scope:
             return
         bodies = [
             (name, len(body.inputs), [body.number(each) for each in body.outputs])
-            for name, body in ((name, self.body(node, name)) for name, _ in subgraphs(node))
+            for name, body in ((name, self.bodies[id(node), name]) for name, _ in subgraphs(node))
         ]
         operands = [self.number(name) for name in node.input]
         if key in (("", "Add"), ("", "Mul")) and not node.attribute:

@@ -279,7 +279,7 @@ TURNED = THREE.format("1, -1, 8").replace("y = MatMul(x, W1)", ROWS)
 FLAT = TURNED.replace(ROWS, "r = MatMul(x, W1) {} y = Reshape(r, m) ")
 LAID_OUT = {
     "its own axes": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x"), True, True),
-    "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), False, False),
+    "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), True, False),
     "a matrix": ("v = Tanh(z) y = MatMul(x, W1) out = Tanh(y)", f"{ROWS} v = Tanh(z) out = Tanh(y)", False, False),
     "other axes": (THREE.format("-1, 1, 8"), TURNED, False, False),
     "rows by their width": (TURNED, FLAT.format("m = Constant<value_ints = [-1, 8]>()"), True, True),
@@ -302,7 +302,7 @@ LAID_OUT = {
 
 @pytest.mark.parametrize("name", LAID_OUT)
 def test_a_layer_has_the_axes_of_its_rows(name: str) -> None:
-    """With sizes that the original fixes, and without."""
+    """Two tensors have the same axes in front where the original fixes both."""
     original, rewritten, *wanted = LAID_OUT[name]
     for inputs, certified in zip(
         ("float[2, 3, 4] x, float[2, 3, 5] z", "float[b, t, 4] x, float[b, t, 5] z"), wanted, strict=True
