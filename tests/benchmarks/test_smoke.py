@@ -16,6 +16,7 @@ from benchmarks import (
     cuda_proofs,
     error_propagation,
     forms,
+    fusions,
     gates,
     large_model,
     latency,
@@ -31,6 +32,7 @@ from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.ort.providers import available_providers
 from tests.benchmarks.conftest import draws
+from tests.committed import FOLDER
 from tests.conftest import slow
 
 MODULES = (cuda, cuda_proofs, error_propagation, forms, gates, large_model, latency, pattern, plan_scaling, validation)
@@ -131,6 +133,15 @@ def test_error_propagation(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "error-propagation.json").read_text(encoding="utf-8"))["rows"]
     assert all(0.0 < row["largest"] < 1e-5 for row in rows), "an exact program: nothing but rounding"
     assert "| silu | masked |" in (tmp_path / "error-propagation.md").read_text(encoding="utf-8")
+
+
+@slow
+def test_onnxruntime_s_fusions_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusions, "TOOLS", {name: fusions.TOOLS[name] for name in list(fusions.TOOLS)[:3]})
+    for name, wanted in (("gelu-encoder", "certified"), ("gelu-vision", "undecided")):
+        found = fusions.judged(FOLDER / f"{name}.onnx", tmp_path)
+        assert found[fusions.BASIC].startswith(wanted)
+        assert found["onnxruntime, extended"].startswith("certified")
 
 
 def test_a_conversion_crosses_few_files() -> None:
