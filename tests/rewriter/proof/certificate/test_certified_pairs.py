@@ -62,9 +62,9 @@ RIGHT: dict[str, tuple[str, str]] = {
         GATED,
         "g = MatMul(x, V1) n = Neg(y) e = Exp(n) d = Add(e, $1.0) u = Mul(g, y) h = Div(u, d)",
     ),
-    "the sum of two tensors": (
-        "g = MatMul(x, V1) z = Add(y, g) s = Sigmoid(z) h = Mul(z, s)",
-        "g = MatMul(x, V1) z = Add(y, g) n = Neg(z) e = Exp(n) d = Add(e, $1.0) h = Div(z, d)",
+    "the sum of two tensors, as far as 6": (
+        "g = MatMul(x, V1) z = Add(y, g) s = Sigmoid(z) p = Mul(z, s) h = Clip(p, $-1.0, $6.0)",
+        "g = MatMul(x, V1) z = Add(y, g) n = Neg(z) e = Exp(n) d = Add(e, $1.0) q = Div(z, d) h = Min(q, $6.0)",
     ),
     "ReLU by a mask": ("h = Relu(y)", "c = Greater(y, $0.0) k = Cast<to = 1>(c) h = Mul(k, y)"),
     "softplus by a logarithm": ("h = Softplus(y)", "e = Exp(y) o = Add($1.0, e) h = Log(o)"),
@@ -283,8 +283,6 @@ OVER = "s = Softmax<axis = @>(y) m = Constant<value_ints = [1, -1, 8]>() out = R
 LAID_OUT = {
     "its own axes": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x"), True, True),
     "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), False, False),
-    "axes of a tensor that the original has not": (
-        "v = Tanh(z) out = MatMul(x, W1)", f"{ROWS} u = Tanh(x) {FRONT.format('u')}", False, False),
     "axes but the last two": (
         f"v = Tanh(z) {UP} y = MatMul(u, W1) {OVER.replace('@', '2')}",
         f"{UP} f = Flatten<axis = 3>(u) y = Gemm(f, W1) {FRONT.format('u').replace('out =', 'o =')} "
