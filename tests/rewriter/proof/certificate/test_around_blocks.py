@@ -274,6 +274,16 @@ WHOLE: dict[str, str] = {
 }
 
 
+def test_functions_that_cannot_be_inlined() -> None:
+    """Relu would be read as the operator of that name."""
+    model = mlp("h = Relu(y)")
+    shadowed = copied(model)
+    defines(shadowed, "", "Relu", "Other")
+    defines(shadowed, "", "Other", "Relu")
+    found = certify(*(LoadedModel(each, None, None, (), 0) for each in (model, shadowed)))
+    assert "cannot be inlined" in found.refusals[0].text
+
+
 COMMUTE = ("Add", "Mul", "And", "Or", "Equal", "Max", "Min")
 
 EACH_FORM = pytest.mark.parametrize("form", ["local", "masked"])

@@ -148,6 +148,7 @@ def test_a_type_ends_where_its_floats_do() -> None:
     assert of(RELU, capped, top=HALF_TYPE).exact
     assert not of(RELU, capped).holds
     assert of(RELU, minimum(RELU, constant(1e300)), top=DOUBLE).at == sys.float_info.max
+    assert of(neg(VARIABLE), minimum(neg(VARIABLE), constant(1e300)), top=DOUBLE).at == -sys.float_info.max
 
 
 def test_the_last_number_of_a_type_is_enclosed() -> None:

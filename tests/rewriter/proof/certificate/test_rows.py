@@ -44,6 +44,7 @@ NONE = {
     "two biases": "y = MatMul(x, W1) z = Add(y, b1) out = Add(z, c1)",
     "a bias with an axis more": "y = MatMul(x, W1) out = Add(y, wide)",
     "Einsum that turns its output": 'y = Einsum<equation = "btd,df->bft">(x, W1) out = Transpose<perm = [0, 2, 1]>(y)',
+    "weights that are infinite": "out = MatMul(x, endless)",
     "weights that are computed": "w = Exp(W1) out = MatMul(x, w)",
     "a product from the left": "w = Transpose<perm = [0, 2, 1]>(x) out = MatMul(W1t, w)",
     "a part whose size is a difference": HALF.replace("Div", "Sub"),
@@ -53,8 +54,9 @@ NONE = {
 
 
 def tensor(body: str, name: str = "out") -> tuple[onnx.ModelProto, Tensor]:
-    opset, wide = 12 if "split =" in body else 17, {"wide": np.ones((1, 1, 8)), "pair": np.ones((1, 1))}
-    model = text_model(body, outputs="float[a, b, c] out", constants=wide, opset=opset)
+    opset, given = 12 if "split =" in body else 17, {"wide": np.ones((1, 1, 8)), "pair": np.ones((1, 1))}
+    given["endless"] = np.full((4, 8), np.inf)
+    model = text_model(body, outputs="float[a, b, c] out", constants=given, opset=opset, domains={"own": 1})
     return model, Model(load_model(model)).main.find(name)
 
 
@@ -129,14 +131,17 @@ SIZES: dict[str, list[tuple[int, int | None]] | None] = {
     part("p", 0, 1) + "i = Constant<value_ints = [-2]>() q = Gather(n, i)": None,
     part("p", 0, 1) + "i = Constant<value_ints = [1, 2]>() q = Gather(n, i)": None,
     part("p", 0, 1) + "q = Shape<start = 1>(x)": None,
+    part("p", 0, 1) + "q = own.Shape(x)": None,
 }
 
 
 @pytest.mark.parametrize("body", SIZES)
 def test_a_shape_is_put_together_from_axes(body: str) -> None:
-    found = sizes(tensor(f"n = Shape(x) {body} shape = Concat<axis = 0>(p, q) out = Identity(x)", "shape")[1])
-    ends = None if found is None else [(each.start, each.stop) for each in found if isinstance(each, Axes)]
-    assert ends == SIZES[body]
+    for axis in (0, -1):
+        text = f"n = Shape(x) {body} shape = Concat<axis = {axis}>(p, q) out = Identity(x)"
+        found = sizes(tensor(text, "shape")[1])
+        ends = None if found is None else [(each.start, each.stop) for each in found if isinstance(each, Axes)]
+        assert ends == SIZES[body]
 
 
 CASTS = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
+from itertools import permutations, product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import rewriter
 from rewriter import rewrite
+from rewriter.proof.certificate.attention import _Count, _Reason
 from rewriter.proof.certificate.certify import Certificate
 from tests import changes
 from tests.changes import add_weight, insert, maker
@@ -130,6 +133,10 @@ class Planted:
         return name
 
 
+HALVED = (
+    'p.before("z", 1, "Mul", f"@ {p.number(0.5, dtype=np.float32)}"); '
+    'p.behind("z", "Mul", f"@ {p.number(2, dtype=np.float32)}")'
+)
 ROLLED = "f = p.number([0]); o = p.number([1]); e = p.number([2**40]); "
 BOTH = {
     "other tokens: the values are those of the next token": ROLLED
@@ -226,6 +233,10 @@ POSITIONS = {
         "what is masked is the query": 'p.before("scores", 0, "Transpose", "@", perm=[1, 0])',
     },
     "maskless": {
+        "omega is 150, for values that may be half the largest number": (
+            'p.weight("position_scores_minus_omega", "v[...] = -150"); ' + HALVED
+        ),
+        "what others add is within a function": 'p.behind("z", "Tanh", "@")',
         "omega is 100": 'p.weight("position_scores_minus_omega", "v[...] = -100")',
         "omega is 0": 'p.weight("position_scores_minus_omega", "v[...] = 0")',
         "omega is negative": 'p.weight("position_scores_minus_omega", "v *= -1")',
@@ -268,6 +279,7 @@ HARMLESS = {
         "maskless",
         'p.weight("position_scores_zero", "v[...] = 1"); p.weight("position_scores_minus_omega", "v += 1")',
     ),
+    "values are halved, and what is made of them doubled": ("maskless", HALVED),
     "bias tokens that are not there are allowed": ("masked", 'p.operand("end_bias", 1, [9])'),
 }
 
@@ -311,6 +323,18 @@ def test_what_is_the_same_function_is_certified(name: str) -> None:
     p = Planted(changes.copied(model))
     changes.run(statement, p=p)
     assert judged(original, p.model).certified
+
+
+def test_positions_are_compared_as_those_of_every_two_tokens() -> None:
+    """Where there is an answer, it is right for all i and j; one token has a position, and no other beside it."""
+    for gap in starmap(_Count, product(range(-2, 3), *[range(-1, 2)] * 3)):
+        pairs = [(tokens, *pair) for tokens in range(2, 6) for pair in permutations(range(tokens), 2)]
+        pairs += [] if gap.other else [(1, 0, 0)]
+        numbers = {gap.fixed + i * gap.own + j * gap.other + tokens * gap.tokens for tokens, i, j in pairs}
+        with suppress(_Reason):
+            assert {gap.less(_Count())} == {number < 0 for number in numbers}
+        with suppress(_Reason):
+            assert {gap.equal(_Count())} == {number == 0 for number in numbers}
 
 
 def test_what_many_tokens_may_add_up_to_is_not_counted_once() -> None:
