@@ -43,13 +43,14 @@ _PRECISION = 128
 
 
 class _Piece(NamedTuple):
-    """[low, high] without kinks, and both functions as they are on it."""
+    """[low, high] without kinks, both functions as they are on it, and the bits of the steepest line in them."""
 
     low: fmpq
     high: fmpq
     a: Expression
     b: Expression
     parts: tuple[Expression, ...]
+    steep: int
 
     @property
     def cell(self) -> Cell:
@@ -219,7 +220,9 @@ class _Search:
         """Both functions on a piece. Raises Kink."""
         (a, b), zeros = on_piece(self._a, self._b, low=low, high=high)
         self.roots |= zeros
-        return _Piece(low, high, a, b, tuple(ordered(a, b)))
+        parts = tuple(ordered(a, b))
+        slopes = (int(abs(part.value[0])).bit_length() for part in parts if isinstance(part.value, tuple))
+        return _Piece(low, high, a, b, parts, max(slopes, default=0))
 
     def _between_kinks(self) -> Iterator[_Piece]:
         pending = [(-self._end, self._end)]
@@ -408,12 +411,8 @@ class _Series:
 
 
 def _bits(piece: _Piece, low: fmpq, high: fmpq) -> int:
-    """Those of the largest |y|^3, whose exponential GELU by tanh takes, and of the steepest line.
-
-    flint has no exponential of numbers of more bits than it works with, and a line a y + b loses those of a.
-    """
-    steepest = max((abs(part.value[0]) for part in piece.parts if isinstance(part.value, tuple)), default=fmpq(0))
-    return 3 * int(max(abs(low), abs(high))).bit_length() + int(steepest).bit_length()
+    """Those of the largest |y|^3, whose exponential GELU by tanh takes, and those that the steepest line loses."""
+    return 3 * int(max(abs(low), abs(high))).bit_length() + piece.steep
 
 
 def _float(number: fmpq) -> float:

@@ -2,8 +2,9 @@
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
 by name; names of nodes and of inner tensors do not count. Local functions are inlined; fused operators, operators on
-quantised numbers and mixtures of experts are written out as they are defined; Identity and Constant nodes are
-transparent. Bodies of control flow see the scopes around them, and number their own inputs by depth and position.
+quantised numbers and mixtures of experts are written out as they are defined; a sum is its terms, in any order; nodes
+that only pass on (Identity, Constant, a Cast to the same type) are transparent. Bodies of control flow see the scopes
+around them, and number their own inputs by depth and position.
 """
 
 from __future__ import annotations
@@ -384,15 +385,17 @@ class Scope:
             for name, body in ((name, self.bodies[id(node), name]) for name, _ in subgraphs(node))
         ]
         operands = [self.number(name) for name in node.input]
-        if key in (("", "Add"), ("", "Mul")) and not node.attribute:
+        sums = key == ("", "Add") and not node.attribute
+        if sums or (key == ("", "Mul") and not node.attribute):
             # Operands may be exchanged, and a sum is its terms, in any order; of two long sums it is the two.
             terms = [each for number in operands for each in self.model.sums.get(number, [number])]
-            operands = sorted(terms if key == ("", "Add") and len(terms) <= _MOST_TERMS else operands)
+            operands = sorted(terms if sums and len(terms) <= _MOST_TERMS else operands)
         made = (key, self.attributes(node), bodies, operands, [bool(name) for name in node.output])
         for place, name in enumerate(node.output):
             if name:
                 self.numbers[name] = _digest("node", place, *made)
-                self.model.sums |= {self.numbers[name]: operands} if key == ("", "Add") and not node.attribute else {}
+                if sums:
+                    self.model.sums[self.numbers[name]] = operands
 
 
 def _digest(*parts: object) -> str:
