@@ -18,19 +18,12 @@ import onnx
 
 import rewriter
 from models.coverage import hints_of
-from models.registry import get
+from models.registry import COMMITTED, get
 from models.tools import optimisers
 from models.tools.common import Hints, quiet
 from rewriter.report.certification import Certification
 
-MODELS = {
-    "silu-decoder": "gpt2-silu",
-    "relu-decoder": "opt",
-    "gelu-encoder": "bert",
-    "conformer-encoder": "wav2vec2-conformer",
-    "gelu-vision": "vit",
-    "gated-decoder": "llama",
-}
+MODELS = {Path(each.file).stem: each.entry for each in COMMITTED}
 """Committed model to its entry."""
 _MARKED = re.compile(r"(<!-- made by python -m benchmarks.fusions -->\n).*?(<!-- end -->)", re.DOTALL)
 
