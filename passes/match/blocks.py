@@ -37,6 +37,7 @@ from rewriter.graph.view import (
     GraphView,
     Miss,
     Path,
+    Place,
     attributes,
     integer_of,
     key_of,
@@ -118,6 +119,11 @@ class Block:
     def output(self) -> str:
         """The output of the block's activation region."""
         return self.region.output
+
+    @property
+    def place(self) -> Place:
+        """The output and its graph, by which blocks are known."""
+        return self.path, self.output
 
     @property
     def coarsest(self) -> int:

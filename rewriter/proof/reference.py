@@ -33,8 +33,8 @@ from rewriter.graph.fused import FUSED, MICROSOFT, with_parts
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import attributes as attributes_of
-from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
-from rewriter.graph.walk import all_graphs, is_external, iter_tensors
+from rewriter.graph.view import constant_of, key_of, label, needed, opsets
+from rewriter.graph.walk import all_graphs, is_external, iter_tensors, reads
 from rewriter.proof.inputs.specs import is_float, numpy_type
 from rewriter.text import one_line
 

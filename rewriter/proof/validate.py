@@ -23,7 +23,8 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import GraphView, key_of, reads
+from rewriter.graph.view import GraphView, Place, key_of
+from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
@@ -154,13 +155,15 @@ class Judge:
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
         # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
-        names = {name: f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)}
+        names = {
+            (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
+        }
         of_blocks = {each.name for each in self.claims}
         refusals = [
             each for each in certificate.refusals if self.claims or (each.refuted and each.tensor == each.original)
         ]
         known = [
-            each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
+            each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}not certified: {each.text}"
             for each in ([each for each in refusals if each.refuted] or refusals)  # others may follow from the refuted
         ]
         try:
@@ -185,7 +188,7 @@ class Judge:
     def _certificate(self) -> Certificate:
         """What is proved for every input."""
         held = {
-            each.output: Claimed(
+            each.place: Claimed(
                 each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
             )
             for each in self.claims
@@ -298,8 +301,8 @@ class Judge:
         for (output, way), each in judged.items():
             exact = strict[output, way]
             if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
-                coarsest = max(points, key=lambda point: point.error).tensor
-                coarsest = next((claim.name for claim in self.claims if claim.output == coarsest), coarsest)
+                coarsest = max(points, key=lambda point: point.error).place
+                coarsest = next((claim.name for claim in self.claims if claim.place == coarsest), coarsest[1])
                 failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
             elif not each.holds:
                 failures.append(f"output {output} {each.reason} on {way}")
@@ -417,9 +420,9 @@ def noise_points(
         Point(each.output, each.path, each.elem_type, each.max_error, each.gate, each.value if each.gated else "")
         for each in tested
     ]
-    unique: dict[str, Point] = {}
+    unique: dict[Place, Point] = {}
     for point in (*found, *further):
-        unique.setdefault(point.tensor, point)
+        unique.setdefault(point.place, point)
     return tuple(unique.values())
 
 
