@@ -235,7 +235,9 @@ class Dataflow:
         return self.values.get(tensor) or self.facts.get(tensor) or Fact((tensor,))
 
     def region(self, output: str, leaves: tuple[str, ...]) -> Region:
-        """The nodes that compute `output` from `leaves`, in topological order."""
+        """The nodes that compute `output` from `leaves`, in topological order; it ends before a Dropout that stays."""
+        while (last := self._view.made_by(output)) is not None and self._view.has_further_readers(last):
+            output = last.input[0]
         inside = ancestors(self._view, frozenset(leaves), [output])
         nodes = (index for index in inside if not self.facts.keys().isdisjoint(self._view.nodes[index].output))
         return Region(output, leaves, tuple(sorted(nodes)))
@@ -550,7 +552,7 @@ class Finder:
                 region = flow.region(output, fact.leaves)
                 # Heads of an earlier run look like an activation between linear operators.
                 if not made.intersection(region.nodes):
-                    found.append(self._candidate(region, sinks))
+                    found.append(self._candidate(output, region, sinks))
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
         for leaf, miss in flow.near_misses.items():
             if not made.intersection(view.consumers.get(leaf, ())):
@@ -576,8 +578,8 @@ class Finder:
         blocks = tuple(each for each in found if isinstance(each, Block))
         return blocks, tuple(each for each in found if isinstance(each, Left))
 
-    def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
-        output, leaves = region.output, region.leaves
+    def _candidate(self, output: str, region: Region, sinks: list[LinearOperator]) -> Block | Left:
+        leaves = region.leaves
         first = tuple(dict.fromkeys(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators))
         identified = self._named(region)
         miss = next((miss for leaf in leaves if (miss := self._flow.leaf(leaf).miss)), None)

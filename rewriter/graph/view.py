@@ -148,6 +148,10 @@ class GraphView:
         nodes = (self.nodes[index] for index in self.consumers.get(tensor, ()))
         return [node for node in nodes if node.op_type != "Shape"]
 
+    def has_further_readers(self, node: onnx.NodeProto) -> bool:
+        """Whether an output of a node except the first is read, such as the mask of a Dropout."""
+        return any(name in self.consumers or name in self.outputs for name in node.output[1:])
+
     def onward(self, tensor: str) -> Iterator[onnx.NodeProto]:
         """The nodes after a tensor, one after the other, as long as nothing else reads what each makes."""
         while len(found := self.readers(tensor)) == 1:
