@@ -343,7 +343,7 @@ class _Reader:
             if tensor == block.output:
                 return
             node = self._view.made_by(tensor)
-            if node is None or node.op_type not in SAME_ENTRIES:
+            if node is None or node.op_type not in SAME_ENTRIES or self._view.has_further_readers(node):
                 raise LostError("another operator stands between the activation and the second operator", tensor)
             tensor = node.input[0]
 

@@ -11,6 +11,7 @@ from passes.record import UnreadableError, read_record
 from rewriter.api.run import name_of, recorded_options
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
+from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.certify import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.certificate.certify import certify as prove
 from rewriter.report.certification import Certification, FileDigest
@@ -47,7 +48,10 @@ def certify(
     if not 0.0 <= limit < math.inf:
         raise UsageError(f"the limit is {limit:g}; it must be finite and at least 0")
     models = [load_model(source, mapped=True) for source in (original, rewritten)]
-    held = _planned(models[1]) if claims is None else {name: _claimed(name, *each) for name, each in claims.items()}
+    held = _planned(models[1])
+    if claims is not None:
+        paths = [view.path for view in all_views(models[0].proto)]
+        held = {(path, name): _claimed(name, *each) for name, each in claims.items() for path in paths}
     return certification_of(original, rewritten, prove(*models, claims=held, limit=limit), models)
 
 
@@ -65,7 +69,7 @@ def _claimed(name: str, limit: float, domain: float | None) -> Claimed:
     return Claimed(limit, domain)
 
 
-def _planned(model: LoadedModel) -> dict[str, Claimed]:
+def _planned(model: LoadedModel) -> dict[Place, Claimed]:
     """What the plan in a model claims; nothing where it carries none that can be read."""
     try:
         record = read_record(model.proto)
@@ -75,7 +79,7 @@ def _planned(model: LoadedModel) -> dict[str, Claimed]:
         return {}
     accuracy = recorded_options(record).accuracy or 0.0
     return {
-        block.output: Claimed(
+        block.place: Claimed(
             block.bound,
             block.program.domain if math.isfinite(block.program.domain) else None,
             tuple(name for name in (block.y, block.value) if name),

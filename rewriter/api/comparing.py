@@ -147,25 +147,26 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
         notes.append(f"the plan in the metadata of the second model is ignored: {error}")
     options = recorded_options(record)
     plan = make_plan(a.proto, options, partial(read_tensor, a))
-    named = {each.name: each for each in record.blocks} if record is not None else {}
+    named = {each.place: each for each in record.blocks} if record is not None else {}
     blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
-    missing = [name for name in named if name not in {block.name for block in blocks}]
+    missing = named.keys() - {block.place for block in blocks}
     if missing:
-        notes.append(f"the plan of the second model names a block that the first does not have: {missing[0]}")
+        notes.append(f"the plan of the second model names a block that the first does not have: {named[min(missing)].name}")
     claims: tuple[Claim, ...] = ()
     accuracy = options.accuracy or 0.0
     if plan.whole is None:  # blocks whose bias tokens the network carries cannot be cut out of B
-        conversions = tuple(each for each in plan.conversions if each.block.name in named)
+        conversions = tuple(each for each in plan.conversions if each.block.place in named)
         claims = claims_of(replace(plan, conversions=conversions), accuracy)
     for block in plan.undetermined:
-        stated = named.get(block.name)
+        stated = named.get(block.place)
         if stated is not None and stated.form == "local":
             # Of a program that was fitted, what B's plan says is proved or fails, within the usual limits.
             claim = replace(place_of(block), max_error=stated.bound, domain=stated.program.domain, accuracy=accuracy)
             claims += (replace(claim, unstable=True),)
     side = Side.of(replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a)
     made, places = side.main.producer.keys(), map(place_of, blocks)
-    within = tuple(each for each in places if {*each.block_outputs, *each.inputs, each.output} <= made)
+    main = (each for each in places if not each.path)
+    within = tuple(each for each in main if {*each.block_outputs, *each.inputs, each.output} <= made)
     return Known(side, within, claims, tuple(notes))
 
 
@@ -264,5 +265,5 @@ class _Pair:
 def _refuted(fault: Part, proof: Validation) -> Part:
     """A fault, with what the certificate says of its tensor first."""
     refusals = () if proof.certificate is None else proof.certificate.refusals
-    found = tuple(each.text for each in refusals if each.refuted and each.original == fault.found.name)
+    found = tuple(each.text for each in refusals if each.refuted and (each.path, each.original) == ((), fault.found.name))
     return replace(fault, causes=(*found, *fault.causes))

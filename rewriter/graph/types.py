@@ -6,7 +6,7 @@ external data need not be loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import onnx
 
-from rewriter.graph.walk import iter_nodes
+from rewriter.graph.walk import all_graphs, iter_nodes, own_names, subgraphs
 
 FLOATS = frozenset(
     (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
@@ -110,6 +110,7 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
             node.output.extend([""] * (_OUTPUTS - len(node.output)))
     missing = {domain for domain, _ in _LIKE} - {each.domain for each in skeleton.opset_import} - {""}
     skeleton.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in missing)  # onnxruntime needs none
+    hidden = _without_hidden(skeleton.graph)
     own = {(each.domain, each.name) for each in model.functions}
     skeleton.functions.extend(_function(key) for key in _LIKE.keys() - own)
     found = skeleton.graph
@@ -117,9 +118,32 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
     with suppress(Exception):
         found = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True).graph
     del found.initializer[len(model.graph.initializer) :]
+    for value, declared in zip(found.output, model.graph.output, strict=True):
+        if value.name in hidden:
+            value.CopyFrom(declared)
     return found
 
 
+def _without_hidden(graph: onnx.GraphProto) -> set[str]:
+    """Drop what graphs declare of names that their bodies define too, which onnx would apply to the inner tensors."""
+    every = set[str]()
+    for each in all_graphs(graph):
+        bodies = [body for node in each.node for _, body in subgraphs(node)]
+        hidden = {name for body in bodies for inner in all_graphs(body) for name in own_names(inner)}
+        forget_types(each, hidden)
+        for value in each.output:
+            if value.name in hidden:
+                value.ClearField("type")
+        every |= hidden
+    return every
+
+
+def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
+    """Remove the value_info of some tensors, such as those whose shapes are others now."""
+    kept = [value for value in graph.value_info if value.name not in tensors]
+    if len(kept) < len(graph.value_info):
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
 def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     """An operator that onnx knows, with the type and shape of a fused one that attributes decide; else the node."""
     if node.domain != "com.microsoft" or not node.input or len(node.output) != 1:
@@ -138,9 +162,10 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output)
 
 
-def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
-    """The types that a graph declares: of inputs, outputs, value_info and initializers."""
-    types: dict[str, TensorType] = {}
+def declared_types(graph: onnx.GraphProto, outer: Mapping[str, TensorType] | None = None) -> dict[str, TensorType]:
+    """The types that a graph declares, and those of the tensors around it that it does not hide."""
+    hidden = own_names(graph) if outer else ()
+    types = {name: kind for name, kind in (outer or {}).items() if name not in hidden}
     # In increasing order of authority: value_info may be stale, an initializer knows its own type.
     for value in (*graph.value_info, *graph.output, *graph.input):
         if value.type.HasField("tensor_type"):

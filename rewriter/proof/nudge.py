@@ -28,7 +28,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.view import Path, all_views, graph_at, integer_of
+from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
@@ -72,6 +72,11 @@ class Point:
     error: float = 0.0
     argument: str = ""
     value: str = ""
+
+    @property
+    def place(self) -> Place:
+        """The tensor and its graph."""
+        return self.path, self.tensor
 
 
 def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, Sequence[Mapping[str, Array]]]:

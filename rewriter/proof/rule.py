@@ -81,15 +81,18 @@ def compared(
     """Apply the rule to one output.
 
     Args:
-        name: the output.
+        name: the output, or an element of a sequence; not every case need have it.
         original: the original's results without optimisation, case by case.
         variants: results of the original that differ by rounding alone: with optimisation, with noise.
         rewritten: the results to be judged.
         tolerance: (atol, rtol) in place of the rule, for floats: |B - A| <= atol + rtol |A| for every entry that is
             finite; then errors are in the output's units.
     """
-    ours, theirs = ([case[name] for case in results] for results in (original, rewritten))
-    others = [[case[name] for case in results] for results in variants]
+    places = [name in case for case in original]
+    if [name in case for case in rewritten] != places:
+        return Judgement(name, np.inf, 0.0, 0.0, "is an element of a sequence that has another length")
+    every = (original, rewritten, *(each for each in variants if [name in case for case in each] == places))
+    ours, theirs, *others = [[case[name] for case in results if name in case] for results in every]
     for a, b in zip(ours, theirs, strict=True):
         if a.shape != b.shape:
             return Judgement(name, np.inf, 0.0, 0.0, f"has shape {list(b.shape)} instead of {list(a.shape)}")
@@ -97,9 +100,9 @@ def compared(
             return Judgement(name, np.inf, 0.0, 0.0, f"has type {b.dtype} instead of {a.dtype}")
     if not ours or not is_float(ours[0].dtype):
         return replace(_whole(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
-    places = _misplaced(ours, others, theirs)
-    if places:
-        return Judgement(name, np.inf, 0.0, 0.0, places)
+    misplaced = _misplaced(ours, others, theirs)
+    if misplaced:
+        return Judgement(name, np.inf, 0.0, 0.0, misplaced)
     if tolerance is not None:
         return _within(name, ours, theirs, *tolerance)
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
@@ -123,6 +126,11 @@ def compared(
         reason=f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
         f"{worst.rounding:.3g} of rounding",
     )
+
+
+def names_in(*runs: Results) -> list[str]:
+    """The outputs in any case of any run."""
+    return list(dict.fromkeys(name for results in runs for case in results for name in case))
 
 
 def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:

@@ -23,7 +23,8 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import GraphView, key_of, reads
+from rewriter.graph.view import GraphView, Place, key_of
+from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
@@ -32,8 +33,8 @@ from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
-from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, run_model, told
+from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
+from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, run_model, told
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
 
@@ -154,13 +155,15 @@ class Judge:
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
         # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
-        names = {name: f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)}
+        names = {
+            (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
+        }
         of_blocks = {each.name for each in self.claims}
         refusals = [
             each for each in certificate.refusals if self.claims or (each.refuted and each.tensor == each.original)
         ]
         known = [
-            each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
+            each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}not certified: {each.text}"
             for each in ([each for each in refusals if each.refuted] or refusals)  # others may follow from the refuted
         ]
         try:
@@ -185,7 +188,7 @@ class Judge:
     def _certificate(self) -> Certificate:
         """What is proved for every input."""
         held = {
-            each.output: Claimed(
+            each.place: Claimed(
                 each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
             )
             for each in self.claims
@@ -242,7 +245,7 @@ class Judge:
             *_foreign(claims, new),
             *(failure for each in runs.values() for failure in each.failures),
         ]
-        notes = [*_by_definition(before, after), *told(before)]
+        notes = [*_by_definition(before, after), *misdeclared(old, before), *told(before)]
         if any(rounds_to_bytes(node) for _, node in _nodes(old)):
             notes.append(_BYTES)
         judged = (each for run in runs.values() for each in run.compared.values())
@@ -285,7 +288,7 @@ class Judge:
             variants = [old.results, *noise.get(ways[0], ())]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
-                for output in plain.results[0]
+                for output in names_in(plain.results, *(after.ways[way].results for way in ways))
                 for way in ways
             }
 
@@ -297,15 +300,16 @@ class Judge:
         found: dict[str, Judgement] = {}
         for (output, way), each in judged.items():
             exact = strict[output, way]
-            if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
-                coarsest = max(points, key=lambda point: point.error).tensor
-                coarsest = next((claim.name for claim in self.claims if claim.output == coarsest), coarsest)
+            floats = any(is_float(case[output].dtype) for case in old.results if output in case)
+            if floats and each.proves_nothing and not exact.holds:
+                coarsest = max(points, key=lambda point: point.error).place
+                coarsest = next((claim.name for claim in self.claims if claim.place == coarsest), coarsest[1])
                 failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
             elif not each.holds:
                 failures.append(f"output {output} {each.reason} on {way}")
             if output not in found or each.error > found[output].error:
                 found[output] = each
-        nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
+        nothing = {output: uncompared([case[output] for case in old.results if output in case]) for output in found}
         failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
         coarse = _coarse(provider, sides[1]) if failures else ()
         if coarse:
@@ -417,9 +421,9 @@ def noise_points(
         Point(each.output, each.path, each.elem_type, each.max_error, each.gate, each.value if each.gated else "")
         for each in tested
     ]
-    unique: dict[str, Point] = {}
+    unique: dict[Place, Point] = {}
     for point in (*found, *further):
-        unique.setdefault(point.tensor, point)
+        unique.setdefault(point.place, point)
     return tuple(unique.values())
 
 
@@ -454,7 +458,9 @@ def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
 def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
     truth, ratios = before.truth or ({},), list[float]()
-    for output in (each for each, values in truth[0].items() if values.dtype.kind == "f"):
+    every = [*truth, *(case for runs in (before, after) for way in ways for case in runs.ways[way].results)]
+    shared = (each for each in truth[0] if all(each in case for case in every))
+    for output in (each for each in shared if truth[0][each].dtype.kind == "f"):
         exact = [case[output] for case in truth]
         for way in ways:
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))

@@ -22,8 +22,8 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS
 from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
-from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
-from rewriter.graph.walk import iter_nodes, subgraphs
+from rewriter.graph.view import GraphView, Path, Place, attributes, key_of, label, operator_of
+from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.proof.certificate.attention import unfold
 from rewriter.proof.certificate.bounds import Bound, bound
 from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, in_order, rank, sizes, whole_shape
@@ -151,6 +151,7 @@ class Refusal:
         reason: in a sentence.
         refuted: whether that proves that the models differ: a function that is off by more than is claimed, a constant
             or an attribute that is another.
+        path: the graph of the original.
     """
 
     tensor: str
@@ -158,6 +159,7 @@ class Refusal:
     node: str
     reason: str
     refuted: bool = False
+    path: Path = ()
 
     @property
     def text(self) -> str:
@@ -198,7 +200,7 @@ def certify(
     original: LoadedModel,
     rewritten: LoadedModel,
     *,
-    claims: Mapping[str, Claimed] | None = None,
+    claims: Mapping[Place, Claimed] | None = None,
     blocks: Sequence[Claim] = (),
     limit: float = UNCLAIMED,
 ) -> Certificate:
@@ -207,7 +209,7 @@ def certify(
     Args:
         original: the model that is the specification.
         rewritten: the model to be judged; it may have further outputs.
-        claims: by tensor of the original, what its replacement is held to.
+        claims: by graph and tensor of the original, what its replacement is held to.
         blocks: what was replaced. Each must have been, by heads. One that is not certified is left to tests: then it
             must read nothing but the inputs of the block, and these must be certified; where heads are entrywise, only
             an activation is left that cannot be read in the original, or is neither bounded nor refuted.
@@ -246,7 +248,7 @@ def _kept(a: Model, b: Model, blocks: Sequence[Claim]) -> Iterator[Refusal]:
                 text = "reported as converted, but there is no softmax between its ends"
             else:
                 continue
-        yield Refusal(block.makes[0], block.makes[0], block.name, text, refuted=True)
+        yield Refusal(block.makes[0], block.makes[0], block.name, text, refuted=True, path=block.path)
 
 
 def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
@@ -287,13 +289,13 @@ class _Matching:
         left: names of blocks that are left to tests.
     """
 
-    def __init__(self, claims: Mapping[str, Claimed], blocks: Sequence[Claim], limit: float) -> None:
+    def __init__(self, claims: Mapping[Place, Claimed], blocks: Sequence[Claim], limit: float) -> None:
         self.regions: dict[tuple[Tensor, Tensor], CertifiedRegion] = {}
         self.left: set[str] = set()
         self._claims = claims
         self._replaced = blocks
         self._ends: dict[tuple[Tensor, Tensor], Claim] = {}
-        self._names = {name for block in blocks for name in (*block.makes, block.output)}
+        self._names = {(block.path, name) for block in blocks for name in (*block.makes, block.output)}
         self._limit = limit
         self._known: dict[tuple[Tensor, Tensor, bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
@@ -321,7 +323,7 @@ class _Matching:
 
     def _refused(self, a: Tensor, b: Tensor, rank: int, reason: str, *, refuted: bool = False, block: str = "") -> bool:
         node = block or (label(b.node) if b.node is not None else "")
-        self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted)))
+        self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted, a.scope.path)))
         return False
 
     def _same(self, scope: Scope, name: str, other: Scope, others: str) -> bool:
@@ -375,7 +377,7 @@ class _Matching:
 
     def _telling(self, refusal: Refusal) -> bool:
         """Whether two tensors are surely meant to be the same: of one name, or ends or activations of blocks."""
-        return refusal.tensor == refusal.original or refusal.original in self._names
+        return refusal.tensor == refusal.original or (refusal.path, refusal.original) in self._names
 
     def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> bool:
         """Whether a block that is not certified reads only what it should, which is the same in both models."""
@@ -540,7 +542,7 @@ class _Matching:
         """What may be the same region: between tensors that keep their names, the largest, and cut at a waist."""
         ours, theirs = (reader.names_above(each) for reader, each in zip(self._readers, (a, b), strict=True))
         common = (ours & theirs) - {a.name, b.name}
-        claim, seen = self._claims.get(a.name), set()
+        claim, seen = self._claims.get((a.scope.path, a.name)), set()
         stops = [claim.leaves] if claim is not None and claim.leaves else []
         for pair in (*((Reader(names), Reader(names)) for names in (*stops, common)), self._readers):
             found = [reader.region(each) for reader, each in zip(pair, (a, b), strict=True)]
@@ -572,13 +574,14 @@ class _Matching:
         one, two = substitute(mine, values), substitute(other, values)
         heads = _attention(ours), _attention(theirs)
         proved = self._proved(a, ours, one, two, program=value is not None and heads == (False, True))
-        if proved.holds and proved.bound > _EXACT and not any(heads) and a.name not in self._claims:
+        claimed = (a.scope.path, a.name) in self._claims
+        if proved.holds and proved.bound > _EXACT and not any(heads) and not claimed:
             proved = self._to_scale(proved, one, two, TOPS[_elem_type(ours)])
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
             refuted = proved.at_least > proved.limit
-            if refuted and a.name in self._claims:
+            if refuted and claimed:
                 self._broken.add((a, b))
             return self._refused(a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=refuted)
         self.regions[a, b] = CertifiedRegion(
@@ -613,7 +616,7 @@ class _Matching:
 
     def _proved(self, a: Tensor, region: Region, mine: Expression, other: Expression, *, program: bool) -> Bound:
         top = TOPS[_elem_type(region)]
-        claim = self._claims.get(a.name)
+        claim = self._claims.get((a.scope.path, a.name))
         if claim is not None:
             ceilings = (CEILINGS.get(each.elem_type, 0.0) for each in (a, *region.leaves.values()))
             limit = min(claim.limit, max(claim.accuracy, *ceilings))

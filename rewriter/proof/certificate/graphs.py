@@ -263,7 +263,7 @@ class Scope:
                 self.bodies[id(node), name] = Scope(
                     model,
                     body,
-                    {**types, **declared_types(inner)},
+                    declared_types(inner, types),
                     typed=inner,
                     outer=self,
                     path=(*path, (holder_name(node), name)),
