@@ -97,7 +97,7 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
 
     Raises:
         ModelError: external data cannot be read.
-        NotCertifiable: a model has something that has no number, such as a sparse tensor too large to be compared.
+        NotCertifiable: a model has something that has no number, such as an attribute of an unknown type.
     """
     left = _Numbered(a)
     right = _Numbered(b, left)
@@ -286,8 +286,7 @@ def _stated(proto: onnx.ModelProto, used: set[str]) -> dict[str, dict[str, str]]
 
 def _signature(proto: onnx.ModelProto, what: str) -> dict[str, tuple[onnx.TypeProto, bool]]:
     """The inputs or outputs of a model by name: the type, and whether there is a default."""
-    tensors = (*proto.graph.initializer, *(sparse.values for sparse in proto.graph.sparse_initializer))
-    given = {tensor.name for tensor in tensors} if what == "input" else set[str]()
+    given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
     return {value.name: (value.type, value.name in given) for value in getattr(proto.graph, what)}
 
 

@@ -31,7 +31,6 @@ from rewriter.graph.view import (
     GraphView,
     Path,
     all_views,
-    attributes,
     constant_of,
     holder_name,
     integer_of,
@@ -48,8 +47,6 @@ _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
 _KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
 """The domains whose operators are known to be functions of their operands, but for those that draw numbers."""
 _MOST_TERMS = 8
-_MOST_DENSE = 2**26
-"""Sparse tensors of more elements are not written out."""
 _MOST_VALUES = 4096
 """Constants of more elements are not read as numbers of an expression."""
 
@@ -188,18 +185,6 @@ class Model:
         tensors = (tensor for tensor in iter_tensors(onnx.ModelProto(functions=[function])) if is_external(tensor))
         return function.SerializeToString(deterministic=True), *map(self.digest, tensors)
 
-    def dense(self, sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
-        """A sparse tensor as a runtime loads it. Raises NotCertifiable where it is too large for that."""
-        values, indices, dims = self.read(sparse.values), self.read(sparse.indices), tuple(sparse.dims)
-        if np.prod(dims, dtype=float) > _MOST_DENSE:
-            raise NotCertifiable(f"sparse tensor {quoted(sparse.values.name)} is too large to be compared")
-        full = np.zeros(dims, values.dtype)
-        if indices.ndim == 1:
-            full.reshape(-1)[indices] = values
-        else:
-            full[tuple(indices.T)] = values
-        return onnx.numpy_helper.from_array(full, sparse.values.name)
-
     def digest(self, tensor: onnx.TensorProto) -> str:
         """A digest of type, shape and bytes."""
         made = hashlib.sha256(repr((tensor.data_type, tuple(tensor.dims))).encode())
@@ -248,7 +233,6 @@ class Scope:
         self.inputs = {value.name: place for place, value in enumerate(graph.input)}
         self.made = {name: (node, place) for node in graph.node for place, name in enumerate(node.output) if name}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        self.initializers |= {sparse.values.name: model.dense(sparse) for sparse in graph.sparse_initializer}
         self.overridable = frozenset(
             () if outer is None and model.fixed else self.initializers.keys() & self.inputs.keys()
         )
@@ -303,9 +287,6 @@ class Scope:
             if name in self.made:
                 node, place = self.made[name]
                 constant = constant_of(node)
-                sparse = attributes(node).get("sparse_value") if key_of(node) == ("", "Constant") else None
-                if sparse is not None:
-                    constant = self.model.dense(sparse)
                 found = Tensor(self, name, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
                 found = Tensor(self, name, constant=self.initializers[name])
