@@ -1,7 +1,8 @@
 """A model as a graph of numbered tensors: equal numbers, equal computations.
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
-by name; names of nodes and of inner tensors do not count. Local functions are inlined; fused operators, operators on
+by name; names of nodes and of inner tensors do not count. Weights that both models take from the same bytes of the same
+file are numbered by that place, and never read. Local functions are inlined; fused operators, operators on
 quantised numbers and mixtures of experts are written out as they are defined; a sum is its terms, in any order; nodes
 that only pass on (Identity, Constant, a Cast to the same type) are transparent. Bodies of control flow see the scopes
 around them, and number their own inputs by depth and position.
@@ -21,7 +22,7 @@ import onnx
 from onnx import TensorProto
 
 from rewriter.errors import RewriteError
-from rewriter.files.external import read_external
+from rewriter.files.external import read_external, resolve
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.fused import FUSED, PRODUCTS, in_parts, saturating
@@ -85,6 +86,17 @@ class Tensor:
         """The digest of what it is computed from."""
         return self.scope.number(self.name)
 
+    def equals(self, other: Tensor) -> bool:
+        """Whether two constants are the same; those at different places are read."""
+        if self.number == other.number:
+            return True
+        digests = {
+            each.scope.model.digest(each.constant, by_place=False)
+            for each in (self, other)
+            if each.constant is not None
+        }
+        return self.kind == other.kind == "constant" and len(digests) == 1
+
     @property
     def kind(self) -> str:
         """Whether it is a constant, an input of the graph, or made by a node."""
@@ -124,12 +136,15 @@ class Tensor:
 class Model:
     """A loaded model, prepared and numbered."""
 
-    def __init__(self, loaded: LoadedModel, original: Model | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, original: Model | None = None, shared: frozenset[tuple[int, ...]] = frozenset()
+    ) -> None:
         """Inline functions, split fused operators, infer types.
 
         Args:
             loaded: the model; it is not changed.
             original: what it is compared with; None for the specification itself, whose word about its shapes is taken.
+            shared: of the specification: places of weights that need not be read (`shared_ranges`).
 
         Raises:
             NotCertifiable: the model has an attribute that refers to one of a function.
@@ -137,6 +152,7 @@ class Model:
         self._loaded = loaded
         self.ir_version: int = loaded.proto.ir_version
         self.original = original is None
+        self.shared = shared if original is None else original.shared
         listed = {tensor.name for tensor in loaded.proto.graph.initializer}
         # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
         inputs = {value.name for value in loaded.proto.graph.input}
@@ -185,16 +201,25 @@ class Model:
         tensors = (tensor for tensor in iter_tensors(onnx.ModelProto(functions=[function])) if is_external(tensor))
         return function.SerializeToString(deterministic=True), *map(self.digest, tensors)
 
-    def digest(self, tensor: onnx.TensorProto) -> str:
-        """A digest of type, shape and bytes."""
+    def digest(self, tensor: onnx.TensorProto, *, by_place: bool = True) -> str:
+        """A digest of type, shape and bytes, or where these are if both models have them there and `by_place`."""
         made = hashlib.sha256(repr((tensor.data_type, tuple(tensor.dims))).encode())
         if is_external(tensor) and self._loaded.base_dir is not None:
-            made.update(read_external(tensor, self._loaded.base_dir).data)
+            place = resolve(tensor, self._loaded.base_dir).range if by_place else ()
+            if place in self.shared:
+                made.update(repr(place).encode())
+            else:
+                made.update(read_external(tensor, self._loaded.base_dir).data)
         elif tensor.data_type == TensorProto.STRING:
             made.update(repr(list(tensor.string_data)).encode())
         else:
             made.update(tensor.raw_data or np.ascontiguousarray(self.read(tensor)).tobytes())
         return made.hexdigest()
+
+
+def shared_ranges(*models: LoadedModel) -> frozenset[tuple[int, ...]]:
+    """The bytes of files that all models refer to, which need not be read to be the same."""
+    return frozenset.intersection(*(frozenset(ref.range for ref in model.external) for model in models))
 
 
 class Scope:
