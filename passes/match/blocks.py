@@ -471,7 +471,8 @@ class Dataflow:
         if not all(fact.rounded for fact in beyond):
             # A nonlinear operator there is a second activation; directly after the first, the two would be one
             # function.
-            self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
+            second = Miss(f"a second activation follows in {label(node)}", label(node))
+            self._block(node, self._raised(node, data, facts) or second)
             return
         facts = [self._leaf_of(name, fact) if fact.ends else fact for name, fact in zip(data, facts, strict=True)]
         facts = self._values_of_gates(node, data, facts)
@@ -487,10 +488,22 @@ class Dataflow:
         elif len(leaves) > 2:
             # A head reads one number for its logits and one for its value.
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
+        elif (raised := self._raised(node, data, facts)) is not None:
+            self._block(node, raised)
         else:
             self.facts[output] = Fact(leaves, nonlinear=nonlinear)
             # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
             self.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
+
+    def _raised(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> Miss | None:
+        """Operands that are functions of one projection and have different numbers of axes."""
+        leaves = [leaf for fact in facts for leaf in (self.facts[fact.ends] if fact.ends else fact).leaves]
+        ranks = sorted({rank for name in data if (rank := self._view.type_of(name).rank) is not None})
+        if len(ranks) < 2 or len({self.leaf(leaf).operators for leaf in leaves}) > 1:
+            return None
+        axes = " and ".join(map(str, ranks))
+        reason = f"{label(node)} joins tensors with {axes} axes; give constants of one entry before it the shape []"
+        return Miss(reason, label(node))
 
     def _leaf_of(self, tensor: str, fact: Fact) -> Fact:
         """A quantised tensor beyond an activation as a leaf of the next: what rounds stays between the two."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from passes.record import UnreadableError, read_record
 from rewriter.api.run import name_of, recorded_options
-from rewriter.errors import ModelError, UsageError
+from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.certify import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.certificate.certify import certify as prove
-from rewriter.report.certification import Certification, FileDigest
+from rewriter.report.certification import Certification, FileDigest, sha256_of
 from rewriter.text import quoted
 
 
@@ -92,14 +91,6 @@ def _planned(model: LoadedModel) -> dict[Place, Claimed]:
 def _digest(source: Source, model: LoadedModel) -> FileDigest:
     if model.path is None:
         content = hashlib.sha256(model.proto.SerializeToString(deterministic=True)).hexdigest()
-        return FileDigest(name_of(source), content, {})
+        return FileDigest(name_of(source), content)
     data = {ref.location: ref.path for ref in model.external}
-    return FileDigest(name_of(source), _sha256(model.path), {name: _sha256(path) for name, path in data.items()})
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"{quoted(path)} cannot be read: {error.strerror}; check the disk") from error
+    return FileDigest(name_of(source), sha256_of(model.path), data)

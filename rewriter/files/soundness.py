@@ -75,10 +75,12 @@ _MICROSOFT: Mapping[str, int] = {
 
 _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _TINY = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
+_INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
+_SPARSE = onnx.SparseTensorProto(values=_TINY, indices=_INDICES, dims=[1])
 _STANDS_IN = {
     "t": onnx.AttributeProto(t=_TINY),
     "tensors": onnx.AttributeProto(tensors=[_TINY]),
-    "sparse_tensor": onnx.AttributeProto(sparse_tensor=onnx.SparseTensorProto(values=_TINY, indices=_TINY, dims=[1])),
+    "sparse_tensor": onnx.AttributeProto(sparse_tensor=_SPARSE),
     "sparse_tensors": onnx.AttributeProto(),
     "tp": onnx.AttributeProto(tp=_TYPE),
     "type_protos": onnx.AttributeProto(),

@@ -118,8 +118,6 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
     copy = with_plain(with_plain_experts(inlined(model)))
     copy = with_parts(copy, lambda node: FUSED[key_of(node)](node) if key_of(node) in FUSED else None)
-    if copy.graph.sparse_initializer:
-        raise NoReference("the model has sparse initializers")
     del copy.functions[:]  # those that are left are of another operator set
     outputs = [value.name for value in copy.graph.output]
     # A dead operator without a float64 form does not matter.

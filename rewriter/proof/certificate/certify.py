@@ -39,7 +39,16 @@ from rewriter.proof.certificate.expressions import (
     listing,
     substitute,
 )
-from rewriter.proof.certificate.graphs import FUNCTION, HEADS, SOURCE, Model, NotCertifiable, Scope, Tensor
+from rewriter.proof.certificate.graphs import (
+    FUNCTION,
+    HEADS,
+    SOURCE,
+    Model,
+    NotCertifiable,
+    Scope,
+    Tensor,
+    shared_ranges,
+)
 from rewriter.proof.certificate.regions import Reader, Region
 from rewriter.proof.certificate.rows import Layer, extent, read_layer
 from rewriter.proof.claims import Claim
@@ -220,7 +229,7 @@ def certify(
     sys.setrecursionlimit(max(before, _DEEPEST))
     matching = _Matching(claims or {}, blocks, limit)
     try:
-        a = Model(original)
+        a = Model(original, shared=shared_ranges(original, rewritten))
         b = Model(rewritten, a)
         unfold(a)
         unfold(b)
@@ -348,7 +357,7 @@ class _Matching:
             return True
         if "constant" in (a.kind, b.kind):
             if a.kind == b.kind:
-                return a.number == b.number or self._refused(a, b, 1, f"constant differs from {a.name}")
+                return a.equals(b) or self._refused(a, b, 1, f"constant differs from {a.name}")
             return self._refused(a, b, 3, f"is a {b.kind} where the original has a {a.kind}")
         if "input" in (a.kind, b.kind):
             return self._refused(a, b, 3, f"is not {a.name}")
@@ -400,7 +409,7 @@ class _Matching:
         # Tests do not see a weight that is off by one unit in the last place.
         weights = {name for index in theirs.nodes for name in reads(view.nodes[index])}
         for name in sorted(weights & a.scope.initializers.keys() & b.scope.initializers.keys()):
-            if a.scope.number(name) != b.scope.number(name):
+            if not a.scope.find(name).equals(b.scope.find(name)):
                 text = f"weight {quoted(name)} is not the original's"
                 return self._refused(a, b, 0, text, refuted=True, block=block.name)
         self.left.add(block.name)
