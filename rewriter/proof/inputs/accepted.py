@@ -11,19 +11,22 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
-from rewriter.errors import UsageError, ValidationError
+from rewriter.arrays import Array
+from rewriter.errors import RewriteError, UsageError, ValidationError
+from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
 from rewriter.proof.claims import Side
-from rewriter.proof.inputs.cases import Case, Maker, make_cases
+from rewriter.proof.inputs.cases import Case, Maker, States, Texts, make_cases
 from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import Kind
-from rewriter.proof.run import ModelRuns, Way, run_model
-from rewriter.proof.settings import Settings
+from rewriter.proof.run import ModelRuns, Way, open_model, run_model
+from rewriter.proof.settings import LARGE, Settings
 
 _ROUNDS, _AT_ONCE = 6, 12
 """How often sizes are tried, and how many in one session."""
@@ -78,14 +81,15 @@ def run_accepted(
             what = f"{spelled(settings.inputs)}: the original model runs on none of these inputs"
             raise UsageError(f"{what}: {runs.skipped[0]}")
         return runs
-    making = {
-        "seed": settings.seed,
-        "dims": settings.dims,
-        "most": most,
-        "texts": sample_tokens(beside or side.model.path),
-    }
+    beside = beside or side.model.path
+    texts = sample_tokens(beside)
+    making: dict[str, Any] = {"seed": settings.seed, "dims": settings.dims, "most": most, "texts": texts}
+    making["states"] = _encoder(beside, texts) if beside is not None and texts else None
     cases = make_cases(model, **making, full=full, few=few)
     runs = run(cases)
+    if few and runs.skipped:  # what it does accept may be a single token
+        cases = make_cases(model, **making, full=full)
+        runs = run(cases)
     if runs.cases:
         return runs
 
@@ -102,6 +106,32 @@ def run_accepted(
         )
     unique = {each.name: each for sizes in found for each in make_cases(model, **making, kinds=sizes)}
     return run(tuple(unique.values()))
+
+
+_DECODER = re.compile(r"decoder(?:_with_past)?(_model)?(?:_merged)?")
+
+
+def _encoder(decoder: Path, texts: Texts) -> States | None:
+    """The encoder that lies beside a decoder, in a file or a folder, run on texts; None without."""
+    named = _DECODER.sub(r"encoder\1", decoder.name)
+    folder = decoder.parent if named != decoder.name else decoder.parent.with_name("encoder")
+    if named == decoder.name and decoder.parent.name != "decoder":
+        return None
+    try:
+        model = load_model(folder / named)
+        maker = Maker(model.proto, texts=texts)
+        session = open_model(model, "cpu", optimise=False) if maker.texts and model.size <= LARGE else None
+    except RewriteError:
+        return None
+
+    def run(shape: tuple[int, ...], number: int) -> Array | None:
+        feeds = maker.case((shape[0], shape[1], 0), number).feeds
+        with suppress(ValidationError):
+            made = session.run(feeds) if session else {}
+            return next((values for values in made.values() if values.shape == shape), None)
+        return None
+
+    return run if session else None
 
 
 Point = tuple[int, ...]
@@ -123,7 +153,7 @@ class _Search:
         self._tried: dict[Point, str] = {}
 
     def found(self) -> list[Mapping[Kind, int]]:
-        """Sizes that the original accepts, where they differ from the usual ones: the largest, and others if it does."""
+        """Sizes that the original accepts, where they differ from the usual ones: two of them, if there are."""
         bases, trials = [self._start], [self._start, *self._next(self._start)]
         for _ in range(_ROUNDS):
             point = max(self._accepted(trials), key=math.prod, default=None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,8 @@ _PATCHES = 24
 
 Texts = Sequence[Sequence[int]]
 """The token ids of texts."""
+States = Callable[[tuple[int, ...], int], NDArray[Any] | None]
+"""What an encoder makes of a case of a shape and number; None if it makes nothing of that shape."""
 
 Setting = tuple[int, int, int]
 """Number of rows, of tokens, and of past tokens, for dimensions that the model leaves open."""
@@ -63,6 +65,7 @@ def make_cases(
     full: bool = False,
     few: bool = False,
     texts: Texts = (),
+    states: States | None = None,
 ) -> tuple[Case, ...]:
     """Generate inputs for `model`.
 
@@ -75,6 +78,7 @@ def make_cases(
         full: a sequence of `most` tokens is among the cases, if the model takes it.
         few: only the first case and the last two.
         texts: texts as token ids, which take turns with random numbers, if the model has these tokens.
+        states: what an encoder makes of them, for a decoder.
 
     Returns:
         Two to seven cases.
@@ -82,7 +86,7 @@ def make_cases(
     Raises:
         UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
     """
-    maker = Maker(model, seed=seed, dims=dims, kinds=kinds, most=most, texts=texts)
+    maker = Maker(model, seed=seed, dims=dims, kinds=kinds, most=most, texts=texts, states=states)
     with_past = (1, 1 if maker.branches else 2, 5), (1, 1, 9), (3, 1, 17)
     settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
     settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
@@ -122,6 +126,7 @@ class Maker:
         kinds: Mapping[Kind, int] | None = None,
         most: int | None = None,
         texts: Texts = (),
+        states: States | None = None,
     ) -> None:
         """As `make_cases`. Raises UsageError if `dims` names a dimension that the model does not have."""
         inputs = Inputs(model)
@@ -146,6 +151,7 @@ class Maker:
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
         self._worded = {spec.name for spec in self.specs if _takes(spec, texts)}
         self.texts = texts if self._worded else ()
+        self._states = states if self.texts else None
 
     def at(self, kinds: Mapping[Kind, int]) -> Maker:
         """The same with other sizes of kinds of dimensions."""
@@ -261,7 +267,9 @@ class Maker:
         made: Any
         match spec.role:
             case Role.FLOATS | Role.PAST | Role.STATE:
-                made = random.standard_normal(shape)
+                encoded = spec.role is Role.FLOATS and spec.kinds[1:2] == (Kind.ENCODER,)
+                made = self._states(shape, number) if self._states and encoded else None
+                made = random.standard_normal(shape) if made is None else made
             case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS:
                 made = random.integers(0, _most(spec), shape)
                 words = spec.name in self._worded
