@@ -24,10 +24,12 @@ from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
 from rewriter.proof.claims import Claim, Side
+from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.nudge import Point
 from rewriter.proof.rule import Judgement
+from rewriter.proof.run import Way
 from rewriter.proof.settings import Settings, checked
-from rewriter.proof.validate import Judge, Progress, Validation, cases_of, noise_points
+from rewriter.proof.validate import Judge, Progress, Validation, longest_of, noise_points
 from rewriter.report.comparison import Comparison
 
 _LOOSE = 2.0**-10
@@ -248,6 +250,10 @@ class _Pair:
 
     def _bisection(self, proof: Validation) -> Bisection:
         known, b = self.known, Side.of(self.b)
+        accepted = run_accepted(
+            known.side, [Way(self.settings.providers[0], optimise=False)], self.settings,
+            most=longest_of(known.claims), beside=self.a.path, by_blocks=self.settings.by_blocks(self.a.size),
+        )  # fmt: skip
         marks = boundaries(known.side.main, b.main, known.blocks)
         if ROWS in b.main.producer:  # inside such a network tensors of A's names have rows of bias tokens too
             marks = {name: label for name, label in marks.items() if name in b.main.outputs}
@@ -255,7 +261,7 @@ class _Pair:
             known.side,
             b,
             marks,
-            [case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases],
+            [case for case in accepted.cases if case.name in proof.cases],
             self.settings.providers[0],
             noise_points(proof.certificate, known.claims, self._points()),
             progress=self.run.progress,

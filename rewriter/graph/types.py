@@ -6,6 +6,7 @@ external data need not be loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,25 @@ FLOATS = frozenset(
 
 Dim = int | str | None
 """One dimension: a number, the name of a symbolic dimension, or None where nothing is known."""
+
+_TERM = re.compile(r"\s*(?:(\d{1,9})\s*\*\s*)?([A-Za-z_][\w.]*)|\s*(\d{1,9})")
+
+
+def terms_of(dim: str) -> Mapping[str, int]:
+    """A dimension as a sum: `2*s0 + past - 1` is `{"s0": 2, "past": 1, "": -1}`.
+
+    Exporters write multiples and sums of names. Other text is one name; so is `batch-size`: a minus has blanks.
+    """
+    signs, terms = ["+", *re.findall(r"\+|\s-\s", dim)], dict[str, int]()
+    for sign, part in zip(signs, re.split(r"\+|\s-\s", dim), strict=True):
+        found = _TERM.fullmatch(part.rstrip())
+        if found is None:
+            return {dim: 1}
+        factor, name, number = found.groups()
+        count = int(number or factor or 1)
+        terms[name or ""] = terms.get(name or "", 0) + (count if sign == "+" else -count)
+    return terms
+
 
 _INLINE_LIMIT = 1024
 """Initializers of at most this many elements keep their values, because inference reads the operands of Reshape, Slice

@@ -100,12 +100,13 @@ def _plain(value: Any, kind: str) -> Any:
 
 
 _STATUS = re.compile(r"^.*?while running (\w+) node\. Name:'(.*?)' Status Message: ", re.DOTALL)
+_PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ .*? was false\. (?=\S)", re.DOTALL)
 _BOUNDS = re.compile(r"Name:'(.*?)'.*idx=(-?\d+) must be within the inclusive range \[-(\d+),", re.DOTALL)
 
 
 def _told(error: Exception) -> str:
-    """What onnxruntime says of a node, without its preamble."""
-    return one_line(_STATUS.sub(r"\1 '\2': ", str(error)))
+    """What onnxruntime says of a node, without its preamble and the place in its source."""
+    return one_line(_PLACE.sub("", _STATUS.sub(r"\1 '\2': ", str(error))))
 
 
 def _outside(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:

@@ -112,7 +112,9 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
 
 def rounds_to_bytes(node: onnx.NodeProto) -> bool:
     """Whether an operator rounds its activations to 8 bits."""
-    return node.op_type == "MatMulNBits" and integer_of(node, "accuracy_level", 0) == 4
+    if node.op_type == "MatMulNBits":
+        return integer_of(node, "accuracy_level", 0) == 4
+    return node.op_type in {"DynamicQuantizeLinear", "DynamicQuantizeMatMul"}
 
 
 def noisy(

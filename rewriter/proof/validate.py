@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.errors import UsageError, ValidationError
+from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
@@ -28,9 +28,8 @@ from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.cases import Case, make_cases
-from rewriter.proof.inputs.given import spelled
-from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.accepted import run_accepted
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
@@ -211,13 +210,12 @@ class Judge:
         tested = tuple(claim for claim in claims if claim.name in certificate.left)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
-        longest = 0 if self.alone is None else max((claim.longest or 0 for claim in claims), default=0)
         watched = dict(_domains(claims, certificate))
         # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
-        cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
         wide = self.original.size <= CHEAP
         before = run_accepted(
-            old, cases, (*ways, *again), self.settings,
+            old, (*ways, *again), self.settings,
+            most=longest_of(claims), full=self.alone is not None, few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
@@ -372,41 +370,9 @@ def _beyond(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, floa
             )
 
 
-def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bool = False) -> tuple[Case, ...]:
-    """The inputs that were given, or generated ones, one with a sequence of `longest` tokens; `few`: three of them.
-
-    Raises:
-        UsageError: the inputs do not fit the model, or none can be made.
-    """
-    if settings.inputs is not None:
-        return load_cases(settings.inputs, original.proto)
-    return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest, few=few)
-
-
-def run_accepted(
-    side: Side, cases: Sequence[Case], ways: Sequence[Way], settings: Settings, **options: Any
-) -> ModelRuns:
-    """The runs of the original on the cases that it accepts; `options` are further ones of `run_model`.
-
-    Raises:
-        UsageError: the original accepts none of the inputs that were given.
-        ValidationError: the original cannot be loaded, or accepts nothing.
-    """
-    try:
-        runs = run_model(side, cases, ways, may_refuse=True, **options)
-    except ValidationError as error:
-        what = "the original model does not run, so nothing can be proved; --no-validate skips the proof"
-        raise ValidationError(f"{what}: {error}") from error
-    if runs.cases:
-        return runs
-    if settings.inputs is not None:
-        raise UsageError(
-            f"{spelled(settings.inputs)}: the original model runs on none of these inputs: {runs.skipped[0]}"
-        )
-    raise ValidationError(
-        f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs, or sizes with "
-        f"--dim ({runs.skipped[0]})"
-    )
+def longest_of(claims: Sequence[Claim]) -> int | None:
+    """The longest sequence that all blocks take; None for any."""
+    return min((claim.longest for claim in claims if claim.longest), default=None)
 
 
 def noise_points(
