@@ -29,12 +29,12 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
-from rewriter.graph.constants import UNFIT, Constants, concrete_shapes
+from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.view import GraphView, LostError, Miss, key_of
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Tracer
+from rewriter.interpret.trace import Tracer, shapes_of_case
 from rewriter.text import quoted
 
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
@@ -240,7 +240,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     view, whole = plan.views[0], plan.recognised.on_stream
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
-    tracer = Tracer(view, concrete_shapes(plan.model, view, read), read)
+    tracer = Tracer(view, shapes_of_case(source.proto, plan.model, view, read), read)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     attending = re.compile("Softmax|.*Attention").fullmatch

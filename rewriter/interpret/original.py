@@ -278,7 +278,6 @@ def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> d
     if len({len(each.columns) for each in heads}) > 1:
         raise LostError("queries, keys and values have different numbers of heads", where)
     output, shape = _output_of(tracer, z, where), (*leading, sides[0].shape[-2], sides[2].shape[-1])
-    tracer.assume(z, shape)
     channels = rows_of_output(tracer.trace(output.data, z.__eq__), shape, z, len(heads[0].columns), where)
     return {**dict(zip(("query", "key", "value"), heads, strict=True)), "output": output, "channels": channels, "z": z}
 
