@@ -16,7 +16,6 @@ import onnx
 
 from rewriter.graph.constants import Constants, Read, small
 from rewriter.graph.types import Dim, TensorType, type_of
-from rewriter.graph.types import Dim, TensorType, type_of
 from rewriter.graph.view import GraphView, LostError
 
 BATCH, TOKENS = 10007, 1000003

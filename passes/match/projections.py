@@ -28,6 +28,9 @@ from rewriter.graph.view import (
     label,
 )
 
+_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
+"""Products with a matrix that is stored as numbers of the model's type."""
+
 _PARTS = ("Split", "Slice")
 """Operators that take some of the channels."""
 
@@ -114,7 +117,7 @@ class Projections:
 def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Projections:
     """The linear operators of `block` as plain matrices. Raises LostError where they are something else.
 
-    With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight, and one of DequantizeLinear.
+    With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight, and one that nodes compute.
     """
     return _Reader(view, packed=packed).read(block)
 
@@ -259,7 +262,7 @@ class _Reader:
             sizes = operator.in_features, operator.out_features
             own = tuple(Vector(name, operator.out_features) for name in node.input[5:] if name)
             return Projection(operator.data, operator.weight, True, *sizes, own)
-        if operator.kind not in ("MatMul", "Gemm", "Einsum") or operator.axis != -1:
+        if operator.kind not in _PLAIN or operator.axis != -1:
             raise LostError(f"its {operator.kind} does not hold a plain matrix", where)
         if operator.added:
             raise LostError(f"{where} adds data to its product", where)
@@ -269,9 +272,9 @@ class _Reader:
         stated = attributes(node)
         if stated.get("alpha", 1.0) != 1.0 or stated.get("beta", 1.0) != 1.0:
             raise LostError(f"{where} scales its operands", where)
-        maker = self._computed_by(operator.weight)
-        quantised = maker is not None and maker.op_type == "DequantizeLinear"
-        if maker is not None and not (quantised and self._packed):
+        maker = None if self._packed else self._computed_by(operator.weight)
+        if maker is not None:
+            quantised = maker.op_type == "DequantizeLinear"
             raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
         biases: tuple[Vector, ...] = ()
         if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:
