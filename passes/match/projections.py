@@ -16,7 +16,7 @@ import onnx
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator
 from passes.sizes import TOKENS, Shapes
-from rewriter.graph.constants import Constants
+from rewriter.graph.constants import COMPUTED, Constants
 from rewriter.graph.view import (
     REARRANGED,
     SAME_ENTRIES,
@@ -272,7 +272,7 @@ class _Reader:
         stated = attributes(node)
         if stated.get("alpha", 1.0) != 1.0 or stated.get("beta", 1.0) != 1.0:
             raise LostError(f"{where} scales its operands", where)
-        maker = None if self._packed else self._computed_by(operator.weight)
+        maker = self._computed_by(operator.weight)
         if maker is not None:
             quantised = maker.op_type == "DequantizeLinear"
             raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
@@ -316,14 +316,12 @@ class _Reader:
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
     def _computed_by(self, weight: str) -> onnx.NodeProto | None:
-        """The node that computes a weight, unless that only changes its layout or type."""
+        """A node that computes a weight, unless that only changes its layout or type; if `packed`, any unknown one."""
         # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
         # quantisation.
-        while (node := self._view.made_by(weight)) is not None and node.op_type != "Constant":
-            if node.op_type not in REARRANGED:
-                return node
-            weight = node.input[0]
-        return None
+        ends = self._view.back(weight, COMPUTED if self._packed else REARRANGED)
+        makers = (self._view.made_by(name) for name in ends)
+        return next((each for each in makers if each is not None and each.op_type != "Constant"), None)
 
     def _unflattened(self, data: str) -> str:
         """The tensor before a Reshape that merges batch and tokens into one axis for a Gemm; `data` where none does."""

@@ -26,13 +26,14 @@ from rewriter.graph.edit import drop_dead
 from rewriter.graph.fused import MICROSOFT, Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
+from rewriter.graph.walk import all_graphs
 
 ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
     (MICROSOFT, "GroupQueryAttention"): (
         *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "cos", "sin", "positions", "bias"),
         "sink",
     ),
-    ("", "Attention"): ("query", "key", "value", "bias", "past_key", "past_value"),
+    ("", "Attention"): ("query", "key", "value", "bias", "past_key", "past_value", "count"),
     (MICROSOFT, "MultiHeadAttention"): (
         *("query", "key", "value", "offset", "seen", "bias", "past_key", "past_value"),
     ),
@@ -61,14 +62,18 @@ def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -
     """A copy in which operators of the table but those in `left` are written out where that can be done."""
     model = with_norms_apart(model)
     known: dict[str, TensorType] = {}
+    read = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.input}
+    read |= {value.name for graph in all_graphs(model.graph) for value in graph.output}
 
     def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         if key_of(node) not in DEFINITIONS.keys() - set(left):
             return None
         if not known:
             known.update(declared_types(inferred_graph(model)))
+        used = onnx.NodeProto.FromString(node.SerializeToString())
+        used.output[1:] = [name if name in read else "" for name in node.output[1:]]
         try:
-            return definition(node, known, opsets(model.opset_import).get("", 1))
+            return definition(used, known, opsets(model.opset_import).get("", 1))
         except LostError:
             return None
 
@@ -140,7 +145,8 @@ def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
     """
     written = _Written(node, types, opset)
     if key_of(node) not in DEFINITIONS:
-        raise written.lost("what it computes is not known")
+        linear = node.op_type == "LinearAttention"
+        raise written.lost("it has a state and no softmax" if linear else "what it computes is not known")
     if opset < _OPSET:
         raise written.lost(f"its parts need opset {_OPSET}, and the model has {opset}")
     try:
@@ -378,6 +384,8 @@ class _Written(Writer):
         given = self.given
         if "offset" in given or not set(_SIDES) <= given.keys():
             raise self.lost("it adds a bias of its own, or its queries, keys and values are packed into one input")
+        if any(integer_of(self.node, f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
+            raise self.lost("its queries see a window of keys")
         sides, counts = [given[name] for name in _SIDES], list[int]()
         for place, name in enumerate(_SIDES):
             joined = self.rank(given[name]) != _BY_HEAD
@@ -429,9 +437,14 @@ class _Written(Writer):
                 kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_AXES_OF_MASK[rank])
             mask = self.put("Where", kept, self.float(0.0), filler)
             bias = self.put("Add", mask, bias) if bias else mask
+        count = self.axis(self.given["count"], 1, 2, 3) if "count" in self.given else ""  # of a cache's keys
+        if count:
+            filled = self.put("Less", self.places(self.size(keys, 2)), count)
+            seen = self.put("And", seen, filled) if seen else filled
         if integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0):
             places = self.axis(self.places(self.size(query, 2)), 1)
-            places = self.put("Add", places, self.size(past, 2)) if past else places
+            before = self.put("Sub", count, self.size(query, 2)) if count else self.size(past, 2) if past else ""
+            places = self.put("Add", places, before) if before else places
             earlier = self.put("Not", self.put("Greater", self.places(self.size(keys, 2)), places))
             seen = self.put("And", seen, earlier) if seen else earlier
         return self.attended(query, keys, values, shared, bias, seen), keys, values

@@ -31,7 +31,7 @@ _SMALL, _LARGEST = 1024, 2**31
 _DEPTH = 64
 """Longest chain of nodes that is followed."""
 
-_OPERATORS = SAME_NUMBERS | {
+COMPUTED = SAME_NUMBERS | {
     *(name for domain, name in elementwise.OPERATORS if not domain),
     *("Transpose", "Slice", "Gather", "Concat", "DequantizeLinear"),
 }
@@ -105,7 +105,7 @@ class Constants:
         """The value of a constant; floating-point results of nodes are float64 if `wide`.
 
         Raises:
-            LostError: it depends on the inputs, on an unknown size, or on an operator that is not in `_OPERATORS`.
+            LostError: it depends on the inputs, on an unknown size, or on an operator that is not in `COMPUTED`.
             Exception: of any kind, for nodes that nothing would run.
         """
         known = self._kept.get((tensor, wide))
@@ -135,7 +135,7 @@ class Constants:
             return self._read(constant)
         if node.op_type == "Shape":
             return self._shape(node)
-        if node.op_type not in (*_OPERATORS, "ConstantOfShape", "Expand"):
+        if node.op_type not in (*COMPUTED, "ConstantOfShape", "Expand"):
             raise LostError("it is not constant", label(node))
         names = node.input[:1] if node.op_type == "CastLike" else node.input  # of the other, only the type counts
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}

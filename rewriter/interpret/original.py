@@ -231,9 +231,10 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
             elif node.op_type.endswith("Attention"):
                 definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
         except LostError as error:
-            missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node))
+            missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node, "attention"))
         except UNFIT:
-            missed.append(Miss(f"attention at {label(node)}: its nodes do not fit together", label(node)))
+            reason = f"attention at {label(node)}: its nodes do not fit together"
+            missed.append(Miss(reason, label(node), "attention"))
     return tuple(found), tuple(missed)
 
 

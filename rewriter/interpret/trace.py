@@ -23,7 +23,7 @@ from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, key_of, label
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, integer_of, key_of, label
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
@@ -197,6 +197,11 @@ class Tracer:
             return self._moved(node, output, follow(node.input[0]))
         if key == ("", "Concat"):
             return _concatenated([follow(name) for name in node.input], attributes(node)["axis"])
+        if key == ("", "TensorScatter"):  # rows of a cache, in its order: where they stand does not matter
+            axis, new = integer_of(node, "axis", -2), follow(node.input[1])
+            rest = list(new.shape)
+            rest[axis] = self.shape(node.input[0])[axis] - new.shape[axis]
+            return _concatenated([new, Signal(tuple(rest), ())], axis)
         if key == ("", "Neg"):
             return follow(node.input[0]).scaled(-1.0)
         if key in (("", "Mul"), ("", "Div")):
