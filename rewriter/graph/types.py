@@ -84,10 +84,10 @@ _LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
     (domain, name): rules
     for domain, rules, names in (
         ("", {0: _SAME}, "SimplifiedLayerNormalization"),
-        ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu MoE QMoE"),
+        ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu RotaryEmbedding MoE QMoE"),
         ("com.microsoft", {0: _SAME, 3: _SAME}, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
         ("com.microsoft", {0: ("Gather", 2, 0), 1: ("Compress", 0, 1), 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
-        ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention RotaryEmbedding BiasAdd"),
+        ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention BiasAdd"),
         ("com.microsoft", {0: _TYPE}, "FusedConv NhwcFusedConv FusedGemm FusedMatMul GemmFastGelu"),
         ("com.microsoft.nchwc", {0: _TYPE}, "Conv ReorderInput ReorderOutput Upsample"),
         ("com.microsoft.nchwc", {0: _TYPE}, "MaxPool AveragePool GlobalAveragePool"),

@@ -44,12 +44,12 @@ class Miss:
     Attributes:
         reason: words that a user can act on.
         node: where it failed.
-        kind: what later steps tell it by; `domain`: only the range of the pre-activations is missing.
+        kind: `domain`: only the range of the pre-activations is missing; `attention`: it is attention.
     """
 
     reason: str
     node: str
-    kind: Literal["", "domain"] = ""
+    kind: Literal["", "domain", "attention"] = ""
 
 
 class LostError(Exception):

@@ -119,7 +119,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
             heads = _of_made(view, flow, made, program)
             found.append(replace(heads, bound=max(heads.bound, made.record.bound)))
         except LostError as lost:
-            reason = f"block {made.record.name} is attention heads already, and {lost.miss.reason}; index the original"
+            reason = f"block {made.record.name} is attention heads already, and {lost.miss.reason}"
             missed.append(Miss(reason, lost.miss.node))
     return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
 
