@@ -116,9 +116,9 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     """Load and check a model.
 
     A proto in memory is used as it is, without a copy unless it has fallbacks, and may not have external data, since
-    there is no directory to resolve it in. The main graph of a file is sorted if it is not in topological order; an unsorted proto in memory is
-    refused, because it belongs to the caller. With `mapped`, the large weights of a file stay there, unless the rules
-    for external data refuse that (a link, a strange name).
+    there is no directory to resolve it in. The main graph of a file is sorted if it is not in topological order; an
+    unsorted proto in memory is refused, because it belongs to the caller. With `mapped`, the large weights of a file
+    stay there, unless the rules for external data refuse that (a link, a strange name).
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or

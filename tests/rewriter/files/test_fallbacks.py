@@ -64,7 +64,8 @@ def test_the_kernel_counts(tmp_path: Path, place: str, operator: str, domain: st
     assert callable(meaning)
     wanted = meaning(x @ values("W1")) @ values("W2")
     report = rewrite(source, out)
-    assert report.proof is not None and report.proof.certified
+    assert report.proof is not None
+    assert report.proof.certified
     assert [row.activation for row in report.converted] == [meaning.__name__]
     assert any("are ignored, as it ignores them" in note for note in report.notes)
     assert onnx.load(source).functions[0] in onnx.load(out).functions
@@ -119,5 +120,6 @@ def test_packed_weights_stay_packed() -> None:
         },
     )
     report = rewrite(model)
-    assert report.proof is not None and report.proof.certified
+    assert report.proof is not None
+    assert report.proof.certified
     assert [node.op_type for node in report.rewritten.graph.node].count("MatMulNBits") == 1
