@@ -139,6 +139,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
         max_error=conversion.max_error,
         measured=program.measured,
         domain=program.domain if isfinite(program.domain) else None,
+        part_of=block.part_of,
     )
 
 
