@@ -207,8 +207,6 @@ def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
     """Convert and prove the file, and count its blocks."""
     variant = get_variant(outcome.variant) if outcome.variant else None
     exist = entry.mlp_blocks("tiny") * (variant.copies if variant else 1)
-    if "default" in outcome.variant and entry.activation == "silu_clipped":
-        exist //= 2  # the clipped value of a gate is a piece like others
     outcome = replace(outcome, exist=exist)
     run = outcome.job.dtype != "bf16" and (not outcome.variant or outcome.job.entry in RUN)
     rewritten = path.with_name("rewritten.onnx")
@@ -223,8 +221,7 @@ def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
         return replace(outcome, missed=(f"{type(error).__name__}: {_first_line(error)}",))
     recognised = [row for row in report.left if NO_PROGRAM in (row.reason or "")]
     expected = expected_labels(entry, outcome)
-    # With rounding inside, an activation is converted piece by piece, and the last piece leads to W2.
-    converted = [row for row in report.converted if row.second or "default" not in outcome.variant]
+    converted = [row for row in report.converted if not row.part_of]
     wrong = sum(row.activation.partition("(")[0] not in expected for row in converted)
     wrong += max(0, len(converted) + len(recognised) - exist)
     if outcome.job.dtype == "bf16" and report.converted:
@@ -265,8 +262,6 @@ def expected_labels(entry: Entry, outcome: Outcome) -> frozenset[str]:
     """The labels that a converted block may have; half precisions cannot always distinguish the two GELUs."""
     label = LABELS[entry.activation]
     labels = {label, *(new for old, new in _renamed(outcome.variant) if old == label)}
-    if label == "silu_clipped":
-        labels.add("clip")  # of the value
     if outcome.job.dtype != "fp32" or outcome.group == "precision" or outcome.variant.endswith("fp16"):
         if label in ("gelu", "gelu_tanh"):
             labels |= {"gelu", "gelu_tanh"}

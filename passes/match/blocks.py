@@ -99,6 +99,7 @@ class Block:
         value_type: that of the value.
         channels: size of the last axis of the output, where no operator that follows tells the number of neurons.
         product: whether only h(gate) of a gated block is replaced, and its product with the value stays in the graph.
+        part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Block:
     value_type: int
     channels: int | None = None
     product: bool = False
+    part_of: str = ""
 
     @property
     def output(self) -> str:
@@ -601,18 +603,20 @@ class Finder:
                 miss = Miss(f"{label(node)}: {reason}", label(node))
                 found.append(self._left(miss, nodes=(index,)))
         # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.
-        needed: dict[str, int | None] = {}
+        needed: dict[str, Block] = {}
         parts = set() if self._product else flow.values.keys() | flow.parts
         for place, block in reversed(tuple(enumerate(found))):
             if not isinstance(block, Block):
                 continue
-            if not block.second:
-                whole = replace(block, channels=block.channels or needed.get(block.output))
+            whole = None if block.second else needed.get(block.output)
+            if whole is not None:
+                found[place] = block = replace(block, channels=block.channels or whole.neurons, part_of=whole.name)
+            elif not block.second and block.output in parts:
                 alone = Miss("the activation that it is a part of is not converted", block.output)
-                found[place] = Left.of(block, alone) if block.output in parts - needed.keys() else whole
-            if isinstance(block := found[place], Block):
-                needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block.neurons))
-                needed[block.value] = block.neurons
+                found[place] = Left.of(block, alone)
+                continue
+            needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block))
+            needed[block.value] = block
         blocks = tuple(each for each in found if isinstance(each, Block))
         return blocks, tuple(each for each in found if isinstance(each, Left))
 

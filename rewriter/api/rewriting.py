@@ -123,7 +123,7 @@ def rewrite(
     wanted = settings if validate else None
     report = _finished(run, report, (source, rewritten, lowered, apart), claims, wanted, out, force=force)
     if report.in_memory is not None:
-        report = replace(report, in_memory=like(model, made(unit)))
+        report = replace(report, in_memory=like(model, source.complete(made(unit))))
     return run.finish(report)
 
 

@@ -26,11 +26,11 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, through_cache
 from rewriter.files.mapped import without_weights
-from rewriter.files.soundness import check_structure, sort_main_graph
+from rewriter.files.soundness import check_structure, overridden, sort_main_graph
 from rewriter.files.tensors import byte_count, check_inline, count_elements, element_type
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors
-from rewriter.text import quoted
+from rewriter.text import first_of, quoted
 
 MAX_FILE = 2**31 - 1
 """Protobuf cannot read a message of 2 GiB or more."""
@@ -73,6 +73,8 @@ class LoadedModel:
         file_size: size of the model file in bytes; for a proto in memory, the size that it would have.
         mapped: whether the proto refers to data otherwise than the file does: large weights stayed in the file, as
             external data of that file, or links were replaced by the files that they point to.
+        fallbacks: local functions under names of onnxruntime's own operators. It never runs their bodies, so `proto`
+            does not have them.
     """
 
     proto: onnx.ModelProto
@@ -81,6 +83,21 @@ class LoadedModel:
     external: tuple[ExternalRef, ...]
     file_size: int
     mapped: bool = False
+    fallbacks: tuple[onnx.FunctionProto, ...] = ()
+
+    def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
+        """A model that was made of this one, as it is written: a copy with the fallbacks, if there are any."""
+        if self.fallbacks:
+            proto = deepcopy(proto)
+            proto.functions.extend(self.fallbacks)
+        return proto
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for the report."""
+        names = first_of([function.name for function in self.fallbacks])
+        note = f"local functions that onnxruntime has operators for are ignored, as it ignores them, and kept: {names}"
+        return (note,) if self.fallbacks else ()
 
     @property
     def size(self) -> int:
@@ -107,10 +124,10 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
 def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     """Load and check a model.
 
-    A proto in memory is used as it is, without a copy, and may not have external data, since there is no directory to
-    resolve it in. The main graph of a file is sorted if it is not in topological order; an unsorted proto in memory is
-    refused, because it belongs to the caller. With `mapped`, the large weights of a file stay there, unless the rules
-    for external data refuse that (a link, a strange name).
+    A proto in memory is used as it is, without a copy unless it has fallbacks, and may not have external data, since
+    there is no directory to resolve it in. The main graph of a file is sorted if it is not in topological order; an
+    unsorted proto in memory is refused, because it belongs to the caller. With `mapped`, the large weights of a file
+    stay there, unless the rules for external data refuse that (a link, a strange name).
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -124,9 +141,12 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
             proto = deepcopy(proto)
             _write_out_sparse(proto, None)
         try:
-            return LoadedModel(proto, None, None, external, int(proto.ByteSize()))
+            size = int(proto.ByteSize())
         except (EncodeError, ValueError) as error:
             raise ModelError(TOO_LARGE) from error
+        if proto is source and any(map(overridden, proto.functions)):
+            proto = deepcopy(proto)
+        return LoadedModel(proto, None, None, external, size, fallbacks=_without_fallbacks(proto))
     # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
     mapped = mapped and _may_map(path)
@@ -142,7 +162,17 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     _write_out_sparse(proto, base_dir)
     others = tuple(ref for ref in external if ref.path != path) if mapped else external
     elsewhere = len(others) < len(external) or base_dir != path.parent
-    return LoadedModel(proto, path, base_dir, others, file_size, mapped=elsewhere)
+    return LoadedModel(proto, path, base_dir, others, file_size, elsewhere, _without_fallbacks(proto))
+
+
+def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]:
+    """Take the functions whose bodies onnxruntime never runs out of a model, in place."""
+    functions = list(map(deepcopy, proto.functions))
+    found = tuple(filter(overridden, functions))
+    if found:
+        del proto.functions[:]
+        proto.functions.extend(function for function in functions if function not in found)
+    return found
 
 
 def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
@@ -309,7 +339,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
     """
     if source.size > MAX_FILE:
         raise UsageError(f"the model has {source.size / 2**30:.1f} GiB; a model in memory can have less than 2")
-    result = deepcopy(source.proto)
+    result = deepcopy(source.complete(source.proto))
     for tensor in iter_tensors(result):
         if is_external(tensor) and source.base_dir is not None:
             raw = read_external(tensor, source.base_dir).tobytes()

@@ -97,7 +97,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     """Write a model beside OUT, for the caller to check and `commit`.
 
     Args:
-        proto: the model to write; its external references are those of the source.
+        proto: the model to write, without the fallbacks of the source; its external references are those of it.
         out: the output path.
         source: the model that `proto` was made from.
         force: whether an existing OUT may be replaced.
@@ -108,6 +108,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)
+    proto = source.complete(proto)
     sweep(out)
     made: list[Path] = []
     staged: StagedModel | None = None

@@ -111,6 +111,7 @@ class BlockRow:
         domain: largest |pre-activation| up to which that holds; None where it holds for all.
         reason: why it was left.
         node: the node to which the reason refers.
+        part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
     """
 
     name: str
@@ -129,6 +130,7 @@ class BlockRow:
     domain: float | None = None
     reason: str | None = None
     node: str | None = None
+    part_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,8 @@ class Report(Result):
         """The converted blocks and their heads, in words."""
         heads = sum(row.heads or 0 for row in self.converted)
         read = "read as " if self.form == "local" else ""  # its graph holds neither queries nor patterns
-        return f"{counted(len(self.converted), 'block')}, {read}{heads:,} attention heads"
+        blocks = sum(not row.part_of for row in self.converted)
+        return f"{counted(blocks, 'block')}, {read}{heads:,} attention heads"
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -239,10 +239,10 @@ def proved(certificate: Certificate) -> str:
 def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:
     alike: dict[tuple[Any, ...], list[BlockRow]] = {}
     for row in rows:
-        key = row.activation, row.program, row.experts, row.heads, row.bias_tokens, row.max_error
+        key = row.activation, row.program, row.experts, row.heads, row.bias_tokens, row.max_error, bool(row.part_of)
         alike.setdefault(key, []).append(row)
-    for (activation, program, experts, heads, tokens, error), group in alike.items():
-        each = "" if len(group) == 1 else f"{len(group)} blocks, each "
+    for (activation, program, experts, heads, tokens, error, part), group in alike.items():
+        each = "" if len(group) == 1 else f"{len(group)} {'parts of blocks' if part else 'blocks'}, each "
         count = "heads" if heads is None else counted(heads, "head")
         count = count if experts is None else f"{counted(experts, 'expert')}, {count} each"
         count += "" if heads is None else f" over {counted(tokens or 0, 'bias token')}"
