@@ -9,22 +9,19 @@ when both are within `SLACK`. Nothing is sampled: a cell counts only once it is 
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from flint import arb, arb_series, ctx, fmpq
 
 from rewriter.proof.certificate.arithmetic import Algebra, Interval, Intervals, Taylor, Undecided, evaluate
-from rewriter.proof.certificate.expressions import Expression, Kink, listing, on_piece, ordered, rational
+from rewriter.proof.certificate.expressions import Expression, Kink, on_piece, ordered, rational
 
 SLACK = 1.0001
 """A bound is at most this many times the proved lower bound; series converge so fast that more saves little."""
@@ -76,7 +73,6 @@ class Bound:
         domain: largest |y| that the claim is about; None for all finite numbers of the type.
         relative: proved upper bound of |F_B - F_A| / |y|; None where there is none.
         cells: the cells that were looked at.
-        key: names this claim about these two functions.
         reason: why it does not hold; empty where it does.
     """
 
@@ -89,30 +85,12 @@ class Bound:
     domain: float | None
     relative: float | None
     cells: int
-    key: str
     reason: str = ""
 
     @property
     def undecided(self) -> bool:
         """Whether the search ended without a bound, and without a point where the claim does not hold."""
         return self.reason.startswith(_NO_BOUND)
-
-
-def key_of(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> str:
-    """The sha256 of a claim: both functions with all constants, the limit, and the numbers that it is about."""
-    parts = [*listing(original), "|", *listing(rewritten), "|", limit.hex(), str(top), repr(domain)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-@cache
-def _table() -> dict[str, Bound]:
-    """The bounds that come with the package: claims of the standard programs, proved anew by the slow tests."""
-    path = Path(__file__).with_name("bounds.json")
-    return {key: Bound(key=key, **entry) for key, entry in json.loads(path.read_text(encoding="utf-8")).items()}
-
-
-_PROVED: dict[str, Bound] = {}
-"""The claims that this process has looked at: one proof serves all layers and all files."""
 
 
 def bound(
@@ -128,18 +106,14 @@ def bound(
         domain: the largest |y| that the claim is about; None for all up to `top`. It is never made smaller.
     """
     if original is rewritten:
-        return Bound(True, limit, 0.0, 0.0, None, exact=True, domain=domain, relative=0.0, cells=0, key="identical")
-    key = key_of(original, rewritten, limit, top, domain)
-    found = _table().get(key) or _PROVED.get(key)
-    if found is None:
-        found = _PROVED[key] = prove(original, rewritten, limit, top, domain)
-    return found
+        return Bound(True, limit, 0.0, 0.0, None, exact=True, domain=domain, relative=0.0, cells=0)
+    return prove(original, rewritten, limit, top, domain)
 
 
+@cache
 def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> Bound:
-    """As `bound`, without looking anything up."""
+    """As `bound`; within a process, one proof serves all layers and all files."""
     end = top if domain is None else min(top, rational(domain))
-    key = key_of(original, rewritten, limit, top, domain)
     search = _Search(original, rewritten, end)
     upper = search.run(limit)
     lower, at = max(search.lower, 0.0), None if search.at is None else _float(search.at)
@@ -153,7 +127,6 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
         domain=domain,
         relative=None,
         cells=search.cells,
-        key=key,
     )
     if found.holds:
         return replace(found, relative=0.0 if found.exact else search.relative())
