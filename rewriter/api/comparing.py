@@ -196,6 +196,7 @@ class _Pair:
             tolerance=self.tolerance,
             failures=proof.failures,
             undecided=(
+                *(proof.unproved if known.claims else ()),
                 *proof.uncompared,
                 *(f"nothing could be compared: output {name}, since {why}" for name in empty),
             ),

@@ -38,7 +38,7 @@ class Comparison(Result):
         isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
         failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
-        undecided: why the run shows neither that the models agree nor that they differ.
+        undecided: what B's plan claims and is not proved, and outputs of which the run shows nothing.
         notes: remarks.
         seconds: time by step.
     """
@@ -72,8 +72,8 @@ class Comparison(Result):
         """What was found.
 
         `same`: certified, and the run agrees (of graphs alone: they are the same); `agrees`: not proved, but B agrees
-        with A on the inputs that were run; `not proved`: neither proved nor refuted, and the run does not decide;
-        `different`: there is a counterexample.
+        with A on the inputs that were run; `not proved`: what B's plan claims is neither proved nor refuted, or the run
+        does not decide; `different`: there is a counterexample.
         """
         if self.failures:
             return "different"
@@ -83,7 +83,7 @@ class Comparison(Result):
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if B is the same or agrees, 1 if it differs or nothing is known."""
+        """0 if B is the same or agrees, otherwise 1."""
         return ExitStatus.VALIDATION_FAILED if self.problems else ExitStatus.CONVERTED
 
     @property
@@ -111,11 +111,12 @@ class Comparison(Result):
         if self.failures:
             return f"{self.b} does not compute what {self.a} does{self._blame}"
         outputs = [each for run in proof.providers.values() for each in run.compared.values()]
-        if self.undecided and self.isolated:
-            return f"{pair}: parts differ, and the outputs say little{self._blame}"
-        if self.undecided:
-            several = len(self.undecided) < len({each.name for each in outputs})
+        nothing = sum(each.startswith("nothing could be compared") for each in self.undecided)
+        if nothing or not outputs:
+            several = nothing < len({each.name for each in outputs})
             return f"{pair}: {'not every output' if several else 'nothing'} could be compared"
+        if self.isolated and self.undecided:
+            return f"{pair}: the outputs say little, and parts differ{self._blame}"
         ratio = "" if isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
         graph = "; their graphs differ" if self.files is not None and not self.files.same else ""
         where = ", ".join(proof.providers)
@@ -124,8 +125,11 @@ class Comparison(Result):
             return f"{self.b} computes what {self.a} does{holds}, and on {where}{ratio}{graph}"
         tested = f", {counted(len(proof.blocks), 'block')} tested" if proof.blocks else ""
         inputs = counted(len(proof.cases), "input")
-        largest = f", largest difference {max(each.max_abs for each in outputs):.2g}" if outputs else ""
-        return f"{self.b} agrees with {self.a} on {inputs} on {where}{largest}{ratio}{tested}; not proved{graph}"
+        largest = f"largest difference {max(each.max_abs for each in outputs):.2g}"
+        claims = "what its plan claims is " if self.undecided else ""
+        return (
+            f"{self.b} agrees with {self.a} on {inputs} on {where}, {largest}{ratio}{tested}; {claims}not proved{graph}"
+        )
 
     @property
     def _blame(self) -> str:

@@ -62,7 +62,10 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
         console.line(f"proved: {proved(proof.certificate)}")
     if proof.blocks:
         console.line(f"tested: {tested(proof)}")
-    for text in (*proof.unproved, *skipped(proof, verbose=console.verbose)):
+    for text in (
+        *(each for each in proof.unproved if each not in found.undecided),
+        *skipped(proof, verbose=console.verbose),
+    ):
         console.line(text, "yellow")
     for provider, each in proof.providers.items():
         if each.cpu_nodes:

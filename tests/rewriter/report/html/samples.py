@@ -141,7 +141,7 @@ def _stats(name: str) -> Judgement:
 
 
 def _region(name: str) -> CertifiedRegion:
-    bound = Bound(True, 1e-7, 2.4e-8, 2.1e-8, 0.5, exact=False, domain=None, relative=None, cells=7)
+    bound = Bound(True, 1e-7, 2.4e-8, 2.1e-8, 0.5, exact=False, domain=None, cells=7)
     return CertifiedRegion(name, name, (), ("y",), None, 1, 9, bound, (("t0",), ("t0",)))
 
 
