@@ -57,7 +57,7 @@ def validate(
             |rewritten - original| <= atol + rtol |original|.
 
     Returns:
-        The comparison; `verdict` says what is proved, and `exit_status` is 1 if the models differ, otherwise 0.
+        The comparison; `verdict` says what is proved, and `exit_status` is 0 if the models are the same or agree.
 
     Raises:
         UsageError: an option is invalid, or the given inputs left nothing to compare.
@@ -191,18 +191,18 @@ class _Pair:
                 self.a, self.b, known.claims, self.settings, self.run.progress,
                 lowered=known.side.model, tolerance=self.tolerance, noise=self._points(),
             ).verdict()  # fmt: skip
-        failures = list(proof.failures)
-        if not known.claims and self.tolerance is not None:
-            # A tolerance excuses what is refuted, unless this tool claims it.
-            failures = [each for each in failures if not each.startswith("not certified: ")]
         empty = dict.fromkeys(each.name for each in self._decisive(proof) if each.proves_nothing)
         why = "rounding moves it as far as it is large"
-        failures += [f"nothing could be compared: output {name}, since {why}" for name in empty]
         return replace(
             result,
             proof=proof,
             tolerance=self.tolerance,
-            failures=tuple(failures),
+            failures=proof.failures,
+            undecided=(
+                *(proof.unproved if known.claims else ()),
+                *proof.uncompared,
+                *(f"nothing could be compared: output {name}, since {why}" for name in empty),
+            ),
             notes=(*known.notes, *proof.notes),
         )
 
@@ -213,7 +213,7 @@ class _Pair:
         """
         proof = result.validation
         loose = [each.name for each in self._decisive(proof) if each.allowed > _LOOSE]
-        failed = bool(result.failures)
+        failed = bool(result.failures or result.undecided)
         if not proof.providers or not (bisect if failed else loose):
             return result
         bisection = self._bisection(proof)
@@ -223,12 +223,13 @@ class _Pair:
             isolated = bisection.parts()
         guilty = [each for each in isolated if not each.found.holds]
         if not failed:
-            failures = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
+            # Where a tensor of the same name differs, the outputs need not: another operator may make up for it.
+            undecided = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
             note = (
-                f"rounding is amplified, so that output {loose[0]} says little; {len(isolated) - len(failures)} of "
+                f"rounding is amplified, so that output {loose[0]} says little; {len(isolated) - len(guilty)} of "
                 f"{len(isolated)} parts hold by themselves"
             )
-            result = replace(result, failures=failures, notes=(*result.notes, note))
+            result = replace(result, undecided=undecided, notes=(*result.notes, note))
         elif not guilty:
             text = "every part alone is within its share: the difference is the sum of small errors"
             result = replace(result, notes=(*result.notes, text))

@@ -62,11 +62,12 @@ class ProviderRun:
 
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
+        uncompared: outputs that hold nothing to compare, and why.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
         cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
             shapes, which onnxruntime leaves there on purpose.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
-        failures: what did not hold.
+        failures: outputs that differ: on which input, and where.
     """
 
     compared: Mapping[str, Judgement]
@@ -74,6 +75,7 @@ class ProviderRun:
     cpu_nodes: tuple[str, ...]
     cpu_nodes_of_original: int | None = 0
     failures: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,32 +83,45 @@ class Validation:
     """The verdict.
 
     Attributes:
-        passed: whether everything held.
         certificate: what was proved for every input; None if the models could not be compared at all.
         providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
         blocks: the tests of the blocks that are not certified, in graph order.
         cases: the inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
-        failures: the checks that failed, in words.
+        failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
+        unproved: what a rewriting has to prove and did not, without a counterexample.
+        uncompared: what the run should have compared, and could not.
         by_blocks: whether neither model was ever loaded as a whole.
         segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
         notes: what the reader of a verdict should know, such as outputs whose run proves nothing.
     """
 
-    passed: bool
     certificate: Certificate | None
     providers: Mapping[str, ProviderRun]
     blocks: tuple[BlockTest, ...]
     cases: tuple[str, ...]
     skipped: tuple[str, ...]
-    failures: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
     by_blocks: bool = False
     segments: tuple[int, int] = (1, 1)
     notes: tuple[str, ...] = ()
+    also = ("passed",)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything held."""
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What did not hold."""
+        return (*self.failures, *self.unproved, *self.uncompared)
 
     @property
     def certified(self) -> bool:
-        """Whether the rewritten model is proved for every input."""
+        """Whether the rewritten model is proved to compute what the original does."""
         return self.certificate is not None and self.certificate.certified
 
     @property
@@ -158,20 +173,21 @@ class Judge:
             (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
         }
         of_blocks = {each.name for each in self.claims}
-        refusals = [
-            each for each in certificate.refusals if self.claims or (each.refuted and each.tensor == each.original)
-        ]
-        known = [
-            each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}not certified: {each.text}"
-            for each in ([each for each in refusals if each.refuted] or refusals)  # others may follow from the refuted
-        ]
+        refusals = [each for each in certificate.refusals if self.claims or each.refuted]
+        refused: dict[bool, dict[str, None]] = {True: {}, False: {}}
+        for each in [each for each in refusals if each.settled] or refusals:  # others may follow from these
+            told = f"{'refuted' if each.refuted else 'not proved'}: {each.text}"
+            text = each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}{told}"
+            # A tolerance excuses what is refuted, unless it is claimed.
+            refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
+        refuted, unproved = (tuple(refused[each]) for each in (True, False))
         try:
-            return self._judged(certificate, known)
-        except (ValidationError, LookupError, ValueError):
+            return self._judged(certificate, refuted, unproved)
+        except (ValidationError, LookupError, ValueError) as error:
             # The file may be so wrong that it does not run; what is known already says more than that.
-            if not known:
+            if not (refuted or unproved):
                 raise
-            return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
+            return Validation(certificate, {}, (), (), (), refuted, unproved, (str(error),))
 
     @property
     def _named(self) -> LoadedModel:
@@ -203,8 +219,8 @@ class Judge:
             found = replace(found, certified=False, left=tuple(each.name for each in self.claims))
         return found
 
-    def _judged(self, certificate: Certificate, known: Sequence[str]) -> Validation:
-        """The verdict; `known` are the failures so far."""
+    def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
+        """The verdict, after what the certificate found."""
         providers, claims = self.settings.providers, self.claims
         old, named = Side.of(self.original), Side.of(self._named)
         tested = tuple(claim for claim in claims if claim.name in certificate.left)
@@ -225,7 +241,7 @@ class Judge:
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
-        blocks = []
+        blocks, uncompared = [], list[str]()
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
             apart = new if self.alone is None else Side.of(self.alone)
@@ -233,16 +249,15 @@ class Judge:
                 seed = self.settings.seed
                 blocks.append(tested_block(named, apart, claim, ways, seed, before.cases, self._by_blocks))
             except ValidationError as error:
-                failed = f"{claim.name} could not be tested: {error}"
-                blocks.append(BlockTest(claim.name, (), None, None, (failed,)))
+                uncompared.append(f"{claim.name} could not be tested: {error}")
+                blocks.append(BlockTest(claim.name, (), None, None, (uncompared[-1],)))
         runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
-            *known,
-            *(failure for block in blocks for failure in block.failures),
-            *_beyond(watched, reached),
-            *_foreign(claims, new),
+            *refuted,
+            *(failure for block in blocks for failure in block.failures if failure not in uncompared),
             *(failure for each in runs.values() for failure in each.failures),
         ]
+        uncompared += [text for each in runs.values() for text in each.uncompared]
         notes = [*_by_definition(before, after), *misdeclared(old, before), *told(before)]
         if any(rounds_to_bytes(node) for _, node in _nodes(old)):
             notes.append(_BYTES)
@@ -255,13 +270,14 @@ class Judge:
                 f"verdict rests on {rest}"
             )
         return Validation(
-            passed=not failures,
             certificate=certificate,
             providers=runs,
             blocks=tuple(blocks),
             cases=tuple(case.name for case in before.cases),
             skipped=before.skipped,
             failures=tuple(dict.fromkeys(failures)),
+            unproved=(*unproved, *_beyond(watched, reached), *_foreign(claims, new)),
+            uncompared=tuple(dict.fromkeys(uncompared)),
             by_blocks=self._by_blocks,
             segments=(before.segments, after.segments),
             notes=tuple(notes),
@@ -298,17 +314,17 @@ class Judge:
         found: dict[str, Judgement] = {}
         for (output, way), each in judged.items():
             exact = strict[output, way]
+            where = "" if exact.case is None else f", input '{before.cases[exact.case].name}'"
             floats = any(is_float(case[output].dtype) for case in old.results if output in case)
             if floats and each.proves_nothing and not exact.holds:
-                coarsest = max(points, key=lambda point: point.error).place
-                coarsest = next((claim.name for claim in self.claims if claim.place == coarsest), coarsest[1])
-                failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
+                place = max(points, key=lambda point: point.error).place
+                coarsest = next((claim.name for claim in self.claims if claim.place == place), place[1])
+                failures.append(f"output {output} {exact.reason} on {way}{where}; {_COARSE.format(coarsest)}")
             elif not each.holds:
-                failures.append(f"output {output} {each.reason} on {way}")
+                failures.append(f"output {output} {each.reason} on {way}{where}")
             if output not in found or each.error > found[output].error:
                 found[output] = each
         nothing = {output: uncompared([case[output] for case in old.results if output in case]) for output in found}
-        failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
         coarse = _coarse(provider, sides[1]) if failures else ()
         if coarse:
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
@@ -322,6 +338,7 @@ class Judge:
             cpu_nodes=tuple(node for node in fallen if told and node not in there),
             cpu_nodes_of_original=len(there) if told else None,
             failures=tuple(dict.fromkeys(failures)),
+            uncompared=tuple(f"nothing could be compared: output {name} {why}" for name, why in nothing.items() if why),
         )
 
 

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from rewriter.errors import ExitStatus, ModelError, UsageError
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion
-from rewriter.report.report import VERSION, Result, json_text
-from rewriter.text import one_line, quoted
+from rewriter.report.report import VERSION, Result, json_text, reach
+from rewriter.text import counted, one_line, quoted
 
 _LONGEST, _LONG = 2**28, 80
 """Bytes of a certificate, and characters of a value in it that is shown."""
@@ -67,11 +67,19 @@ class Certification(Result):
     rewritten: FileDigest
     certificate: Certificate
     wrong: tuple[str, ...] | None = field(default=None, metadata={"json": ""})
+    also = ("verdict",)
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
         """0 if certified, and what was stated holds; otherwise 1."""
         return ExitStatus(bool(self.problems))
+
+    @property
+    def verdict(self) -> Literal["certified", "not proved", "different"]:
+        """`different` only with a counterexample: a number at which an activation is further off than its limit."""
+        if self.certificate.certified:
+            return "certified"
+        return "different" if self.certificate.refuted else "not proved"
 
     @property
     def worst(self) -> CertifiedRegion | None:
@@ -87,13 +95,13 @@ class Certification(Result):
     @property
     def summary(self) -> str:
         """The verdict, and the largest bound."""
-        pair = f"{self.rewritten.path} against {self.original.path}"
+        pair, where = f"{self.rewritten.path} against {self.original.path}", reach(self.certificate)
         if self.wrong is not None:
-            return f"DOES NOT HOLD  the certificate of {pair}" if self.problems else f"HOLDS  the certificate of {pair}"
+            return f"DOES NOT HOLD  the certificate of {pair}" if self.problems else f"HOLDS  {pair}, {where}"
         if not self.certificate.certified:
-            return f"REFUSED  {pair}"
-        count = len(self.certificate.regions)
-        return f"CERTIFIED  {pair}: {count} activation{'s' if count != 1 else ''} replaced, {self.accuracy}"
+            return f"{self.verdict.upper()}  {pair}"
+        count = counted(len(self.certificate.regions), "activation")
+        return f"CERTIFIED  {pair}, {where}: {count} replaced, {self.accuracy}"
 
     @property
     def accuracy(self) -> str:

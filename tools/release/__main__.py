@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = re.compile(
-    r"(rewriter|passes)/([\w/]+\.py|__init__\.pyi|py\.typed|report/\w+(\.schema)?\.json|report/html/templates/[\w.]+|programs/programs\.json|proof/certificate/bounds\.json)"
+    r"(rewriter|passes)/([\w/]+\.py|__init__\.pyi|py\.typed|report/\w+(\.schema)?\.json|report/html/templates/[\w.]+|programs/programs\.json)"
     r"|attnonly-[\w.]+\.dist-info/(METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|licenses/LICENSE)"
 )
 """Everything that a wheel may hold."""
@@ -37,7 +37,6 @@ NEEDED = (
     "passes/programs/programs.json",
     "passes/py.typed",
     "rewriter/__init__.pyi",
-    "rewriter/proof/certificate/bounds.json",
     "rewriter/py.typed",
     "rewriter/report/certificate.schema.json",
     "rewriter/report/comparison.schema.json",
