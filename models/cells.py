@@ -62,6 +62,11 @@ class Job:
         """The column title of the export."""
         return f"{self.exporter} {self.opset} {self.dtype}"
 
+    @property
+    def name(self) -> str:
+        """The folder of its files."""
+        return f"{self.entry}-{self.exporter}-{self.opset}-{self.dtype}"
+
 
 def jobs(*, quick: bool) -> tuple[Job, ...]:
     """All jobs, or a sample of about thirty cells."""

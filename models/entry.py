@@ -58,6 +58,16 @@ class Output:
         return {axis: dim for axis, dim in enumerate(self.dims) if dim is not None}
 
 
+def attention_layers(config: Config) -> int:
+    """One per layer, and one more for each layer of a decoder that reads an encoder."""
+
+    def of(*keys: str) -> int:
+        return int(next((config[key] for key in keys if key in config), 0))
+
+    layers = of("encoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    return layers + 2 * of("decoder_layers", "num_decoder_layers")
+
+
 @dataclass(frozen=True)
 class Entry:
     """One architecture of the model table.
@@ -85,6 +95,7 @@ class Entry:
             `activation`.
         refusals: Exporters that cannot do this entry, each with the reason.
         routed: Number of MLP blocks, among `blocks`, whose weights are those of all experts in one tensor.
+        attention: Number of attention layers, read from the configuration.
     """
 
     name: str
@@ -107,6 +118,7 @@ class Entry:
     activation_class: str = ""
     refusals: Mapping[str, str] = field(default_factory=dict)
     routed: Callable[[Config], int] = lambda _: 0
+    attention: Callable[[Config], int] = attention_layers
 
     @property
     def architecture(self) -> str:
@@ -136,6 +148,10 @@ class Entry:
     def mlp_blocks(self, size: str) -> int:
         """The number of MLP blocks that the configuration defines."""
         return self.blocks(self.config(size))
+
+    def attention_layers(self, size: str) -> int:
+        """The number of attention layers that the configuration defines."""
+        return self.attention(self.config(size))
 
     def gated_blocks(self, size: str) -> int:
         """The number of gated blocks among `mlp_blocks(size)`."""

@@ -74,6 +74,7 @@ PLAIN: tuple[Entry, ...] = (
             ),
         ),
         blocks=lambda c: int(c["layers"]),
+        attention=lambda c: int(c["layers"]),
         fixed={"heads": lambda c: c["heads"], "head": lambda c: c["head"]},
     ),
 )

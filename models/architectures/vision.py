@@ -61,6 +61,7 @@ VISION: tuple[Entry, ...] = (
         common={"hidden_act": "gelu_pytorch_tanh", "num_channels": 3},
         sizes={"tiny": vision(32, 2, 4, 16, 4)},
         blocks=lambda c: int(c["num_hidden_layers"]) + 1,
+        attention=lambda c: int(c["num_hidden_layers"]) + 1,
     ),
     replace(
         CLIP_VISION,
@@ -122,6 +123,7 @@ VISION: tuple[Entry, ...] = (
             }
         },
         blocks=lambda c: sum(c["depths"]),
+        attention=lambda c: sum(c["depths"]),
     ),
     replace(
         CLIP_VISION,
@@ -166,5 +168,6 @@ VISION: tuple[Entry, ...] = (
         },
         outputs=(Output("last_hidden_state", ("batch", None, None, None)),),
         blocks=lambda _: 0,
+        attention=lambda c: sum(c["depths"]),
     ),
 )

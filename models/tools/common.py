@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,13 @@ ONNX_DOMAINS = ("", "ai.onnx")
 
 class Refused(Exception):  # noqa: N818 - a refusal is a result here
     """The tool cannot handle this model; the message says why."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, without traces and paths of this machine."""
+    line = (str(error).strip() or repr(error)).splitlines()[0]
+    line = re.sub(r"\s*\[Caused by.*|/onnxruntime_src/\S+\s", "", line)
+    return re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", line)
 
 
 @dataclass(frozen=True)
