@@ -20,10 +20,8 @@ from typing import Any
 import onnx
 
 from models.cells import Job
-from models.entry import Entry
-from models.files import file_of, hints_of
-from models.registry import get
-from models.tools.common import first_line, random_feeds
+from models.files import Truth, file_of, load, truth_of
+from models.tools.common import Hints, first_line, random_feeds
 from models.variants import Refused, get_variant
 from models.widen import widen
 from rewriter import certify, heads, rewrite
@@ -44,8 +42,6 @@ LABELS = {
 """Activation name in transformers to its label in the rewriter."""
 
 MOST_PROCESSES = 2
-
-NO_KERNEL = "onnxruntime has no bfloat16 kernels on the CPU"
 
 WIDENED_TOLERANCE = 2.0**-8
 """Tolerance for bfloat16 files that run in float32, relative to the largest output: one unit of bfloat16."""
@@ -129,7 +125,10 @@ def _read(kept: Path) -> dict[Job, list[Outcome]]:
     for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
         entry = json.loads(line)
         job = Job(**{**entry["job"], "variants": tuple(entry["job"]["variants"])})
-        found[job] = [Outcome(job, **{**each, **{key: tuple(each.get(key, ())) for key in ("missed", "lost")}}) for each in entry["outcomes"]]
+        found[job] = [
+            Outcome(job, **{**each, **{key: tuple(each.get(key, ())) for key in ("missed", "lost")}})
+            for each in entry["outcomes"]
+        ]
     return found
 
 
@@ -142,9 +141,7 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _parallel(
-    run: Callable[[Job], list[Outcome]], jobs: Sequence[Job], processes: int
-) -> Iterator[list[Outcome]]:
+def _parallel(run: Callable[[Job], list[Outcome]], jobs: Sequence[Job], processes: int) -> Iterator[list[Outcome]]:
     with ProcessPoolExecutor(min(processes, MOST_PROCESSES), get_context("spawn"), _one_thread) as pool:
         yield from pool.map(run, jobs)
 
@@ -169,7 +166,7 @@ def run_job(job: Job, folder: Path | None = None) -> list[Outcome]:
     for name in ("", *job.variants):
         empty = Outcome(job, name, get_variant(name).group if name else job.group)
         try:
-            outcomes.append(judge(file_of(folder, job, name), get(job.entry), empty))
+            outcomes.append(judge(file_of(folder, job, name), truth_of(job), empty))
         except Refused as refusal:
             outcomes.append(replace(empty, refused=str(refusal)))
             if not name:
@@ -177,20 +174,23 @@ def run_job(job: Job, folder: Path | None = None) -> list[Outcome]:
     return outcomes
 
 
-def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
+def judge(path: Path, truth: Truth, outcome: Outcome) -> Outcome:
     """Put a file through the plain command, certify what it writes, and count blocks and attention layers."""
     copies = get_variant(outcome.variant).copies if outcome.variant else 1
-    exist = entry.mlp_blocks("tiny") * copies
-    if "default" in outcome.variant and entry.activation == "silu_clipped":
+    exist = truth.blocks * copies
+    if "default" in outcome.variant and truth.activation == "silu_clipped":
         exist //= 2  # the clipped value of a gate is a piece like others
-    unrun = NO_KERNEL if outcome.job.dtype == "bf16" else ""
-    outcome = replace(outcome, exist=exist, attention=entry.attention_layers("tiny") * copies, unrun=unrun)
+    outcome = replace(outcome, exist=exist, attention=truth.attention * copies)
+    try:
+        load(path)
+    except Refused as refusal:
+        outcome = replace(outcome, unrun=str(refusal))
     with tempfile.TemporaryDirectory() as scratch:
-        outcome = _rewritten(path, Path(scratch, path.name), entry, outcome)
+        outcome = _rewritten(path, Path(scratch, path.name), truth, outcome)
     return _indexed(path, outcome)
 
 
-def _rewritten(path: Path, target: Path, entry: Entry, outcome: Outcome) -> Outcome:
+def _rewritten(path: Path, target: Path, truth: Truth, outcome: Outcome) -> Outcome:
     failure: tuple[str, ...] = ()
     proved = None
     if not outcome.unrun:
@@ -206,20 +206,18 @@ def _rewritten(path: Path, target: Path, entry: Entry, outcome: Outcome) -> Outc
         found = certify(path, target) if report.converted else None
     except RewriteError as error:
         return replace(outcome, proved=proved, missed=failure or (f"{type(error).__name__}: {first_line(error)}",))
-    expected = expected_labels(entry, outcome)
+    expected = expected_labels(truth.activation, outcome)
     # With rounding inside, an activation is converted piece by piece, and the last piece leads to W2.
     converted = [row for row in report.converted if row.second or "default" not in outcome.variant]
     wrong = sum(row.activation.partition("(")[0] not in expected for row in converted)
     wrong += max(0, len(converted) - outcome.exist)
-    if outcome.unrun and report.converted and not agrees_widened(path, target, entry):
+    if outcome.job.dtype == "bf16" and report.converted and not agrees_widened(path, target, truth.hints):
         wrong = len(converted)
     certified = None if found is None else found.certificate.certified
     missed = (*failure, *(() if found is None else tuple(found.problems[:2])))
     if len(converted) < outcome.exist:
         missed += tuple(_described(row) for row in report.left) or ("no candidate is reported",)
-    return replace(
-        outcome, converted=len(converted), wrong=wrong, certified=certified, proved=proved, missed=missed
-    )
+    return replace(outcome, converted=len(converted), wrong=wrong, certified=certified, proved=proved, missed=missed)
 
 
 def _indexed(path: Path, outcome: Outcome) -> Outcome:
@@ -236,7 +234,7 @@ def _indexed(path: Path, outcome: Outcome) -> Outcome:
     return replace(outcome, found=found, lost=lost or reasons or ("no reason is given",))
 
 
-def agrees_widened(original: Path, rewritten: Path, entry: Entry) -> bool:
+def agrees_widened(original: Path, rewritten: Path, hints: Hints) -> bool:
     """Whether two bfloat16 files agree in float32; onnxruntime has no bfloat16 kernels on the CPU."""
     import numpy as np
     import onnxruntime
@@ -246,16 +244,16 @@ def agrees_widened(original: Path, rewritten: Path, entry: Entry) -> bool:
         wide = rewritten.with_name("widened.onnx")
         onnx.save(widen(onnx.load(path)), wide)
         session = onnxruntime.InferenceSession(str(wide), providers=["CPUExecutionProvider"])
-        outputs.append(session.run(None, random_feeds(onnx.load(wide), hints_of(entry), seed=0)))
+        outputs.append(session.run(None, random_feeds(onnx.load(wide), hints, seed=0)))
     return all(
         np.abs(after - before).max() <= WIDENED_TOLERANCE * np.abs(before).max()
         for before, after in zip(*outputs, strict=True)
     )
 
 
-def expected_labels(entry: Entry, outcome: Outcome) -> frozenset[str]:
+def expected_labels(activation: str, outcome: Outcome) -> frozenset[str]:
     """The labels that a converted block may have; half precisions cannot always distinguish the two GELUs."""
-    label = LABELS[entry.activation]
+    label = LABELS[activation]
     labels = {label, *(new for old, new in _renamed(outcome.variant) if old == label)}
     if label == "silu_clipped":
         labels.add("clip")  # of the value

@@ -5,14 +5,34 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from models.cells import Job
-from models.entry import Entry
+from models.entry import Entry, Exporter
 from models.export import export_model
+from models.extra import extras
 from models.registry import get
 from models.tools.common import first_line
 from models.variants import Hints, Refused, get_variant, make_variant
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What a file contains.
+
+    Attributes:
+        activation: of its MLP blocks, in the spelling of transformers.
+        blocks: number of MLP blocks.
+        attention: number of attention layers.
+        hints: what tools need to know about it.
+    """
+
+    activation: str
+    blocks: int
+    attention: int
+    hints: Hints
 
 
 def file_of(folder: Path, job: Job, variant: str = "") -> Path:
@@ -57,6 +77,15 @@ def create_files(folder: Path, jobs: Iterable[Job]) -> None:
                         break
 
 
+def truth_of(job: Job) -> Truth:
+    """What the files of a job contain."""
+    if not job.opset:
+        each = extras()[job.entry]
+        return Truth(each.activation, each.blocks, each.attention, Hints(each.name))
+    entry = get(job.entry)
+    return Truth(entry.activation, entry.mlp_blocks("tiny"), entry.attention_layers("tiny"), hints_of(entry))
+
+
 def hints_of(entry: Entry) -> Hints:
     """What optimisers need to know: architecture, heads and width."""
     config = entry.config("tiny")
@@ -66,13 +95,17 @@ def hints_of(entry: Entry) -> Hints:
 
 
 def _create(path: Path, job: Job, variant: str, source: Path | None) -> None:
-    entry = get(job.entry)
     if source is not None:
-        make_variant(get_variant(variant), source, path, hints_of(entry))
+        make_variant(get_variant(variant), source, path, truth_of(job).hints)
         load(path)
         return
     try:
-        export_model(entry, path, exporter=job.exporter, opset=job.opset, dtype=job.dtype)
+        if job.opset:
+            export_model(
+                get(job.entry), path, exporter=cast("Exporter", job.exporter), opset=job.opset, dtype=job.dtype
+            )
+        else:
+            extras()[job.entry].create(path)
     except Exception as error:  # whatever an exporter or the check of its file raises
         raise Refused(first_line(error)) from error
 
@@ -92,4 +125,4 @@ def load(path: Path) -> None:
         onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions have no common base class
         text = first_line(error).replace(f"{path.parent}{os.sep}", "")
-        raise Refused(f"onnxruntime does not load what the tool wrote: {text}") from error
+        raise Refused(f"onnxruntime does not load it: {text}") from error

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from models.coverage import Outcome
+from models.extra import extras
 from models.registry import ENTRIES
 from models.variants import VARIANTS
 from rewriter.errors import UsageError
@@ -33,6 +34,8 @@ GROUPS = {
     "opsets": "Converted to other opsets",
     "storage": "Stored in another way",
     "scopes": "Inside If, Loop and model-local functions",
+    "merged": "Decoders with and without past, merged as by optimum",
+    "onnxscript": "Models that come with onnxscript",
 }
 
 
@@ -127,7 +130,7 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
     order = [variant.name for variant in VARIANTS]
     columns = list(dict.fromkeys(_column(outcome) for outcome in outcomes))
     columns.sort(key=lambda column: (order.index(column) if column in order else -1, _natural(column)))
-    names = [entry.name for entry in ENTRIES]
+    names = [*(entry.name for entry in ENTRIES), *extras()]
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: names.index(outcome.job.entry)):
         exporter: str = outcome.job.exporter if variants else ""
