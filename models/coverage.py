@@ -124,12 +124,13 @@ def _read(kept: Path) -> dict[Job, list[Outcome]]:
     found = {}
     for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
         entry = json.loads(line)
-        job = Job(**{**entry["job"], "variants": tuple(entry["job"]["variants"])})
-        found[job] = [
-            Outcome(job, **{**each, **{key: tuple(each.get(key, ())) for key in ("missed", "lost")}})
-            for each in entry["outcomes"]
-        ]
+        job = Job(**_tuples(entry["job"]))
+        found[job] = [Outcome(job, **_tuples(each)) for each in entry["outcomes"]]
     return found
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _entry(outcome: Outcome) -> dict[str, Any]:

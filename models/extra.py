@@ -59,10 +59,8 @@ def _merged_decoder(name: str) -> Extra:
                 export_model(entry, file)
             onnx.save(merge_decoders(*map(onnx.load, files)), path)
 
-    blocks, attention = (
-        sum(entry.mlp_blocks("tiny") for entry in pair),
-        sum(entry.attention_layers("tiny") for entry in pair),
-    )
+    blocks = sum(entry.mlp_blocks("tiny") for entry in pair)
+    attention = sum(entry.attention_layers("tiny") for entry in pair)
     return Extra(f"{name}-merged", pair[0].activation, blocks, attention, create, variants=("ort-extended", "onnxslim"))
 
 
@@ -79,7 +77,7 @@ _SCRIPTS = (
 """Module, activation, MLP blocks and attention layers."""
 
 _SMALLER = dict.fromkeys((8192, 10240, 49152, 51200, 51865), 256)
-"""Sizes of vocabularies and MLPs, which nothing else in these graphs depends on, but for the declared shapes."""
+"""Sizes of vocabularies and MLPs; nothing else depends on them, except shapes."""
 
 
 def _scripts() -> list[Extra]:
@@ -103,6 +101,10 @@ def _script(name: str, path: Path) -> None:
     finally:
         np.random.rand = given
     del model.graph.value_info[:]
+    for tensor in (attribute.t for node in model.graph.node for attribute in node.attribute):
+        if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) == 1:  # a shape
+            shape = [_SMALLER.get(size, size) for size in onnx.numpy_helper.to_array(tensor).tolist()]
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(shape, np.int64), tensor.name))
     for output in model.graph.output:
         for dim in output.type.tensor_type.shape.dim:
             if dim.dim_value in _SMALLER:

@@ -101,9 +101,8 @@ def _create(path: Path, job: Job, variant: str, source: Path | None) -> None:
         return
     try:
         if job.opset:
-            export_model(
-                get(job.entry), path, exporter=cast("Exporter", job.exporter), opset=job.opset, dtype=job.dtype
-            )
+            exporter = cast("Exporter", job.exporter)
+            export_model(get(job.entry), path, exporter=exporter, opset=job.opset, dtype=job.dtype)
         else:
             extras()[job.entry].create(path)
     except Exception as error:  # whatever an exporter or the check of its file raises

@@ -51,8 +51,8 @@ def summary(outcomes: Sequence[Outcome], command: str) -> str:
 def tables(outcomes: Sequence[Outcome]) -> str:
     """The file beside the page: every group by architecture, the tools' refusals, and what is missed or wrong."""
     parts = [
-        "Blocks converted, by architecture and kind of file. `2/2`: two of two; `2/2, heads 1/3`: and `heads` finds one of",
-        "three attention layers; `-`: the tool could not produce the file (the reasons follow each table).",
+        "Blocks converted, by architecture and kind of file. `2/2`: two of two; `2/2, heads 1/3`: and `heads` finds",
+        "one of three attention layers; `-`: the tool could not produce the file (the reasons follow each table).",
     ]
     for group, title in GROUPS.items():
         chosen = [outcome for outcome in outcomes if outcome.group == group]
