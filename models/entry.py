@@ -31,18 +31,22 @@ class Input:
 
     Attributes:
         name: Name of the graph input, and keyword of the model's `forward`.
-        kind: `tokens` (integers below the vocabulary size), `mask` (ones, zeros where padded) or `normal`.
+        kind: `tokens` (integers below the vocabulary size), `mask` (ones, zeros where padded), `positions` (0, 1, ...)
+            or `normal`.
         dims: One name per axis, either in `DYNAMIC_DIMS` or a key of `Entry.fixed`.
+        declared: Axis to the name that the file declares, where it is not that of `dims`, or another axis is declared
+            dynamic.
     """
 
     name: str
-    kind: Literal["tokens", "mask", "normal"]
+    kind: Literal["tokens", "mask", "positions", "normal"]
     dims: tuple[str, ...]
+    declared: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def dynamic_axes(self) -> dict[int, str]:
         """Axis to dimension name, for the axes that change from run to run."""
-        return {axis: dim for axis, dim in enumerate(self.dims) if dim in DYNAMIC_DIMS}
+        return {**{axis: dim for axis, dim in enumerate(self.dims) if dim in DYNAMIC_DIMS}, **self.declared}
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,39 @@ class DenseMixture(nn.Module):  # type: ignore[misc]
         return {"last_hidden_state": hidden_states}
 
 
+class StaticDecoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """Llama whose keys and values are written into a cache of fixed size, at the positions `cache_position`."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        settings = transformers.LlamaConfig(**config.decoder)
+        settings._attn_implementation = "eager"  # noqa: SLF001 - as in models.build
+        self.decoder = transformers.LlamaForCausalLM(settings)
+
+    def forward(self, input_ids: Tensor, cache_position: Tensor, **caches: Tensor) -> dict[str, Tensor]:
+        """The logits [batch, sequence, vocabulary] of the new tokens, and the caches with them."""
+
+        class Static(DynamicCache):  # type: ignore[misc]
+            def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+                for part, new in (("key", keys), ("value", values)):
+                    name = f"{part}_cache.{layer}"
+                    caches[name] = caches[name].index_copy(2, cache_position, new)
+                return caches[f"key_cache.{layer}"], caches[f"value_cache.{layer}"]
+
+        capacity = torch.arange(self.config.capacity, device=input_ids.device)
+        allowed = (capacity <= cache_position[:, None])[None, None].expand(input_ids.shape[0], 1, -1, -1)
+        lowest = torch.finfo(self.decoder.dtype).min
+        result = self.decoder(
+            input_ids=input_ids,
+            attention_mask=torch.where(allowed, 0.0, lowest).to(self.decoder.dtype),
+            position_ids=cache_position[None],
+            past_key_values=Static(),
+            use_cache=True,
+        )
+        return {"logits": result.logits, **{f"updated_{name}": tensor for name, tensor in caches.items()}}
+
+
 class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """A decoder with keys and values of earlier tokens as outputs and, with `past`, inputs, named as in optimum.
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
-from models.architectures.shapes import gpt2_sizes, t5_sizes, text, whisper_sizes
+from models.architectures.shapes import IDS, LOGITS, as_optimum, gpt2_sizes, t5_sizes, text, whisper_sizes
 from models.entry import Config, Entry, Input, Output
 
 
 def _decoder(
     name: str, description: str, activation: str, family: str, model: str, settings: Config, *, past: bool, **more: Any
 ) -> Entry:
-    """A decoder with a cache, its inputs and outputs named as optimum names them."""
+    """A decoder with a cache, its inputs and outputs named as optimum names them, and their axes."""
     layers, encoder = 2, family not in ("GPT2", "Llama")
     sizes = {"width": 32, "layers": layers, "heads": 4, "num_heads": 4, "head": 8, "vocab_size": 128}
     sizes["caches"] = settings.get("num_key_value_heads", 4)
@@ -51,7 +51,7 @@ def _decoder(
         model_class="plain.Decoder",
         common={"family": family, "model": model, "encoder": encoder, "decoder": settings},
         sizes={"tiny": sizes},
-        inputs=tuple(inputs),
+        inputs=tuple(as_optimum(each, encoder=encoder) for each in inputs),
         outputs=tuple(outputs),
         blocks=lambda _: layers,
         attention=lambda _: 2 * layers if encoder else layers,
@@ -66,6 +66,7 @@ def _pair(name: str, activation: str, *rest: Any, **more: Any) -> Iterator[Entry
     yield _decoder(f"{name}-cache", what, activation, *rest, past=True, **more)
 
 
+_STATIC = ("batch", "caches", "capacity", "head")
 _TRANSLATOR = {**whisper_sizes(32, 2, 4, 128, 16, 20), "max_position_embeddings": 64, "max_target_positions": 64}
 _DECODERS: tuple[Entry, ...] = (
     *_pair("gpt2", "gelu_new", "GPT2", "GPT2LMHeadModel", gpt2_sizes(32, 2, 4, 128, 64)),
@@ -128,4 +129,32 @@ PLAIN: tuple[Entry, ...] = (
         fixed={"width": lambda c: c["width"]},
     ),
     *_DECODERS,
+    Entry(
+        name="llama-static",
+        description="the decoder of Llama with a cache of fixed size, written at given positions",
+        activation="silu",
+        gated=True,
+        config_class="plain.Config",
+        model_class="plain.StaticDecoder",
+        common={"decoder": {**text(32, 2, 4, 128, 64), "num_key_value_heads": 2}},
+        sizes={
+            "tiny": {"layers": 2, "caches": 2, "capacity": 24, "head": 8, "vocab_size": 128, "width": 32, "heads": 4}
+        },
+        inputs=(
+            IDS,
+            Input("cache_position", "positions", ("sequence",)),
+            *(Input(f"{part}_cache.{layer}", "normal", _STATIC) for layer in range(2) for part in ("key", "value")),
+        ),
+        outputs=(
+            LOGITS,
+            *(
+                Output(f"updated_{part}_cache.{layer}", ("batch", None, None, None))
+                for layer in range(2)
+                for part in ("key", "value")
+            ),
+        ),
+        blocks=lambda c: int(c["layers"]),
+        attention=lambda c: int(c["layers"]),
+        fixed={key: itemgetter(key) for key in _STATIC[1:]},
+    ),
 )
