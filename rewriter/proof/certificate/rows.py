@@ -121,10 +121,11 @@ def runs(tensor: Tensor) -> bool:
         return fixed and len(known) - len(made) == known.count(1) - made.count(1)
     shape, zeros = sizes(scope.find(node.input[1])) or [], integer_of(node, "allowzero", False)
     wanted = [dim for each in shape for dim in _dims(each)]
-    if known is None:  # of any rank: only its last axis is known
-        width = extent(source).width
-        numbers = [size for size in wanted[1:] if isinstance(size, int) and size > 0]
-        return wanted[:1] == [-1] and len(wanted) == len(numbers) + 1 and width is not None and width % prod(numbers) == 0
+    width = extent(source).width
+    if known is None:  # of any rank: only the last axis is known
+        return wanted == [-1, width]
+    if known and width is not None:
+        known = (*known[:-1], width)
     copied = {at for at, size in enumerate(wanted[: len(known)]) if size == known[at] or (size == 0 and not zeros)}
     rest = [size for at, size in enumerate(wanted) if at not in copied]
     left = [size for at, size in enumerate(known) if at not in copied]
