@@ -7,6 +7,7 @@ claim.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +17,7 @@ from passes.forms.square import ROWS
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
-from rewriter.api.run import CompareKeywords, Run, described, name_of, recorded_options, settings_of, taken
+from rewriter.api.run import NARROWEST, CompareKeywords, Run, described, name_of, recorded_options, settings_of, taken
 from rewriter.compare import CompareOptions
 from rewriter.compare.graphs import difference, signature_differences
 from rewriter.compare.parts import Bisection, Part, boundaries
@@ -119,7 +120,7 @@ def _compared(
         result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
     elif outputs:
         with run.step("plan", "finding the blocks"):
-            known = known_of(a, b)
+            known = known_of(a, b, asked.accuracy)
         pair = _Pair(a, b, settings, asked.tolerance, known, run)
         result = pair.located(pair.judged(result), bisect=asked.bisect)
     elif result.files is not None and not result.files.same:
@@ -139,31 +140,33 @@ class Known(NamedTuple):
     notes: tuple[str, ...]
 
 
-def known_of(a: LoadedModel, b: LoadedModel) -> Known:
-    """Find A's blocks, and those of them that B's plan names."""
+def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> Known:
+    """Find A's blocks, and those of them that B's plan names; `accuracy` is what the user allows the plan to claim."""
     notes: list[str] = []
     record = None
     try:
         record = read_record(b.proto)
     except UnreadableError as error:
         notes.append(f"the plan in the metadata of the second model is ignored: {error}")
-    options = recorded_options(record)
+    options = recorded_options(record, accuracy)
     plan = make_plan(a.proto, options, partial(read_tensor, a))
     named = {each.place: each for each in record.blocks} if record is not None else {}
     blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
     missing = named.keys() - {block.place for block in blocks}
     if missing:
-        notes.append(f"the plan of the second model names a block that the first does not have: {named[min(missing)].name}")
+        notes.append(
+            f"the plan of the second model names a block that the first does not have: {named[min(missing)].name}"
+        )
     claims: tuple[Claim, ...] = ()
-    accuracy = options.accuracy or 0.0
     if plan.whole is None:  # blocks whose bias tokens the network carries cannot be cut out of B
         conversions = tuple(each for each in plan.conversions if each.block.place in named)
-        claims = claims_of(replace(plan, conversions=conversions), accuracy)
+        claims = claims_of(replace(plan, conversions=conversions), accuracy or 0.0)
     for block in plan.undetermined:
         stated = named.get(block.place)
         if stated is not None and stated.form == "local":
             # Of a program that was fitted, what B's plan says is proved or fails, within the usual limits.
-            claim = replace(place_of(block), max_error=stated.bound, domain=stated.program.domain, accuracy=accuracy)
+            domain = stated.program.domain if stated.program.domain >= NARROWEST else math.inf
+            claim = replace(place_of(block), max_error=stated.bound, domain=domain, accuracy=accuracy or 0.0)
             claims += (replace(claim, unstable=True),)
     side = Side.of(replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a)
     made, places = side.main.producer.keys(), map(place_of, blocks)
@@ -272,5 +275,7 @@ class _Pair:
 def _refuted(fault: Part, proof: Validation) -> Part:
     """A fault, with what the certificate says of its tensor first."""
     refusals = () if proof.certificate is None else proof.certificate.refusals
-    found = tuple(each.text for each in refusals if each.refuted and (each.path, each.original) == ((), fault.found.name))
+    found = tuple(
+        each.text for each in refusals if each.refuted and (each.path, each.original) == ((), fault.found.name)
+    )
     return replace(fault, causes=(*found, *fault.causes))

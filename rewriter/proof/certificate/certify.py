@@ -25,9 +25,9 @@ from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, Place, attributes, key_of, label, operator_of
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
-from rewriter.proof.certificate.attention import unfold
+from rewriter.proof.certificate.attention import UNLIKE, unfold
 from rewriter.proof.certificate.bounds import Bound, bound, relative
-from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, in_order, rank, sizes, whole_shape
+from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import (
     ONE,
     VARIABLE,
@@ -51,7 +51,7 @@ from rewriter.proof.certificate.graphs import (
     shared_ranges,
 )
 from rewriter.proof.certificate.regions import Reader, Region
-from rewriter.proof.certificate.rows import Layer, extent, read_layer
+from rewriter.proof.certificate.rows import Layer, alike, extent, in_order, read_layer
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
 
@@ -304,9 +304,10 @@ def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> boo
 
 def _interface(a: Model, b: Model) -> Iterator[Refusal]:
     """Differences of opsets, inputs and outputs; further outputs of `b` are none."""
-    for domain, version in a.opsets.items():
-        if b.opsets.get(domain, version) != version:
-            yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {b.opsets[domain]} instead of {version}")
+    for domain in sorted(a.domains & b.domains):
+        old, new = (side.opsets.get(domain, "not imported") for side in (a, b))
+        if old != new:
+            yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {new} instead of {old}")
     if b.ir_version < LOOSE_INITIALIZERS <= a.ir_version:
         yield Refusal("", "", "", f"IR version is {b.ir_version} instead of {a.ir_version}, without defaults of inputs")
     for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
@@ -625,10 +626,11 @@ class _Matching:
         values = {each: ONE if each is value else VARIABLE for each in ours.leaves}
         one, two = substitute(mine, values), substitute(other, values)
         heads = _attention(ours), _attention(theirs)
-        proved = self._proved(a, ours, one, two, program=value is not None and heads == (False, True))
+        (y, *_) = (each for leaf, each in ours.leaves.items() if leaf is not value)
+        proved = self._proved(a, y, one, two, program=value is not None and heads == (False, True))
         claimed = (a.scope.path, a.name) in self.claims
         if proved.holds and proved.bound > _EXACT and not any(heads) and not claimed:
-            proved = self._to_scale(proved, one, two, TOPS[_elem_type(ours)])
+            proved = self._to_scale(proved, one, two, TOPS[y.elem_type])
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
@@ -636,17 +638,17 @@ class _Matching:
             if refuted and claimed:
                 self._broken.add((a, b))
             elif refuted:
-                limit = max(self._limit, _FOLDED.get(_elem_type(ours), 0.0))
-                refuted = bound(one, two, limit=limit, top=TOPS[_elem_type(ours)]).at_least > limit
+                limit = max(self._limit, _FOLDED.get(y.elem_type, 0.0))
+                refuted = bound(one, two, limit=limit, top=TOPS[y.elem_type]).at_least > limit
             text = f"{proved.reason} (the activation {a.name})"
             return self._refused(a, b, 0, text, refuted=refuted, settled=settled)
         self.regions[a, b] = CertifiedRegion(
             original=a.name,
             rewritten=b.name,
             path=a.scope.path,
-            leaves=tuple(each.name for leaf, each in ours.leaves.items() if leaf is not value),
+            leaves=(y.name,),
             linear_in=None if value is None else ours.leaves[value].name,
-            elem_type=_elem_type(ours),
+            elem_type=y.elem_type,
             nodes=len(theirs.inside),
             bound=proved,
             functions=(tuple(listing(one)), tuple(listing(two))),
@@ -663,18 +665,18 @@ class _Matching:
         for leaf, tensor in theirs.leaves.items():
             # Tensors that kept their names first: most questions are then answered once.
             for other, mine in sorted(ours.leaves.items(), key=lambda each: each[1].name != tensor.name):
-                if self._same_tensors(mine, tensor, rows=rows):
+                if other not in matched.values() and self._same_tensors(mine, tensor, rows=rows):
                     matched[leaf] = other
                     break
             else:
                 return None
         return matched
 
-    def _proved(self, a: Tensor, region: Region, mine: Expression, other: Expression, *, program: bool) -> Bound:
-        top = TOPS[_elem_type(region)]
+    def _proved(self, a: Tensor, y: Tensor, mine: Expression, other: Expression, *, program: bool) -> Bound:
+        top = TOPS[y.elem_type]
         claim = self.claims.get((a.scope.path, a.name))
         if claim is not None:
-            ceilings = (CEILINGS.get(each.elem_type, 0.0) for each in (a, *region.leaves.values()))
+            ceilings = (CEILINGS.get(each.elem_type, 0.0) for each in (a, y))
             limit = min(claim.limit, max(claim.accuracy, *ceilings))
             return bound(mine, other, limit=limit * _ROOM + _EXACT, top=top, domain=claim.domain)
         everywhere = bound(mine, other, limit=self._limit, top=top)
@@ -717,10 +719,6 @@ def _attention(region: Region) -> bool:
     return "Heads" in operators or {"Exp", "Div"} <= operators
 
 
-def _elem_type(region: Region) -> int:
-    return next(iter(region.leaves.values())).elem_type
-
-
 def _fixed_front(tensor: Tensor | None) -> tuple[int, ...] | None:
     """The sizes of all axes but the last, if the original fixes them."""
     shape = tensor.type.shape if tensor is not None else None
@@ -736,20 +734,12 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
             return f"{tensor.name} is {kind}, and only floating-point arithmetic is that of the reals"
         if (ours.vectors or theirs.vectors) and tensor.type.rank in (0, None):
             return f"{tensor.name} may be a single number, whose shape constants with an axis change"
-    if (ours.together or theirs.together) and not _alike(tuple(ours.leaves.values())):
-        return "puts entries of two tensors side by side whose shapes are not known to be the same"
+    if rows and len(ours.leaves) > 1 and not all(alike(tuple(side.leaves.values())) for side in (ours, theirs)):
+        return UNLIKE
     if not rows and a.elem_type and b.elem_type and a.elem_type != b.elem_type:
         return f"has type {elem_name(b.elem_type)} instead of {elem_name(a.elem_type)}"
     types = _types(ours)
     return "" if all(any(holds(kind, other) for other in types) for kind in _types(theirs)) else _NARROWER
-
-
-def _alike(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether tensors of the original have the same shape."""
-    first, *shapes = (tensor.type.shape for tensor in tensors)
-    if first is not None and None not in first and all(shape == first for shape in shapes):
-        return True
-    return len({extent(tensor) for tensor in tensors}) == 1 and extent(tensors[0]).width is not None
 
 
 def _types(region: Region) -> set[int]:

@@ -11,7 +11,7 @@ around them, and number their own inputs by depth and position.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,11 +24,12 @@ from onnx import TensorProto
 from rewriter.errors import RewriteError
 from rewriter.files.external import read_external, resolve
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.fused import FUSED, PRODUCTS, in_parts, saturating
+from rewriter.graph.edit import forget_types, inlined, set_nodes
+from rewriter.graph.fused import FUSED, PRODUCTS, apart, in_parts, names_in, saturating
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import TensorType, declared_types, inferred_graph, type_of
 from rewriter.graph.view import (
+    ONNX_DOMAINS,
     GraphView,
     Path,
     all_views,
@@ -39,7 +40,7 @@ from rewriter.graph.view import (
     label,
     opsets,
 )
-from rewriter.graph.walk import all_graphs, is_external, iter_nodes, iter_tensors, subgraphs
+from rewriter.graph.walk import all_graphs, functions_with, is_external, iter_nodes, iter_tensors, subgraphs
 from rewriter.proof.certificate.expressions import defaults, listing
 from rewriter.text import one_line, quoted
 
@@ -50,6 +51,29 @@ _KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
 _MOST_TERMS = 8
 _MOST_VALUES = 4096
 """Constants of more elements are not read as numbers of an expression."""
+
+_FIELDS = dict(
+    enumerate(
+        [
+            "f",
+            "i",
+            "s",
+            "t",
+            "g",
+            "floats",
+            "ints",
+            "strings",
+            "tensors",
+            "graphs",
+            "sparse_tensor",
+            "sparse_tensors",
+            "tp",
+            "type_protos",
+        ],
+        1,
+    )
+)
+"""The field that holds an attribute's value, by type."""
 
 FUNCTION, SOURCE, HEADS = "(function)", "(source)", "(heads)"
 """Stand among the attributes of a node for the content of the function that it calls, the numbers that it draws, and
@@ -149,6 +173,8 @@ class Model:
         """
         self._loaded = loaded
         self.ir_version: int = loaded.proto.ir_version
+        self.outputs = tuple(value.name for value in loaded.proto.graph.output)
+        self.signature = [_signature(values) for values in (loaded.proto.graph.input, loaded.proto.graph.output)]
         self.original = original is None
         self.shared = shared if original is None else original.shared
         listed = {tensor.name for tensor in loaded.proto.graph.initializer}
@@ -156,34 +182,46 @@ class Model:
         inputs = {value.name for value in loaded.proto.graph.input}
         self.fixed: bool = listed <= inputs if original is None else original.fixed
         self.functions: Mapping[Function, str] = {}
+        self.drawing: Collection[tuple[str, str]] = ()
         proto = loaded.proto
         if proto.functions:
+            # A runtime may have an operator of this name.
+            kept = [each for each in proto.functions if _default(each.domain) in _KNOWN_DOMAINS]
+            proto = deepcopy(proto)
+            for each in kept:
+                proto.functions.remove(each)
             try:
                 proto = inlined(proto)
             except (RuntimeError, onnx.checker.ValidationError) as error:
                 raise NotCertifiable(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
-            # Functions of another operator set stay, and are compared as they are written.
-            left = {(each.domain, each.name, each.overload): each for each in proto.functions}
+            proto.functions.extend(kept)
+            # Those that stay, such as functions of another operator set, are compared as they are written.
+            left = {(_default(each.domain), each.name, each.overload): each for each in proto.functions}
             self.functions = {key: _digest(*map(self._content, _closure(key, left))) for key in left}
+            self.drawing = {(_default(domain), name) for domain, name in functions_with(proto, _draws)}
         else:
             proto = deepcopy(proto)
         proto = with_plain_experts(proto)
+        taken = names_in(proto)
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
+                _check_attributes(node)
             given = set() if self.fixed else {value.name for value in graph.input}
             low = saturating(graph, self.read, given)
             # Not by the name that a plan gives it: a lowered model has a tensor of this name.
-            parts = (in_parts(node, low, {**FUSED, **PRODUCTS}, "saturated") for node in graph.node)
+            definitions = {**FUSED, **PRODUCTS}
+            parts = (apart(node, in_parts(node, low, definitions, "saturated"), taken) for node in graph.node)
             set_nodes(graph, [part for each in parts for part in each])
+        if not self.original:
+            _forget_types(proto)
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
+        self.domains = frozenset(key_of(node)[0] for node in iter_nodes(proto.graph.node))
         typed = inferred_graph(proto)
         self.scopes: dict[Path, Scope] = {}
         self.sums: dict[str, list[str]] = {}
         self.main = Scope(self, proto.graph, declared_types(typed), typed=typed)
-        self.outputs = tuple(value.name for value in proto.graph.output)
-        self.signature = [_signature(values) for values in (proto.graph.input, proto.graph.output)]
 
     @cached_property
     def views(self) -> Mapping[Path, GraphView]:
@@ -266,6 +304,7 @@ class Scope:
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
         for node, skeleton in zip(graph.node, typed.node, strict=True):
+            self._state_type(node)
             for (name, body), (_, inner) in zip(subgraphs(node), subgraphs(skeleton), strict=True):
                 self.bodies[id(node), name] = Scope(
                     model,
@@ -276,6 +315,14 @@ class Scope:
                     path=(*path, (holder_name(node), name)),
                 )
             self.number_node(node)
+
+    def _state_type(self, node: onnx.NodeProto) -> None:
+        """Let a CastLike, of whose second operand only the type counts, be a Cast to it."""
+        kind = self.types.get(node.input[1], TensorType.UNKNOWN).elem_type if key_of(node) == ("", "CastLike") else 0
+        if kind:
+            node.op_type = "Cast"
+            del node.input[1]
+            node.attribute.append(onnx.helper.make_attribute("to", kind))
 
     def define(self, node: onnx.NodeProto, elem_type: int) -> None:
         """Let a node make a tensor, in place of the one that does, if there is one."""
@@ -352,7 +399,7 @@ class Scope:
         found = [(name, value) for name, value in found if unsaid.get(name) != value]
         if (*key, node.overload) in self.model.functions:
             found.append((FUNCTION, self.model.functions[*key, node.overload]))
-        if key[0] not in _KNOWN_DOMAINS or any(part in node.op_type for part in _RANDOM):
+        if key[0] not in _KNOWN_DOMAINS or _draws(node) or key in self.model.drawing:
             found.append((SOURCE, (self.path, list(node.output))))
         heads = self.heads.get(node.output[0]) if node.output else None
         if heads is not None:
@@ -400,6 +447,33 @@ class Scope:
                 self.numbers[name] = _digest("node", place, *made)
                 if sums:
                     self.model.sums[self.numbers[name]] = operands
+
+
+def _default(domain: str) -> str:
+    return "" if domain in ONNX_DOMAINS else domain
+
+
+def _draws(node: onnx.NodeProto) -> bool:
+    return any(part in node.op_type for part in _RANDOM)
+
+
+def _forget_types(proto: onnx.ModelProto) -> None:
+    """Leave types to inference, from the inputs on; only what it knows no operator of keeps its element type."""
+    for graph in all_graphs(proto.graph):
+        foreign = {name for node in graph.node if node.domain not in ("", "ai.onnx.ml") for name in node.output}
+        forget_types(graph, {value.name for value in graph.value_info} - foreign)
+        for value in (*graph.value_info, *graph.output, *(graph.input if graph is not proto.graph else ())):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+
+
+def _check_attributes(node: onnx.NodeProto) -> None:
+    """Raises NotCertifiable where a value is not of the type that its attribute declares, or that the operator has."""
+    usual = defaults(key_of(node))
+    for each in node.attribute:
+        given = {field.name for field, _ in each.ListFields()} - {"name", "type", "doc_string", "ref_attr_name"}
+        if given - {_FIELDS.get(each.type)} or (each.name in usual and usual[each.name].type != each.type):
+            raise NotCertifiable(f"{label(node)}: attribute {quoted(each.name)} is of another type")
 
 
 def _digest(*parts: object) -> str:
