@@ -246,7 +246,9 @@ class Dataflow:
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         for name in (name for name in reads(node) if subgraphs(node) and self.leaf(name).operators):
             if _activated(node, {name}):
-                text = f"its activation is inside {label(node)}, apart from its linear operators; move it out of the body"
+                text = (
+                    f"its activation is inside {label(node)}, apart from its linear operators; move it out of the body"
+                )
                 self.near_misses.setdefault(name, Miss(text, label(node)))
         if not node.input:  # a source, or a broken node
             return

@@ -151,7 +151,9 @@ def known_of(a: LoadedModel, b: LoadedModel) -> Known:
     blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
     missing = named.keys() - {block.place for block in blocks}
     if missing:
-        notes.append(f"the plan of the second model names a block that the first does not have: {named[min(missing)].name}")
+        notes.append(
+            f"the plan of the second model names a block that the first does not have: {named[min(missing)].name}"
+        )
     claims: tuple[Claim, ...] = ()
     accuracy = options.accuracy or 0.0
     if plan.whole is None:  # blocks whose bias tokens the network carries cannot be cut out of B
@@ -265,5 +267,7 @@ class _Pair:
 def _refuted(fault: Part, proof: Validation) -> Part:
     """A fault, with what the certificate says of its tensor first."""
     refusals = () if proof.certificate is None else proof.certificate.refusals
-    found = tuple(each.text for each in refusals if each.refuted and (each.path, each.original) == ((), fault.found.name))
+    found = tuple(
+        each.text for each in refusals if each.refuted and (each.path, each.original) == ((), fault.found.name)
+    )
     return replace(fault, causes=(*found, *fault.causes))

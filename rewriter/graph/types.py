@@ -144,6 +144,8 @@ def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
     if len(kept) < len(graph.value_info):
         del graph.value_info[:]
         graph.value_info.extend(kept)
+
+
 def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     """An operator that onnx knows, with the type and shape of a fused one that attributes decide; else the node."""
     if node.domain != "com.microsoft" or not node.input or len(node.output) != 1:

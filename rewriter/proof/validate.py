@@ -163,7 +163,9 @@ class Judge:
             each for each in certificate.refusals if self.claims or (each.refuted and each.tensor == each.original)
         ]
         known = [
-            each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}not certified: {each.text}"
+            each.text
+            if each.node in of_blocks
+            else f"{names.get((each.path, each.original), '')}not certified: {each.text}"
             for each in ([each for each in refusals if each.refuted] or refusals)  # others may follow from the refuted
         ]
         try:
@@ -302,9 +304,10 @@ class Judge:
             exact = strict[output, way]
             floats = any(is_float(case[output].dtype) for case in old.results if output in case)
             if floats and each.proves_nothing and not exact.holds:
-                coarsest = max(points, key=lambda point: point.error).place
-                coarsest = next((claim.name for claim in self.claims if claim.place == coarsest), coarsest[1])
-                failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
+                coarsest = max(points, key=lambda point: point.error)
+                names = (claim.name for claim in self.claims if claim.place == coarsest.place)
+                text = _COARSE.format(next(names, coarsest.tensor))
+                failures.append(f"output {output} {exact.reason} on {way}; {text}")
             elif not each.holds:
                 failures.append(f"output {output} {each.reason} on {way}")
             if output not in found or each.error > found[output].error:
