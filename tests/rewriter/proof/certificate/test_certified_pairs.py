@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from onnx import numpy_helper
 from rewriter import rewrite
 from rewriter.errors import ModelError, ValidationError
 from rewriter.files.load import load_model
+from rewriter.graph.view import Place
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate import bounds
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
@@ -38,7 +40,7 @@ GATED_HEADS = "g = MatMul(x, V1) n = Neg(y) e = Exp(n) d = Add(e, $1.0) a = Div(
 def judged(
     a: onnx.ModelProto, b: onnx.ModelProto, claims: Mapping[str, Claimed] | None = None, **options: Any
 ) -> Certificate:
-    held = {((), name): claim for name, claim in (claims or {}).items()}
+    held: dict[Place, Claimed] = {((), name): claim for name, claim in (claims or {}).items()}
     return certify(load_model(a), load_model(b), claims=held, **options)
 
 
