@@ -98,9 +98,9 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
     view = plan.views[0]
     missed: list[Miss] = []
     for each in plan.left:
-        heads = each.miss.reason == "it is attention heads already"
-        if not heads or each.where:
-            reason = f"it is in the body {each.where}" if heads else each.miss.reason
+        done = each.miss.reason == "it is attention heads already"
+        if not done or each.where:
+            reason = f"it is in the body {each.where}" if done else each.miss.reason
             missed.append(Miss(f"block {each.name}: {reason}", each.miss.node))
     found: list[NeuronHeads] = []
     for block in (conversion.block for conversion in plan.conversions):
