@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -172,7 +172,7 @@ class _Search:
             # Another node refuses these: one size may be right by now, and the next one is wrong.
             known = {_read(self._tried[base])[0] for base in bases}
             bases += [each for each in trials if _read(self._tried[each])[0] not in known][:1]
-            trials = list(dict.fromkeys(each for base in reversed(bases) for each in self._next(base)))[:_AT_ONCE]
+            trials = self._beside(reversed(bases)) or self._beside(self._tried)
         return []
 
     def _accepted(self, points: Sequence[Point]) -> Iterator[Point]:
@@ -184,8 +184,11 @@ class _Search:
         self._tried.update(zip(points, self._refusals(cases), strict=True))
         yield from (point for point in points if not self._tried[point])
 
+    def _beside(self, bases: Iterable[Point]) -> list[Point]:
+        """The sizes to try next, from sizes that were tried."""
+        return list(dict.fromkeys(each for base in list(bases) for each in self._next(base)))[:_AT_ONCE]
+
     def _next(self, base: Point) -> Iterator[Point]:
-        """Sizes to try that differ in one group."""
         for place, kinds in enumerate(self._groups):
             sizes = [1 << base[place].bit_length()]  # a power of two is rarely too odd
             line = {p[place]: _read(told) for p, told in self._tried.items() if _but(p, place) == _but(base, place)}
@@ -196,9 +199,12 @@ class _Search:
                     yield point
 
     def _fits(self, point: Point) -> bool:
-        sizes = dict(zip(self._groups, point, strict=True))
-        elements = math.prod(size ** len(kinds) for kinds, size in sizes.items())
-        return 0 < elements < _LARGEST and sizes.get((Kind.BATCH,), 1) <= _ROWS
+        """Whether sizes are small enough, or smaller than the usual ones."""
+        elements, usual = (
+            math.prod(n ** len(k) for n, k in zip(p, self._groups, strict=True)) for p in (point, self._start)
+        )
+        rows = dict(zip(self._groups, point, strict=True)).get((Kind.BATCH,), 1)
+        return 0 < elements <= max(_LARGEST, usual) and rows <= _ROWS
 
 
 def _but(point: Point, place: int) -> Point:
@@ -207,8 +213,9 @@ def _but(point: Point, place: int) -> Point:
 
 def _read(refusal: str) -> tuple[str, tuple[int, ...]]:
     """A refusal without its numbers; and these, with the product of each shape."""
-    numbers = [int(each) for each in re.findall(r"-?\d+", refusal)]
-    shapes = [[int(each) for each in re.findall(r"-?\d+", shape)] for shape in re.findall(r"\{([-\d, ]+)\}", refusal)]
+    text = re.sub(r"'[^']*'", "", refusal)  # names have numbers too
+    numbers = [int(each) for each in re.findall(r"-?\d+", text)]
+    shapes = [[int(each) for each in re.findall(r"-?\d+", shape)] for shape in re.findall(r"\{([-\d, ]+)\}", text)]
     return re.sub(r"-?\d+", "#", refusal), (*numbers, *map(math.prod, shapes))
 
 
