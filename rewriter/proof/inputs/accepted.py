@@ -163,17 +163,20 @@ class _Search:
             point = max(self._accepted(trials), key=math.prod, default=None)
             if point is not None:
                 changed = [place for place, size in enumerate(point) if size != self._start[place]]
-                others = [
-                    tuple(int(size * share) if place in changed else size for place, size in enumerate(point))
-                    for share in (0.5, 2, 4, 8) if changed
-                ]  # fmt: skip
-                found = sorted((point, *self._accepted([each for each in others if self._fits(each)])), reverse=True)
+                others = [self._scaled(point, share) for share in (0.5, 2, 4, 8)]
+                smaller = [each for each in others if each not in self._tried and min(each) > 0]
+                found = sorted((point, *self._accepted(smaller)), reverse=True)
                 return [{kind: each[at] for at in changed for kind in self._groups[at]} for each in found[:2]]
             # Another node refuses these: one size may be right by now, and the next one is wrong.
             known = {_read(self._tried[base])[0] for base in bases}
             bases += [each for each in trials if _read(self._tried[each])[0] not in known][:1]
             trials = self._beside(reversed(bases)) or self._beside(self._tried)
         return []
+
+    def _scaled(self, point: Point, share: float) -> Point:
+        """The sizes that were found times a share, up to the usual ones."""
+        pairs = zip(point, self._start, strict=True)
+        return tuple(size if size == usual else min(int(size * share), max(size, usual)) for size, usual in pairs)
 
     def _accepted(self, points: Sequence[Point]) -> Iterator[Point]:
         """Try sizes."""
