@@ -50,17 +50,9 @@ def run_accepted(
     beside: Path | None = None,
     **options: Any,
 ) -> ModelRuns:
-    """The runs of the original on the cases that it accepts.
+    """The runs of the original on the cases that it accepts: given ones, or those of `make_cases`.
 
-    Args:
-        side: the original.
-        ways: how to run it.
-        settings: the inputs that were given, or how to make some.
-        most: as in `make_cases`, as are `full` and `few`.
-        full: see there.
-        few: see there.
-        beside: the file that a tokenizer may lie beside; by default the original's.
-        options: further ones of `run_model`.
+    `beside` is the file that a tokenizer may lie beside, by default the original's; `options` are those of `run_model`.
 
     Raises:
         UsageError: the inputs do not fit the model, none can be made, or it accepts none of those that were given.
@@ -87,21 +79,21 @@ def run_accepted(
     making["states"] = _encoder(beside, texts) if beside is not None and texts else None
     cases = make_cases(model, **making, full=full, few=few)
     runs = run(cases)
-    if few and runs.skipped:  # what it does accept may be a single token
+    if few and runs.skipped:
         cases = make_cases(model, **making, full=full)
         runs = run(cases)
-    maker, accepted = Maker(model, **making), {case.name: case for case in runs.cases}
-    if not runs.skipped or maker.case(_SETTING).name.removesuffix(", text") in {
-        name.removesuffix(", text") for name in accepted
-    }:
+    if not runs.skipped:
         return runs
+    maker, accepted = Maker(model, **making), {case.name: case for case in runs.cases}
+    shapes = {name: values.shape for name, values in maker.case(_SETTING).feeds.items()}
+    if any(shapes == {name: values.shape for name, values in case.feeds.items()} for case in runs.cases):
+        return runs  # otherwise what it accepts may be a single token, which fits any length
 
     def refusals(cases: Sequence[Case]) -> list[str]:
         named = [Case(str(number), case.feeds) for number, case in enumerate(cases)]
         reasons = dict(each.split(": ", 1) for each in run(named, ways[:1], wide=False).skipped)
         return [reasons.get(case.name, "") for case in named]
 
-    # A single token fits any length: what is accepted may be only that.
     for sizes in _Search(maker, refusals).found():
         accepted |= {case.name: case for case in make_cases(model, **making, kinds=sizes)}
     if not accepted:
