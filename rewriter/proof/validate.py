@@ -53,6 +53,9 @@ _BYTES = (
     "may come out, as on another processor"
 )
 
+_TESTED = "leave out --certificate-only to have it run, or use form local, compact, masked or maskless"
+_NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
+
 _ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
 
 
@@ -131,6 +134,7 @@ class Judge:
             this form, and the rewritten model itself end to end.
         tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
+        run: whether anything is run; if not, every block must be certified.
     """
 
     original: LoadedModel
@@ -142,6 +146,7 @@ class Judge:
     alone: LoadedModel | None = None
     tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
+    run: bool = True
 
     def verdict(self) -> Validation:
         """The certificate, the run, and the tests of blocks that are not certified.
@@ -163,6 +168,9 @@ class Judge:
             each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
             for each in ([each for each in refusals if each.refuted] or refusals)  # others may follow from the refuted
         ]
+        if not self.run:
+            known += [f"{name} cannot be certified, only tested; {_TESTED}" for name in certificate.left]
+            return Validation(not known, certificate, {}, (), (), (), tuple(dict.fromkeys(known)), notes=(_NOT_RUN,))
         try:
             return self._judged(certificate, known)
         except (ValidationError, LookupError, ValueError):
@@ -391,7 +399,7 @@ def run_accepted(
     try:
         runs = run_model(side, cases, ways, may_refuse=True, **options)
     except ValidationError as error:
-        what = "the original model does not run, so nothing can be proved; --no-validate skips the proof"
+        what = "the original model does not run, so nothing can be tested; --certificate-only proves without a run"
         raise ValidationError(f"{what}: {error}") from error
     if runs.cases:
         return runs

@@ -238,6 +238,8 @@ class Report(Result):
         if self.proof is None:
             return f"NOT PROVED  {self.what}, {where}"
         how = "certified for every input" if self.proof.certified else "tested, not certified"
+        if not self.proof.providers:
+            return f"CERTIFIED  {self.what}, {how}, not run; {where}"
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
 
     def to_json(self) -> dict[str, Any]:
