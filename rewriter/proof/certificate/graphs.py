@@ -150,7 +150,7 @@ class Model:
         self._loaded = loaded
         self.ir_version: int = loaded.proto.ir_version
         self.original = original is None
-        self.shared = shared if original is None else original.shared
+        self.shared: frozenset[tuple[int, ...]] = shared if original is None else original.shared
         listed = {tensor.name for tensor in loaded.proto.graph.initializer}
         # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
         inputs = {value.name for value in loaded.proto.graph.input}

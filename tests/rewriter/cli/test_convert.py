@@ -92,7 +92,9 @@ def test_certificate_only(room: Path, capsys: pytest.CaptureFixture[str]) -> Non
         told = ["--report", "r.json", "--html", "p.html", "--certificate", "c.json"]
         assert run([model, "-o", "out.onnx", "--certificate-only", "--force", *told]) == 0
         out = capsys.readouterr().out
-        last = "CERTIFIED  1 block, read as 8 attention heads, certified for every input, not run; written to out.onnx in "
+        last = (
+            "CERTIFIED  1 block, read as 8 attention heads, certified for every input, not run; written to out.onnx in "
+        )
         assert last_line(out).startswith(last)
         report = json.loads((room / "r.json").read_text(encoding="utf-8"))
         jsonschema.validate(report, SCHEMAS["report"])

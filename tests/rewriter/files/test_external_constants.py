@@ -80,7 +80,7 @@ def sparse(name: str, *, flat: bool) -> onnx.SparseTensorProto:
     places = np.argwhere(array)
     where = np.ravel_multi_index(tuple(places.T), array.shape) if flat else places
     numbers = numpy_helper.from_array(array[tuple(places.T)], name)
-    return helper.make_sparse_tensor(numbers, numpy_helper.from_array(where, f"{name}_at"), array.shape)
+    return helper.make_sparse_tensor(numbers, numpy_helper.from_array(np.asarray(where), f"{name}_at"), array.shape)
 
 
 @pytest.mark.parametrize("flat", [True, False])
