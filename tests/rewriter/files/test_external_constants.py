@@ -107,7 +107,7 @@ def test_sparse_weights(external: bool, flat: bool, tmp_path: Path) -> None:
     assert len(model.graph.sparse_initializer) == 1
 
 
-@pytest.mark.parametrize("indices", [[-1], [4], [0, 0], [[0, 0]], [0.0]])
+@pytest.mark.parametrize("indices", [[-1], [4], [0, 0], [[0, 0]], [[4]], [0.0]])
 def test_indices_that_are_no_places(indices: Any) -> None:
     model = mlp("h = Mul(y, S)", constants={"spare": tensor("spare", 1.0)})
     at = np.asarray(indices)
