@@ -64,7 +64,7 @@ def run_accepted(
         try:
             return run_model(side, cases, ways, may_refuse=True, **{**options, **changed})
         except ValidationError as error:
-            what = "the original model does not run, so nothing can be proved; --no-validate skips the proof"
+            what = "the original model does not run, so nothing can be tested; --certificate-only proves without a run"
             raise ValidationError(f"{what}: {error}") from error
 
     if settings.inputs is not None:
