@@ -91,7 +91,7 @@ class Shapes:
         self._noted[tensor] = sizes
         declared = self.view.type_of(tensor).shape or ()
         for dim, size in zip(declared, sizes, strict=True) if len(declared) == len(sizes) else ():
-            if isinstance(dim, str) and size:
+            if isinstance(dim, str) and size is not None:
                 self._symbols.setdefault(dim, size)
 
     def note(self, node: onnx.NodeProto) -> None:
@@ -105,7 +105,7 @@ class Shapes:
             stated = [sizes for sizes in (inferred, self.of(name), longest) if sizes is not None]
             alike = [sizes for sizes in stated if len(sizes) == len(stated[0])]
             if stated:
-                self.set(name, tuple(next((size for size in axis if size), None) for axis in zip(*alike, strict=True)))
+                self.set(name, tuple(next((size for size in axis if size is not None), None) for axis in zip(*alike, strict=True)))
 
     def numbers(self, tensor: str) -> list[int] | None:
         """The elements of a tensor of integers; None if they depend on anything but shapes."""

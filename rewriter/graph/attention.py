@@ -424,8 +424,11 @@ class _Written(Writer):
         keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
         filler = self.float(self.number("mask_filter_value", -10000.0) if kept else -np.inf)
-        if self.types.get(bias, TensorType.UNKNOWN).elem_type == TensorProto.BOOL:
+        kind = self.types.get(bias, TensorType.UNKNOWN).elem_type
+        if kind == TensorProto.BOOL:
             seen, bias = bias, ""
+        elif kind not in (0, self.kind):
+            bias = self.put("Cast", bias, to=self.kind)
         if kept:
             rank = self.rank(kept)
             if rank not in _AXES_OF_MASK:

@@ -33,7 +33,7 @@ _DEPTH = 64
 
 COMPUTED = SAME_NUMBERS | {
     *(name for domain, name in elementwise.OPERATORS if not domain),
-    *("Transpose", "Slice", "Gather", "Concat", "DequantizeLinear"),
+    *("Transpose", "Slice", "Split", "Gather", "Concat", "DequantizeLinear"),
 }
 """Operators of ONNX whose output is not larger than their operands."""
 
@@ -150,7 +150,12 @@ class Constants:
         if node.op_type == "DequantizeLinear":
             opset = max(opset, 19)  # onnx's evaluator has no earlier one, which computed the same
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
-        return np.asarray(computed([node], operands, node.output[:1], {"": opset})[0])
+        try:
+            return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
+        except Exception as error:
+            if any(value.dtype.kind == "f" and np.isnan(value).any() for value in operands.values()):
+                raise LostError("it depends on a size that is not known", label(node)) from error
+            raise
 
     def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
         given = attributes(node)
