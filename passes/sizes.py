@@ -105,7 +105,8 @@ class Shapes:
             stated = [sizes for sizes in (inferred, self.of(name), longest) if sizes is not None]
             alike = [sizes for sizes in stated if len(sizes) == len(stated[0])]
             if stated:
-                self.set(name, tuple(next((size for size in axis if size is not None), None) for axis in zip(*alike, strict=True)))
+                known = [[size for size in axis if size is not None] for axis in zip(*alike, strict=True)]
+                self.set(name, tuple(next(iter(sizes), None) for sizes in known))
 
     def numbers(self, tensor: str) -> list[int] | None:
         """The elements of a tensor of integers; None if they depend on anything but shapes."""

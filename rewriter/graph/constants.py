@@ -33,7 +33,7 @@ _DEPTH = 64
 
 COMPUTED = SAME_NUMBERS | {
     *(name for domain, name in elementwise.OPERATORS if not domain),
-    *("Transpose", "Slice", "Split", "Gather", "Concat", "DequantizeLinear"),
+    *("Transpose", "Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear"),
 }
 """Operators of ONNX whose output is not larger than their operands."""
 
@@ -114,6 +114,8 @@ class Constants:
                 known = self._computed(tensor, depth, wide=wide)
             except LostError as lost:
                 known = lost
+            except RuntimeError as error:  # sizes that are not known are no integers
+                known = LostError(str(error), tensor)
             if isinstance(known, LostError) or known.size <= _SMALL:
                 self._kept[tensor, wide] = known
         if isinstance(known, LostError):
@@ -150,12 +152,7 @@ class Constants:
         if node.op_type == "DequantizeLinear":
             opset = max(opset, 19)  # onnx's evaluator has no earlier one, which computed the same
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
-        try:
-            return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
-        except Exception as error:
-            if any(value.dtype.kind == "f" and np.isnan(value).any() for value in operands.values()):
-                raise LostError("it depends on a size that is not known", label(node)) from error
-            raise
+        return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
     def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
         given = attributes(node)

@@ -250,7 +250,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     view, whole = plan.views[0], plan.recognised.on_stream
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
-    tracer = Tracer(view, shapes_of_case(source.proto, plan.model, view, read), read)
+    tracer = Tracer(view, partial(shapes_of_case, source.proto, plan.model, view, read), read)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     attending = re.compile("Softmax|.*Attention").fullmatch

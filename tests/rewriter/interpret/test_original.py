@@ -75,7 +75,7 @@ def found(model: onnx.ModelProto) -> tuple[tuple[Attention, ...], tuple[Miss, ..
     source = load_model(model)
     proto, read = with_plain(source.proto), partial(read_tensor, source)
     view = all_views(proto)[0]
-    return find_attention(Tracer(view, shapes_of_case(source.proto, proto, view, read), read))
+    return find_attention(Tracer(view, partial(shapes_of_case, source.proto, proto, view, read), read))
 
 
 def one(model: onnx.ModelProto) -> Attention:
