@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
+from typing import Any
 
 import numpy as np
 import onnx
@@ -235,7 +236,7 @@ class _Written(Writer):
         """With further axes of length 1."""
         return self.along("Unsqueeze", tensor, axes)
 
-    def along(self, operator: str, tensor: str, axes: Sequence[int], **attributes: int) -> str:
+    def along(self, operator: str, tensor: str, axes: Sequence[int], **attributes: Any) -> str:
         """An operator along axes."""
         if self.opset < _AXES_AS_INPUT:
             return self.put(operator, tensor, axes=axes, **attributes)

@@ -74,7 +74,6 @@ class Signal:
     """A tensor as the sum of its sources.
 
     Attributes:
-        shape: its shape, at made-up sizes.
         sources: none where it comes from the graph's inputs, as a key-value cache does.
         rotary: whether a rotary embedding is applied on the way, which the sources leave out.
         norm: the normalisation on the way; what it normalises are sources, and so is its output.

@@ -236,7 +236,7 @@ def test_what_is_not_understood_is_said(changed: dict[str, str], reason: str, no
     parts = {**PARTS, **changed}
     model = attention(*parts.values(), tokens="5" if parts["split"] == PER_TOKEN else "tokens")
     where = "MatMul 'z'" if reason == NO_SOFTMAX else "Softmax 'p'"
-    assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node),))
+    assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node, "attention"),))
 
 
 def test_a_softmax_over_classes_is_no_attention() -> None:
