@@ -26,7 +26,7 @@ _FIT = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class FrozenNorm:
-    """`(x - mean) / denominator * scale + bias`, the mean being 0 in RMS normalisation; `factors` [T] are 1 / denominator."""
+    """`(x - mean) / denominator * scale + bias`; RMS has no mean, and `factors` [T] are 1 / denominator."""
 
     factors: Array
     scale: Array
