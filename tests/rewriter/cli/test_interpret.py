@@ -251,6 +251,7 @@ def test_attribution_of_a_text(tokenizer: Path, room: Path, capsys: pytest.Captu
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer)]
     found = told(capsys, "attribute", *text, "--logit", "5-1", "--top", "400")
     plain = told(capsys, "attribute", *GIVEN, "--logit", "5-1", "--top", "400")
+    assert told(capsys, "attribute", *GIVEN, *text[2:], "--logit", "5-1", "--top", "400") == found
     assert " 'word2' - 'cat'\n" in found
     assert "embed[1] 'cat'\n" in found
     for place, word in enumerate(("the", "cat", "sat")):
@@ -351,7 +352,7 @@ def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_graph_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer), "--logit", "5-1"]
-    told(capsys, "graph", *text, "-o", "graph.json")
+    assert told(capsys, "graph", *text, "-o", "graph.json").partition("\n")[0].endswith(" 'word2' - 'cat'")
     made = json.loads((room / "graph.json").read_text(encoding="utf-8"))
     assert made["metadata"]["prompt_tokens"] == ["the", "cat", "sat"]
     assert made["metadata"]["prompt"] == "the cat sat"
