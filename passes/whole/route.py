@@ -32,7 +32,8 @@ from passes.whole.masks import MaskReader
 from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import ancestors, cut
-from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attributes, captured_names
+from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attributes
+from rewriter.graph.walk import captured_names
 
 SMALLEST_OPSET = 13
 """From this opset on, Pad accepts booleans, Softmax normalises one axis and Squeeze takes its axes as an input."""

@@ -1,7 +1,8 @@
 """Load a model without trusting it.
 
-The structure of the model and its external references are checked; external data is not read. `read_tensor` reads the
-values of one tensor when they are needed.
+The structure of the model and its external references are checked. Small tensors are read at once, so that every reader
+of constants finds them in the model, and sparse ones are written out as runtimes do; `read_tensor` reads a large one
+when it is needed.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
 the link, in the directory of the path as given, and the data files themselves may only be links inside such a cache.
@@ -10,6 +11,7 @@ the link, in the directory of the path as given, and the data files themselves m
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import stat
 from copy import deepcopy
@@ -25,12 +27,19 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, through_cache
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, overridden, sort_main_graph
-from rewriter.files.tensors import check_inline, element_type
-from rewriter.graph.walk import is_external, iter_tensors
+from rewriter.files.tensors import byte_count, check_inline, count_elements, element_type
+from rewriter.graph.view import key_of
+from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors
 from rewriter.text import first_of, quoted
 
 MAX_FILE = 2**31 - 1
 """Protobuf cannot read a message of 2 GiB or more."""
+
+SMALL = 2**13
+"""Bytes of the largest external tensor that is read with the model: 1,024 numbers of 64 bits."""
+
+_MOST_DENSE = 2**30
+"""Bytes of the sparse tensors of a model once they are written out."""
 
 TOO_LARGE = (
     "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
@@ -128,6 +137,9 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
         proto = _in_memory(source)
         check_structure(proto)
         external = collect_external(proto, None)
+        if next(iter_sparse(proto), None) is not None:
+            proto = deepcopy(proto)
+            _write_out_sparse(proto, None)
         try:
             size = int(proto.ByteSize())
         except (EncodeError, ValueError) as error:
@@ -146,6 +158,8 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     check_structure(proto)
     base_dir = through_cache(proto, path.parent)
     external = collect_external(proto, base_dir)
+    _read_small(proto, base_dir)
+    _write_out_sparse(proto, base_dir)
     others = tuple(ref for ref in external if ref.path != path) if mapped else external
     elsewhere = len(others) < len(external) or base_dir != path.parent
     return LoadedModel(proto, path, base_dir, others, file_size, elsewhere, _without_fallbacks(proto))
@@ -159,6 +173,68 @@ def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]
         del proto.functions[:]
         proto.functions.extend(function for function in functions if function not in found)
     return found
+
+
+def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
+    """Put the bytes of small external tensors into the model, beside their references, which `as_stored` restores."""
+    for tensor in iter_tensors(proto):
+        if not is_external(tensor):
+            tensor.ClearField("external_data")  # without a meaning
+        elif byte_count(tensor) <= SMALL:
+            tensor.raw_data = read_external(tensor, base_dir).tobytes()
+            tensor.data_location = onnx.TensorProto.DEFAULT
+
+
+def as_stored(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with references in place of the small tensors that `load_model` read from other files."""
+    if not any(tensor.external_data and not is_external(tensor) for tensor in iter_tensors(proto)):
+        return proto
+    stored = deepcopy(proto)
+    for tensor in iter_tensors(stored):
+        if tensor.external_data and not is_external(tensor):
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+    return stored
+
+
+def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
+    """Replace sparse initializers and Constants by dense ones, as runtimes do. Raises ModelError."""
+    every = [*iter_sparse(proto)]
+    if sum(math.prod(each.dims) * element_type(each.values).bits for each in every) > 8 * _MOST_DENSE:
+        raise ModelError(
+            f"the sparse tensors of the model have more than {_MOST_DENSE / 2**30:.0f} GiB when they are written out; "
+            "save it with dense weights as external data"
+        )
+    for thing in iter_all(proto) if every else ():
+        if isinstance(thing, onnx.GraphProto):
+            thing.initializer.extend(_dense(each, base_dir) for each in thing.sparse_initializer)
+            thing.ClearField("sparse_initializer")
+        elif isinstance(thing, onnx.NodeProto) and key_of(thing) == ("", "Constant"):
+            for attribute in (each for each in thing.attribute if each.name == "sparse_value"):
+                dense = _dense(attribute.sparse_tensor, base_dir)
+                attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+
+
+def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.TensorProto:
+    """A sparse tensor as a runtime loads it. Raises ModelError where its indices are not those of entries."""
+    values, indices = (_values(each, base_dir) for each in (sparse.values, sparse.indices))
+    name, dims = sparse.values.name, tuple(sparse.dims)
+    count = count_elements(dims, name)
+    whole = indices.dtype == np.int64 and values.ndim == 1
+    if whole and indices.shape == (len(values), len(dims)) and indices.ndim == 2:
+        within = ((indices >= 0) & (indices < dims)).all()
+        places = np.ravel_multi_index(tuple(indices.T), dims) if within else indices[:0, 0]
+    else:
+        within = whole and indices.shape == values.shape and ((indices >= 0) & (indices < count)).all()
+        places = indices
+    if not within or len(np.unique(places)) < len(values):
+        raise ModelError(
+            f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values; "
+            "export the model again"
+        )
+    full = np.zeros(count, values.dtype)
+    full[places] = values
+    return onnx.numpy_helper.from_array(full.reshape(dims), name)
 
 
 def _in_memory(source: bytes | onnx.ModelProto | IrModel) -> onnx.ModelProto:
@@ -225,11 +301,15 @@ def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
         ModelError: the data does not match the dims, or the data file was replaced by something that
             `rewriter.files.external` refuses.
     """
+    return _values(tensor, model.base_dir)
+
+
+def _values(tensor: onnx.TensorProto, base_dir: Path | None) -> np.ndarray:
     name = quoted(tensor.name)
     if is_external(tensor):
-        if model.base_dir is None:
+        if base_dir is None:
             raise ModelError(f"tensor {name} has external data; pass the path of the model instead of a proto")
-        raw = read_external(tensor, model.base_dir)
+        raw = read_external(tensor, base_dir)
         # A view of the bytes where the type allows it: `to_array` would hold large weights twice.
         if element_type(tensor).bits % 8 == 0:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))

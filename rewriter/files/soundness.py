@@ -32,7 +32,7 @@ from rewriter.errors import ModelError
 from rewriter.files.tensors import check_inline, count_elements
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
-from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, subgraphs
+from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
 from rewriter.text import counted, one_line, quoted
 
 MAX_INLINED = 10_000_000
@@ -71,10 +71,12 @@ _MICROSOFT: Mapping[str, int] = {
 
 _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _TINY = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
+_INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
+_SPARSE = onnx.SparseTensorProto(values=_TINY, indices=_INDICES, dims=[1])
 _STANDS_IN = {
     "t": onnx.AttributeProto(t=_TINY),
     "tensors": onnx.AttributeProto(tensors=[_TINY]),
-    "sparse_tensor": onnx.AttributeProto(sparse_tensor=onnx.SparseTensorProto(values=_TINY, indices=_TINY, dims=[1])),
+    "sparse_tensor": onnx.AttributeProto(sparse_tensor=_SPARSE),
     "sparse_tensors": onnx.AttributeProto(),
     "tp": onnx.AttributeProto(tp=_TYPE),
     "type_protos": onnx.AttributeProto(),
@@ -156,21 +158,13 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
     """
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    reads = {
-        index: sorted(
-            {
-                producer[name]
-                for each in (iter_nodes([node]) if node.attribute else (node,))
-                for name in each.input
-                if name in producer
-            }
-        )
-        for index, node in enumerate(nodes)
+    sources = {
+        index: sorted({producer[name] for name in reads(node) if name in producer}) for index, node in enumerate(nodes)
     }
-    if all(source < index for index, sources in reads.items() for source in sources):
+    if all(source < index for index, each in sources.items() for source in each):
         return False
     try:
-        order = list(TopologicalSorter(reads).static_order())
+        order = list(TopologicalSorter(sources).static_order())
     except CycleError as error:
         looping = _title(nodes[error.args[1][0]])
         raise ModelError(

@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ExitStatus, NothingToConvertError, UsageError, ValidationError
+from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.text import counted
 
@@ -225,7 +226,12 @@ class Report(Result):
     @property
     def problems(self) -> tuple[str, ...]:
         """The checks of the proof that failed."""
-        return () if self.proof is None else self.proof.failures
+        return () if self.proof is None else self.proof.problems
+
+    @property
+    def refuted(self) -> bool:
+        """Whether there is a counterexample: the rewritten model does not compute what the original does."""
+        return self.proof is not None and bool(self.proof.failures)
 
     @property
     def summary(self) -> str:
@@ -234,13 +240,14 @@ class Report(Result):
             why = f"{counted(len(self.left), 'candidate')} left" if self.left else "no candidate was found"
             return f"NOTHING TO CONVERT  in {self.model}: {why}"
         if self.exit_status is ExitStatus.VALIDATION_FAILED:
-            return f"FAILED  {self.what}: the proof failed, nothing was written"
+            return f"FAILED  {self.what}: {'refuted' if self.refuted else 'not proved'}, nothing was written"
         if self.made is None:
             return f"PLANNED  {self.what} in {self.model}; nothing was written"
         where = f"written to {self.output} in {self.seconds.get('total', 0.0):.1f} s" if self.output else "in memory"
         if self.proof is None:
             return f"NOT PROVED  {self.what}, {where}"
-        how = "certified for every input" if self.proof.certified else "tested, not certified"
+        certificate = self.proof.certificate if self.proof.certified else None
+        how = "tested, not certified" if certificate is None else f"certified {reach(certificate)}"
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
 
     def to_json(self) -> dict[str, Any]:
@@ -250,6 +257,15 @@ class Report(Result):
             regions = tuple(replace(each, functions=()) for each in proof.certificate.regions)
             proof = replace(proof, certificate=replace(proof.certificate, regions=regions))
         return super(Report, replace(self, proof=proof)).to_json()
+
+
+def reach(certificate: Certificate) -> str:
+    """The inputs for which a certificate holds, in words."""
+    longest = min((each.tokens for each in certificate.regions if each.tokens), default=None)
+    if certificate.domain is None:
+        return "for every input" if longest is None else f"for every input of up to {counted(longest, 'token')}"
+    tokens = "" if longest is None else f" and up to {counted(longest, 'token')}"
+    return f"for |pre-activation| <= {certificate.domain:g}{tokens}"
 
 
 def json_text(data: Mapping[str, Any]) -> str:
