@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from rewriter.errors import UsageError
 
 Build = tuple[str, str, int, int, Callable[[Path], None]]
-"""Name, activation in the spelling of transformers, MLP blocks, attention layers, and what writes the file."""
+"""The first fields of `models.extra.Extra`."""
 
 _TINY: Mapping[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -25,52 +26,44 @@ _TINY: Mapping[str, Any] = {
 }  # fmt: skip
 _EXPERTS: Mapping[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 _OLDER: Mapping[str, Any] = {"num_key_value_heads": 4, "attn_qkv_bias": True, "attn_o_bias": True}
-_TEXT: Mapping[str, Any] = {"hidden_act": "gelu", "type_vocab_size": 2}
-_PAIR: Mapping[str, Any] = {"hidden_act": "gelu", "num_decoder_layers": 2, "max_position_embeddings": 64}
-_IMAGES: Mapping[str, Any] = {"hidden_act": "gelu", "image_size": 32, "patch_size": 8, "num_channels": 3}
+_IMAGES: Mapping[str, Any] = {"image_size": 32, "patch_size": 8, "num_channels": 3}
+_SLIDING = ["sliding_attention", "full_attention"]
 
-ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
-    **dict.fromkeys(
-        """
-        llama mistral qwen2 exaone4 helium hunyuan_v1_dense llama4_text ministral olmo granite internlm2 minicpm
-        minicpm3 openelm zamba chatglm ernie4_5 qwen baichuan command_r yi solar_open glm seed_oss csm diffllama
-        """.split(),  # noqa: SIM905 - more readable for so many names
-        {},
-    ),
-    **dict.fromkeys(("cohere", "cohere2"), {"tie_word_embeddings": True, "logit_scale": 0.0625}),
-    **dict.fromkeys(("olmo2", "olmo3"), {"attn_qk_norm": True, "attn_qk_norm_full": True}),
-    "qwen3": {"attn_qk_norm": True},
-    "smollm3": {"no_rope_layers": [1, 0]},
-    "stablelm": {"partial_rotary_factor": 0.25},
-    "gemma": {},
-    "gemma3_text": {
-        "attn_qk_norm": True,
-        "rope_local_base_freq": 1e4,
-        "layer_types": ["full_attention", "sliding_attention"],
-    },
-    "starcoder2": {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True},
-    "nemotron": {"hidden_act": "relu2", "partial_rotary_factor": 0.5},
-    "arcee": {"hidden_act": "relu2"},
-    "persimmon": {**_OLDER, "hidden_act": "relu2", "mlp_bias": True, "partial_rotary_factor": 0.5},
-    **dict.fromkeys(("opt", "ctrl"), {**_OLDER, "hidden_act": "relu", "tie_word_embeddings": True}),
-    **dict.fromkeys(("gpt2", "biogpt", "gpt_bigcode", "xglm"), {**_OLDER, "hidden_act": "gelu_new"}),
-    **dict.fromkeys(("codegen", "gptj"), {"hidden_act": "gelu_new", "mlp_bias": True, "partial_rotary_factor": 0.5}),
-    "gpt_neox": {**_OLDER, "hidden_act": "gelu", "mlp_bias": True, "partial_rotary_factor": 0.25},
-    "falcon": {"hidden_act": "gelu", "parallel_attn": True, "dual_ln": True},
-    "mpt": {"hidden_act": "gelu", "num_key_value_heads": 4},
-    **dict.fromkeys(("mixtral", "granitemoe", "arctic", "dbrx"), _EXPERTS),
-    "qwen3_moe": {**_EXPERTS, "attn_qk_norm": True},
-    "qwen2_moe": {**_EXPERTS, "attn_qkv_bias": True, "shared_expert_intermediate_size": 64},
-    "olmoe": {**_EXPERTS, "attn_qk_norm": True, "attn_qk_norm_full": True},
-    "gpt_oss": {**_EXPERTS, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64},
-    **dict.fromkeys(("bert", "albert", "electra", "roformer", "deberta", "xlnet", "layoutlm"), _TEXT),
-    "roberta": {**_TEXT, "type_vocab_size": 1},
-    "modernbert": {"hidden_act": "gelu"},
-    **dict.fromkeys(("bart", "marian", "m2m_100"), _PAIR),
-    "t5": {"hidden_act": "relu", "num_decoder_layers": 2},
-    **dict.fromkeys(("vit", "beit", "deit", "dinov2", "siglip_vision_model", "swin"), _IMAGES),
-    "clip_vision_model": {**_IMAGES, "hidden_act": "quick_gelu"},
-}
+_CHANGES: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    ("llama mistral qwen2 exaone4 helium hunyuan_v1_dense llama4_text ministral olmo granite internlm2 minicpm", {}),
+    ("minicpm3 openelm zamba chatglm ernie4_5 qwen baichuan command_r yi solar_open glm seed_oss csm gemma", {}),
+    ("diffllama", {}),
+    ("cohere cohere2", {"tie_word_embeddings": True, "logit_scale": 0.0625}),
+    ("olmo2 olmo3", {"attn_qk_norm": True, "attn_qk_norm_full": True}),
+    ("qwen3", {"attn_qk_norm": True}),
+    ("smollm3", {"no_rope_layers": [1, 0]}),
+    ("stablelm", {"partial_rotary_factor": 0.25}),
+    ("gemma3_text", {"attn_qk_norm": True, "rope_local_base_freq": 1e4, "layer_types": _SLIDING[::-1]}),
+    ("starcoder2", {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}),
+    ("nemotron", {"hidden_act": "relu2", "partial_rotary_factor": 0.5}),
+    ("arcee", {"hidden_act": "relu2"}),
+    ("persimmon", {**_OLDER, "hidden_act": "relu2", "mlp_bias": True, "partial_rotary_factor": 0.5}),
+    ("opt ctrl", {**_OLDER, "hidden_act": "relu", "tie_word_embeddings": True}),
+    ("gpt2 biogpt gpt_bigcode xglm", {**_OLDER, "hidden_act": "gelu_new"}),
+    ("codegen", {"num_key_value_heads": 4, "hidden_act": "gelu_new", "mlp_bias": True, "partial_rotary_factor": 0.5}),
+    ("gptj", {"num_key_value_heads": 4, "hidden_act": "gelu_new", "mlp_bias": True, "partial_rotary_factor": 0.25}),
+    ("gpt_neox", {**_OLDER, "hidden_act": "gelu", "mlp_bias": True, "partial_rotary_factor": 0.25}),
+    ("falcon", {"hidden_act": "gelu", "parallel_attn": True, "dual_ln": True}),
+    ("mpt", {"hidden_act": "gelu", "num_key_value_heads": 4}),
+    ("mixtral granitemoe arctic dbrx", _EXPERTS),
+    ("qwen3_moe", {**_EXPERTS, "attn_qk_norm": True}),
+    ("qwen2_moe", {**_EXPERTS, "attn_qkv_bias": True, "shared_expert_intermediate_size": 64}),
+    ("olmoe", {**_EXPERTS, "attn_qk_norm": True, "attn_qk_norm_full": True}),
+    ("gpt_oss", {**_EXPERTS, "layer_types": _SLIDING, "sliding_window": 64}),
+    ("bert albert electra roformer deberta xlnet layoutlm", {"hidden_act": "gelu", "type_vocab_size": 2}),
+    ("roberta", {"hidden_act": "gelu", "type_vocab_size": 1}),
+    ("modernbert", {"hidden_act": "gelu"}),
+    ("bart marian m2m_100", {"hidden_act": "gelu", "num_decoder_layers": 2, "max_position_embeddings": 64}),
+    ("t5", {"hidden_act": "relu", "num_decoder_layers": 2}),
+    ("vit beit deit dinov2 siglip_vision_model swin", {**_IMAGES, "hidden_act": "gelu"}),
+    ("clip_vision_model", {**_IMAGES, "hidden_act": "quick_gelu"}),
+)
+ARCHITECTURES = MappingProxyType({name: changes for names, changes in _CHANGES for name in names.split()})
 """Model type to what its configuration adds to `_TINY`."""
 
 _ACTIVATION = {"gpt_oss": "silu_clipped"}
