@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 
 from models.export import export_model
+from models.mobius import builds
 from models.registry import get
 from models.tools.merged import merge_decoders
 
@@ -114,7 +115,9 @@ def _script(name: str, path: Path) -> None:
 
 # -- all of them -----------------------------------------------------------------------------------------------------
 
-GROUPS: Mapping[str, Callable[[], list[Extra]]] = MappingProxyType({"merged": _merged, "onnxscript": _scripts})
+GROUPS: Mapping[str, Callable[[], list[Extra]]] = MappingProxyType(
+    {"merged": _merged, "onnxscript": _scripts, "mobius": lambda: [Extra(*each) for each in builds()]}
+)
 """Group to its files. Listing them needs neither PyTorch nor the package that builds them."""
 
 
