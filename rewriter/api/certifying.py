@@ -38,7 +38,8 @@ def certify(
         limit: the limit of all other activations.
 
     Returns:
-        The certificate; `exit_status` is 0 if it is one, and 1 if it was refused, with the reasons in `problems`.
+        The certificate; `exit_status` is 0 if it is one. Otherwise it is 1, with the reasons in `problems`, and
+        `verdict` is `not proved`, or `different` with a counterexample.
 
     Raises:
         UsageError: the limit of a claim is negative, or its domain empty.
