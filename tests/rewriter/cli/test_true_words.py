@@ -145,9 +145,13 @@ def test_where_a_domain_holds_every_verdict_says_so(
 def test_bounds_are_proved_where_they_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:
     """By `rewrite`, and again by a later process of `certify --check`, for which the cache is emptied."""
     onnx.save(mlp(ERF_GELU), "a.onnx")
-    searched = []
-    search = bounds._Search.run
-    monkeypatch.setattr(bounds._Search, "run", lambda self, limit: searched.append(limit) or search(self, limit))
+    searched, search = list[float](), bounds._Search.run
+
+    def counted(self: bounds._Search, limit: float) -> float:
+        searched.append(limit)
+        return search(self, limit)
+
+    monkeypatch.setattr(bounds._Search, "run", counted)
     for command in (
         ["a.onnx", "-o", "b.onnx", "--certificate", "c.json", "-q"],
         ["certify", "a.onnx", "b.onnx", "--check", "c.json"],
