@@ -26,7 +26,7 @@ from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
 from rewriter.graph.walk import iter_nodes, subgraphs
 from rewriter.proof.certificate.attention import unfold
-from rewriter.proof.certificate.bounds import Bound, bound, relative
+from rewriter.proof.certificate.bounds import Bound, bound, proportional
 from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, in_order, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import (
     ONE,
@@ -679,7 +679,7 @@ class _Matching:
 
         The tensor may be a variance of 1e-9: its functions must meet at 0, and be as near where F is scaled to reach 1.
         """
-        if relative(mine, other, top) is None:
+        if not proportional(mine, other, top):
             reason = f"differs by up to {found.bound:.3g}, and not in proportion to y"
             return replace(found, holds=False, reason=reason)
         size = bound(ZERO, mine, limit=1.0, top=top, domain=1.0)
