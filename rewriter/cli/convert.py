@@ -129,8 +129,9 @@ def convert(
     """Replace the MLP blocks of MODEL by attention heads, and prove that the outputs stay the same.
 
     MODEL is an ONNX file, or a folder such as optimum writes: then OUT is a new folder with all models converted, and
-    the other files copied. The result appears at OUT only if it computes what MODEL does: certified for every input,
-    and run with onnxruntime on a few. --certificate-only is for models that this machine cannot run.
+    the other files copied. The result appears at OUT only if it computes what MODEL does: certified, for every input or
+    in a domain that is named, and run with onnxruntime on a few. --certificate-only is for models that this machine
+    cannot run.
     """
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
