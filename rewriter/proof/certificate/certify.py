@@ -673,8 +673,9 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
         if tensor.elem_type not in FLOATS:
             kind = elem_name(tensor.elem_type) if tensor.elem_type else "of unknown type"
             return f"{tensor.name} is {kind}, and only floating-point arithmetic is that of the reals"
-        if (ours.vectors or theirs.vectors) and tensor.type.rank in (0, None):
-            return f"{tensor.name} may be a single number, whose shape constants with an axis change"
+    axes, ranks = max(ours.axes, theirs.axes), [each.type.rank for each in ours.leaves.values()]
+    if axes and (None in ranks or max(each or 0 for each in ranks) < axes):
+        return f"{a.name} may have fewer axes than a constant, which then changes its shape"
     if rows and len(ours.leaves) > 1 and not all(alike(tuple(side.leaves.values())) for side in (ours, theirs)):
         return UNLIKE
     if not rows and a.elem_type and b.elem_type and a.elem_type != b.elem_type:
