@@ -189,6 +189,8 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
     if len(axes) == 1 and rank is not None and rank > 1:
         order.append(order.pop(axes.pop()))  # the permutation that moves the channels last
     back = [order.index(axis) for axis in range(len(order))]
+    # Each token attends only to itself, so any grouping into sequences gives the same result.
+    lead = b.integers(*((0, 0) if rank == 3 else (0, 1) if rank == 2 and not b.has_allowzero else (1, -1)))
 
     def rows_of(tensor: str, elem_type: int, name: str) -> tuple[Variable, Variable]:
         """[batch, tokens, heads] of any layout, and the shape that it has with the channels last."""
@@ -196,11 +198,11 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         if back != sorted(back):
             given = b.transpose(given, order, f"{name}_channels_last")
         shape = b.node("Shape", [given], f"{name}_shape")
-        # Axes between the first and the channels merge into the tokens. Each token attends only to itself, so any
-        # grouping into sequences gives the same result.
-        lead = b.integers(0 if rank is not None and rank > 2 else 1, -1)
-        sizes = b.concat([lead, b.rows(shape, -1, 2**31, 0, f"{name}_heads")], 0, f"{name}_rows_shape")
-        return b.reshape(given, sizes, f"{name}_rows"), shape
+        known = view.type_of(tensor).shape or (None,)
+        width = known[order[-1]] if len(known) == rank else None
+        # onnxruntime's fusion of Reshapes makes -1 of a computed size, which does not run beside an axis of size 0.
+        heads = b.integers(width) if isinstance(width, int) else b.rows(shape, -1, 2**31, 0, f"{name}_heads")
+        return b.reshape(given, b.concat([lead, heads], 0, f"{name}_rows_shape"), f"{name}_rows"), shape
 
     def own_key(numbers: np.ndarray, suffix: str) -> Tensor:
         constants = b.typed(conversion.compute_type).numbers(f"k_self{suffix}_constants", numbers)
@@ -214,7 +216,7 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         z = b.unsqueeze(rows_of(block.value, block.value_type, "value")[0], 3, "u")
     by_token = _attend(b, conversion, y, z, each, own_key)
     b.expose("z", by_token, (None, None, block.neurons, 1))
-    shaped = b.reshape(by_token, shape, "activation")
+    shaped = b.reshape(by_token, shape, "activation", zeros=rank != 3)
     if back != sorted(back):
         shaped = b.transpose(shaped, back, "activation_as_before")
     b.write(shaped, block.output, block.elem_type)

@@ -25,10 +25,12 @@ from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
 from rewriter.proof.claims import Claim, Side
+from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.nudge import Point
 from rewriter.proof.rule import Judgement
+from rewriter.proof.run import Way
 from rewriter.proof.settings import Settings, checked
-from rewriter.proof.validate import Judge, Progress, Validation, cases_of, noise_points
+from rewriter.proof.validate import Judge, Progress, Validation, longest_of, noise_points
 from rewriter.report.comparison import Comparison
 
 _LOOSE = 2.0**-10
@@ -56,7 +58,7 @@ def validate(
             |rewritten - original| <= atol + rtol |original|.
 
     Returns:
-        The comparison; `verdict` says what is proved, and `exit_status` is 1 if the models differ, otherwise 0.
+        The comparison; `verdict` says what is proved, and `exit_status` is 0 if the models are the same or agree.
 
     Raises:
         UsageError: an option is invalid, or the given inputs left nothing to compare.
@@ -148,17 +150,19 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
         notes.append(f"the plan in the metadata of the second model is ignored: {error}")
     options = recorded_options(record, accuracy)
     plan = make_plan(a.proto, options, partial(read_tensor, a))
-    named = {each.name: each for each in record.blocks} if record is not None else {}
+    named = {each.place: each for each in record.blocks} if record is not None else {}
     blocks = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
-    missing = [name for name in named if name not in {block.name for block in blocks}]
+    missing = named.keys() - {block.place for block in blocks}
     if missing:
-        notes.append(f"the plan of the second model names a block that the first does not have: {missing[0]}")
+        notes.append(
+            f"the plan of the second model names a block that the first does not have: {named[min(missing)].name}"
+        )
     claims: tuple[Claim, ...] = ()
     if plan.whole is None:  # blocks whose bias tokens the network carries cannot be cut out of B
-        conversions = tuple(each for each in plan.conversions if each.block.name in named)
+        conversions = tuple(each for each in plan.conversions if each.block.place in named)
         claims = claims_of(replace(plan, conversions=conversions), accuracy or 0.0)
     for block in plan.undetermined:
-        stated = named.get(block.name)
+        stated = named.get(block.place)
         if stated is not None and stated.form == "local":
             # Of a program that was fitted, what B's plan says is proved or fails, within the usual limits.
             domain = stated.program.domain if stated.program.domain >= NARROWEST else math.inf
@@ -166,7 +170,8 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
             claims += (replace(claim, unstable=True),)
     side = Side.of(replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a)
     made, places = side.main.producer.keys(), map(place_of, blocks)
-    within = tuple(each for each in places if {*each.block_outputs, *each.inputs, each.output} <= made)
+    main = (each for each in places if not each.path)
+    within = tuple(each for each in main if {*each.block_outputs, *each.inputs, each.output} <= made)
     return Known(side, within, claims, tuple(notes))
 
 
@@ -189,18 +194,18 @@ class _Pair:
                 self.a, self.b, known.claims, self.settings, self.run.progress,
                 lowered=known.side.model, tolerance=self.tolerance, noise=self._points(),
             ).verdict()  # fmt: skip
-        failures = list(proof.failures)
-        if not known.claims and self.tolerance is not None:
-            # A tolerance excuses what is refuted, unless this tool claims it.
-            failures = [each for each in failures if not each.startswith("not certified: ")]
         empty = dict.fromkeys(each.name for each in self._decisive(proof) if each.proves_nothing)
         why = "rounding moves it as far as it is large"
-        failures += [f"nothing could be compared: output {name}, since {why}" for name in empty]
         return replace(
             result,
             proof=proof,
             tolerance=self.tolerance,
-            failures=tuple(failures),
+            failures=proof.failures,
+            undecided=(
+                *(proof.unproved if known.claims else ()),
+                *proof.uncompared,
+                *(f"nothing could be compared: output {name}, since {why}" for name in empty),
+            ),
             notes=(*known.notes, *proof.notes),
         )
 
@@ -211,7 +216,7 @@ class _Pair:
         """
         proof = result.validation
         loose = [each.name for each in self._decisive(proof) if each.allowed > _LOOSE]
-        failed = bool(result.failures)
+        failed = bool(result.failures or result.undecided)
         if not proof.providers or not (bisect if failed else loose):
             return result
         bisection = self._bisection(proof)
@@ -221,12 +226,13 @@ class _Pair:
             isolated = bisection.parts()
         guilty = [each for each in isolated if not each.found.holds]
         if not failed:
-            failures = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
+            # Where a tensor of the same name differs, the outputs need not: another operator may make up for it.
+            undecided = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
             note = (
-                f"rounding is amplified, so that output {loose[0]} says little; {len(isolated) - len(failures)} of "
+                f"rounding is amplified, so that output {loose[0]} says little; {len(isolated) - len(guilty)} of "
                 f"{len(isolated)} parts hold by themselves"
             )
-            result = replace(result, failures=failures, notes=(*result.notes, note))
+            result = replace(result, undecided=undecided, notes=(*result.notes, note))
         elif not guilty:
             text = "every part alone is within its share: the difference is the sum of small errors"
             result = replace(result, notes=(*result.notes, text))
@@ -248,6 +254,10 @@ class _Pair:
 
     def _bisection(self, proof: Validation) -> Bisection:
         known, b = self.known, Side.of(self.b)
+        accepted = run_accepted(
+            known.side, [Way(self.settings.providers[0], optimise=False)], self.settings,
+            most=longest_of(known.claims), beside=self.a.path, by_blocks=self.settings.by_blocks(self.a.size),
+        )  # fmt: skip
         marks = boundaries(known.side.main, b.main, known.blocks)
         if ROWS in b.main.producer:  # inside such a network tensors of A's names have rows of bias tokens too
             marks = {name: label for name, label in marks.items() if name in b.main.outputs}
@@ -255,7 +265,7 @@ class _Pair:
             known.side,
             b,
             marks,
-            [case for case in cases_of(self.a, self.settings, 0) if case.name in proof.cases],
+            [case for case in accepted.cases if case.name in proof.cases],
             self.settings.providers[0],
             noise_points(proof.certificate, known.claims, self._points()),
             progress=self.run.progress,
@@ -265,5 +275,7 @@ class _Pair:
 def _refuted(fault: Part, proof: Validation) -> Part:
     """A fault, with what the certificate says of its tensor first."""
     refusals = () if proof.certificate is None else proof.certificate.refusals
-    found = tuple(each.text for each in refusals if each.refuted and each.original == fault.found.name)
+    found = tuple(
+        each.text for each in refusals if each.refuted and (each.path, each.original) == ((), fault.found.name)
+    )
     return replace(fault, causes=(*found, *fault.causes))

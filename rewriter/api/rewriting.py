@@ -28,9 +28,10 @@ from rewriter.files.load import LoadedModel, Source, like, load_model, read_tens
 from rewriter.files.save import check_output, staged_output
 from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
 from rewriter.proof.claims import Claim, Side
+from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.run import Way
 from rewriter.proof.settings import LARGE, Settings, checked
-from rewriter.proof.validate import Judge, Progress, cases_of, run_accepted
+from rewriter.proof.validate import Judge, Progress
 from rewriter.report.folder import FolderReport
 from rewriter.report.report import Report, write_json
 from rewriter.text import quoted
@@ -122,7 +123,7 @@ def rewrite(
     wanted = settings if validate else None
     report = _finished(run, report, (source, rewritten, lowered, apart), claims, wanted, out, force=force)
     if report.in_memory is not None:
-        report = replace(report, in_memory=like(model, made(unit)))
+        report = replace(report, in_memory=like(model, source.complete(made(unit))))
     return run.finish(report)
 
 
@@ -181,8 +182,8 @@ def _calibrated(
         return options, ()
     try:
         runs = run_accepted(
-            side, cases_of(model, settings, 0), [way], settings,
-            outputs=inside, by_blocks=settings.by_blocks(model.size), progress=run.progress, what="the original",
+            side, [way], settings, beside=source.path, outputs=inside,
+            by_blocks=settings.by_blocks(model.size), progress=run.progress, what="the original",
         )  # fmt: skip
     except ValidationError as error:
         return options, (f"pre-activations could not be measured: {error}",)

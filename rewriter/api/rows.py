@@ -43,7 +43,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
         made=None,
         proof=None,
         seconds={},
-        notes=plan.notes,
+        notes=(*source.notes, *plan.notes),
         exit_status=ExitStatus.CONVERTED if plan.conversions else ExitStatus.NOTHING_TO_CONVERT,
         options=values_of(options),
     )
@@ -139,6 +139,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
         max_error=conversion.max_error,
         measured=program.measured,
         domain=program.domain if isfinite(program.domain) else None,
+        part_of=block.part_of,
     )
 
 

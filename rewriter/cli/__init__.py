@@ -21,6 +21,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
+from rewriter import require_own_passes
+
+try:
+    require_own_passes()  # the commands import it
+except ImportError as error:
+    click.echo(f"rewrite: {error}", err=True)
+    sys.exit(2)
+
 from rewriter.cli.convert import convert
 from rewriter.cli.inspect import doctor, inspect
 from rewriter.cli.interpret import attribute, graph, heads, rank, run_cached

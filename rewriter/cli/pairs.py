@@ -106,9 +106,7 @@ def _compared(
 )
 @declared_options(CompareOptions, only=("accuracy",))
 @report_option("the certificate", "-o")
-def certify(
-    original: Path, rewritten: Path, *, check: Path | None, accuracy: float | None, report: Path | None
-) -> int:
+def certify(original: Path, rewritten: Path, *, check: Path | None, accuracy: float | None, report: Path | None) -> int:
     """Prove that REWRITTEN computes what ORIGINAL does, at every input of every size, over the reals.
 
     Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers;

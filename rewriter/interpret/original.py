@@ -231,9 +231,10 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
             elif node.op_type.endswith("Attention"):
                 definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
         except LostError as error:
-            missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node))
+            missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node, "attention"))
         except UNFIT:
-            missed.append(Miss(f"attention at {label(node)}: its nodes do not fit together", label(node)))
+            reason = f"attention at {label(node)}: its nodes do not fit together"
+            missed.append(Miss(reason, label(node), "attention"))
     return tuple(found), tuple(missed)
 
 
@@ -278,7 +279,6 @@ def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> d
     if len({len(each.columns) for each in heads}) > 1:
         raise LostError("queries, keys and values have different numbers of heads", where)
     output, shape = _output_of(tracer, z, where), (*leading, sides[0].shape[-2], sides[2].shape[-1])
-    tracer.assume(z, shape)
     channels = rows_of_output(tracer.trace(output.data, z.__eq__), shape, z, len(heads[0].columns), where)
     return {**dict(zip(("query", "key", "value"), heads, strict=True)), "output": output, "channels": channels, "z": z}
 

@@ -96,8 +96,12 @@ class NeuronHeads:
 def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tuple[Miss, ...]]:
     """The neuron heads of the main graph in order, and the blocks that have none; `program` is a key of `PROGRAMS`."""
     view = plan.views[0]
-    left = [each for each in plan.left if each.miss.reason != "it is attention heads already"]
-    missed = [Miss(f"block {each.name}: {each.miss.reason}", each.miss.node) for each in left]
+    missed: list[Miss] = []
+    for each in plan.left:
+        heads = each.miss.reason == "it is attention heads already"
+        if not heads or each.where:
+            reason = f"it is in the body {each.where}" if heads else each.miss.reason
+            missed.append(Miss(f"block {each.name}: {reason}", each.miss.node))
     found: list[NeuronHeads] = []
     for block in (conversion.block for conversion in plan.conversions):
         if block.path:
@@ -115,7 +119,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
             heads = _of_made(view, flow, made, program)
             found.append(replace(heads, bound=max(heads.bound, made.record.bound)))
         except LostError as lost:
-            reason = f"block {made.record.name} is attention heads already, and {lost.miss.reason}; index the original"
+            reason = f"block {made.record.name} is attention heads already, and {lost.miss.reason}"
             missed.append(Miss(reason, lost.miss.node))
     return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
 

@@ -51,6 +51,7 @@ class Judgement:
         reason: why the rule does not hold; empty where it does.
         max_abs: largest |B - A| over all cases, in the output's units, where both are finite; infinite where shapes,
             types, strings or the places of NaN and infinities differ.
+        case: number of the case, from 0, in which the rule does not hold; None where it does.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Judgement:
     allowed: float
     reason: str = ""
     max_abs: float = math.inf
+    case: int | None = None
 
     @property
     def holds(self) -> bool:
@@ -81,25 +83,34 @@ def compared(
     """Apply the rule to one output.
 
     Args:
-        name: the output.
+        name: the output, or an element of a sequence; not every case need have it.
         original: the original's results without optimisation, case by case.
         variants: results of the original that differ by rounding alone: with optimisation, with noise.
         rewritten: the results to be judged.
         tolerance: (atol, rtol) in place of the rule, for floats: |B - A| <= atol + rtol |A| for every entry that is
             finite; then errors are in the output's units.
     """
-    ours, theirs = ([case[name] for case in results] for results in (original, rewritten))
-    others = [[case[name] for case in results] for results in variants]
-    for a, b in zip(ours, theirs, strict=True):
-        if a.shape != b.shape:
-            return Judgement(name, np.inf, 0.0, 0.0, f"has shape {list(b.shape)} instead of {list(a.shape)}")
-        if a.dtype != b.dtype:
-            return Judgement(name, np.inf, 0.0, 0.0, f"has type {b.dtype} instead of {a.dtype}")
+    places = [name in case for case in original]
+    if [name in case for case in rewritten] != places:
+        return Judgement(name, np.inf, 0.0, 0.0, "is an element of a sequence that has another length")
+    every = (original, rewritten, *(each for each in variants if [name in case for case in each] == places))
+    ours, theirs, *others = [[case[name] for case in results if name in case] for results in every]
+    cases = [place for place, there in enumerate(places) if there]
+    for place, a, b in zip(cases, ours, theirs, strict=True):
+        kinds = ("shape", list(a.shape), list(b.shape)), ("type", a.dtype, b.dtype)
+        changed = next((f"has {what} {other} instead of {own}" for what, own, other in kinds if own != other), "")
+        if changed:
+            return Judgement(name, np.inf, 0.0, 0.0, changed, case=place)
     if not ours or not is_float(ours[0].dtype):
         return replace(_whole(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
-    places = _misplaced(ours, others, theirs)
-    if places:
-        return Judgement(name, np.inf, 0.0, 0.0, places)
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        wrong = _misplaced(a, b, [other[number] for other in others])
+        if wrong.any():
+            reason = (
+                f"has {int(wrong.sum())} entries that are finite in one model only, or NaN or infinite "
+                f"otherwise{_entry(a, b, wrong)}"
+            )
+            return Judgement(name, np.inf, 0.0, 0.0, reason, case=cases[number])
     if tolerance is not None:
         return _within(name, ours, theirs, *tolerance)
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
@@ -115,27 +126,49 @@ def compared(
         for a, b, size, own in zip(ours, theirs, sizes, moved, strict=True)
     ]
     worst = max(found, key=lambda each: -1.0 if each.proves_nothing else each.error / each.allowed)
+    place = found.index(worst)
     worst = replace(worst, max_abs=largest_gap(ours, theirs))
     if worst.proves_nothing or worst.error <= worst.allowed:
         return worst
     return replace(
         worst,
+        case=place,
         reason=f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
-        f"{worst.rounding:.3g} of rounding",
+        f"{worst.rounding:.3g} of rounding{_entry(ours[place], theirs[place], _gaps(ours[place], theirs[place]))}",
     )
+
+
+def names_in(*runs: Results) -> list[str]:
+    """The outputs in any case of any run."""
+    return list(dict.fromkeys(name for results in runs for case in results for name in case))
+
+
+def _gaps(a: Array, b: Array) -> Array:
+    """|b - a|, 0 where one of them is not finite."""
+    with np.errstate(all="ignore"):
+        gaps = np.abs(b.astype(np.float64) - a.astype(np.float64))
+    return np.where(np.isfinite(gaps), gaps, 0.0)
+
+
+def _entry(a: Array, b: Array, weight: Array) -> str:
+    """The entry of the largest weight, with both values."""
+    index = np.unravel_index(int(np.argmax(weight)), a.shape)
+    where = f"at {[int(each) for each in index]} " if index else ""
+    return f"; {where}{b[index]!s} instead of {a[index]!s}"
 
 
 def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:
     """The rule that a tolerance is."""
-    excess, gap = 0.0, largest_gap(ours, theirs)
-    for a, b in zip(ours, theirs, strict=True):
+    excess, gap, worst, where = 0.0, largest_gap(ours, theirs), None, ""
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wide = a.astype(np.float64)
         with np.errstate(all="ignore"):
             over = np.abs(b.astype(np.float64) - wide) - (atol + rtol * np.abs(wide))
-        over = np.where(np.isnan(over), np.inf, over)
-        excess = max(excess, float(np.max(over, initial=0.0, where=np.isfinite(wide))))
-    reason = f"error {gap:.3g} exceeds atol {atol:g}, rtol {rtol:g} by {excess:.3g}"
-    return Judgement(name, gap, 0.0, atol, reason if excess else "", gap)
+        over = np.where(np.isfinite(wide), np.where(np.isnan(over), np.inf, over), 0.0)
+        if np.max(over, initial=0.0) > excess:
+            excess, worst, where = float(np.max(over)), place, _entry(a, b, over)
+    reason = f"error {gap:.3g} exceeds atol {atol:g}, rtol {rtol:g} by {excess:.3g}{where}"
+    return Judgement(name, gap, 0.0, atol, reason if excess else "", gap, worst)
 
 
 def _sizes(values: Sequence[Array]) -> list[float]:
@@ -186,17 +219,13 @@ def _share(a: Array, b: Array, size: float) -> float:
     return apart / size if size else (np.inf if apart else 0.0)
 
 
-def _misplaced(ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> str:
-    """Which NaN or infinities differ, where no variant of the original moves them; empty where none do."""
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        steady = np.ones(a.shape, bool)
-        for other in others:
-            if other[place].shape == a.shape:
-                steady &= _kinds(other[place]) == _kinds(a)
-        wrong = (_kinds(a) != _kinds(b)) & steady
-        if wrong.any():
-            return f"has {int(wrong.sum())} entries that are finite in one model only, or NaN or infinite otherwise"
-    return ""
+def _misplaced(a: Array, b: Array, others: Sequence[Array]) -> Array:
+    """Where NaN or infinities differ, and no variant of the original moves them."""
+    wrong = _kinds(a) != _kinds(b)
+    for other in others:
+        if other.shape == a.shape:
+            wrong &= _kinds(other) == _kinds(a)
+    return wrong
 
 
 def _kinds(values: Array) -> Array:
@@ -212,11 +241,16 @@ def _whole(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], 
         sum(int(np.sum(a != v)) if a.shape == v.shape else a.size for a, v in zip(ours, other, strict=True))
         for other in others
     ]
-    different = sum(int(np.sum(a != b)) for a, b in zip(ours, theirs, strict=True))
+    unequal = [a != b for a, b in zip(ours, theirs, strict=True)]
+    different = sum(int(np.sum(each)) for each in unequal)
     rounding = max(moved, default=0) / count
     error, allowed = different / count, FACTOR * rounding
-    reason = "" if error <= allowed else f"differs in {different} of {count} entries, which rounding does not explain"
-    return Judgement(name, error, rounding, allowed, reason)
+    if error <= allowed:
+        return Judgement(name, error, rounding, allowed)
+    place = next(place for place, each in enumerate(unequal) if each.any())
+    where = _entry(ours[place], theirs[place], unequal[place])
+    reason = f"differs in {different} of {count} entries, which rounding does not explain{where}"
+    return Judgement(name, error, rounding, allowed, reason, case=place)
 
 
 def magnitude(values: Array) -> float:

@@ -19,21 +19,21 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.errors import UsageError, ValidationError
+from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import GraphView, key_of, reads
+from rewriter.graph.view import GraphView, Place, key_of
+from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.cases import Case, make_cases
-from rewriter.proof.inputs.given import spelled
-from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.accepted import run_accepted
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
-from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, run_model, told
+from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
+from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, run_model, told
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
 
@@ -62,11 +62,12 @@ class ProviderRun:
 
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
+        uncompared: outputs that hold nothing to compare, and why.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
         cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
             shapes, which onnxruntime leaves there on purpose.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
-        failures: what did not hold.
+        failures: outputs that differ: on which input, and where.
     """
 
     compared: Mapping[str, Judgement]
@@ -74,6 +75,7 @@ class ProviderRun:
     cpu_nodes: tuple[str, ...]
     cpu_nodes_of_original: int | None = 0
     failures: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,32 +83,45 @@ class Validation:
     """The verdict.
 
     Attributes:
-        passed: whether everything held.
         certificate: what was proved for every input; None if the models could not be compared at all.
         providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
         blocks: the tests of the blocks that are not certified, in graph order.
         cases: the inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
-        failures: the checks that failed, in words.
+        failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
+        unproved: what a rewriting has to prove and did not, without a counterexample.
+        uncompared: what the run should have compared, and could not.
         by_blocks: whether neither model was ever loaded as a whole.
         segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
         notes: what the reader of a verdict should know, such as outputs whose run proves nothing.
     """
 
-    passed: bool
     certificate: Certificate | None
     providers: Mapping[str, ProviderRun]
     blocks: tuple[BlockTest, ...]
     cases: tuple[str, ...]
     skipped: tuple[str, ...]
-    failures: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
+    uncompared: tuple[str, ...] = ()
     by_blocks: bool = False
     segments: tuple[int, int] = (1, 1)
     notes: tuple[str, ...] = ()
+    also = ("passed",)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything held."""
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What did not hold."""
+        return (*self.failures, *self.unproved, *self.uncompared)
 
     @property
     def certified(self) -> bool:
-        """Whether the rewritten model is proved for every input."""
+        """Whether the rewritten model is proved to compute what the original does."""
         return self.certificate is not None and self.certificate.certified
 
     @property
@@ -154,22 +169,25 @@ class Judge:
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
         # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
-        names = {name: f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)}
+        names = {
+            (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
+        }
         of_blocks = {each.name for each in self.claims}
-        refusals = [
-            each for each in certificate.refusals if self.claims or (each.refuted and each.tensor == each.original)
-        ]
-        known = [
-            each.text if each.node in of_blocks else f"{names.get(each.original, '')}not certified: {each.text}"
-            for each in ([each for each in refusals if each.refuted] or refusals)  # others may follow from the refuted
-        ]
+        refusals = [each for each in certificate.refusals if self.claims or each.refuted]
+        refused: dict[bool, dict[str, None]] = {True: {}, False: {}}
+        for each in [each for each in refusals if each.settled] or refusals:  # others may follow from these
+            told = f"{'refuted' if each.refuted else 'not proved'}: {each.text}"
+            text = each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}{told}"
+            # A tolerance excuses what is refuted, unless it is claimed.
+            refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
+        refuted, unproved = (tuple(refused[each]) for each in (True, False))
         try:
-            return self._judged(certificate, known)
-        except (ValidationError, LookupError, ValueError):
+            return self._judged(certificate, refuted, unproved)
+        except (ValidationError, LookupError, ValueError) as error:
             # The file may be so wrong that it does not run; what is known already says more than that.
-            if not known:
+            if not (refuted or unproved):
                 raise
-            return Validation(False, certificate, {}, (), (), (), tuple(dict.fromkeys(known)))
+            return Validation(certificate, {}, (), (), (), refuted, unproved, (str(error),))
 
     @property
     def _named(self) -> LoadedModel:
@@ -185,7 +203,7 @@ class Judge:
     def _certificate(self) -> Certificate:
         """What is proved for every input."""
         held = {
-            each.output: Claimed(
+            each.place: Claimed(
                 each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
             )
             for each in self.claims
@@ -201,20 +219,19 @@ class Judge:
             found = replace(found, certified=False, left=tuple(each.name for each in self.claims))
         return found
 
-    def _judged(self, certificate: Certificate, known: Sequence[str]) -> Validation:
-        """The verdict; `known` are the failures so far."""
+    def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
+        """The verdict, after what the certificate found."""
         providers, claims = self.settings.providers, self.claims
         old, named = Side.of(self.original), Side.of(self._named)
         tested = tuple(claim for claim in claims if claim.name in certificate.left)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
-        longest = 0 if self.alone is None else max((claim.longest or 0 for claim in claims), default=0)
         watched = dict(_domains(claims, certificate))
         # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
-        cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
         wide = self.original.size <= CHEAP
         before = run_accepted(
-            old, cases, (*ways, *again), self.settings,
+            old, (*ways, *again), self.settings,
+            most=longest_of(claims), full=self.alone is not None, few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
@@ -224,7 +241,7 @@ class Judge:
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
-        blocks = []
+        blocks, uncompared = [], list[str]()
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
             apart = new if self.alone is None else Side.of(self.alone)
@@ -232,17 +249,16 @@ class Judge:
                 seed = self.settings.seed
                 blocks.append(tested_block(named, apart, claim, ways, seed, before.cases, self._by_blocks))
             except ValidationError as error:
-                failed = f"{claim.name} could not be tested: {error}"
-                blocks.append(BlockTest(claim.name, (), None, None, (failed,)))
+                uncompared.append(f"{claim.name} could not be tested: {error}")
+                blocks.append(BlockTest(claim.name, (), None, None, (uncompared[-1],)))
         runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
-            *known,
-            *(failure for block in blocks for failure in block.failures),
-            *_beyond(watched, reached),
-            *_foreign(claims, new),
+            *refuted,
+            *(failure for block in blocks for failure in block.failures if failure not in uncompared),
             *(failure for each in runs.values() for failure in each.failures),
         ]
-        notes = [*_by_definition(before, after), *told(before)]
+        uncompared += [text for each in runs.values() for text in each.uncompared]
+        notes = [*_by_definition(before, after), *misdeclared(old, before), *told(before)]
         if any(rounds_to_bytes(node) for _, node in _nodes(old)):
             notes.append(_BYTES)
         judged = (each for run in runs.values() for each in run.compared.values())
@@ -254,13 +270,14 @@ class Judge:
                 f"verdict rests on {rest}"
             )
         return Validation(
-            passed=not failures,
             certificate=certificate,
             providers=runs,
             blocks=tuple(blocks),
             cases=tuple(case.name for case in before.cases),
             skipped=before.skipped,
             failures=tuple(dict.fromkeys(failures)),
+            unproved=(*unproved, *_beyond(watched, reached), *_foreign(claims, new)),
+            uncompared=tuple(dict.fromkeys(uncompared)),
             by_blocks=self._by_blocks,
             segments=(before.segments, after.segments),
             notes=tuple(notes),
@@ -285,7 +302,7 @@ class Judge:
             variants = [old.results, *noise.get(ways[0], ())]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
-                for output in plain.results[0]
+                for output in names_in(plain.results, *(after.ways[way].results for way in ways))
                 for way in ways
             }
 
@@ -297,16 +314,17 @@ class Judge:
         found: dict[str, Judgement] = {}
         for (output, way), each in judged.items():
             exact = strict[output, way]
-            if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
-                coarsest = max(points, key=lambda point: point.error).tensor
-                coarsest = next((claim.name for claim in self.claims if claim.output == coarsest), coarsest)
-                failures.append(f"output {output} {exact.reason} on {way}; {_COARSE.format(coarsest)}")
+            where = "" if exact.case is None else f", input '{before.cases[exact.case].name}'"
+            floats = any(is_float(case[output].dtype) for case in old.results if output in case)
+            if floats and each.proves_nothing and not exact.holds:
+                place = max(points, key=lambda point: point.error).place
+                coarsest = next((claim.name for claim in self.claims if claim.place == place), place[1])
+                failures.append(f"output {output} {exact.reason} on {way}{where}; {_COARSE.format(coarsest)}")
             elif not each.holds:
-                failures.append(f"output {output} {each.reason} on {way}")
+                failures.append(f"output {output} {each.reason} on {way}{where}")
             if output not in found or each.error > found[output].error:
                 found[output] = each
-        nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
-        failures += [f"nothing could be compared: output {output} {why}" for output, why in nothing.items() if why]
+        nothing = {output: uncompared([case[output] for case in old.results if output in case]) for output in found}
         coarse = _coarse(provider, sides[1]) if failures else ()
         if coarse:
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
@@ -320,6 +338,7 @@ class Judge:
             cpu_nodes=tuple(node for node in fallen if told and node not in there),
             cpu_nodes_of_original=len(there) if told else None,
             failures=tuple(dict.fromkeys(failures)),
+            uncompared=tuple(f"nothing could be compared: output {name} {why}" for name, why in nothing.items() if why),
         )
 
 
@@ -368,41 +387,9 @@ def _beyond(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, floa
             )
 
 
-def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bool = False) -> tuple[Case, ...]:
-    """The inputs that were given, or generated ones, one with a sequence of `longest` tokens; `few`: three of them.
-
-    Raises:
-        UsageError: the inputs do not fit the model, or none can be made.
-    """
-    if settings.inputs is not None:
-        return load_cases(settings.inputs, original.proto)
-    return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest, few=few)
-
-
-def run_accepted(
-    side: Side, cases: Sequence[Case], ways: Sequence[Way], settings: Settings, **options: Any
-) -> ModelRuns:
-    """The runs of the original on the cases that it accepts; `options` are further ones of `run_model`.
-
-    Raises:
-        UsageError: the original accepts none of the inputs that were given.
-        ValidationError: the original cannot be loaded, or accepts nothing.
-    """
-    try:
-        runs = run_model(side, cases, ways, may_refuse=True, **options)
-    except ValidationError as error:
-        what = "the original model does not run, so nothing can be proved; --no-validate skips the proof"
-        raise ValidationError(f"{what}: {error}") from error
-    if runs.cases:
-        return runs
-    if settings.inputs is not None:
-        raise UsageError(
-            f"{spelled(settings.inputs)}: the original model runs on none of these inputs: {runs.skipped[0]}"
-        )
-    raise ValidationError(
-        f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs, or sizes with "
-        f"--dim ({runs.skipped[0]})"
-    )
+def longest_of(claims: Sequence[Claim]) -> int | None:
+    """The longest sequence that all blocks take; None for any."""
+    return min((claim.longest for claim in claims if claim.longest), default=None)
 
 
 def noise_points(
@@ -417,9 +404,9 @@ def noise_points(
         Point(each.output, each.path, each.elem_type, each.max_error, each.gate, each.value if each.gated else "")
         for each in tested
     ]
-    unique: dict[str, Point] = {}
+    unique: dict[Place, Point] = {}
     for point in (*found, *further):
-        unique.setdefault(point.tensor, point)
+        unique.setdefault(point.place, point)
     return tuple(unique.values())
 
 
@@ -454,7 +441,9 @@ def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
 def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
     truth, ratios = before.truth or ({},), list[float]()
-    for output in (each for each, values in truth[0].items() if values.dtype.kind == "f"):
+    every = [*truth, *(case for runs in (before, after) for way in ways for case in runs.ways[way].results)]
+    shared = (each for each in truth[0] if all(each in case for case in every))
+    for output in (each for each in shared if truth[0][each].dtype.kind == "f"):
         exact = [case[output] for case in truth]
         for way in ways:
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))

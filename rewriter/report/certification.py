@@ -6,16 +6,17 @@ again: `rewrite certify --check`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Literal, Self
 
-from rewriter.errors import ExitStatus, UsageError
+from rewriter.errors import ExitStatus, ModelError, UsageError
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion
-from rewriter.report.report import VERSION, Result, json_text
-from rewriter.text import one_line, quoted
+from rewriter.report.report import VERSION, Result, json_text, reach
+from rewriter.text import counted, one_line, quoted
 
 _LONGEST, _LONG = 2**28, 80
 """Bytes of a certificate, and characters of a value in it that is shown."""
@@ -28,12 +29,27 @@ class FileDigest:
     Attributes:
         path: as given.
         sha256: of the model file.
-        data: of the data files that it refers to, by location.
+        files: the data files that it refers to, by location.
     """
 
     path: str
     sha256: str
-    data: Mapping[str, str]
+    files: Mapping[str, Path] = field(default_factory=dict, metadata={"json": ""})
+    also: ClassVar = ("data",)
+
+    @property
+    def data(self) -> Mapping[str, str]:
+        """The sha256 of its data files, by location: computed when a certificate is written or checked."""
+        return {name: sha256_of(path) for name, path in self.files.items()}
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file. Raises ModelError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{quoted(path)} cannot be read: {error.strerror}; check the disk") from error
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,11 +67,19 @@ class Certification(Result):
     rewritten: FileDigest
     certificate: Certificate
     wrong: tuple[str, ...] | None = field(default=None, metadata={"json": ""})
+    also = ("verdict",)
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
         """0 if certified, and what was stated holds; otherwise 1."""
         return ExitStatus(bool(self.problems))
+
+    @property
+    def verdict(self) -> Literal["certified", "not proved", "different"]:
+        """`different` only with a counterexample: a number at which an activation is further off than its limit."""
+        if self.certificate.certified:
+            return "certified"
+        return "different" if self.certificate.refuted else "not proved"
 
     @property
     def worst(self) -> CertifiedRegion | None:
@@ -71,13 +95,13 @@ class Certification(Result):
     @property
     def summary(self) -> str:
         """The verdict, and the largest bound."""
-        pair = f"{self.rewritten.path} against {self.original.path}"
+        pair, where = f"{self.rewritten.path} against {self.original.path}", reach(self.certificate)
         if self.wrong is not None:
-            return f"DOES NOT HOLD  the certificate of {pair}" if self.problems else f"HOLDS  the certificate of {pair}"
+            return f"DOES NOT HOLD  the certificate of {pair}" if self.problems else f"HOLDS  {pair}, {where}"
         if not self.certificate.certified:
-            return f"REFUSED  {pair}"
-        count = len(self.certificate.regions)
-        return f"CERTIFIED  {pair}: {count} activation{'s' if count != 1 else ''} replaced, {self.accuracy}"
+            return f"{self.verdict.upper()}  {pair}"
+        count = counted(len(self.certificate.regions), "activation")
+        return f"CERTIFIED  {pair}, {where}: {count} replaced, {self.accuracy}"
 
     @property
     def accuracy(self) -> str:

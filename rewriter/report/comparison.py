@@ -15,10 +15,10 @@ from rewriter.compare.graphs import GraphDifference
 from rewriter.compare.parts import Part
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
-from rewriter.report.report import Result
+from rewriter.report.report import Result, reach
 from rewriter.text import counted
 
-Verdict = Literal["same", "agrees", "different"]
+Verdict = Literal["same", "agrees", "not proved", "different"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -37,7 +37,8 @@ class Comparison(Result):
         tolerance: atol and rtol that took the place of the rule; then errors are in an output's units.
         isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
-        failures: the checks that failed, in words.
+        failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
+        undecided: what B's plan claims and is not proved, and outputs of which the run shows nothing.
         notes: remarks.
         seconds: time by step.
     """
@@ -51,6 +52,7 @@ class Comparison(Result):
     isolated: tuple[Part, ...] = ()
     faults: tuple[Part, ...] = ()
     failures: tuple[str, ...] = ()
+    undecided: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     also = ("error_ratio", "verdict", "exit_status")
@@ -70,16 +72,19 @@ class Comparison(Result):
         """What was found.
 
         `same`: certified, and the run agrees (of graphs alone: they are the same); `agrees`: not proved, but B agrees
-        with A on the inputs that were run; `different`.
+        with A on the inputs that were run; `not proved`: what B's plan claims is neither proved nor refuted, or the run
+        does not decide; `different`: there is a counterexample.
         """
         if self.failures:
             return "different"
-        return "same" if self.proof is None or self.proof.certified else "agrees"
+        if self.undecided:
+            return "not proved"
+        return "same" if self.proof is None or (self.proof.certified and self.proof.passed) else "agrees"
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if B is the same or agrees, 1 if it differs."""
-        return ExitStatus.VALIDATION_FAILED if self.failures else ExitStatus.CONVERTED
+        """0 if B is the same or agrees, otherwise 1."""
+        return ExitStatus.VALIDATION_FAILED if self.problems else ExitStatus.CONVERTED
 
     @property
     def same(self) -> bool:
@@ -88,8 +93,8 @@ class Comparison(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The checks that failed."""
-        return self.failures
+        """What differs, and what could not be decided."""
+        return (*self.failures, *self.undecided)
 
     @property
     def summary(self) -> str:
@@ -104,18 +109,27 @@ class Comparison(Result):
         if proof is None:
             return f"{pair} are {'different graphs' if self.failures else 'the same graph with the same weights'}"
         if self.failures:
-            judged = len({name for run in proof.providers.values() for name in run.compared})
-            if judged and all("nothing could be compared" in each for each in self.failures):
-                return f"{pair}: {'not every output' if len(self.failures) < judged else 'nothing'} could be compared"
             return f"{self.b} does not compute what {self.a} does{self._blame}"
+        outputs = [each for run in proof.providers.values() for each in run.compared.values()]
+        nothing = sum(each.startswith("nothing could be compared") for each in self.undecided)
+        if nothing or not outputs:
+            several = nothing < len({each.name for each in outputs})
+            return f"{pair}: {'not every output' if several else 'nothing'} could be compared"
+        if self.isolated and self.undecided:
+            return f"{pair}: the outputs say little, and parts differ{self._blame}"
         ratio = "" if isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
         graph = "; their graphs differ" if self.files is not None and not self.files.same else ""
         where = ", ".join(proof.providers)
         if self.same:
-            return f"{self.b} computes what {self.a} does for every input, and on {where}{ratio}{graph}"
+            holds = "" if proof.certificate is None else f" {reach(proof.certificate)}"
+            return f"{self.b} computes what {self.a} does{holds}, and on {where}{ratio}{graph}"
         tested = f", {counted(len(proof.blocks), 'block')} tested" if proof.blocks else ""
         inputs = counted(len(proof.cases), "input")
-        return f"{self.b} agrees with {self.a} on {inputs} on {where}{ratio}{tested}; not proved{graph}"
+        largest = f"largest difference {max(each.max_abs for each in outputs):.2g}"
+        claims = "what its plan claims is " if self.undecided else ""
+        return (
+            f"{self.b} agrees with {self.a} on {inputs} on {where}, {largest}{ratio}{tested}; {claims}not proved{graph}"
+        )
 
     @property
     def _blame(self) -> str:

@@ -53,6 +53,11 @@ class FolderReport(Report):
         return tuple(f"{name}: {problem}" for name, each in self.models.items() for problem in each.problems)
 
     @property
+    def refuted(self) -> bool:
+        """Whether one of the rewritten models does not compute what its original does."""
+        return any(each.refuted for each in self.models.values())
+
+    @property
     def what(self) -> str:
         """The models with converted blocks, these blocks and their heads, in words."""
         return f"{counted(sum(bool(each.converted) for each in self.models.values()), 'model')}, {super().what}"

@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ExitStatus, NothingToConvertError, UsageError, ValidationError
+from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.text import counted
 
@@ -111,6 +112,7 @@ class BlockRow:
         domain: largest |pre-activation| up to which that holds; None where it holds for all.
         reason: why it was left.
         node: the node to which the reason refers.
+        part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
     """
 
     name: str
@@ -129,6 +131,7 @@ class BlockRow:
     domain: float | None = None
     reason: str | None = None
     node: str | None = None
+    part_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -217,12 +220,18 @@ class Report(Result):
         """The converted blocks and their heads, in words."""
         heads = sum(row.heads or 0 for row in self.converted)
         read = "read as " if self.form == "local" else ""  # its graph holds neither queries nor patterns
-        return f"{counted(len(self.converted), 'block')}, {read}{heads:,} attention heads"
+        blocks = sum(not row.part_of for row in self.converted)
+        return f"{counted(blocks, 'block')}, {read}{heads:,} attention heads"
 
     @property
     def problems(self) -> tuple[str, ...]:
         """The checks of the proof that failed."""
-        return () if self.proof is None else self.proof.failures
+        return () if self.proof is None else self.proof.problems
+
+    @property
+    def refuted(self) -> bool:
+        """Whether there is a counterexample: the rewritten model does not compute what the original does."""
+        return self.proof is not None and bool(self.proof.failures)
 
     @property
     def summary(self) -> str:
@@ -231,13 +240,14 @@ class Report(Result):
             why = f"{counted(len(self.left), 'candidate')} left" if self.left else "no candidate was found"
             return f"NOTHING TO CONVERT  in {self.model}: {why}"
         if self.exit_status is ExitStatus.VALIDATION_FAILED:
-            return f"FAILED  {self.what}: the proof failed, nothing was written"
+            return f"FAILED  {self.what}: {'refuted' if self.refuted else 'not proved'}, nothing was written"
         if self.made is None:
             return f"PLANNED  {self.what} in {self.model}; nothing was written"
         where = f"written to {self.output} in {self.seconds.get('total', 0.0):.1f} s" if self.output else "in memory"
         if self.proof is None:
             return f"NOT PROVED  {self.what}, {where}"
-        how = "certified for every input" if self.proof.certified else "tested, not certified"
+        certificate = self.proof.certificate if self.proof.certified else None
+        how = "tested, not certified" if certificate is None else f"certified {reach(certificate)}"
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
 
     def to_json(self) -> dict[str, Any]:
@@ -247,6 +257,15 @@ class Report(Result):
             regions = tuple(replace(each, functions=()) for each in proof.certificate.regions)
             proof = replace(proof, certificate=replace(proof.certificate, regions=regions))
         return super(Report, replace(self, proof=proof)).to_json()
+
+
+def reach(certificate: Certificate) -> str:
+    """The inputs for which a certificate holds, in words."""
+    longest = min((each.tokens for each in certificate.regions if each.tokens), default=None)
+    if certificate.domain is None:
+        return "for every input" if longest is None else f"for every input of up to {counted(longest, 'token')}"
+    tokens = "" if longest is None else f" and up to {counted(longest, 'token')}"
+    return f"for |pre-activation| <= {certificate.domain:g}{tokens}"
 
 
 def json_text(data: Mapping[str, Any]) -> str:

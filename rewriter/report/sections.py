@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from math import isnan
@@ -12,7 +12,7 @@ from typing import Any
 
 from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.validate import Validation
-from rewriter.report.report import BlockRow, Report
+from rewriter.report.report import BlockRow, Report, reach
 from rewriter.report.tables import (
     Column,
     Table,
@@ -44,10 +44,10 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
     proof = report.proof
     found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): list(_failures(report.problems))}
     if proof is not None:
-        regions = [] if proof.certificate is None else [region_table(proof.certificate)]
-        found["proved", "Proved for every input"] = [*regions]
+        if proof.certificate is not None:
+            found["proved", f"Proved {reach(proof.certificate)}"] = [region_table(proof.certificate)]
         found["tested", "Tested"] = [tests_table(proof.blocks)]
-        found["measured", "Measured on every float"] = [float_table(_measured(report))]
+        found["measured", "Reference measurement of rounding"] = [float_table(report)]
         found["run", "Only run"] = list(_run(proof)) if proof.providers else []
     found["blocks", "Blocks"] = block_parts(report)
     if report.made is not None:
@@ -59,7 +59,7 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
 
 
 def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
-    """What is proved, measured and only run, each as a sentence: the section with more, its first word, the others."""
+    """What is proved, tested and only run, each as a sentence: the section with more, its first word, the others."""
     proof = report.proof
     if proof is None:
         return
@@ -67,13 +67,6 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "proved", "Proved", f"{proved(proof.certificate)}. Rounding is not part of this."
     if proof.blocks:
         yield "tested", "Tested", f"{tested(proof)}."
-    found = _measured(report)
-    if found:
-        types = " and ".join(dict.fromkeys(kind for _, kind, _, _ in found))
-        heads, original = max(row[2] for row in found), max(row[3] or 0.0 for row in found)
-        nodes = f" (the original's nodes: {original:.1e})" if original else ""
-        where = f"on every finite {types}, each program by itself"
-        yield "measured", "Measured", f"{where}: within {heads:.1e} of max(1, |f|){nodes}."
     if proof.providers:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
         where = f"{counted(len(proof.cases), 'input')}, on {', '.join(proof.providers)}"
@@ -141,7 +134,7 @@ def _run(proof: Validation) -> Iterator[Part]:
         yield skipped(proof, verbose=True)
 
 
-# -- what was measured at every float ------------------------------------------------------------------------------
+# -- what was measured at every float, on another machine ----------------------------------------------------------
 
 
 @cache
@@ -160,11 +153,13 @@ def _measured(report: Report) -> list[tuple[str, str, float, float | None]]:
     return [(*each, *errors) for each, errors in zip(used, known, strict=True)] if all(known) else []
 
 
-def float_table(rows: Collection[tuple[str, str, float, float | None]]) -> Table:
-    """The measured errors of programs."""
+def float_table(report: Report) -> Table:
+    """The measured errors of the programs."""
     heads = (*columns("name", "program"), Column("at every finite"), *columns("error", "heads", "original's nodes"))
-    where = f"onnxruntime {_floats()['onnxruntime']} with {_floats()['instructions']}"
-    return Table(f"Largest error over max(1, |f|), in the program's domain, {where}", heads, tuple(rows)).filled()
+    where = f"measured with onnxruntime {_floats()['onnxruntime']} on {_floats()['instructions']}"
+    here = report.environment.get("onnxruntime", "none")
+    title = f"Largest error over max(1, |f|), in the program's domain, {where}; here: onnxruntime {here}"
+    return Table(title, heads, tuple(_measured(report))).filled()
 
 
 # -- the few lines that most people need ---------------------------------------------------------------------------
@@ -224,32 +219,33 @@ def proved(certificate: Certificate) -> str:
     """What is proved for every input."""
     regions = certificate.regions
     if not certificate.certified:
-        return f"nothing for every input ({why_not(certificate)})"
+        return f"nothing for every input; {why_not(certificate)}"
     if all(each.bound.exact for each in regions):
         within = "each activation equal"
     else:
         within = f"each activation within {certificate.worst:.2g} of max(1, |f|)"
-    ends = sorted({each.bound.domain for each in regions if each.bound.domain is not None})
-    reach = f", for |pre-activation| up to {ends[0]:g}" if ends else ""
-    longest = min((each.tokens for each in regions if each.tokens), default=None)
-    size = "every size" if longest is None else f"up to {counted(longest, 'token')} (longer ones do not run)"
-    return f"for every input of {size}, over the reals: {within}{reach}; all else identical"
+    if any(each.tokens for each in regions):
+        size = " (longer ones do not run)"
+    else:
+        size = " of every size" if certificate.domain is None else " and every size"
+    return f"{reach(certificate)}{size}, over the reals: {within}; all else identical"
 
 
 def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:
     alike: dict[tuple[Any, ...], list[BlockRow]] = {}
     for row in rows:
-        key = row.activation, row.program, row.experts, row.heads, row.bias_tokens, row.max_error
-        alike.setdefault(key, []).append(row)
-    for (activation, program, experts, heads, tokens, error), group in alike.items():
-        each = "" if len(group) == 1 else f"{len(group)} blocks, each "
+        key = row.activation, row.program, row.experts, row.heads, row.bias_tokens, row.max_error, row.domain
+        alike.setdefault((*key, bool(row.part_of)), []).append(row)
+    for (activation, program, experts, heads, tokens, error, domain, part), group in alike.items():
+        each = "" if len(group) == 1 else f"{len(group)} {'parts of blocks' if part else 'blocks'}, each "
         count = "heads" if heads is None else counted(heads, "head")
         count = count if experts is None else f"{counted(experts, 'expert')}, {count} each"
         count += "" if heads is None else f" over {counted(tokens or 0, 'bias token')}"
         name = "" if program == activation else f" by {program}"
         known = "measured to be within" if group[0].measured else "claimed to be within"
         sure = "exact" if group[0].exact else f"{known} {written(error, 'error')}"
-        yield f"{folded(row.name for row in group)}: {each}{activation}{name} as {count}, {sure}"
+        where = "" if domain is None else f" for |pre-activation| <= {domain:g}"
+        yield f"{folded(row.name for row in group)}: {each}{activation}{name} as {count}, {sure}{where}"
 
 
 def _left(rows: Sequence[BlockRow]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.rule import Judgement
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import Validation
-from rewriter.report.report import BlockRow
+from rewriter.report.report import BlockRow, reach
 from rewriter.text import counted
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range would lose
@@ -142,13 +142,16 @@ def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
     heads = (
         *(Column("block", "name"), Column("linear operators", "operators"), Column("activation")),
         *(Column("program", "name"), *columns("count", "heads", "bias tokens"), Column("error at most", "error")),
+        Column("for"),
     )
 
     def row(block: BlockRow) -> Row:
         error: Cell | float | None = Cell(0.0, "exact") if block.exact and not block.max_error else block.max_error
         if block.measured:
             error = Cell(block.max_error, f"{block.max_error:.1e} (measured)")
-        return (block.name, operators(block), block.activation, block.program, block.heads, block.bias_tokens, error)
+        where = None if block.domain is None else f"|y| <= {block.domain:g}"
+        about = block.activation, block.program, block.heads, block.bias_tokens, error, where
+        return (block.name, operators(block), *about)
 
     return Table(title, heads, tuple(map(row, rows))).filled()
 
@@ -159,15 +162,15 @@ def region_table(certificate: Certificate) -> Table:
     for each in certificate.regions:
         bound = each.bound
         proved = "equal, by algebra" if bound.exact else "bounded, by enclosure"
-        reach = "every y" if bound.domain is None else f"|y| <= {bound.domain:g}"
+        where = "every y" if bound.domain is None else f"|y| <= {bound.domain:g}"
         least = None if bound.exact else bound.at_least
-        alike.setdefault((each.nodes, proved, bound.bound, least, reach), []).append(each.original)
+        alike.setdefault((each.nodes, proved, bound.bound, least, where), []).append(each.original)
     heads = (
         *(Column("activation", "name"), Column("nodes", "count"), Column("proved")),
         *(*columns("error", "error at most", "error at least"), Column("for")),
     )
     rows = tuple((folded(names), *row) for row, names in alike.items())
-    return Table("Certified for every input", heads, rows).filled()
+    return Table(f"Certified {reach(certificate)}", heads, rows).filled()
 
 
 def tests_table(blocks: Iterable[BlockTest]) -> Table:
@@ -179,9 +182,9 @@ def tests_table(blocks: Iterable[BlockTest]) -> Table:
 
 
 def why_not(certificate: Certificate) -> str:
-    """Why a certificate is none: the most telling reason, or the blocks that are left to tests."""
+    """Where the proof ended: the most telling reason, or the blocks that are left to tests."""
     if certificate.refusals:
-        return certificate.refusals[0].text
+        return f"the proof ends at {certificate.refusals[0].text}"
     count = len(certificate.left)
     return f"{counted(count, 'block')} {'is' if count == 1 else 'are'} left to tests: {folded(certificate.left)}"
 

@@ -211,10 +211,10 @@ def _reader_of(scope: Scope, node: onnx.NodeProto) -> _Reader | None:
         start, end, axis = (sizes(scope.find(name)) for name in node.input[1:])
         of = end[0] if end is not None and len(end) == 1 else 0
         return _Reader(of.tensor) if isinstance(of, Axes) and (start, axis, of[1:]) == ([0], [1], (1, 2)) else None
-    if key_of(node) != ("", "Reshape") or integer_of(node, "allowzero", False):
+    if key_of(node) != ("", "Reshape"):
         return None
     shape = sizes(scope.find(node.input[1])) or [1]
-    if len(shape) == 3 and shape[:2] == [0, 0]:
+    if len(shape) == 3 and shape[:2] == [0, 0] and not integer_of(node, "allowzero", False):
         return _Reader()
     measured = whole_shape(sizes(scope.find(node.input[1])))
     return None if measured is None else _Reader(shaped=before_casts(measured))

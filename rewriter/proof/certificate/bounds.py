@@ -9,22 +9,19 @@ when both are within `SLACK`. Nothing is sampled: a cell counts only once it is 
 
 from __future__ import annotations
 
-import hashlib
 import heapq
-import json
 import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from flint import arb, arb_series, ctx, fmpq
 
 from rewriter.proof.certificate.arithmetic import Algebra, Interval, Intervals, Taylor, Undecided, evaluate
-from rewriter.proof.certificate.expressions import Expression, Kink, listing, on_piece, ordered, rational
+from rewriter.proof.certificate.expressions import Expression, Kink, on_piece, ordered, rational
 
 SLACK = 1.0001
 """A bound is at most this many times the proved lower bound; series converge so fast that more saves little."""
@@ -35,7 +32,7 @@ MOST_CELLS = 20_000
 _NO_BOUND = "no bound below"
 _MOST_RELATIVE = 4_000
 _MOST_PARTS = 400_000
-"""Parts of expressions that are evaluated for the relative bound, which is a figure and decides nothing."""
+"""Cells, and parts of expressions in them, that are evaluated for the relative bound."""
 _ORDER = 8
 """Order of the Taylor series."""
 _PRECISION = 128
@@ -74,9 +71,7 @@ class Bound:
         at: where the lower bound is attained.
         exact: whether the functions are equal, proved by algebra.
         domain: largest |y| that the claim is about; None for all finite numbers of the type.
-        relative: proved upper bound of |F_B - F_A| / |y|; None where there is none.
         cells: the cells that were looked at.
-        key: names this claim about these two functions.
         reason: why it does not hold; empty where it does.
     """
 
@@ -87,32 +82,13 @@ class Bound:
     at: float | None
     exact: bool
     domain: float | None
-    relative: float | None
     cells: int
-    key: str
     reason: str = ""
 
     @property
     def undecided(self) -> bool:
         """Whether the search ended without a bound, and without a point where the claim does not hold."""
         return self.reason.startswith(_NO_BOUND)
-
-
-def key_of(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> str:
-    """The sha256 of a claim: both functions with all constants, the limit, and the numbers that it is about."""
-    parts = [*listing(original), "|", *listing(rewritten), "|", limit.hex(), str(top), repr(domain)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-@cache
-def _table() -> dict[str, Bound]:
-    """The bounds that come with the package: claims of the standard programs, proved anew by the slow tests."""
-    path = Path(__file__).with_name("bounds.json")
-    return {key: Bound(key=key, **entry) for key, entry in json.loads(path.read_text(encoding="utf-8")).items()}
-
-
-_PROVED: dict[str, Bound] = {}
-"""The claims that this process has looked at: one proof serves all layers and all files."""
 
 
 def bound(
@@ -128,18 +104,14 @@ def bound(
         domain: the largest |y| that the claim is about; None for all up to `top`. It is never made smaller.
     """
     if original is rewritten:
-        return Bound(True, limit, 0.0, 0.0, None, exact=True, domain=domain, relative=0.0, cells=0, key="identical")
-    key = key_of(original, rewritten, limit, top, domain)
-    found = _table().get(key) or _PROVED.get(key)
-    if found is None:
-        found = _PROVED[key] = prove(original, rewritten, limit, top, domain)
-    return found
+        return Bound(True, limit, 0.0, 0.0, None, exact=True, domain=domain, cells=0)
+    return prove(original, rewritten, limit, top, domain)
 
 
+@cache
 def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, domain: float | None) -> Bound:
-    """As `bound`, without looking anything up."""
+    """As `bound`; within a process, one proof serves all layers and all files."""
     end = top if domain is None else min(top, rational(domain))
-    key = key_of(original, rewritten, limit, top, domain)
     search = _Search(original, rewritten, end)
     upper = search.run(limit)
     lower, at = max(search.lower, 0.0), None if search.at is None else _float(search.at)
@@ -151,18 +123,21 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
         at=at,
         exact=search.exact,
         domain=domain,
-        relative=None,
         cells=search.cells,
-        key=key,
     )
     if found.holds:
-        return replace(found, relative=0.0 if found.exact else search.relative())
+        return found
     if lower > limit:
         return replace(found, reason=f"differs by {lower:.3g} at y = {at:.9g}, more than {limit:.3g}")
     if search.undefined is not None:
         return replace(found, reason=f"is not defined at y = {_float(search.undefined):.9g}")
     where = "" if search.widest is None else f" on [{_float(search.widest[0]):.6g}, {_float(search.widest[1]):.6g}]"
     return replace(found, reason=f"{_NO_BOUND} {upper:.3g} was found{where} in {search.cells} cells")
+
+
+def relative(original: Expression, rewritten: Expression, top: fmpq) -> float | None:
+    """An upper bound of |F_B - F_A| / |y| for |y| <= top, within a factor 1.2 where that is cheap; None without one."""
+    return _Search(original, rewritten, top).relative()
 
 
 @contextmanager
@@ -203,7 +178,7 @@ class _Search:
 
     def run(self, limit: float) -> float:
         """An upper bound of the supremum, within `SLACK` of it; a lower bound as soon as that exceeds the limit."""
-        self._pieces = [piece for piece in self._between_kinks() if not self.equal(piece)]
+        self._pieces = self._unequal()
         self.exact = not self._pieces
         for piece in self._pieces:
             for y in _probes(piece.low, piece.high):
@@ -223,6 +198,9 @@ class _Search:
         parts = tuple(ordered(a, b))
         slopes = (int(abs(part.value[0])).bit_length() for part in parts if isinstance(part.value, tuple))
         return _Piece(low, high, a, b, parts, max(slopes, default=0))
+
+    def _unequal(self) -> list[_Piece]:
+        return [piece for piece in self._between_kinks() if not self.equal(piece)]
 
     def _between_kinks(self) -> Iterator[_Piece]:
         pending = [(-self._end, self._end)]
@@ -313,8 +291,8 @@ class _Search:
         return algebra.equal(values[piece.a], values[piece.b])
 
     def relative(self) -> float | None:
-        """An upper bound of |F_B - F_A| / |y|, within a factor 1.2 where that is cheap; None where there is none."""
-        zero = fmpq(0)
+        """As the function `relative`."""
+        self._pieces, zero = self._unequal(), fmpq(0)
         touching = [piece._replace(low=zero, high=zero) for piece in self._pieces if piece.low <= 0 <= piece.high]
         if zero in self.roots:
             touching.append(self.piece(zero, zero))

@@ -13,7 +13,8 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import onnx
 from flint import fmpq
@@ -22,10 +23,10 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS
 from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
-from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
-from rewriter.graph.walk import iter_nodes, subgraphs
+from rewriter.graph.view import GraphView, Path, Place, attributes, key_of, label, operator_of
+from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.proof.certificate.attention import UNLIKE, unfold
-from rewriter.proof.certificate.bounds import Bound, bound
+from rewriter.proof.certificate.bounds import Bound, bound, relative
 from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import (
     ONE,
@@ -39,7 +40,16 @@ from rewriter.proof.certificate.expressions import (
     listing,
     substitute,
 )
-from rewriter.proof.certificate.graphs import FUNCTION, HEADS, SOURCE, Model, NotCertifiable, Scope, Tensor
+from rewriter.proof.certificate.graphs import (
+    FUNCTION,
+    HEADS,
+    SOURCE,
+    Model,
+    NotCertifiable,
+    Scope,
+    Tensor,
+    shared_ranges,
+)
 from rewriter.proof.certificate.regions import Reader, Region
 from rewriter.proof.certificate.rows import Layer, alike, extent, in_order, read_layer
 from rewriter.proof.claims import Claim
@@ -63,6 +73,11 @@ _DOMAINS = (512.0, 508.0)
 far the programs of this tool reach. The certificate states which was proved."""
 _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
+_FOLDED = {elem_type: 4 * ulp for elem_type, ulp in (
+    (onnx.TensorProto.FLOAT, 2.0**-23), (onnx.TensorProto.FLOAT16, 2.0**-10), (onnx.TensorProto.BFLOAT16, 2.0**-7)
+)}  # fmt: skip
+"""Four units in the last place, over max(1, |f|): what folding constants in the model's type does to a function. One
+that is no further off is not refuted."""
 _EXACT = 1e-15
 """What a claim of 0 allows."""
 _DEEPEST = 10**7
@@ -149,8 +164,10 @@ class Refusal:
         original: the tensor of the original that it was compared with.
         node: what makes it, in words.
         reason: in a sentence.
-        refuted: whether that proves that the models differ: a function that is off by more than is claimed, a constant
-            or an attribute that is another.
+        refuted: whether the reason is a counterexample: a number at which a function is further off than is claimed,
+            or, where nothing is, than folded constants explain.
+        settled: whether no test excuses it and further reasons follow from it: another function, weights or operands.
+        path: the graph of the original.
     """
 
     tensor: str
@@ -158,6 +175,8 @@ class Refusal:
     node: str
     reason: str
     refuted: bool = False
+    settled: bool = field(default=False, metadata={"json": ""})
+    path: Path = ()
 
     @property
     def text(self) -> str:
@@ -187,6 +206,17 @@ class Certificate:
     left: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ASSUMED
     not_claimed: tuple[str, ...] = NOT_CLAIMED
+    also: ClassVar[tuple[str, ...]] = ("domain",)
+
+    @property
+    def domain(self) -> float | None:
+        """The largest |pre-activation| for which all regions are proved; None where they are for every number."""
+        return min((each.bound.domain for each in self.regions if each.bound.domain is not None), default=None)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a region has a counterexample."""
+        return any(each.refuted for each in self.refusals)
 
     @property
     def worst(self) -> float:
@@ -198,7 +228,7 @@ def certify(
     original: LoadedModel,
     rewritten: LoadedModel,
     *,
-    claims: Mapping[str, Claimed] | None = None,
+    claims: Mapping[Place, Claimed] | None = None,
     blocks: Sequence[Claim] = (),
     limit: float = UNCLAIMED,
 ) -> Certificate:
@@ -207,7 +237,7 @@ def certify(
     Args:
         original: the model that is the specification.
         rewritten: the model to be judged; it may have further outputs.
-        claims: by tensor of the original, what its replacement is held to.
+        claims: by graph and tensor of the original, what its replacement is held to.
         blocks: what was replaced. Each must have been, by heads. One that is not certified is left to tests: then it
             must read nothing but the inputs of the block, and these must be certified; where heads are entrywise, only
             an activation is left that cannot be read in the original, or is neither bounded nor refuted.
@@ -218,11 +248,18 @@ def certify(
     sys.setrecursionlimit(max(before, _DEEPEST))
     matching = _Matching(claims or {}, blocks, limit)
     try:
-        a = Model(original)
+        a = Model(original, shared=shared_ranges(original, rewritten))
         b = Model(rewritten, a)
         unfold(a)
         unfold(b)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
+        if any(each.refuted and (each.path, each.original) not in matching.claims for each in refusals):
+            # Other weights may make up for another function: it is a counterexample only where all else is the same.
+            rest = tuple(_Matching(claims or {}, blocks, limit, excused=True).compare(a, b))
+            refusals = tuple(
+                replace(each, refuted=each.refuted and (not rest or (each.path, each.original) in matching.claims))
+                for each in refusals
+            )
     except (NotAFunction, NotCertifiable) as error:
         refusals = (Refusal("", "", "", str(error)),)
     finally:
@@ -246,7 +283,7 @@ def _kept(a: Model, b: Model, blocks: Sequence[Claim]) -> Iterator[Refusal]:
                 text = "reported as converted, but there is no softmax between its ends"
             else:
                 continue
-        yield Refusal(block.makes[0], block.makes[0], block.name, text, refuted=True)
+        yield Refusal(block.makes[0], block.makes[0], block.name, text, settled=True, path=block.path)
 
 
 def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
@@ -286,15 +323,20 @@ class _Matching:
     Attributes:
         regions: the regions that were proved, by the tensors of both sides.
         left: names of blocks that are left to tests.
+        claims: graph and tensor of the original to what its replacement is held to.
     """
 
-    def __init__(self, claims: Mapping[str, Claimed], blocks: Sequence[Claim], limit: float) -> None:
+    def __init__(
+        self, claims: Mapping[Place, Claimed], blocks: Sequence[Claim], limit: float, *, excused: bool = False
+    ) -> None:
+        """`excused`: regions that are refuted count as the same, so that only other differences are found."""
         self.regions: dict[tuple[Tensor, Tensor], CertifiedRegion] = {}
         self.left: set[str] = set()
-        self._claims = claims
+        self.claims = claims
+        self._excused = excused
         self._replaced = blocks
         self._ends: dict[tuple[Tensor, Tensor], Claim] = {}
-        self._names = {name for block in blocks for name in (*block.makes, block.output)}
+        self._names = {(block.path, name) for block in blocks for name in (*block.makes, block.output)}
         self._limit = limit
         self._known: dict[tuple[Tensor, Tensor, bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
@@ -320,9 +362,19 @@ class _Matching:
                     yield Refusal(name, name, "", "is not computed as in the original")
                 return
 
-    def _refused(self, a: Tensor, b: Tensor, rank: int, reason: str, *, refuted: bool = False, block: str = "") -> bool:
+    def _refused(
+        self,
+        a: Tensor,
+        b: Tensor,
+        rank: int,
+        reason: str,
+        *,
+        refuted: bool = False,
+        settled: bool = False,
+        block: str = "",
+    ) -> bool:
         node = block or (label(b.node) if b.node is not None else "")
-        self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted)))
+        self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted, settled, a.scope.path)))
         return False
 
     def _same(self, scope: Scope, name: str, other: Scope, others: str) -> bool:
@@ -347,14 +399,16 @@ class _Matching:
             return True
         if "constant" in (a.kind, b.kind):
             if a.kind == b.kind:
-                return a.number == b.number or self._refused(a, b, 1, f"constant differs from {a.name}")
+                return a.equals(b) or self._refused(a, b, 1, f"constant differs from {a.name}")
             return self._refused(a, b, 3, f"is a {b.kind} where the original has a {a.kind}")
         if "input" in (a.kind, b.kind):
             return self._refused(a, b, 3, f"is not {a.name}")
         block = self._ends.get((a, b))
         count = len(self._why)
         found = self._computed(a, b)
-        if found or block is None or any(each.refuted and self._telling(each) for _, each in self._why[count:]):
+        if self._excused and any(each.refuted and each.original == a.name for _, each in self._why[count:]):
+            return True
+        if found or block is None or any(each.settled and self._telling(each) for _, each in self._why[count:]):
             return found
         _, why = min(self._why[count:], key=lambda each: each[0], default=(0, None))
         del self._why[count:]
@@ -376,7 +430,7 @@ class _Matching:
 
     def _telling(self, refusal: Refusal) -> bool:
         """Whether two tensors are surely meant to be the same: of one name, or ends or activations of blocks."""
-        return refusal.tensor == refusal.original or refusal.original in self._names
+        return refusal.tensor == refusal.original or (refusal.path, refusal.original) in self._names
 
     def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> bool:
         """Whether a block that is not certified reads only what it should, which is the same in both models."""
@@ -388,7 +442,7 @@ class _Matching:
             known, every = {*a.scope.made, *a.scope.inputs}, {node.op_type for node in view.nodes}
             source = next((name for name in view.back(foreign[0], every, known) if name in known), foreign[0])
             text = f"its heads read {quoted(source)}, which is not an input of its block"
-            return self._refused(a, b, 0, text, refuted=True, block=block.name)
+            return self._refused(a, b, 0, text, settled=True, block=block.name)
         if self._must_be_certified(a, b, block):
             return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
         if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
@@ -399,9 +453,9 @@ class _Matching:
         # Tests do not see a weight that is off by one unit in the last place.
         weights = {name for index in theirs.nodes for name in reads(view.nodes[index])}
         for name in sorted(weights & a.scope.initializers.keys() & b.scope.initializers.keys()):
-            if a.scope.number(name) != b.scope.number(name):
+            if not a.scope.find(name).equals(b.scope.find(name)):
                 text = f"weight {quoted(name)} is not the original's"
-                return self._refused(a, b, 0, text, refuted=True, block=block.name)
+                return self._refused(a, b, 0, text, settled=True, block=block.name)
         self.left.add(block.name)
         return True
 
@@ -453,7 +507,7 @@ class _Matching:
         if all(kinds) and not holds(kinds[1], kinds[0]):
             return self._refused(a, b, 0, _NARROWER)
         if not ours.equals(theirs):
-            return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", refuted=True)
+            return self._refused(a, b, 0, f"has other weights or another bias than {a.name}", settled=True)
         # The same entries are laid out alike as rows of a matrix, or both as one tensor is.
         alike = rows or (_is_matrix(a, ours) and _is_matrix(b, theirs)) or self._same_front(a, b)
         return alike or self._refused(a, b, 1, f"may have other axes than {a.name}")
@@ -541,7 +595,7 @@ class _Matching:
         """What may be the same region: between tensors that keep their names, the largest, and cut at a waist."""
         ours, theirs = (reader.names_above(each) for reader, each in zip(self._readers, (a, b), strict=True))
         common = (ours & theirs) - {a.name, b.name}
-        claim, seen = self._claims.get(a.name), set()
+        claim, seen = self.claims.get((a.scope.path, a.name)), set()
         stops = [claim.leaves] if claim is not None and claim.leaves else []
         for pair in (*((Reader(names), Reader(names)) for names in (*stops, common)), self._readers):
             found = [reader.region(each) for reader, each in zip(pair, (a, b), strict=True)]
@@ -574,15 +628,20 @@ class _Matching:
         heads = _attention(ours), _attention(theirs)
         (y, *_) = (each for leaf, each in ours.leaves.items() if leaf is not value)
         proved = self._proved(a, y, one, two, program=value is not None and heads == (False, True))
-        if proved.holds and proved.bound > _EXACT and not any(heads) and a.name not in self._claims:
+        claimed = (a.scope.path, a.name) in self.claims
+        if proved.holds and proved.bound > _EXACT and not any(heads) and not claimed:
             proved = self._to_scale(proved, one, two, TOPS[y.elem_type])
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
-            refuted = proved.at_least > proved.limit
-            if refuted and a.name in self._claims:
+            settled = refuted = proved.at_least > proved.limit
+            if refuted and claimed:
                 self._broken.add((a, b))
-            return self._refused(a, b, 0, f"{proved.reason} (the activation {a.name})", refuted=refuted)
+            elif refuted:
+                limit = max(self._limit, _FOLDED.get(y.elem_type, 0.0))
+                refuted = bound(one, two, limit=limit, top=TOPS[y.elem_type]).at_least > limit
+            text = f"{proved.reason} (the activation {a.name})"
+            return self._refused(a, b, 0, text, refuted=refuted, settled=settled)
         self.regions[a, b] = CertifiedRegion(
             original=a.name,
             rewritten=b.name,
@@ -615,7 +674,7 @@ class _Matching:
 
     def _proved(self, a: Tensor, y: Tensor, mine: Expression, other: Expression, *, program: bool) -> Bound:
         top = TOPS[y.elem_type]
-        claim = self._claims.get(a.name)
+        claim = self.claims.get((a.scope.path, a.name))
         if claim is not None:
             ceilings = (CEILINGS.get(each.elem_type, 0.0) for each in (a, y))
             limit = min(claim.limit, max(claim.accuracy, *ceilings))
@@ -632,7 +691,7 @@ class _Matching:
 
         The tensor may be a variance of 1e-9: its functions must meet at 0, and be as near where F is scaled to reach 1.
         """
-        if found.relative is None:
+        if relative(mine, other, top) is None:
             reason = f"differs by up to {found.bound:.3g}, and not in proportion to y"
             return replace(found, holds=False, reason=reason)
         size = bound(ZERO, mine, limit=1.0, top=top, domain=1.0)

@@ -1,7 +1,8 @@
 """A model as a graph of numbered tensors: equal numbers, equal computations.
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
-by name; names of nodes and of inner tensors do not count. Local functions are inlined; fused operators, operators on
+by name; names of nodes and of inner tensors do not count. Weights that both models take from the same bytes of the same
+file are numbered by that place, and never read. Local functions are inlined; fused operators, operators on
 quantised numbers and mixtures of experts are written out as they are defined; a sum is its terms, in any order; nodes
 that only pass on (Identity, Constant, a Cast to the same type) are transparent. Bodies of control flow see the scopes
 around them, and number their own inputs by depth and position.
@@ -21,7 +22,7 @@ import onnx
 from onnx import TensorProto
 
 from rewriter.errors import RewriteError
-from rewriter.files.external import read_external
+from rewriter.files.external import read_external, resolve
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import forget_types, inlined, set_nodes
 from rewriter.graph.fused import FUSED, PRODUCTS, apart, in_parts, names_in, saturating
@@ -32,7 +33,6 @@ from rewriter.graph.view import (
     GraphView,
     Path,
     all_views,
-    attributes,
     constant_of,
     holder_name,
     integer_of,
@@ -49,13 +49,29 @@ _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
 _KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
 """The domains whose operators are known to be functions of their operands, but for those that draw numbers."""
 _MOST_TERMS = 8
-_MOST_DENSE = 2**26
-"""Sparse tensors of more elements are not written out."""
 _MOST_VALUES = 4096
 """Constants of more elements are not read as numbers of an expression."""
 
 _FIELDS = dict(
-    enumerate("f i s t g floats ints strings tensors graphs sparse_tensor sparse_tensors tp type_protos".split(), 1)
+    enumerate(
+        [
+            "f",
+            "i",
+            "s",
+            "t",
+            "g",
+            "floats",
+            "ints",
+            "strings",
+            "tensors",
+            "graphs",
+            "sparse_tensor",
+            "sparse_tensors",
+            "tp",
+            "type_protos",
+        ],
+        1,
+    )
 )
 """The field that holds an attribute's value, by type."""
 
@@ -93,6 +109,15 @@ class Tensor:
     def number(self) -> str:
         """The digest of what it is computed from."""
         return self.scope.number(self.name)
+
+    def equals(self, other: Tensor) -> bool:
+        """Whether two constants are the same; those at different places are read."""
+        if self.number == other.number:
+            return True
+        if self.constant is None or other.constant is None:
+            return False
+        ours = self.scope.model.digest(self.constant, by_place=False)
+        return ours == other.scope.model.digest(other.constant, by_place=False)
 
     @property
     def kind(self) -> str:
@@ -133,12 +158,15 @@ class Tensor:
 class Model:
     """A loaded model, prepared and numbered."""
 
-    def __init__(self, loaded: LoadedModel, original: Model | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, original: Model | None = None, shared: frozenset[tuple[int, ...]] = frozenset()
+    ) -> None:
         """Inline functions, split fused operators, infer types.
 
         Args:
             loaded: the model; it is not changed.
             original: what it is compared with; None for the specification itself, whose word about its shapes is taken.
+            shared: of the specification: places of weights that need not be read (`shared_ranges`).
 
         Raises:
             NotCertifiable: the model has an attribute that refers to one of a function.
@@ -148,6 +176,7 @@ class Model:
         self.outputs = tuple(value.name for value in loaded.proto.graph.output)
         self.signature = [_signature(values) for values in (loaded.proto.graph.input, loaded.proto.graph.output)]
         self.original = original is None
+        self.shared = shared if original is None else original.shared
         listed = {tensor.name for tensor in loaded.proto.graph.initializer}
         # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
         inputs = {value.name for value in loaded.proto.graph.input}
@@ -208,28 +237,25 @@ class Model:
         tensors = (tensor for tensor in iter_tensors(onnx.ModelProto(functions=[function])) if is_external(tensor))
         return function.SerializeToString(deterministic=True), *map(self.digest, tensors)
 
-    def dense(self, sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
-        """A sparse tensor as a runtime loads it. Raises NotCertifiable where it is too large for that."""
-        values, indices, dims = self.read(sparse.values), self.read(sparse.indices), tuple(sparse.dims)
-        if np.prod(dims, dtype=float) > _MOST_DENSE:
-            raise NotCertifiable(f"sparse tensor {quoted(sparse.values.name)} is too large to be compared")
-        full = np.zeros(dims, values.dtype)
-        if indices.ndim == 1:
-            full.reshape(-1)[indices] = values
-        else:
-            full[tuple(indices.T)] = values
-        return onnx.numpy_helper.from_array(full, sparse.values.name)
-
-    def digest(self, tensor: onnx.TensorProto) -> str:
-        """A digest of type, shape and bytes."""
+    def digest(self, tensor: onnx.TensorProto, *, by_place: bool = True) -> str:
+        """A digest of type, shape and bytes, or where these are if both models have them there and `by_place`."""
         made = hashlib.sha256(repr((tensor.data_type, tuple(tensor.dims))).encode())
         if is_external(tensor) and self._loaded.base_dir is not None:
-            made.update(read_external(tensor, self._loaded.base_dir).data)
+            place = resolve(tensor, self._loaded.base_dir).range if by_place else ()
+            if place in self.shared:
+                made.update(repr(place).encode())
+            else:
+                made.update(read_external(tensor, self._loaded.base_dir).data)
         elif tensor.data_type == TensorProto.STRING:
             made.update(repr(list(tensor.string_data)).encode())
         else:
             made.update(tensor.raw_data or np.ascontiguousarray(self.read(tensor)).tobytes())
         return made.hexdigest()
+
+
+def shared_ranges(*models: LoadedModel) -> frozenset[tuple[int, ...]]:
+    """The bytes of files that all models refer to, which need not be read to be the same."""
+    return frozenset.intersection(*(frozenset(ref.range for ref in model.external) for model in models))
 
 
 class Scope:
@@ -268,7 +294,6 @@ class Scope:
         self.inputs = {value.name: place for place, value in enumerate(graph.input)}
         self.made = {name: (node, place) for node in graph.node for place, name in enumerate(node.output) if name}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        self.initializers |= {sparse.values.name: model.dense(sparse) for sparse in graph.sparse_initializer}
         self.overridable = frozenset(
             () if outer is None and model.fixed else self.initializers.keys() & self.inputs.keys()
         )
@@ -284,7 +309,7 @@ class Scope:
                 self.bodies[id(node), name] = Scope(
                     model,
                     body,
-                    {**types, **declared_types(inner)},
+                    declared_types(inner, types),
                     typed=inner,
                     outer=self,
                     path=(*path, (holder_name(node), name)),
@@ -332,9 +357,6 @@ class Scope:
             if name in self.made:
                 node, place = self.made[name]
                 constant = constant_of(node)
-                sparse = attributes(node).get("sparse_value") if key_of(node) == ("", "Constant") else None
-                if sparse is not None:
-                    constant = self.model.dense(sparse)
                 found = Tensor(self, name, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
                 found = Tensor(self, name, constant=self.initializers[name])

@@ -23,7 +23,6 @@ from rewriter.proof.certificate.expressions import OPERATORS
 from rewriter.proof.certificate.graphs import Scope, Tensor
 from rewriter.proof.certificate.regions import FURTHER
 
-
 _LAYOUT = {"Reshape", "Unsqueeze", "Squeeze", "Flatten"}
 """Operators that keep the entries of their first operand in order."""
 

@@ -33,7 +33,7 @@ _FEW_ROWS = 12
 _PLAIN_TEXT = 60
 """Maximum length of a metadata value, in characters."""
 _FEW = 8
-_STYLES = {"same": "bold green", "agrees": "bold yellow", "different": "bold red"}
+_STYLES = {"same": "bold green", "agrees": "bold yellow", "not proved": "bold red", "different": "bold red"}
 
 
 def show_comparison(console: Console, found: Comparison) -> None:
@@ -46,7 +46,7 @@ def show_comparison(console: Console, found: Comparison) -> None:
         console.part(_guilty_table(found.faults))
     for note in found.notes:
         console.line(f"note: {note}", "yellow")
-    console.failures(found.failures if found.proof or found.signature else ())  # for graphs the last line is enough
+    console.failures(found.problems if found.proof or found.signature else ())  # for graphs the last line is enough
     console.line(f"{found.summary}, in {found.seconds['total']:.1f} s", _STYLES[found.verdict])
 
 
@@ -62,7 +62,10 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
         console.line(f"proved: {proved(proof.certificate)}")
     if proof.blocks:
         console.line(f"tested: {tested(proof)}")
-    for text in skipped(proof, verbose=console.verbose):
+    for text in (
+        *(each for each in proof.unproved if each not in found.undecided),
+        *skipped(proof, verbose=console.verbose),
+    ):
         console.line(text, "yellow")
     for provider, each in proof.providers.items():
         if each.cpu_nodes:

@@ -85,7 +85,8 @@ def test_a_wrong_model_that_also_rounds_otherwise_fails(original: onnx.ModelProt
         plant(model)
 
     found = judged(original, changed(original, both))
-    assert found.verdict == "different"
+    refuted = any(each.startswith("output ") for each in found.failures)
+    assert found.verdict == ("different" if refuted else "not proved"), "where outputs are within rounding"
     (fault,) = found.faults  # errors do not travel from one part to the next
     assert any(wanted in cause for cause in fault.causes)
 
@@ -96,8 +97,8 @@ def test_an_output_that_rounding_decides_alone_is_no_comparison() -> None:
     original = text_model(f"{body} u = Mul(t, $1e9) out = Sin(u)")
     assert validate(original, original).same, "certified"
     found = validate(original, changed(original, lambda model: change_values(weight(model, "b2"), "v += 0.1")))
-    assert found.verdict == "different"
-    assert "nothing could be compared: output out, since rounding moves it as far as it is large" in found.failures
+    assert found.verdict == "not proved"
+    assert found.undecided == ("nothing could be compared: output out, since rounding moves it as far as it is large",)
 
 
 def test_boundaries_that_divide_nothing_tell_nothing() -> None:

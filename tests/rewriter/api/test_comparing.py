@@ -115,7 +115,7 @@ def test_a_planted_coefficient_is_found(pair: Pair) -> None:
     assert fault.label == "h.1.mlp, activation"
     assert "differs by 4.52e-06 at y = " in fault.causes[0]
     assert "weight h.1.mlp/heads/key is only in B" in fault.causes
-    assert found.failures[0].startswith("h.1.mlp: not certified: ")
+    assert found.failures[0].startswith("h.1.mlp: refuted: ")
     assert found.failures[0].endswith("(the activation /h.1/mlp/act/Mul/output)")
     assert not any("h.0.mlp" in failure or "h.2.mlp" in failure for failure in found.failures)
     labels = [each.label for each in found.isolated]

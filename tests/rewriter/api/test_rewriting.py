@@ -201,7 +201,7 @@ def test_planted_bug_fails_the_proof_and_leaves_no_file(
     assert not report
     assert report.output == ""
     assert not report.validation.passed
-    assert any(failure.startswith(said) for failure in report.validation.failures)
+    assert any(failure.startswith(said) for failure in report.problems)
     assert set(contents(tmp_path)) == {"model.onnx"}
 
 

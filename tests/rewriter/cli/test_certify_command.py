@@ -17,13 +17,14 @@ from tests.textmodels import SILU, mlp
 
 HEADS = "n = Neg(y) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
 CLOSE = "n = Mul(y, $-1.000001) e = Exp(n) d = Add(e, $1.0) h = Div(y, d)"
+WRONG = CLOSE.replace("-1.000001", "-1.001")
 
 
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an original, the same as heads, and one that is off by 5e-7."""
+    """A folder with an original, the same as heads, one that is off by 4e-7, and one by 4e-4."""
     monkeypatch.chdir(tmp_path)
-    for name, body in (("a", SILU), ("b", HEADS), ("c", CLOSE)):
+    for name, body in (("a", SILU), ("b", HEADS), ("c", CLOSE), ("d", WRONG)):
         onnx.save(mlp(body), tmp_path / f"{name}.onnx")
     return tmp_path
 
@@ -37,19 +38,41 @@ def test_certified(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "not claimed: rounding and overflow" in out
-    assert "CERTIFIED b.onnx against a.onnx: 1 activation replaced, exactly the same function, in" in out
+    assert "CERTIFIED b.onnx against a.onnx, for every input: 1 activation replaced, exactly the same function" in out
     data = certificate(room / "cert.json")
     assert data["certificate"]["certified"]
     assert [each["original"] for each in data["certificate"]["regions"]] == ["h"]
     assert len(data["original"]["sha256"]) == 64
 
 
-def test_refused_with_the_reason(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["certify", "a.onnx", "c.onnx", "-o", "cert.json"]) == 1
+def test_a_counterexample_is_printed(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["certify", "a.onnx", "d.onnx", "-o", "cert.json"]) == 1
     out = capsys.readouterr().out
-    assert "Div 'h': differs by 1.04e-07" in out
-    assert out.splitlines()[-1].startswith("REFUSED  c.onnx against a.onnx")
-    assert certificate(room / "cert.json")["certificate"]["refusals"][0]["refuted"]
+    assert "Div 'h': differs by 4.52e-06 at y = -10, more than 1e-07" in out
+    assert out.splitlines()[-1].startswith("DIFFERENT  d.onnx against a.onnx, in ")
+    data = certificate(room / "cert.json")
+    assert (data["verdict"], data["certificate"]["refusals"][0]["refuted"]) == ("different", True)
+
+
+FOLDED = {
+    "a constant of the activation": (SILU, CLOSE),
+    "a scale moved into W2": ("t = Relu(y) h = Mul(t, $2.0)", "h = Relu(y)"),
+}
+
+
+@pytest.mark.parametrize("what", FOLDED)
+def test_what_nobody_refuted_is_not_proved(what: str, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The function that is off by less than folded constants, or made up for by other weights."""
+    one, two = map(mlp, FOLDED[what])
+    if "W2" in what:
+        changes.change_values(changes.weight(two, "W2"), "v *= 2")
+    onnx.save(one, "one.onnx")
+    onnx.save(two, "two.onnx")
+    assert run(["certify", "one.onnx", "two.onnx", "-o", "cert.json"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PROVED  two.onnx against one.onnx, in ")
+    data = certificate(room / "cert.json")
+    assert (data["verdict"], data["certificate"]["refusals"][0]["refuted"]) == ("not proved", False)
+    assert rewriter.validate("one.onnx", "two.onnx").verdict == "agrees"
 
 
 @pytest.mark.parametrize(("accuracy", "found"), [(None, False), (float("nan"), False), (0.05, True)])

@@ -64,8 +64,8 @@ def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert names(room) == {"model.onnx", "out.onnx", "report.json", "p.html"}
     assert "<title>Failed: " in (room / "p.html").read_text(encoding="utf-8")
     out = capsys.readouterr().out
-    assert "mlp: not certified: " in out.replace("\n", " ")
-    assert last_line(out) == "FAILED  1 block, read as 8 attention heads: the proof failed, nothing was written"
+    assert "mlp: refuted: " in out.replace("\n", " ")
+    assert last_line(out) == "FAILED  1 block, read as 8 attention heads: refuted, nothing was written"
     report = json.loads((room / "report.json").read_text(encoding="utf-8"))
     jsonschema.validate(report, SCHEMAS["report"])
     assert (report["exit_status"], report["output"], report["validation"]["passed"]) == (1, "", False)

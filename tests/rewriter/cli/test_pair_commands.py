@@ -46,7 +46,7 @@ def test_validate_a_wrong_model(capsys: Capture) -> None:
     assert run(["validate", "a.onnx", "bad.onnx", "--bisect"]) == 1
     text = capsys.readouterr().out
     assert "Guilty parts of B, each fed with what A computes" in text
-    assert "not certified: Div 'output__1': differs by " in text
+    assert "refuted: Div 'output__1': differs by " in text
     assert re.search(
         r"DIFFERENT  bad.onnx does not compute what a.onnx does; guilty: mlp, activation, in [\d.]+ s",
         text,

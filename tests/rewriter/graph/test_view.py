@@ -6,8 +6,8 @@ import onnx
 
 from rewriter.graph.constants import Constants
 from rewriter.graph.types import TensorType
-from rewriter.graph.view import all_views, captured_names, graph_at, holder_name
-from rewriter.graph.walk import all_graphs, subgraphs
+from rewriter.graph.view import all_views, graph_at, holder_name
+from rewriter.graph.walk import all_graphs, captured_names, subgraphs
 
 
 def test_a_name_that_one_branch_defines_is_captured_by_the_other() -> None:

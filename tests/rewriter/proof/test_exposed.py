@@ -130,7 +130,7 @@ def test_wrong_outputs_fail(form: str, what: str, change: Any, monkeypatch: pyte
     report = exposing(mlp(SILU), form, what)
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.validation is not None
-    assert any("is not what its heads compute with" in text for text in report.validation.failures)
+    assert any("is not what its heads compute with" in text for text in report.problems)
 
 
 def test_an_output_that_nobody_asked_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

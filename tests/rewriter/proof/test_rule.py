@@ -223,7 +223,7 @@ def test_a_tolerance_takes_the_place_of_the_rule() -> None:
     found = compared("out", a, [], b, (0.6, 0.0))
     assert (found.holds, found.error, found.allowed) == (True, 0.5, 0.6)
     found = compared("out", a, [], b, (0.25, 0.05))
-    assert found.reason == "error 0.5 exceeds atol 0.25, rtol 0.05 by 0.15"
+    assert found.reason == "error 0.5 exceeds atol 0.25, rtol 0.05 by 0.15; at [1] 2.5 instead of 2.0"
 
 
 def test_no_tolerance_excuses_other_places_of_nan_or_another_shape() -> None:

@@ -208,7 +208,7 @@ def test_planted_bugs_fail_the_proof_by_blocks(
     report = rewrite(path, tmp_path / "out.onnx", proof="blocks")
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     assert report.validation is not None
-    assert any(where in failure for failure in report.validation.failures)
+    assert any(where in failure for failure in report.problems)
     assert {entry.name for entry in tmp_path.iterdir()} == {"model.onnx", "weights.bin"}
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from rewriter import rewrite
-from rewriter.errors import ModelError, ValidationError
+from rewriter.errors import ValidationError
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate import bounds
@@ -321,7 +321,7 @@ def test_a_layer_has_the_axes_of_its_rows(name: str) -> None:
         texts = original, rewritten, rewritten.replace("W1", "V1")
         a, b, wrong = (text_model(text, inputs=inputs, outputs="float[p, q, 8] out") for text in texts)
         assert judged(a, b).certified is certified, inputs
-        assert not certified or judged(a, wrong).refusals[0].refuted
+        assert not certified or "has other weights" in judged(a, wrong).refusals[0].reason
 
 
 NARROW = {
@@ -468,9 +468,8 @@ def test_a_fused_operator_is_its_published_definition() -> None:
     assert of(fused, tanh, **options).certified
     clipped = tanh.replace("b = Add(y, c1)", "r = Add(y, c1) b = Clip(r, $-8.0, $8.0)")
     assert "differs by" in of(fused, clipped, **options).refusals[0].reason
-    shadow = '<opset_import: ["": 17], domain: "com.microsoft"> FastGelu (a) => (b) { b = Relu(a) }'
-    with pytest.raises(ModelError, match="onnxruntime's domain"):
-        of("h = com.microsoft.FastGelu(y)", "h = com.microsoft.FastGelu(y)", functions=shadow, **options)
+    shadow = '<opset_import: ["": 17], domain: "com.microsoft"> FastGelu (a, b) => (c) { c = Relu(a) }'
+    assert of(fused, tanh, functions=shadow, **options).certified
 
 
 # -- control flow, functions, types -----------------------------------------------------------------------------------
@@ -708,7 +707,7 @@ def test_a_block_whose_bound_is_not_found_is_left_to_tests(
     most: int, left: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "MOST_CELLS", most)
-    monkeypatch.setattr(bounds, "_PROVED", {})
+    bounds.prove.cache_clear()
     found = judged(mlp(SILU), mlp(COARSE), claims={"h": Claimed(0.00437)}, blocks=[REPLACED])
     assert (found.certified, found.left, found.refusals) == (not left, left, ())
 

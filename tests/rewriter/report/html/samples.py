@@ -105,7 +105,7 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         blocks=tuple(rows),
         before=Shape({names[0] if names else "Erf": 100, "MatMul": 400}, 500, 40_000_000_000),
         made=Shape({"MatMul": 400, names[2] if names else "attnonly::NeuronAttention_8": 100}, 500, 40_000_000_123),
-        proof=Validation(True, certificate, {"cpu": provider, "cuda": provider}, tests, cases, cases, ()),
+        proof=Validation(certificate, {"cpu": provider, "cuda": provider}, tests, cases, cases, ()),
         seconds={"load": 1.0, "plan": 2.0, "total": 3.0},
         notes=names,
         exit_status=ExitStatus.CONVERTED,
@@ -132,7 +132,7 @@ def extreme() -> Report:
         report,
         output="",
         exit_status=ExitStatus.VALIDATION_FAILED,
-        proof=replace(validation, passed=False, blocks=blocks, failures=failures, providers={"cpu": provider}),
+        proof=replace(validation, blocks=blocks, failures=failures, providers={"cpu": provider}),
     )
 
 
@@ -141,7 +141,7 @@ def _stats(name: str) -> Judgement:
 
 
 def _region(name: str) -> CertifiedRegion:
-    bound = Bound(True, 1e-7, 2.4e-8, 2.1e-8, 0.5, exact=False, domain=None, relative=None, cells=7, key="k")
+    bound = Bound(True, 1e-7, 2.4e-8, 2.1e-8, 0.5, exact=False, domain=None, cells=7)
     return CertifiedRegion(name, name, (), ("y",), None, 1, 9, bound, (("t0",), ("t0",)))
 
 

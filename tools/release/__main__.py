@@ -1,4 +1,4 @@
-"""`python -m tests.release OUT`: everything that a release needs, made and checked; needs `.[release]` and network.
+"""`python -m tools.release OUT`: everything that a release needs, made and checked; needs `.[release]` and network.
 
 Builds the sdist and the wheel twice, in different folders, and compares them: the same commit gives the same bytes,
 wherever it is built. What git has is built, not the working tree; times are those of the commit, permissions and owners
@@ -29,7 +29,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = re.compile(
-    r"(rewriter|passes)/([\w/]+\.py|__init__\.pyi|py\.typed|report/\w+(\.schema)?\.json|report/html/templates/[\w.]+|programs/programs\.json|proof/certificate/bounds\.json)"
+    r"(rewriter|passes)/([\w/]+\.py|__init__\.pyi|py\.typed|report/\w+(\.schema)?\.json|report/html/templates/[\w.]+|programs/programs\.json)"
     r"|attnonly-[\w.]+\.dist-info/(METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|licenses/LICENSE)"
 )
 """Everything that a wheel may hold."""
@@ -37,7 +37,6 @@ NEEDED = (
     "passes/programs/programs.json",
     "passes/py.typed",
     "rewriter/__init__.pyi",
-    "rewriter/proof/certificate/bounds.json",
     "rewriter/py.typed",
     "rewriter/report/certificate.schema.json",
     "rewriter/report/comparison.schema.json",
@@ -153,7 +152,7 @@ def bill_of_materials(requirements: Path, path: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
     parser.add_argument("out", type=Path, help="folder for the sdist, the wheel and the SBOM")
     parser.add_argument("--lock", action="store_true", help="make the lock files anew, in OUT")
     parser.add_argument("--versions", type=Path, help="with --lock: a file of NAME==VERSION that is to be kept to")
