@@ -308,6 +308,8 @@ def _interface(a: Model, b: Model) -> Iterator[Refusal]:
         old, new = (side.opsets.get(domain, "not imported") for side in (a, b))
         if old != new:
             yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {new} instead of {old}")
+    for key in sorted(b.functions.keys() - a.functions.keys()):
+        yield Refusal("", "", "", f"function {key[1]} is none of the original's, and may be an operator to a runtime")
     if b.ir_version < LOOSE_INITIALIZERS <= a.ir_version:
         yield Refusal("", "", "", f"IR version is {b.ir_version} instead of {a.ir_version}, without defaults of inputs")
     for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
@@ -497,7 +499,7 @@ class _Matching:
 
     def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> bool:
         """Whether both are x W + b with the same weights, of the same rows, and have the same shape."""
-        made = [in_order(each, a.elem_type) for each in (a, b)]
+        made = [in_order(each, a.elem_type, shaped=not rows) for each in (a, b)]
         ours, theirs = map(read_layer, made)
         if ours is None or theirs is None or (a.elem_type != b.elem_type and not rows):
             return False

@@ -91,16 +91,18 @@ def _real(values: np.ndarray) -> bool:
 # -- the same entries ------------------------------------------------------------------------------------------------
 
 
-def in_order(tensor: Tensor, kind: int = 0) -> Tensor:
+def in_order(tensor: Tensor, kind: int = 0, *, shaped: bool = False) -> Tensor:
     """The first tensor with the same entries in the same order.
 
+    `shaped`: the tensor itself has the shape of one with as many entries.
     Casts are passed that lose nothing, or less than the type `kind` would: that of the tensor, unless one is given.
     """
     kind = kind or tensor.elem_type
     while tensor.node is not None and tensor.place == 0:
         node, cast = tensor.node, key_of(tensor.node) == ("", "Cast")
-        if not cast and (node.domain or node.op_type not in _LAYOUT or not runs(tensor)):
+        if not cast and (node.domain or node.op_type not in _LAYOUT or not runs(tensor, shaped=shaped)):
             break
+        shaped = shaped and cast
         source = tensor.scope.find(node.input[0])
         if cast and not widens(source.elem_type, node) and not (widens(kind, node) and holds(source.elem_type, kind)):
             break
@@ -108,7 +110,7 @@ def in_order(tensor: Tensor, kind: int = 0) -> Tensor:
     return tensor
 
 
-def runs(tensor: Tensor) -> bool:
+def runs(tensor: Tensor, *, shaped: bool = False) -> bool:
     """Whether a layout operator runs at all sizes, 0 included; the original tells which sizes there are."""
     node, scope = tensor.node or onnx.NodeProto(), tensor.scope
     source = scope.find(node.input[0])
@@ -121,6 +123,8 @@ def runs(tensor: Tensor) -> bool:
     shape, zeros = sizes(scope.find(node.input[1])) or [], integer_of(node, "allowzero", False)
     wanted = [dim for each in shape for dim in _dims(each)]
     width = extent(source).width
+    if shaped and zeros and -1 not in wanted:
+        return True
     if known is None:  # of any rank: only the last axis is known
         return wanted == [-1, width]
     if known and width is not None:
