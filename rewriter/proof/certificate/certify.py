@@ -310,6 +310,8 @@ def _interface(a: Model, b: Model) -> Iterator[Refusal]:
         old, new = (side.opsets.get(domain, "not imported") for side in (a, b))
         if old != new:
             yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {new} instead of {old}")
+    for key in sorted(b.functions.keys() - a.functions.keys()):
+        yield Refusal("", "", "", f"function {key[1]} is none of the original's, and may be an operator to a runtime")
     if b.ir_version < LOOSE_INITIALIZERS <= a.ir_version:
         yield Refusal("", "", "", f"IR version is {b.ir_version} instead of {a.ir_version}, without defaults of inputs")
     for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
@@ -480,7 +482,7 @@ class _Matching:
         return self._same_layer(a, b) or self._same_sizes(a, b)
 
     def _decided_rows(self, a: Tensor, b: Tensor) -> bool:
-        if self._same_tensors(in_order(a), in_order(b, a.elem_type)):
+        if any(self._same_tensors(*each) for each in ((a, b), (in_order(a), in_order(b, a.elem_type)))):
             return True
         ours, theirs = (self._region_in_order(*each, a.elem_type) for each in zip(self._readers, (a, b), strict=True))
         if ours and theirs and self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True):
@@ -499,7 +501,7 @@ class _Matching:
 
     def _same_layer(self, a: Tensor, b: Tensor, *, rows: bool = False) -> bool:
         """Whether both are x W + b with the same weights, of the same rows, and have the same shape."""
-        made = [in_order(each, a.elem_type) for each in (a, b)]
+        made = [in_order(each, a.elem_type, shaped=not rows) for each in (a, b)]
         ours, theirs = map(read_layer, made)
         if ours is None or theirs is None or (a.elem_type != b.elem_type and not rows):
             return False
@@ -734,8 +736,9 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
         if tensor.elem_type not in FLOATS:
             kind = elem_name(tensor.elem_type) if tensor.elem_type else "of unknown type"
             return f"{tensor.name} is {kind}, and only floating-point arithmetic is that of the reals"
-        if (ours.vectors or theirs.vectors) and tensor.type.rank in (0, None):
-            return f"{tensor.name} may be a single number, whose shape constants with an axis change"
+    axes, ranks = max(ours.axes, theirs.axes), [each.type.rank for each in ours.leaves.values()]
+    if axes and (None in ranks or max(each or 0 for each in ranks) < axes):
+        return f"{a.name} may have fewer axes than a constant, which then changes its shape"
     if rows and len(ours.leaves) > 1 and not all(alike(tuple(side.leaves.values())) for side in (ours, theirs)):
         return UNLIKE
     if not rows and a.elem_type and b.elem_type and a.elem_type != b.elem_type:

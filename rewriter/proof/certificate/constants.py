@@ -65,6 +65,9 @@ def remembered(function: Callable[[Tensor, int], Found]) -> Callable[..., Found]
 
 
 _CHOSEN = {"Equal", "Less", "Or", "Where"}
+_COMPARED = {"Equal", "Less"}
+_CALCULATED = {"Add", "Mul"}
+"""Functions of real numbers, which float64 holds exactly or which are not read; comparisons may see what they round."""
 _LAID_OUT = {"Cast", "Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 
 
@@ -84,7 +87,7 @@ def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int
     if tensor.constant is not None:
         return tensor.scope.model.read(tensor.constant)
     node, versions = tensor.node, tensor.scope.model.opsets
-    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _CHOSEN | {"Add"}:
+    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _CHOSEN | _CALCULATED:
         return None
     values: dict[str, np.ndarray] = {}
     for name in node.input:
@@ -99,6 +102,15 @@ def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int
         and not widens(onnx.helper.np_dtype_to_tensor_dtype(first.dtype), node)
     ):
         return None
+    if node.op_type in _COMPARED and any(_kind(value) != tensor.scope.find(n).elem_type for n, value in values.items()):
+        return None
+    if node.op_type in _CALCULATED:
+        if any(value.dtype not in (np.float32, np.float64) for value in values.values()):
+            return None
+        single = all(value.dtype == np.float32 for value in values.values())
+        values = {name: value.astype(np.float64) for name, value in values.items()}
+        if not single and node.op_type == "Mul":
+            return None
     expands, joined = node.op_type == "Expand", sum(values[name].size for name in node.input)
     entries = np.prod(values[node.input[1]], dtype=float) if expands else joined if node.op_type == "Concat" else 0
     if entries > _MOST_ENTRIES:
@@ -110,10 +122,12 @@ def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int
     return made if node.op_type != "Add" or _exact(*(values[name] for name in node.input), made) else None
 
 
+def _kind(values: np.ndarray) -> int:
+    return int(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
+
+
 def _exact(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> bool:
     """Whether a sum in floating-point numbers is that of the reals (Knuth's two-sum)."""
-    if total.dtype not in (np.float32, np.float64):
-        return False
     with np.errstate(all="ignore"):
         more = total - a
         return bool(((a - (total - more)) + (b - more) == 0).all())

@@ -55,7 +55,7 @@ class Region:
         expression: over the leaves.
         leaves: leaf to tensor: all that were met on the way and have a say in the shape, even where they cancel.
         inside: the tensors of the region that are no leaves, its own included.
-        vectors: whether a constant of it has an axis.
+        axes: the most axes that a constant of it has.
         added: the most that other rows than that of an entry add to it.
         tokens: the longest sequence for which it is there; None where it always is.
     """
@@ -63,7 +63,7 @@ class Region:
     expression: Expression
     leaves: Mapping[Expression, Tensor]
     inside: frozenset[Tensor] = frozenset()
-    vectors: bool = False
+    axes: int = 0
     added: float = 0.0
     tokens: int | None = None
 
@@ -171,7 +171,7 @@ class Reader:
             turned = tensor.node or onnx.NodeProto()
             before = integers_of(turned, "perm") or []
             back = {to: at for at, to in enumerate(before)}
-            if key_of(turned) != ("", "Transpose") or not order or dict(enumerate(order)) != back:
+            if key_of(turned) != ("", "Transpose") or dict(enumerate(order)) != back or (not order and len(found.leaves) > 1):
                 raise NotAFunction("it is transposed")
             leaves[part] = self.leaf(tensor.scope.find(turned.input[0]))
         expression = substitute(found.expression, {part: each.expression for part, each in leaves.items()})
@@ -212,7 +212,7 @@ def _read(expression: Expression, *operands: Region) -> Region:
         expression,
         leaves,
         frozenset().union(*(each.inside for each in operands)),
-        any(each.vectors for each in operands),
+        max((each.axes for each in operands), default=0),
         max((each.added for each in operands), default=0.0),
         min((each.tokens for each in operands if each.tokens), default=None),
     )
@@ -238,9 +238,9 @@ def _compared(operator: str, x: Expression, y: Expression, a: Expression, b: Exp
 
 
 def _number(values: np.ndarray | None, *, integer: bool) -> Region:
-    """A constant with one element and at most one axis, more of which would change the shape of the result."""
+    """A constant with one element; where it has more axes than the leaves, it changes the shape of the result."""
     real = values is not None and (values.dtype.kind == "f" or values.dtype == ml_dtypes.bfloat16)
-    if values is None or values.size != 1 or values.ndim > 1 or not (real or (integer and values.dtype.kind in "iu")):
+    if values is None or values.size != 1 or not (real or (integer and values.dtype.kind in "iu")):
         raise NotAFunction("a constant is not one number")
     number = values.ravel()[0]
-    return Region(constant(float(number) if real else int(number)), {}, vectors=values.ndim > 0)
+    return Region(constant(float(number) if real else int(number)), {}, axes=values.ndim)

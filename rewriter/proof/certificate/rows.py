@@ -91,16 +91,18 @@ def _real(values: np.ndarray) -> bool:
 # -- the same entries ------------------------------------------------------------------------------------------------
 
 
-def in_order(tensor: Tensor, kind: int = 0) -> Tensor:
+def in_order(tensor: Tensor, kind: int = 0, *, shaped: bool = False) -> Tensor:
     """The first tensor with the same entries in the same order.
 
+    `shaped`: the tensor itself has the shape of one with as many entries.
     Casts are passed that lose nothing, or less than the type `kind` would: that of the tensor, unless one is given.
     """
     kind = kind or tensor.elem_type
     while tensor.node is not None and tensor.place == 0:
         node, cast = tensor.node, key_of(tensor.node) == ("", "Cast")
-        if not cast and (node.domain or node.op_type not in _LAYOUT or not runs(tensor)):
+        if not cast and (node.domain or node.op_type not in _LAYOUT or not runs(tensor, shaped=shaped)):
             break
+        shaped = shaped and cast
         source = tensor.scope.find(node.input[0])
         if cast and not widens(source.elem_type, node) and not (widens(kind, node) and holds(source.elem_type, kind)):
             break
@@ -108,7 +110,7 @@ def in_order(tensor: Tensor, kind: int = 0) -> Tensor:
     return tensor
 
 
-def runs(tensor: Tensor) -> bool:
+def runs(tensor: Tensor, *, shaped: bool = False) -> bool:
     """Whether a layout operator runs at all sizes, 0 included; the original tells which sizes there are."""
     node, scope = tensor.node or onnx.NodeProto(), tensor.scope
     source = scope.find(node.input[0])
@@ -121,6 +123,8 @@ def runs(tensor: Tensor) -> bool:
     shape, zeros = sizes(scope.find(node.input[1])) or [], integer_of(node, "allowzero", False)
     wanted = [dim for each in shape for dim in _dims(each)]
     width = extent(source).width
+    if shaped and zeros and -1 not in wanted:
+        return True
     if known is None:  # of any rank: only the last axis is known
         return wanted == [-1, width]
     if known and width is not None:
@@ -251,7 +255,8 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
     if key_of(node) not in OPERATORS and node.op_type not in FURTHER:
         return None
     operands = [scope.find(name) for name in node.input if name]
-    values = [(each, folded(each)) for each in operands if not _one_number(each, depth)]
+    least = max((each.type.rank or 1 for each in operands if folded(each) is None), default=1)
+    values = [(each, folded(each)) for each in operands if not _one_number(each, depth, least)]
     found = {extent(each, depth + 1) for each, value in values if value is None or value.ndim > 1}
     fronts, widths = {each.front for each in found}, {each.width for each in found}
     widths |= {value.size for _, value in values if value is not None and value.ndim <= 1}
@@ -259,10 +264,9 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
     return Extent(front, widths.pop() if len(widths) == 1 else None)
 
 
-@remembered
-def _one_number(tensor: Tensor, depth: int) -> bool:
-    """Whether it is a number of at most one axis that constants make, which gives no tensor other axes."""
+def _one_number(tensor: Tensor, depth: int, axes: int) -> bool:
+    """Whether it is a number that constants make, of so few axes that it gives no tensor beside it others."""
     value, node = folded(tensor), tensor.node
     if value is not None or node is None or key_of(node) not in OPERATORS or depth > DEEPEST:
-        return value is not None and value.ndim <= 1 and value.size == 1
-    return all(_one_number(tensor.scope.find(name), depth + 1) for name in node.input if name)
+        return value is not None and value.ndim <= axes and value.size == 1
+    return all(_one_number(tensor.scope.find(name), depth + 1, axes) for name in node.input if name)

@@ -1,0 +1,194 @@
+"""Pairs that differ, or of which only the original runs, and that rules of the certificate once passed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter import certify
+from rewriter.errors import ModelError
+
+FOLDER = Path(__file__).parents[3] / "cases" / "holes"
+PLACES = {
+    "01_rows_broadcast": "Mul 'm': puts entries of two tensors side by side",
+    "02_heads_layout": "s: constant differs",
+    "02b_heads_returned_shape": "u: is not x",
+    "03_transpose_ranks": "Transpose 'y'",
+    "04_top_of_other_leaf": "'y': differs by 0.000488 at y = 65536",
+    "05_undefined_condition": "Where 'y'",
+    "05b_undefined_cancelled": "'y': is not defined at y = -10",
+    "06_opset_missing_in_b": "opset ai.onnx is not imported instead of 12",
+    "06b_opset_missing_in_a": "opset ai.onnx is 12 instead of not imported",
+    "07_part_names_collide": "BiasGelu 'y'",
+    "07b_part_name_of_a_weight": "BiasGelu 'y'",
+    "08_skip_layernorm_epsilon": "'y': attribute epsilon differs",
+    "08b_skip_rmsnorm_epsilon": "'y': attribute epsilon differs",
+    "09_leaves_not_one_to_one": "Add 's'",
+    "10_folded_in_float64": "Where 'Z'",
+    "10b_folded_weight": "Add 'Z'",
+    "11_function_named_like_kernel": "SimplifiedLayerNormalization 'y'",
+    "12_plan_asks_accuracy": "Relu 'g': differs by",
+    "12b_plan_domain_1e-7": "Relu 'g': differs by",
+    "13_runs_at_seven_rows_only": "Reshape 'r': is not x",
+    "13b_laid_out_twice": "'y'",
+    "13c_empty_sequence": "Reshape 'y'",
+    "14_value_info_lies_on_type": "Cast 'pi'",
+    "14b_attribute_typed_as_graph": "'y': attribute 'alpha' is of another type",
+    "14c_function_in_ai_onnx": "MyAct",
+    "14d_random_in_a_kept_function": "Noise",
+    "15_crash_shape_inf": "Reshape 'y'",
+}
+"""What is refused, with the place; `12c` is certified, and says where."""
+STEMS = sorted(path.name.removesuffix("_a.onnx") for path in FOLDER.glob("*_a.onnx"))
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_pair_is_refused_at_its_place_or_says_its_domain(stem: str) -> None:
+    files = [FOLDER / f"{stem}_{side}.onnx" for side in "ab"]
+    if stem.startswith("12c"):
+        assert certify(*files).certificate.domain == 512.0
+        return
+    try:
+        found = certify(*files)
+    except ModelError as error:
+        assert PLACES[stem] in str(error)
+    else:
+        assert found.exit_status == 1
+        assert PLACES[stem] in found.problems[0]
+
+
+def test_a_plan_claims_an_accuracy_that_the_user_repeats() -> None:
+    files = [FOLDER / f"12_plan_asks_accuracy_{side}.onnx" for side in "ab"]
+    assert certify(*files, accuracy=0.5).exit_status == 0
+    assert certify(*files, accuracy=0.01).exit_status == 1
+
+
+X, XU = "float[n] x", "float[n] x, float[n] u"
+MATRIX, CUBE = "float[n, 4] x", "float[b, t, 4] x"
+VARIANTS: dict[str, tuple[str, str, str]] = {
+    # 01: rows of two tensors
+    "rows, a sum": (
+        "float[b, 3, 3] x, float[b, 3] u",
+        "s = Unsqueeze(u, two) m = Add(x, s) r = Reshape(m, rows3) y = MatMul(r, W)",
+        "s = Unsqueeze(u, one) m = Add(x, s) r = Reshape(m, rows3) y = MatMul(r, W)"),
+    "rows, a gate": (
+        "float[b, 3, 3] x, float[b, 3] u",
+        "s = Unsqueeze(u, two) g = Sigmoid(x) m = Mul(g, s) r = Reshape(m, rows3) y = MatMul(r, W)",
+        "s = Unsqueeze(u, one) g = Sigmoid(x) m = Mul(s, g) r = Reshape(m, rows3) y = MatMul(r, W)"),
+    "rows, a quotient": (
+        "float[b, 3, 3] x, float[b, 3] u",
+        "e = Exp(u) s = Unsqueeze(e, two) m = Div(x, s) r = Reshape(m, rows3) y = MatMul(r, W)",
+        "e = Exp(u) s = Unsqueeze(e, one) m = Div(x, s) r = Reshape(m, rows3) y = MatMul(r, W)"),
+    # 02: entries that are laid out
+    "laid out, a sum": (
+        "float[b, 9] x, float[b, 3] u",
+        "a = Reshape(x, s33) c = Reshape(u, s31) d = Add(a, c) s = Shape(x) y = Reshape(d, s)",
+        "a = Reshape(x, s33) c = Reshape(u, s13) d = Add(a, c) s = Shape(x) y = Reshape(d, s)"),
+    "laid out, a gate": (
+        "float[b, 9] x, float[b, 3] u",
+        "g = Relu(x) a = Reshape(g, s33) c = Reshape(u, s31) d = Mul(a, c) s = Shape(g) y = Reshape(d, s)",
+        "g = Relu(x) a = Reshape(g, s33) c = Reshape(u, s13) d = Mul(a, c) s = Shape(g) y = Reshape(d, s)"),
+    "laid out, the shape of the other": (
+        "float[p, q] x, float[q, p] u",
+        "a = Reshape(x, s111) c = Reshape(u, s111) d = Add(a, c) s = Shape(x) y = Reshape(d, s)",
+        "a = Reshape(x, s111) c = Reshape(u, s111) d = Add(a, c) s = Shape(u) y = Reshape(d, s)"),
+    # 03: transposed
+    "transposed, a sum": (
+        "float[n, n] x, float[n] u", "y = Add(x, u)", "a = Transpose(x) c = Transpose(u) d = Add(a, c) y = Transpose(d)"),
+    "transposed, another order": (
+        "float[n, n, n] x", "y = Relu(x)",
+        "a = Transpose<perm = [1, 2, 0]>(x) r = Relu(a) y = Transpose<perm = [1, 2, 0]>(r)"),
+    "transposed, one of two": (
+        "float[n, n] x, float[n, n] u", "y = Mul(x, u)",
+        "a = Transpose<perm = [1, 0]>(x) c = Mul(a, u) y = Transpose<perm = [1, 0]>(c)"),
+    # 04: the range of another tensor
+    "the range of the value": (
+        "float16[n] u, float[n] x", "v = Cast<to = 1>(u) r = Relu(x) y = Mul(r, v)",
+        "v = Cast<to = 1>(u) r = Clip(x, k0, k65504) y = Mul(v, r)"),
+    "the range of the value, below": (
+        "float16[n] u, float[n] x", "v = Cast<to = 1>(u) r = Abs(x) y = Mul(v, r)",
+        "v = Cast<to = 1>(u) q = Max(x, km65504) r = Abs(q) y = Mul(v, r)"),
+    # 05: undefined
+    "a quotient of itself": (X, "y = Relu(x)", "q = Div(x, x) r = Relu(x) y = Mul(q, r)"),
+    "a quotient less itself": (X, "y = Relu(x)", "q = Div(k1, x) z = Sub(q, q) r = Relu(x) y = Add(r, z)"),
+    "0 times a root": (X, "y = Exp(x)", "s = Sqrt(x) z = Mul(s, k0) e = Exp(x) y = Add(e, z)"),
+    "0 times a quotient": (X, "y = Exp(x)", "s = Reciprocal(x) z = Mul(k0, s) e = Exp(x) y = Sub(e, z)"),
+    "the same branches behind an undefined maximum": (
+        X, "y = Abs(x)", "s = Sqrt(x) m = Max(s, k0) z = Sub(m, m) a = Abs(x) y = Add(a, z)"),
+    "a quotient of sums": (X, "y = Tanh(x)", "a = Add(x, k1) q = Div(a, a) t = Tanh(x) y = Mul(q, t)"),
+    # 07: names of parts
+    "the name of a part, a sum": (
+        "float[n, 4] x", "y = com.microsoft.FastGelu(x, b4) t = Add(x, b4) z = Tanh(t) o = Add(y, z)",
+        '"y/bias" = Neg(x) y = com.microsoft.FastGelu(x, b4) z = Tanh("y/bias") o = Add(y, z)'),
+    "the name of a part, a product": (
+        "float[n, 4] x", "y = com.microsoft.GemmFastGelu(x, S) t = MatMul(x, S) z = Tanh(t) o = Add(y, z)",
+        '"y/matmul" = Neg(x) y = com.microsoft.GemmFastGelu(x, S) z = Tanh("y/matmul") o = Add(y, z)'),
+    # 08: defaults
+    "the epsilon of a sum with a bias": (
+        "float[1, 2, 4] x, float[1, 2, 4] u", "y = com.microsoft.SkipLayerNormalization(x, u, b4, b4, b4)",
+        "s = Add(x, u) t = Add(s, b4) y = LayerNormalization<axis = -1>(t, b4, b4)"),
+    "the shift of FusedGemm": (
+        MATRIX, 'y = com.microsoft.FusedGemm<activation = "LeakyRelu", activation_alpha = 0.3>(x, S)',
+        "g = Gemm(x, S) y = LeakyRelu(g)"),
+    # 09: leaves
+    "a tensor for two": (
+        "float[3] x, float[2, 3] u",
+        "p = Softmax(x) e = Exp(u) d = Add(e, k1) q = Div(d, d) y = Mul(p, q)",
+        "p = Softmax(x) s = Add(p, p) y = Mul(s, k05)"),
+    "a tensor for two, a gate": (
+        "float[n] x, float[n] u", "p = Softmax(x) q = Softmax(u) r = Relu(p) y = Mul(r, q)",
+        "p = Softmax(x) a = Relu(x) q = Softmax(x) r = Relu(p) y = Mul(r, q)"),
+    # 10: constants
+    "a comparison of rounded sums": (
+        MATRIX, "y = MatMul(x, S)", "s = Add(k1e8, k1) m = Less(k1e8, s) Z = Where(m, S, T) y = MatMul(x, Z)"),
+    "a comparison of rounded products": (
+        MATRIX, "y = MatMul(x, S)", "s = Mul(k11, k11) m = Equal(s, k121) Z = Where(m, T, S) y = MatMul(x, Z)"),
+    # 13: where the original runs
+    "seven rows, a product": (MATRIX, "y = MatMul(x, S)", "r = Reshape(x, s74) y = MatMul(r, S)"),
+    "one row, squeezed": ("float[n, m, 4] x", "y = MatMul(x, S)", "r = Squeeze(x, zero) p = MatMul(r, S) y = Unsqueeze(p, zero)"),
+    "seven rows, an activation": (
+        MATRIX, "r = Relu(x) y = MatMul(r, S)", "r = Reshape(x, s74) q = Max(r, k0) y = MatMul(q, S)"),
+    "sizes of 0 beside -1": (CUBE, "r = Reshape(x, rows4) y = MatMul(r, S)", "q = Reshape(x, s0m4) r = Reshape(q, rows4) y = MatMul(r, S)"),
+    "rows of another width": (CUBE, "r = Reshape(x, rows4) y = MatMul(r, S)", "q = Reshape(x, rows8) r = Reshape(q, rows4) y = MatMul(r, S)"),
+    "an empty sequence, shifted": (
+        CUBE, "p = MatMul(x, S) y = Add(p, b4)",
+        "r = Reshape(x, rows4) p = Gemm(r, S, b4) s = Shape(x) y = Reshape(p, s)"),
+    "laid out twice, a product": (
+        X, "p = Softmax(x) y = Mul(p, p)",
+        "p = Softmax(x) a = Reshape(p, s111) c = Reshape(p, sm11) d = Mul(a, c) s = Shape(p) y = Reshape(d, s)"),
+    # 14, 15
+    "a shape of floats": (X, "y = Relu(x)", "r = Relu(x) f = Cast<to = 1>(sm1) y = Reshape(r, f)"),
+}  # fmt: skip
+INTEGERS = {
+    "zero": [0], "one": [1], "two": [2], "rows3": [-1, 3], "rows4": [-1, 4], "rows8": [-1, 8], "s33": [-1, 3, 3],
+    "s31": [-1, 3, 1], "s13": [-1, 1, 3], "s111": [1, -1, 1], "sm11": [-1, 1, 1], "s74": [7, 4], "s0m4": [0, -1, 4],
+    "sm1": [-1],
+}  # fmt: skip
+NUMBERS = {
+    "k0": 0.0, "k1": 1.0, "k05": 0.5, "k9": 12345.0, "k65504": 65504.0, "km65504": -65504.0, "k1e8": 1e8,
+    "k11": np.float32(1.1), "k121": np.float32(1.1) * np.float32(1.1), "b4": [0.5, -1.0, 2.0, 0.25],
+    "W": np.arange(6).reshape(3, 2) - 2.5, "S": np.arange(16).reshape(4, 4) / 7 - 1, "T": np.eye(4),
+}  # fmt: skip
+
+
+def model(inputs: str, body: str) -> onnx.ModelProto:
+    outputs = "float[] o" if " o = " in body else "float[] y"
+    text = f'<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g ({inputs}) => ({outputs}) {{ {body} }}'
+    made = onnx.parser.parse_model(text)
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    for names, dtype in ((INTEGERS, np.int64), (NUMBERS, np.float32)):
+        read = {name for node in made.graph.node for name in node.input} & names.keys()
+        arrays = ((name, np.array(names[name], dtype)) for name in sorted(read))
+        made.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays)
+    return made
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_of_them_is_refused(name: str) -> None:
+    inputs, *bodies = VARIANTS[name]
+    found = certify(*(model(inputs, body) for body in bodies))
+    assert found.exit_status == 1
+    assert found.problems[0]
