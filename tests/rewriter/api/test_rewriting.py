@@ -144,11 +144,6 @@ def nudge(suffix: str, statement: str = "v.flat[0] += 1e-3") -> Change:
     return lambda model: change_values(weight(model, f"mlp/heads/{suffix}"), statement)
 
 
-def bend(suffix: str, index: int) -> Change:
-    """One coefficient of the heads, a little larger."""
-    return nudge(suffix, f"v.flat[{index}] *= 1.001")
-
-
 def rewire(node: str, slot: int, tensor: str) -> Change:
     """Let a node of the heads read another tensor."""
 
@@ -165,16 +160,10 @@ LEAKY = "h = LeakyRelu<alpha = 0.1>(y)"
 SWIGLU = "u = MatMul(x, V1) s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
 MISH = "p = Softplus(y) t = Tanh(p) h = Mul(y, t)"
 
-PLANTED: tuple[tuple[str, str, Change], ...] = (
-    ("silu-key", SILU, nudge("key")),
+PLANTED: tuple[tuple[str, str, Change], ...] = (  # others are rows of tests/sabotage/rows.txt
     ("factor", HALF, nudge("factor")),
-    ("tanh-self-value", "h = Tanh(y)", nudge("self_value")),
     ("leaky-weight", LEAKY, nudge("weights")),
     ("mish-weight", MISH, nudge("weights", "v.flat[1] += 1e-3")),
-    ("swiglu-weight", SWIGLU, bend("line_weights", 3)),
-    ("swiglu-rate", SWIGLU, bend("line_rates", 3)),
-    ("clip-offset", "h = Clip(y, $0.0, $6.0)", bend("bias_offset", 1)),
-    ("gelu-part", ERF_GELU, bend("parts", 2)),
     ("silu-value-is-the-key", SILU, rewire("attention", 2, "mlp/heads/key")),
 )
 
