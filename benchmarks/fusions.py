@@ -17,7 +17,7 @@ import click
 import onnx
 
 import rewriter
-from models.coverage import hints_of
+from models.files import hints_of
 from models.registry import COMMITTED, get
 from models.tools import optimisers
 from models.tools.common import Hints, quiet

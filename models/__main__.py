@@ -130,21 +130,39 @@ def train_command(names: tuple[str, ...], steps: int | None, seed: int, output: 
     type=click.Path(path_type=Path, dir_okay=False),
     help="Keep the results of each export in this file; a later run with it goes on where the first one ended.",
 )
+@click.option(
+    "--files",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the model files in this folder, and take those that are there.",
+)
+@click.option("--create-only", is_flag=True, help="Create the files of --files, without judging them.")
 def coverage_command(
-    quick: bool, only: tuple[str, ...], processes: int, output: Path | None, kept: Path | None
+    quick: bool,
+    only: tuple[str, ...],
+    processes: int,
+    output: Path | None,
+    kept: Path | None,
+    files: Path | None,
+    create_only: bool,
 ) -> None:
-    """Export many model files and count the blocks that `rewrite` finds in them."""
+    """Put many model files through `rewrite`, and count the blocks and attention layers found in them."""
     from models.cells import jobs
     from models.coverage import Outcome, run_jobs
+    from models.files import create_files
     from models.matrix import summary, tables, totals, write
 
     def show(outcome: Outcome) -> None:
-        state = outcome.refused or f"{outcome.converted}+{outcome.recognised}/{outcome.exist}"
+        state = outcome.refused or f"{outcome.converted}/{outcome.exist}, heads {outcome.found}/{outcome.attention}"
         mark = "" if outcome.complete else "  INCOMPLETE"
         click.echo(f"{outcome.job.entry} {outcome.job.column} {outcome.variant}: {state}{mark}", err=True)
 
     chosen = [job for job in jobs(quick=quick) if not only or job.entry in only]
-    outcomes = run_jobs(chosen, processes, show, kept)
+    if create_only:
+        if files is None:
+            raise UsageError("--create-only needs --files FOLDER")
+        create_files(files, chosen)
+        return
+    outcomes = run_jobs(chosen, processes, show, kept, files)
     command = "python -m models coverage" + (" --quick" if quick else "") + "".join(f" --only {name}" for name in only)
     if output is None:
         click.echo(f"{summary(outcomes, command)}\n{tables(outcomes)}", nl=False)

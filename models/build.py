@@ -83,6 +83,8 @@ def example_inputs(
             mask = torch.ones(shape, dtype=torch.int64)
             mask[-1, shape[1] - shape[1] // 4 :] = 0
             return mask
+        if spec.kind == "positions":
+            return torch.arange(shape[0])
         return torch.randn(shape, generator=generator).to(DTYPES[dtype])
 
     return tuple(fill(spec) for spec in entry.inputs)

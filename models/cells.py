@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.entry import DEFAULT_OPSETS, Dtype, Entry, Exporter
+from models.entry import DEFAULT_OPSETS, Dtype, Entry
+from models.extra import GROUPS
 from models.registry import ENTRIES
 from models.variants import VARIANTS
 
@@ -42,16 +43,16 @@ class Job:
     """One export, and its variants.
 
     Attributes:
-        entry: name of the table entry.
-        exporter: the exporter that writes it.
-        opset: its opset.
+        entry: name of the table entry, or of a file of `models.extra`.
+        exporter: the exporter that writes it, or the column of that file.
+        opset: its opset; 0 for those files.
         dtype: the type of its weights.
         group: the table that lists the export itself.
         variants: names of the variants.
     """
 
     entry: str
-    exporter: Exporter
+    exporter: str
     opset: int
     dtype: Dtype
     group: str
@@ -60,7 +61,12 @@ class Job:
     @property
     def column(self) -> str:
         """The column title of the export."""
-        return f"{self.exporter} {self.opset} {self.dtype}"
+        return f"{self.exporter} {self.opset} {self.dtype}" if self.opset else self.exporter
+
+    @property
+    def name(self) -> str:
+        """The folder of its files."""
+        return f"{self.entry}-{self.exporter}-{self.opset}-{self.dtype}"
 
 
 def jobs(*, quick: bool) -> tuple[Job, ...]:
@@ -73,6 +79,8 @@ def jobs(*, quick: bool) -> tuple[Job, ...]:
             continue
         found += _of_torchscript(entry) if "torchscript" in entry.exporters else []
         found += _of_dynamo(entry) if "dynamo" in entry.exporters else []
+    for group, listed in GROUPS.items():
+        found += [Job(each.name, each.column, 0, "fp32", group, each.variants) for each in listed()]
     return tuple(found)
 
 

@@ -1,18 +1,18 @@
-"""`python -m models coverage`: how many of the existing MLP blocks `rewrite` finds, over many files.
+"""`python -m models coverage`: what the plain command does with many files, and what it and `heads` find in them.
 
-The number of blocks that a configuration defines is the truth for the plan of each of its files. Every file is
-converted and certified; all exports and a sample of the variants are run as well.
+The configuration of a model says how many MLP blocks and attention layers each of its files has. Every file that
+onnxruntime loads is rewritten, run and proved as `rewrite` does it without options, and certified from both files.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,13 @@ from typing import Any
 import onnx
 
 from models.cells import Job
-from models.entry import Entry
-from models.export import export_model
-from models.registry import get
-from models.tools.common import random_feeds
-from models.variants import Hints, Refused, get_variant, make_variant
+from models.files import Truth, file_of, load, truth_of
+from models.tools.common import Hints, first_line, random_feeds
+from models.variants import Refused, get_variant
 from models.widen import widen
-from rewriter import certify, rewrite
+from rewriter import certify, heads, rewrite
 from rewriter.errors import RewriteError
+from rewriter.interpret.original import Attention
 
 LABELS = {
     "gelu": "gelu",
@@ -42,13 +41,7 @@ LABELS = {
 }
 """Activation name in transformers to its label in the rewriter."""
 
-NO_PROGRAM = "no head program"
-"""Part of the reason why a block whose activation has no head program yet is left."""
-
 MOST_PROCESSES = 2
-
-RUN = ("gpt2-silu", "bert", "t5", "convnext", "wav2vec2-conformer")
-"""Entries whose variants are run too; those of others are certified alone. All exports are run."""
 
 WIDENED_TOLERANCE = 2.0**-8
 """Tolerance for bfloat16 files that run in float32, relative to the largest output: one unit of bfloat16."""
@@ -64,13 +57,16 @@ class Outcome:
         group: the table that lists it.
         exist: MLP blocks that the configuration defines.
         converted: blocks converted.
-        recognised: blocks found with their activation, but left for want of a head program.
         wrong: blocks converted by mistake, or whose conversion does not pass the proof.
         certified: whether what was converted is certified; None where nothing was.
-        proved: whether the proof, with its run, passed; None where nothing was run.
+        proved: whether the plain command passed, its run and proof included; None where nothing was run.
+        attention: attention layers that the configuration defines.
+        found: those that `heads` finds.
+        lost: the reasons of `heads` for those that it does not find.
         refused: why the file does not exist: the tool's reason.
-        missed: where blocks are missing, the reason of each other rejected candidate; where the proof failed or there
-            is no certificate, the first reasons.
+        unrun: why the file cannot be run.
+        missed: where blocks are missing, the reason of each other rejected candidate; where the plain command failed
+            or there is no certificate, the first reasons.
     """
 
     job: Job
@@ -78,22 +74,20 @@ class Outcome:
     group: str
     exist: int = 0
     converted: int = 0
-    recognised: int = 0
     wrong: int = 0
     certified: bool | None = None
     proved: bool | None = None
+    attention: int = 0
+    found: int = 0
+    lost: tuple[str, ...] = ()
     refused: str = ""
+    unrun: str = ""
     missed: tuple[str, ...] = ()
 
     @property
-    def found(self) -> int:
-        """The number of blocks converted or recognised."""
-        return self.converted + self.recognised
-
-    @property
     def complete(self) -> bool:
-        """Whether every block was found and none is wrong."""
-        return bool(self.refused) or (self.found == self.exist and self.wrong == 0)
+        """Whether every block was converted, none is wrong, and the plain command passed."""
+        return bool(self.refused) or (self.converted == self.exist and not self.wrong and self.proved is not False)
 
 
 def run_jobs(
@@ -101,6 +95,7 @@ def run_jobs(
     processes: int = 1,
     done: Callable[[Outcome], None] = lambda _: None,
     kept: Path | None = None,
+    folder: Path | None = None,
 ) -> list[Outcome]:
     """The outcomes of all jobs, in their order.
 
@@ -109,10 +104,12 @@ def run_jobs(
         processes: how many run at once.
         done: called with each outcome as it arrives.
         kept: a file with a line of JSON for each finished job, which is not run again; new ones are added to it.
+        folder: keeps the model files; without it they are temporary.
     """
     known = {} if kept is None else _read(kept)
     left = [job for job in jobs if job not in known]
-    for job, outcomes in zip(left, _parallel(left, processes) if processes > 1 else map(run_job, left), strict=True):
+    run = partial(run_job, folder=folder)
+    for job, outcomes in zip(left, _parallel(run, left, processes) if processes > 1 else map(run, left), strict=True):
         known[job] = outcomes
         for outcome in outcomes:
             done(outcome)
@@ -127,9 +124,13 @@ def _read(kept: Path) -> dict[Job, list[Outcome]]:
     found = {}
     for line in kept.read_text(encoding="utf-8").splitlines() if kept.exists() else ():
         entry = json.loads(line)
-        job = Job(**{**entry["job"], "variants": tuple(entry["job"]["variants"])})
-        found[job] = [Outcome(job, **{**each, "missed": tuple(each.get("missed", ()))}) for each in entry["outcomes"]]
+        job = Job(**_tuples(entry["job"]))
+        found[job] = [Outcome(job, **_tuples(each)) for each in entry["outcomes"]]
     return found
+
+
+def _tuples(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
 
 
 def _entry(outcome: Outcome) -> dict[str, Any]:
@@ -141,9 +142,9 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _parallel(jobs: Sequence[Job], processes: int) -> Iterator[list[Outcome]]:
+def _parallel(run: Callable[[Job], list[Outcome]], jobs: Sequence[Job], processes: int) -> Iterator[list[Outcome]]:
     with ProcessPoolExecutor(min(processes, MOST_PROCESSES), get_context("spawn"), _one_thread) as pool:
-        yield from pool.map(run_job, jobs)
+        yield from pool.map(run, jobs)
 
 
 def _one_thread() -> None:
@@ -157,116 +158,100 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def run_job(job: Job) -> list[Outcome]:
-    """Export, make the variants, and compare what `rewrite` finds in each with the configuration."""
-    entry = get(job.entry)
-    with tempfile.TemporaryDirectory() as scratch:
-        source = Path(scratch, "model.onnx")
+def run_job(job: Job, folder: Path | None = None) -> list[Outcome]:
+    """Judge an export and its variants, from the files in a folder or from temporary ones."""
+    if folder is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            return run_job(job, Path(scratch))
+    outcomes = []
+    for name in ("", *job.variants):
+        empty = Outcome(job, name, get_variant(name).group if name else job.group)
         try:
-            export_model(entry, source, exporter=job.exporter, opset=job.opset, dtype=job.dtype)
-        except Exception as error:  # noqa: BLE001 - whatever an exporter or the check of its file raises
-            return [Outcome(job, "", job.group, refused=_first_line(error))]
-        outcomes = [judge(source, entry, Outcome(job, "", job.group))]
-        for name in job.variants:
-            variant = get_variant(name)
-            target = Path(scratch, f"{name}.onnx")
-            empty = Outcome(job, name, variant.group)
-            try:
-                make_variant(variant, source, target, hints_of(entry))
-                load(target)
-            except Refused as refusal:
-                outcomes.append(Outcome(job, name, variant.group, refused=str(refusal)))
-                continue
-            outcomes.append(judge(target, entry, empty))
-        return outcomes
+            outcomes.append(judge(file_of(folder, job, name), truth_of(job), empty))
+        except Refused as refusal:
+            outcomes.append(replace(empty, refused=str(refusal)))
+            if not name:
+                break
+    return outcomes
 
 
-def hints_of(entry: Entry) -> Hints:
-    """What optimisers need to know: architecture, heads and width."""
-    config = entry.config("tiny")
-    heads = next((config[key] for key in ("num_attention_heads", "n_head", "num_heads", "heads") if key in config), 0)
-    width = next((config[key] for key in ("hidden_size", "n_embd", "d_model", "dim", "width") if key in config), 0)
-    return Hints(entry.name, heads if isinstance(heads, int) else 0, width)
-
-
-def load(path: Path) -> None:
-    """Raise `Refused` where the tool wrote a file that onnxruntime does not load."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+def judge(path: Path, truth: Truth, outcome: Outcome) -> Outcome:
+    """Put a file through the plain command, certify what it writes, and count blocks and attention layers."""
+    copies = get_variant(outcome.variant).copies if outcome.variant else 1
+    outcome = replace(outcome, exist=truth.blocks * copies, attention=truth.attention * copies)
     try:
-        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions have no common base class
-        text = _first_line(error).replace(f"{path.parent}{os.sep}", "")
-        raise Refused(f"onnxruntime does not load what the tool wrote: {text}") from error
+        load(path)
+    except Refused as refusal:
+        outcome = replace(outcome, unrun=str(refusal))
+    with tempfile.TemporaryDirectory() as scratch:
+        outcome = _rewritten(path, Path(scratch, path.name), truth, outcome)
+    return _indexed(path, outcome)
 
 
-def judge(path: Path, entry: Entry, outcome: Outcome) -> Outcome:
-    """Convert and prove the file, and count its blocks."""
-    variant = get_variant(outcome.variant) if outcome.variant else None
-    exist = entry.mlp_blocks("tiny") * (variant.copies if variant else 1)
-    if "default" in outcome.variant and entry.activation == "silu_clipped":
-        exist //= 2  # the clipped value of a gate is a piece like others
-    outcome = replace(outcome, exist=exist)
-    run = outcome.job.dtype != "bf16" and (not outcome.variant or outcome.job.entry in RUN)
-    rewritten = path.with_name("rewritten.onnx")
+def _rewritten(path: Path, target: Path, truth: Truth, outcome: Outcome) -> Outcome:
+    failure: tuple[str, ...] = ()
+    proved = None
+    if not outcome.unrun:
+        try:
+            report = rewrite(path, target)
+            proved = None if report.proof is None else report.proof.passed
+            failure = tuple(report.problems[:2])
+        except RewriteError as error:
+            proved, failure = False, (f"{type(error).__name__}: {first_line(error)}",)
     try:
-        if run:
-            report = rewrite(path, rewritten, providers=("cpu",), force=True)
-        else:
-            report = rewrite(path, rewritten, validate=False, force=True)
-        proved = None if report.proof is None else report.proof.passed
-        found = certify(path, rewritten) if report.converted and proved is not False else None
+        if outcome.unrun or proved is False:
+            report = rewrite(path, target, validate=False)
+        found = certify(path, target) if report.converted else None
     except RewriteError as error:
-        return replace(outcome, missed=(f"{type(error).__name__}: {_first_line(error)}",))
-    recognised = [row for row in report.left if NO_PROGRAM in (row.reason or "")]
-    expected = expected_labels(entry, outcome)
-    # With rounding inside, an activation is converted piece by piece, and the last piece leads to W2.
-    converted = [row for row in report.converted if row.second or "default" not in outcome.variant]
+        return replace(outcome, proved=proved, missed=failure or (f"{type(error).__name__}: {first_line(error)}",))
+    expected = expected_labels(truth.activation, outcome)
+    converted = [row for row in report.converted if not row.part_of]
     wrong = sum(row.activation.partition("(")[0] not in expected for row in converted)
-    wrong += max(0, len(converted) + len(recognised) - exist)
-    if outcome.job.dtype == "bf16" and report.converted:
-        proved = agrees_widened(path, rewritten, entry)
-    outcome = replace(
-        outcome,
-        converted=len(converted),
-        recognised=len(recognised),
-        wrong=len(report.converted) if proved is False else wrong,
-        certified=None if found is None else found.certificate.certified,
-        proved=proved,
-    )
-    if outcome.found == exist:
-        failures = (*report.problems, *(() if found is None else found.problems))
-        return replace(outcome, missed=tuple(failures[:2]))
-    others = [row for row in report.left if row not in recognised]
-    return replace(outcome, missed=tuple(_described(row) for row in others) or ("no candidate is reported",))
+    wrong += max(0, len(converted) - outcome.exist)
+    if outcome.job.dtype == "bf16" and report.converted and not agrees_widened(path, target, truth.hints):
+        wrong = len(converted)
+    certified = None if found is None else found.certificate.certified
+    missed = (*failure, *(() if found is None else tuple(found.problems[:2])))
+    if len(converted) < outcome.exist:
+        missed += tuple(_described(row) for row in report.left) or ("no candidate is reported",)
+    return replace(outcome, converted=len(converted), wrong=wrong, certified=certified, proved=proved, missed=missed)
 
 
-def agrees_widened(original: Path, rewritten: Path, entry: Entry) -> bool:
+def _indexed(path: Path, outcome: Outcome) -> Outcome:
+    """Count the attention layers that `heads` finds."""
+    try:
+        index = heads(path)
+    except RewriteError as error:
+        return replace(outcome, lost=(f"{type(error).__name__}: {first_line(error)}",))
+    found = sum(isinstance(each.sublayer, Attention) for each in index.sublayers)
+    if found == outcome.attention:
+        return replace(outcome, found=found)
+    reasons = tuple(f"{miss.reason} ({miss.node})" for miss in index.missed)
+    lost = tuple(each for each in reasons if "attention" in each or ".attn" in each)
+    return replace(outcome, found=found, lost=lost or reasons or ("no reason is given",))
+
+
+def agrees_widened(original: Path, rewritten: Path, hints: Hints) -> bool:
     """Whether two bfloat16 files agree in float32; onnxruntime has no bfloat16 kernels on the CPU."""
     import numpy as np
     import onnxruntime
 
     outputs = []
     for path in (original, rewritten):
-        wide = path.with_name("widened.onnx")
+        wide = rewritten.with_name("widened.onnx")
         onnx.save(widen(onnx.load(path)), wide)
         session = onnxruntime.InferenceSession(str(wide), providers=["CPUExecutionProvider"])
-        outputs.append(session.run(None, random_feeds(onnx.load(wide), hints_of(entry), seed=0)))
+        outputs.append(session.run(None, random_feeds(onnx.load(wide), hints, seed=0)))
     return all(
         np.abs(after - before).max() <= WIDENED_TOLERANCE * np.abs(before).max()
         for before, after in zip(*outputs, strict=True)
     )
 
 
-def expected_labels(entry: Entry, outcome: Outcome) -> frozenset[str]:
+def expected_labels(activation: str, outcome: Outcome) -> frozenset[str]:
     """The labels that a converted block may have; half precisions cannot always distinguish the two GELUs."""
-    label = LABELS[entry.activation]
+    label = LABELS[activation]
     labels = {label, *(new for old, new in _renamed(outcome.variant) if old == label)}
-    if label == "silu_clipped":
-        labels.add("clip")  # of the value
     if outcome.job.dtype != "fp32" or outcome.group == "precision" or outcome.variant.endswith("fp16"):
         if label in ("gelu", "gelu_tanh"):
             labels |= {"gelu", "gelu_tanh"}
@@ -282,10 +267,3 @@ def _renamed(variant: str) -> tuple[tuple[str, str], ...]:
 def _described(row: Any) -> str:
     middle = row.activation or "?"
     return f"{row.first or '?'} -> {middle} -> {row.second or '?'}: {row.reason} ({row.node})"
-
-
-def _first_line(error: Exception) -> str:
-    """The first line of an error, without traces and paths of this machine."""
-    line = (str(error).strip() or repr(error)).splitlines()[0]
-    line = re.sub(r"\s*\[Caused by.*|/onnxruntime_src/\S+\s", "", line)
-    return re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", line)

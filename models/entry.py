@@ -31,18 +31,22 @@ class Input:
 
     Attributes:
         name: Name of the graph input, and keyword of the model's `forward`.
-        kind: `tokens` (integers below the vocabulary size), `mask` (ones, zeros where padded) or `normal`.
+        kind: `tokens` (integers below the vocabulary size), `mask` (ones, zeros where padded), `positions` (0, 1, ...)
+            or `normal`.
         dims: One name per axis, either in `DYNAMIC_DIMS` or a key of `Entry.fixed`.
+        declared: Axis to the name that the file declares, where it is not that of `dims`, or another axis is declared
+            dynamic.
     """
 
     name: str
-    kind: Literal["tokens", "mask", "normal"]
+    kind: Literal["tokens", "mask", "positions", "normal"]
     dims: tuple[str, ...]
+    declared: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def dynamic_axes(self) -> dict[int, str]:
         """Axis to dimension name, for the axes that change from run to run."""
-        return {axis: dim for axis, dim in enumerate(self.dims) if dim in DYNAMIC_DIMS}
+        return {**{axis: dim for axis, dim in enumerate(self.dims) if dim in DYNAMIC_DIMS}, **self.declared}
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,16 @@ class Output:
     def dynamic_axes(self) -> dict[int, str]:
         """Axis to dimension name, for the axes that change from run to run."""
         return {axis: dim for axis, dim in enumerate(self.dims) if dim is not None}
+
+
+def attention_layers(config: Config) -> int:
+    """One per layer, and one more for each layer of a decoder that reads an encoder."""
+
+    def of(*keys: str) -> int:
+        return int(next((config[key] for key in keys if key in config), 0))
+
+    layers = of("encoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    return layers + 2 * of("decoder_layers", "num_decoder_layers")
 
 
 @dataclass(frozen=True)
@@ -85,6 +99,7 @@ class Entry:
             `activation`.
         refusals: Exporters that cannot do this entry, each with the reason.
         routed: Number of MLP blocks, among `blocks`, whose weights are those of all experts in one tensor.
+        attention: Number of attention layers, read from the configuration.
     """
 
     name: str
@@ -107,6 +122,7 @@ class Entry:
     activation_class: str = ""
     refusals: Mapping[str, str] = field(default_factory=dict)
     routed: Callable[[Config], int] = lambda _: 0
+    attention: Callable[[Config], int] = attention_layers
 
     @property
     def architecture(self) -> str:
@@ -136,6 +152,10 @@ class Entry:
     def mlp_blocks(self, size: str) -> int:
         """The number of MLP blocks that the configuration defines."""
         return self.blocks(self.config(size))
+
+    def attention_layers(self, size: str) -> int:
+        """The number of attention layers that the configuration defines."""
+        return self.attention(self.config(size))
 
     def gated_blocks(self, size: str) -> int:
         """The number of gated blocks among `mlp_blocks(size)`."""

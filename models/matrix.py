@@ -10,10 +10,11 @@ import platform
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from models.coverage import Outcome
+from models.extra import extras
 from models.registry import ENTRIES
 from models.variants import VARIANTS
 from rewriter.errors import UsageError
@@ -33,6 +34,8 @@ GROUPS = {
     "opsets": "Converted to other opsets",
     "storage": "Stored in another way",
     "scopes": "Inside If, Loop and model-local functions",
+    "merged": "Decoders with and without past, merged as by optimum",
+    "onnxscript": "Models that come with onnxscript",
 }
 
 
@@ -48,14 +51,16 @@ def summary(outcomes: Sequence[Outcome], command: str) -> str:
 def tables(outcomes: Sequence[Outcome]) -> str:
     """The file beside the page: every group by architecture, the tools' refusals, and what is missed or wrong."""
     parts = [
-        "Blocks found, by architecture and kind of file. `2/2`: two of two blocks were converted; `0+2/2`: two were",
-        "recognised, without a head program; `-`: the tool could not produce the file (the reasons follow each table).",
+        "Blocks converted, by architecture and kind of file. `2/2`: two of two; `2/2, heads 1/3`: and `heads` finds",
+        "one of three attention layers; `-`: the tool could not produce the file (the reasons follow each table).",
     ]
     for group, title in GROUPS.items():
         chosen = [outcome for outcome in outcomes if outcome.group == group]
         if chosen:
             parts += ["", f"## {title}", "", *_table(chosen), *_reasons(chosen)]
-    parts += ["", "## Missed, wrong or not certified", "", *_problems(outcomes)]
+    parts += ["", "## Not run", "", *_counted((each, each.unrun) for each in outcomes if each.unrun)]
+    parts += ["", "## Attention layers that `heads` does not find", "", *_counted(_lost(outcomes))]
+    parts += ["", "## Missed, wrong, failed or not certified", "", *_problems(outcomes)]
     return "\n".join(parts) + "\n"
 
 
@@ -82,13 +87,16 @@ def totals(outcomes: Iterable[Outcome]) -> Counter[str]:
         sums["files"] += not outcome.refused
         sums["exist"] += outcome.exist
         sums["converted"] += outcome.converted
-        sums["recognised"] += outcome.recognised
-        sums["missed"] += max(0, outcome.exist - outcome.found)
+        sums["missed"] += max(0, outcome.exist - outcome.converted)
         sums["wrong"] += outcome.wrong
         sums["certified"] += outcome.certified is True
         sums["not certified"] += outcome.certified is False
         sums["run"] += outcome.proved is True
         sums["failed"] += outcome.proved is False
+        sums["not run"] += bool(outcome.unrun)
+        sums["attention"] += outcome.attention
+        sums["found"] += outcome.found
+        sums["lost"] += max(0, outcome.attention - outcome.found)
     return sums
 
 
@@ -96,8 +104,8 @@ _NAMES = re.compile(r"(?<=\()[^()]*[/_][^()]*(?=\))|'[^']*'|(?<=named )\S+")
 """Names of nodes and tensors in the messages of tools; without them, equal reasons are listed once."""
 
 COLUMNS = (
-    "files", "exist", "converted", "recognised", "missed", "wrong",
-    "certified", "not certified", "run", "failed", "refused",
+    "files", "exist", "converted", "missed", "wrong", "certified", "not certified", "run", "failed", "not run",
+    "attention", "found", "lost", "refused",
 )  # fmt: skip
 
 
@@ -122,7 +130,7 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
     order = [variant.name for variant in VARIANTS]
     columns = list(dict.fromkeys(_column(outcome) for outcome in outcomes))
     columns.sort(key=lambda column: (order.index(column) if column in order else -1, _natural(column)))
-    names = [entry.name for entry in ENTRIES]
+    names = [*(entry.name for entry in ENTRIES), *extras()]
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for outcome in sorted(outcomes, key=lambda outcome: names.index(outcome.job.entry)):
         exporter: str = outcome.job.exporter if variants else ""
@@ -132,7 +140,7 @@ def _table(outcomes: Sequence[Outcome]) -> list[str]:
         title = f"{name} ({exporter})" if exporter else name
         lines.append(_row((title, *(cells.get(column, "") for column in columns))))
     sums = [totals(outcome for outcome in outcomes if _column(outcome) == column) for column in columns]
-    lines.append(_row(("**total**", *(f"**{_count(s['converted'], s['recognised'], s['exist'])}**" for s in sums))))
+    lines.append(_row(("**total**", *(f"**{_count(each)}**" for each in sums))))
     return lines
 
 
@@ -149,12 +157,31 @@ def _column(outcome: Outcome) -> str:
 def _cell(outcome: Outcome) -> str:
     if outcome.refused:
         return "-"
-    text = _count(outcome.converted, outcome.recognised, outcome.exist)
-    return text if outcome.complete else f"**{text}, {outcome.wrong} wrong**"
+    return _count(totals([outcome])) if outcome.complete else f"**{_counts(outcome)}**"
 
 
-def _count(converted: int, recognised: int, exist: int) -> str:
-    return f"{converted}+{recognised}/{exist}" if recognised else f"{converted}/{exist}"
+def _count(sums: Counter[str]) -> str:
+    """Blocks converted, and attention layers where some are lost."""
+    blocks = f"{sums['converted']}/{sums['exist']}"
+    return blocks if sums["found"] == sums["attention"] else f"{blocks}, heads {sums['found']}/{sums['attention']}"
+
+
+def _counts(outcome: Outcome) -> str:
+    state = ", the plain command fails" if outcome.proved is False else ""
+    return f"{_count(totals([outcome]))}, {outcome.wrong} wrong{state}"
+
+
+def _counted(reasons: Iterable[tuple[Outcome, str]]) -> list[str]:
+    """One line for each reason, with the number of files and the first of them."""
+    files: dict[str, list[str]] = {}
+    for outcome, reason in reasons:
+        files.setdefault(_NAMES.sub("...", reason), []).append(_where(outcome))
+    ordered = sorted(files.items(), key=lambda pair: -len(set(pair[1])))
+    return [f"- {len(set(each))} files, first {each[0]}: {reason}" for reason, each in ordered] or ["None."]
+
+
+def _lost(outcomes: Iterable[Outcome]) -> Iterator[tuple[Outcome, str]]:
+    return ((outcome, reason) for outcome in outcomes for reason in outcome.lost)
 
 
 def _reasons(outcomes: Sequence[Outcome]) -> list[str]:
@@ -174,15 +201,14 @@ def _problems(outcomes: Sequence[Outcome]) -> list[str]:
     lines = []
     for outcome in outcomes:
         if not outcome.complete or outcome.certified is False:
-            where = ", ".join(filter(None, (outcome.job.entry, outcome.job.column, outcome.variant)))
-            counts = f"{_count(outcome.converted, outcome.recognised, outcome.exist)}, {outcome.wrong} wrong"
-            lines.append(f"- {where}: {counts}{_state(outcome)}")
+            state = ", not certified" if outcome.certified is False else ""
+            lines.append(f"- {_where(outcome)}: {_counts(outcome)}{state}")
             lines += [f"  - {reason}" for reason in dict.fromkeys(outcome.missed)]
     return lines or ["None."]
 
 
-def _state(outcome: Outcome) -> str:
-    return ", the proof failed" if outcome.proved is False else ", not certified" if outcome.certified is False else ""
+def _where(outcome: Outcome) -> str:
+    return ", ".join(filter(None, (outcome.job.entry, outcome.job.column, outcome.variant)))
 
 
 def _versions() -> str:

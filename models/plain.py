@@ -7,13 +7,16 @@ They have the interface that `models.build` expects of transformers models: keyw
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+from transformers import DynamicCache, EncoderDecoderCache
 from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutput
 
 
 class Config(SimpleNamespace):
@@ -77,32 +80,91 @@ class DenseMixture(nn.Module):  # type: ignore[misc]
         return {"last_hidden_state": hidden_states}
 
 
-class CachedDecoder(nn.Module):  # type: ignore[misc]
-    """GPT-2 with keys and values of earlier tokens as inputs and outputs, named as the optimum exporter names them."""
+class StaticDecoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """Llama whose keys and values are written into a cache of fixed size, at the positions `cache_position`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
-        settings = GPT2Config(
-            n_embd=config.width,
-            n_layer=config.layers,
-            n_head=config.heads,
-            vocab_size=config.vocab_size,
-            n_positions=64,
-            activation_function=config.activation,
-            bos_token_id=config.vocab_size - 1,
-            eos_token_id=config.vocab_size - 1,
-        )
+        settings = transformers.LlamaConfig(**config.decoder)
         settings._attn_implementation = "eager"  # noqa: SLF001 - as in models.build
-        self.decoder = GPT2LMHeadModel(settings)
+        self.decoder = transformers.LlamaForCausalLM(settings)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **past: Tensor) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, cache_position: Tensor, **caches: Tensor) -> dict[str, Tensor]:
+        """The logits [batch, sequence, vocabulary] of the new tokens, and the caches with them."""
+
+        class Static(DynamicCache):  # type: ignore[misc]
+            def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+                for part, new in (("key", keys), ("value", values)):
+                    name = f"{part}_cache.{layer}"
+                    caches[name] = caches[name].index_copy(2, cache_position, new)
+                return caches[f"key_cache.{layer}"], caches[f"value_cache.{layer}"]
+
+        capacity = torch.arange(self.config.capacity, device=input_ids.device)
+        allowed = (capacity <= cache_position[:, None])[None, None].expand(input_ids.shape[0], 1, -1, -1)
+        lowest = torch.finfo(self.decoder.dtype).min
+        result = self.decoder(
+            input_ids=input_ids,
+            attention_mask=torch.where(allowed, 0.0, lowest).to(self.decoder.dtype),
+            position_ids=cache_position[None],
+            past_key_values=Static(),
+            use_cache=True,
+        )
+        return {"logits": result.logits, **{f"updated_{name}": tensor for name, tensor in caches.items()}}
+
+
+class Decoder(nn.Module):  # type: ignore[misc]  # torch is untyped here
+    """A decoder with keys and values of earlier tokens as outputs and, with `past`, inputs, named as in optimum.
+
+    One with an encoder reads its output instead of running it, or the keys and values of it.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        settings = getattr(transformers, f"{config.family}Config")(**config.decoder)
+        settings._attn_implementation = "eager"  # noqa: SLF001 - as in models.build
+        self.decoder = getattr(transformers, config.model)(settings)
+
+    def forward(self, input_ids: Tensor, **given: Tensor) -> dict[str, Tensor]:
         """The logits [batch, sequence, vocabulary] of the new tokens, and the longer cache."""
-        cache = DynamicCache(config=self.decoder.config)
-        for layer in range(self.config.layers):
-            cache.update(past[f"past_key_values.{layer}.key"], past[f"past_key_values.{layer}.value"], layer)
-        result = self.decoder(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
-        outputs = {"logits": result.logits}
-        for layer, held in enumerate(result.past_key_values.layers):
-            outputs |= {f"present.{layer}.key": held.keys, f"present.{layer}.value": held.values}
-        return outputs
+        past = self._past({name: given.pop(name) for name in tuple(given) if name.startswith("past_key_values")})
+        named = {"input_ids": input_ids, **given}
+        if self.config.encoder:
+            mask = torch.ones_like(input_ids)
+            old = past.self_attention_cache.layers
+            if old:  # then the encoder's output itself is not read
+                mask = torch.cat([torch.ones_like(old[0].keys[:, 0, :, 0], dtype=mask.dtype), mask], dim=1)
+                given["encoder_hidden_states"] = torch.zeros_like(past.cross_attention_cache.layers[0].keys[:, 0])
+            named = {
+                "decoder_input_ids": input_ids,
+                "decoder_attention_mask": mask,
+                "encoder_outputs": BaseModelOutput(last_hidden_state=given["encoder_hidden_states"]),
+            }
+            if "encoder_attention_mask" in given:
+                named["attention_mask"] = given["encoder_attention_mask"]
+        result = self.decoder(**named, past_key_values=past, use_cache=True)
+        return {"logits": result.logits, **self._present(result.past_key_values)}
+
+    def _past(self, past: Mapping[str, Tensor]) -> Any:
+        def cache(kind: str) -> Any:
+            filled = DynamicCache()
+            for layer in range(self.config.layers) if past else ():
+                pair = (past[f"past_key_values.{layer}{kind}.{part}"] for part in ("key", "value"))
+                filled.update(*pair, layer)
+            return filled
+
+        if not self.config.encoder:
+            return cache("")
+        return EncoderDecoderCache(cache(".decoder"), cache(".encoder"))
+
+    def _present(self, cache: Any) -> dict[str, Tensor]:
+        kinds = {"": cache}
+        if self.config.encoder:
+            kinds = {".decoder": cache.self_attention_cache, ".encoder": cache.cross_attention_cache}
+        return {
+            f"present.{layer}{kind}.{part}": tensor
+            for kind, each in kinds.items()
+            for layer, held in enumerate(each.layers)
+            for part, tensor in (("key", held.keys), ("value", held.values))
+        }

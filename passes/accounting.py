@@ -18,8 +18,8 @@ from passes.match.linear import MICROSOFT
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, captured_names, key_of, label
-from rewriter.graph.walk import functions_with
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
+from rewriter.graph.walk import functions_with, reads
 
 PURE = frozenset(
     """
@@ -206,7 +206,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
     for view in plan.views:
         data: set[str] = set()
         for index, node in enumerate(view.nodes):
-            read = [name for name in (*node.input, *captured_names(node)) if name and name not in view.constants]
+            read = [name for name in reads(node) if name not in view.constants]
             # What is computed from shapes alone, such as positions, is no function of data.
             if node.op_type == "Shape" or all(name in view.producer and name not in data for name in read):
                 continue

@@ -25,7 +25,7 @@ import onnx
 
 from passes.conversion import Conversion, Heads
 from passes.options import FORM_NAMES, WHOLE, Options
-from rewriter.graph.view import Path
+from rewriter.graph.view import Path, Place
 from rewriter.options import values_of
 
 KEY = "attnonly.plan"
@@ -73,6 +73,11 @@ class BlockRecord(Heads):
     output: str
     types: tuple[int, int, int]
     value: str = ""
+
+    @property
+    def place(self) -> Place:
+        """The output and its graph, by which blocks are known."""
+        return self.path, self.output
 
 
 @dataclass(frozen=True)
@@ -165,11 +170,11 @@ def read_record(model: onnx.ModelProto) -> Record | None:
     if type(content.get("version")) is not int or content["version"] != VERSION:
         raise UnreadableError(f"its version is not {VERSION}")
     record: Record = _parsed(Record, content, "the plan")
-    for what, names in (
-        ("name", [each.name for each in record.blocks]),
-        ("output", [each.output for each in record.blocks]),
+    for what, keys in (
+        ("name", {each.name for each in record.blocks}),
+        ("output", {each.place for each in record.blocks}),
     ):
-        if len(set(names)) < len(names):
+        if len(keys) < len(record.blocks):
             raise UnreadableError(f"two blocks have the same {what}")
     for block in record.blocks:
         _check(block)

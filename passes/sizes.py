@@ -1,19 +1,21 @@
-"""Shapes at made-up sizes, so large and prime that every dimension tells the batch and the tokens in it.
+"""Shapes of all tensors at sizes that a caller chooses for symbolic dimensions.
 
 Exporters compute the shape operand of a Reshape from other shapes. Computed once at these sizes, it says which axis
-holds the tokens afterwards, and onnx infers the rest, one node at a time.
+holds the tokens afterwards, and onnx infers the rest, one node at a time. What inference does not know is taken from
+the types that the file declares. Form `whole` takes sizes so large and prime that every dimension shows the batch and
+the tokens in it; `heads` takes small ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from math import prod
 
 import numpy as np
 import onnx
 
-from rewriter.graph.constants import Constants
+from rewriter.graph.constants import Constants, Read, small
+from rewriter.graph.types import Dim, TensorType, type_of
 from rewriter.graph.view import GraphView, LostError
 
 BATCH, TOKENS = 10007, 1000003
@@ -48,20 +50,22 @@ def token_axes(sizes: Sizes) -> tuple[int, ...]:
 
 
 class Shapes:
-    """The shapes of one view at made-up sizes.
+    """The shapes of one view.
 
     Attributes:
-        view: the graph.
         known: shapes by tensor, to which callers may add those that they infer.
+        values: what can be computed from constants and shapes.
     """
 
-    def __init__(self, view: GraphView, symbols: Mapping[str, int], unknown: int | None = None) -> None:
+    def __init__(
+        self, view: GraphView, symbols: Mapping[str, int], unknown: int | None = None, read: Read = small
+    ) -> None:
         """Give symbolic dimensions the sizes in `symbols`, and all others `unknown`."""
         self.view = view
         self.known: dict[str, Sizes] = {}
-        self._symbols, self._unknown = symbols, unknown
+        self._symbols, self._unknown = dict(symbols), unknown
         self._noted: dict[str, Sizes] = {}
-        self._values = Constants(view, sizes=self.of)
+        self.values = Constants(view, read, self.of)
 
     def of(self, tensor: str) -> Sizes | None:
         """The shape of a tensor, None where its rank is unknown."""
@@ -71,20 +75,42 @@ class Shapes:
         if tensor in self.view.initializers:
             return tuple(self.view.initializers[tensor].dims)
         shape = self.view.type_of(tensor).shape
-        if shape is None:
-            return None
-        return tuple(dim if isinstance(dim, int) else self._symbols.get(dim or "", self._unknown) for dim in shape)
+        return None if shape is None else tuple(self._size(dim) for dim in shape)
+
+    def _size(self, dim: Dim) -> int | None:
+        """The size of a dimension; the name of one may be a sum, such as `past_sequence_length + 1`."""
+        if dim is None or isinstance(dim, int):
+            return self._unknown if dim is None else dim
+        terms = [int(each) if each.isdecimal() else self._symbols.get(each) for each in dim.split(" + ")]
+        known = [term for term in terms if term is not None]
+        return self._symbols.get(dim, sum(known) if len(known) == len(terms) else self._unknown)
+
+    def set(self, tensor: str, sizes: Sizes) -> None:
+        """State a shape, and the sizes of the dimensions that it is declared with."""
+        self._noted[tensor] = sizes
+        declared = self.view.type_of(tensor).shape or ()
+        for dim, size in zip(declared, sizes, strict=True) if len(declared) == len(sizes) else ():
+            if isinstance(dim, str) and size is not None:
+                self._symbols.setdefault(dim, size)
 
     def note(self, node: onnx.NodeProto) -> None:
-        """Keep the shapes of a node's outputs, where type inference does not know them."""
-        if any((sizes := self.of(name)) is None or None in sizes for name in node.output):
-            with suppress(LostError):
-                self._noted.update(zip(node.output, self.infer(node), strict=True))
+        """Set the shapes of a node's outputs, where they are not known: inferred, or as declared."""
+        if not any((sizes := self.of(name)) is None or None in sizes for name in node.output if name):
+            return
+        found = self._inferred(node) or [None] * len(node.output)
+        # Operands that do not fit at these sizes, such as a mask that broadcasts at batch 1 only.
+        longest = max((self.of(name) or () for name in node.input if node.op_type in BROADCAST), key=len, default=None)
+        for name, inferred in zip(node.output, found, strict=True):
+            stated = [sizes for sizes in (inferred, self.of(name), longest) if sizes is not None]
+            alike = [sizes for sizes in stated if len(sizes) == len(stated[0])]
+            if stated:
+                known = [[size for size in axis if size is not None] for axis in zip(*alike, strict=True)]
+                self.set(name, tuple(next(iter(sizes), None) for sizes in known))
 
     def numbers(self, tensor: str) -> list[int] | None:
         """The elements of a tensor of integers; None if they depend on anything but shapes."""
         try:
-            return self._values.numbers(tensor)
+            return self.values.numbers(tensor)
         except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then they are not known
             return None
 
@@ -110,14 +136,15 @@ class Shapes:
             # An operand that is not carried has as many rows as the tokens, whatever number that is: it is fixed, or a
             # part of a table that is shorter than the made-up sizes.
             found = [max((self.known[name] for name in node.input if name in self.known), key=len, default=())]
-        if not found or any(not sizes for name, sizes in zip(node.output, found, strict=True) if name):
+        made = [sizes or () for sizes in found or ()]
+        if not made or any(not sizes for name, sizes in zip(node.output, made, strict=True) if name):
             raise LostError.at(node, "the shape of its output is unknown")
-        return found
+        return made
 
     def _integers(self, name: str) -> list[int] | None:
         return self.numbers(name) if self.view.type_of(name).elem_type in (onnx.TensorProto.INT64, 0) else None
 
-    def _inferred(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes] | None:
+    def _inferred(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes | None] | None:
         """What onnx infers, where shapes that are constants hold the number `fixed` for the tokens."""
         types, values = {}, {}
         for name in filter(None, node.input):
@@ -132,10 +159,11 @@ class Shapes:
             inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
         except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd nodes; nothing is known then
             return None
-        found: list[Sizes] = []
-        for name in node.output:
-            shape = inferred[name].tensor_type.shape if name in inferred else onnx.TensorShapeProto()
-            found.append(tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in shape.dim))
-        entries = [prod(size or 0 for size in sizes) for sizes in (found[0], self.of(node.input[0]) or ())]
+        kinds = [type_of(inferred[name]) if name in inferred else TensorType.UNKNOWN for name in node.output]
+        found = [
+            None if kind.shape is None else tuple(dim if isinstance(dim, int) else None for dim in kind.shape)
+            for kind in kinds
+        ]
+        entries = [prod(size or 0 for size in sizes or ()) for sizes in (found[0], self.of(node.input[0]))]
         fits = entries[0] == entries[1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]
         return found if fits else None

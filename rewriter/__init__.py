@@ -30,12 +30,9 @@ NothingToConvertError, each with its ExitStatus. help(rewriter.rewrite) lists ar
 """
 
 import re
-import sys
-import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
-from types import ModuleType
 from typing import Any
 
 _FOLDER = Path(__file__).resolve().parent
@@ -44,37 +41,26 @@ _HOMES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+)
 """Public name to the module that it is imported from when it is used, since `passes` imports `rewriter.graph`."""
 
 
+def require_own_passes() -> None:
+    """Raise ImportError where Python finds another package or module `passes` before the one beside this package."""
+    found = find_spec("passes")
+    where = None if found is None else found.origin or ", ".join(found.submodule_search_locations or ())
+    if where is None or Path(where).resolve().parent != _FOLDER.parent / "passes":
+        raise ImportError(
+            f"Python finds {where} in place of the package passes of attnonly: rename it, or change the path"
+        )
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("attnonly")
     if name in _HOMES:
+        require_own_passes()
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'rewriter' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
     return [*_HOMES, "__version__"]
-
-
-def _join_passes() -> None:
-    """Let a user's package or module `passes` that Python finds before ours hold our modules too, ours first."""
-    ours = _FOLDER.parent / "passes"
-    try:
-        passes = import_module("passes")
-    except (Exception, SystemExit):  # noqa: BLE001 - whatever it needs, we do not need it
-        passes = sys.modules["passes"] = ModuleType("passes")
-    theirs = list(getattr(passes, "__path__", ()))
-    if ours in [Path(each).resolve() for each in theirs]:
-        return
-    passes.__path__ = [str(ours), *theirs]
-    names = {each.name for each in iter_modules(theirs)} & {each.name for each in iter_modules([str(ours)])}
-    for name in [each for each in sys.modules if each.startswith("passes.") and each.split(".")[1] in names]:
-        del sys.modules[name]
-    if names:
-        told = f"rewriter hides {', '.join(sorted(names))} of the package passes in {theirs[0]}; rename what is there"
-        warnings.warn(told, stacklevel=3)
-
-
-_join_passes()

@@ -33,4 +33,6 @@ from rewriter.report.comparison import Comparison as Comparison
 from rewriter.report.folder import FolderReport as FolderReport
 from rewriter.report.report import Report as Report
 
+def require_own_passes() -> None: ...
+
 __version__: str

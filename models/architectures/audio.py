@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from models.architectures.shapes import HIDDEN, layers, transformer
+from models.architectures.shapes import HIDDEN, as_optimum, layers, transformer
 from models.entry import Entry, Input, Output
 
 _WAVE_DIMS = {"samples": lambda _: 800}
@@ -38,6 +39,25 @@ def _wave(name: str, family: str, description: str, **tiny: Any) -> Entry:
     )
 
 
+def _as_optimum(entry: Entry) -> Entry:
+    """The samples dynamic."""
+    return replace(
+        entry,
+        name=f"{entry.name}-optimum",
+        description=f"{entry.description}, with the axes that optimum declares",
+        inputs=tuple(as_optimum(spec) for spec in entry.inputs),
+        outputs=(Output("last_hidden_state", ("batch_size", "frames", None)),),
+        **({"activation": "silu", "blocks": lambda c: 2 * layers(c)} if "Conformer" in entry.config_class else {}),
+    )
+
+
+_CONFORMER = {
+    "hidden_act": "silu",
+    "position_embeddings_type": "relative",
+    "max_source_positions": 200,
+    "conv_depthwise_kernel_size": 5,
+}
+
 AUDIO: tuple[Entry, ...] = (
     Entry(
         name="wav2vec2-conformer",
@@ -61,6 +81,8 @@ AUDIO: tuple[Entry, ...] = (
         blocks=lambda c: 2 * int(c["num_hidden_layers"]),
         fixed={"width": lambda c: c["hidden_size"]},
     ),
+    _as_optimum(_wave("conformer", "Wav2Vec2Conformer", "Wav2Vec2-Conformer from the waveform", **_CONFORMER)),
+    _as_optimum(_wave("wav2vec2", "Wav2Vec2", "Wav2Vec2")),
     _wave("wav2vec2", "Wav2Vec2", "as in Wav2Vec2 base"),
     _wave("hubert", "Hubert", "as in HuBERT base"),
     _wave("data2vec-audio", "Data2VecAudio", "as in data2vec audio", conv_pos_kernel_size=3, num_conv_pos_embeddings=2),

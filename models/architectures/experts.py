@@ -60,7 +60,6 @@ EXPERTS: tuple[Entry, ...] = (
         "GptOss",
         "as in gpt-oss: gate and value interleaved and clipped, biases per expert",
         activation="silu_clipped",
-        routed=lambda config: 2 * layers(config),  # the clipped value of a gate is an activation of its own
         num_local_experts=4,
         head_dim=8,
         sliding_window=16,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from models.entry import Input, Output
@@ -15,6 +16,24 @@ LOGITS = Output("logits", ("batch", "sequence", None))
 DECODER_LOGITS = Output("logits", ("batch", "decoder_sequence", None))
 HIDDEN = Output("last_hidden_state", ("batch", "sequence", None))
 IMAGE_DIMS = {"channels": lambda c: c["num_channels"], "image": lambda c: c["image_size"]}
+
+
+_OPTIMUM = {
+    "batch": "batch_size",
+    "past": "past_sequence_length",
+    "total": "past_sequence_length + sequence_length",
+    "samples": "sequence_length",
+    "channels": "num_channels",
+}
+
+
+def as_optimum(spec: Input, *, encoder: bool = False) -> Input:
+    """The same input with its axes named and declared dynamic as optimum does it; `encoder`: beside a decoder."""
+    names = {**_OPTIMUM, "sequence": "encoder_sequence_length" if encoder else "sequence_length"}
+    names["decoder_sequence"] = "decoder_sequence_length"
+    found = {axis: names[dim] for axis, dim in enumerate(spec.dims) if dim in names}
+    images = (axis for axis, dim in enumerate(spec.dims) if dim == "image")
+    return replace(spec, declared={**found, **dict(zip(images, ("height", "width"), strict=False))})
 
 
 def transformer(width: int, layers: int, heads: int, d_ff: int) -> dict[str, int]:

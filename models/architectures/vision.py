@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from models.architectures.shapes import IMAGE_DIMS, PIXELS, layers, vision
+from models.architectures.shapes import IMAGE_DIMS, PIXELS, as_optimum, layers, vision
 from models.entry import Entry, Output
 
 POOLED = Output("pooler_output", ("batch", None))
@@ -31,7 +31,7 @@ CLIP_VISION = Entry(
     fixed=IMAGE_DIMS,
 )
 
-VISION: tuple[Entry, ...] = (
+_VISION: tuple[Entry, ...] = (
     Entry(
         name="vit",
         description="ViT base, patches of 16",
@@ -61,6 +61,7 @@ VISION: tuple[Entry, ...] = (
         common={"hidden_act": "gelu_pytorch_tanh", "num_channels": 3},
         sizes={"tiny": vision(32, 2, 4, 16, 4)},
         blocks=lambda c: int(c["num_hidden_layers"]) + 1,
+        attention=lambda c: int(c["num_hidden_layers"]) + 1,
     ),
     replace(
         CLIP_VISION,
@@ -122,6 +123,7 @@ VISION: tuple[Entry, ...] = (
             }
         },
         blocks=lambda c: sum(c["depths"]),
+        attention=lambda c: sum(c["depths"]),
     ),
     replace(
         CLIP_VISION,
@@ -166,5 +168,33 @@ VISION: tuple[Entry, ...] = (
         },
         outputs=(Output("last_hidden_state", ("batch", None, None, None)),),
         blocks=lambda _: 0,
+        attention=lambda c: sum(c["depths"]),
     ),
+)
+
+
+def _as_optimum(entry: Entry) -> Entry:
+    """All axes of the pixels dynamic, although patches and positions fix them; the output's are not named."""
+    return replace(
+        entry,
+        name=f"{entry.name}-optimum",
+        description=f"{entry.name} with the axes that optimum declares",
+        inputs=(as_optimum(PIXELS),),
+        outputs=(Output("last_hidden_state", ("batch_size", "last_hidden_state_dim_1", "last_hidden_state_dim_2")),),
+        refusals={"dynamo": "positions and patches fix axes that are declared dynamic"},
+    )
+
+
+_VIT = replace(
+    CLIP_VISION,
+    name="vit",
+    activation="gelu",
+    config_class="ViTConfig",
+    model_class="ViTModel",
+    common={"hidden_act": "gelu", "num_channels": 3},
+)
+VISION = (
+    *_VISION,
+    _as_optimum(_VIT),
+    *(_as_optimum(entry) for entry in _VISION if entry.name in ("clip-vision", "dinov2")),
 )

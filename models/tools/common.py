@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,13 @@ ONNX_DOMAINS = ("", "ai.onnx")
 
 class Refused(Exception):  # noqa: N818 - a refusal is a result here
     """The tool cannot handle this model; the message says why."""
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, without traces and paths of this machine."""
+    line = (str(error).strip() or repr(error)).splitlines()[0]
+    line = re.sub(r"\s*\[Caused by.*|/onnxruntime_src/\S+\s", "", line)
+    return re.sub(r"\S*/(?=[\w.-]+\.onnx)", "", line)
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,13 @@ class Hints:
     heads: int = 0
     width: int = 0
     lengths: Mapping[str, int] = field(
-        default_factory=lambda: {"batch": 2, "sequence": 7, "decoder_sequence": 5, "past": 4, "total": 11}
+        default_factory=lambda: {
+            **dict.fromkeys(("batch", "batch_size"), 2),
+            **dict.fromkeys(("sequence", "sequence_length", "encoder_sequence_length"), 7),
+            **dict.fromkeys(("decoder_sequence", "decoder_sequence_length"), 5),
+            **dict.fromkeys(("past", "past_sequence_length", "past_decoder_sequence_length"), 4),
+            **dict.fromkeys(("total", "past_sequence_length + sequence_length"), 11),
+        }
     )
     vocabulary: int = 128
 
@@ -69,6 +83,8 @@ def random_feeds(model: onnx.ModelProto, hints: Hints, seed: int) -> dict[str, n
         dtype = onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
         if "mask" in value.name:
             feeds[value.name] = np.ones(shape, dtype)
+        elif "position" in value.name:
+            feeds[value.name] = np.arange(shape[-1], dtype=dtype)
         elif np.issubdtype(dtype, np.integer):
             feeds[value.name] = random.integers(3, hints.vocabulary, shape).astype(dtype)
         else:

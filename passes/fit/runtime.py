@@ -206,7 +206,7 @@ def _head(centres: Array, width: float, y: Array, target: Array, tolerance: floa
     rise = 1.0 / (width**2 * np.diff(centres))
     slopes, offsets = (np.append(0.0, np.cumsum(steps)) for steps in (rise, -rise * (centres[1:] + centres[:-1]) / 2.0))
     slopes, offsets = slopes[:-1] - slopes[-1], offsets[:-1] - offsets[-1]
-    offsets[np.abs(offsets) < 2.0**-23] = 0.0  # the key's weight is 1, or float32 tells it from 1: docs/decisions/0012
+    offsets[np.abs(offsets) < 2.0**-23] = 0.0  # the key's weight is 1, or float32 tells it from 1: docs/decisions/0009
     tokens = [BiasToken(float(slope), float(offset)) for slope, offset in zip(slopes, offsets, strict=True)]
     weights = Head(beta=0.0, bias_tokens=tuple(tokens)).weights(y)
     columns = np.stack([weights[0] * y, *weights, y], axis=1)

@@ -135,9 +135,16 @@ class Builder(Fragment):
         else:
             self.node("Cast", [tensor], "result", output=output, to=int(elem_type))
 
-    def reshape(self, tensor: Tensor, shape: Tensor | Sequence[int], name: str) -> Variable:
-        """Reshape to a computed shape, or to numbers (0 keeps an axis, -1 is inferred)."""
-        return self.node("Reshape", [tensor, self.integers(*shape) if isinstance(shape, Sequence) else shape], name)
+    @property
+    def has_allowzero(self) -> bool:
+        """Whether a 0 in the shape of a Reshape can be a size."""
+        return self._opset >= 14
+
+    def reshape(self, tensor: Tensor, shape: Tensor | Sequence[int], name: str, *, zeros: bool = False) -> Variable:
+        """Reshape to a computed shape, or to numbers; 0 keeps an axis unless `zeros` are sizes, -1 is inferred."""
+        given: dict[str, Any] = {"allowzero": 1} if zeros and self.has_allowzero else {}
+        made = self.integers(*shape) if isinstance(shape, Sequence) else shape
+        return self.node("Reshape", [tensor, made], name, **given)
 
     def unsqueeze(self, tensor: Tensor, axis: int, name: str) -> Variable:
         """A new axis of size 1."""

@@ -189,6 +189,8 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
     if len(axes) == 1 and rank is not None and rank > 1:
         order.append(order.pop(axes.pop()))  # the permutation that moves the channels last
     back = [order.index(axis) for axis in range(len(order))]
+    # Each token attends only to itself, so any grouping into sequences gives the same result.
+    lead = (0, 0) if rank == 3 else (0, 1) if rank == 2 and not b.has_allowzero else (1, -1)
 
     def rows_of(tensor: str, elem_type: int, name: str) -> tuple[Variable, Variable]:
         """[batch, tokens, heads] of any layout, and the shape that it has with the channels last."""
@@ -196,10 +198,13 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         if back != sorted(back):
             given = b.transpose(given, order, f"{name}_channels_last")
         shape = b.node("Shape", [given], f"{name}_shape")
-        # Axes between the first and the channels merge into the tokens. Each token attends only to itself, so any
-        # grouping into sequences gives the same result.
-        lead = b.integers(0 if rank is not None and rank > 2 else 1, -1)
-        sizes = b.concat([lead, b.rows(shape, -1, 2**31, 0, f"{name}_heads")], 0, f"{name}_rows_shape")
+        known = view.type_of(tensor).shape or (None,)
+        width = known[order[-1]] if len(known) == rank else None
+        if isinstance(width, int):
+            return b.reshape(given, (*lead, width), f"{name}_rows"), shape
+        # Does not run at a size of 0: onnxruntime's fusion of Reshapes writes the computed size as -1.
+        heads = b.rows(shape, -1, 2**31, 0, f"{name}_heads")
+        sizes = b.concat([b.integers(*lead), heads], 0, f"{name}_rows_shape")
         return b.reshape(given, sizes, f"{name}_rows"), shape
 
     def own_key(numbers: np.ndarray, suffix: str) -> Tensor:
@@ -214,7 +219,7 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         z = b.unsqueeze(rows_of(block.value, block.value_type, "value")[0], 3, "u")
     by_token = _attend(b, conversion, y, z, each, own_key)
     b.expose("z", by_token, (None, None, block.neurons, 1))
-    shaped = b.reshape(by_token, shape, "activation")
+    shaped = b.reshape(by_token, shape, "activation", zeros=rank != 3)
     if back != sorted(back):
         shaped = b.transpose(shaped, back, "activation_as_before")
     b.write(shaped, block.output, block.elem_type)

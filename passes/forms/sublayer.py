@@ -191,7 +191,7 @@ def as_before(b: Builder, tensor: Tensor, data: Tensor, projections: Projections
     if projections.rank == 3:
         return tensor
     leading = b.sizes(data, 0, projections.rank - 1, "leading")
-    return b.reshape(tensor, b.concat([leading, b.integers(width)], 0, "result_shape"), "shaped")
+    return b.reshape(tensor, b.concat([leading, b.integers(width)], 0, "result_shape"), "shaped", zeros=True)
 
 
 def with_indicator(

@@ -37,12 +37,14 @@ from rewriter.graph.view import (
     GraphView,
     Miss,
     Path,
+    Place,
     attributes,
     integer_of,
     key_of,
     label,
     operator_of,
 )
+from rewriter.graph.walk import own_names, reads, subgraphs
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 
@@ -97,6 +99,7 @@ class Block:
         value_type: that of the value.
         channels: size of the last axis of the output, where no operator that follows tells the number of neurons.
         product: whether only h(gate) of a gated block is replaced, and its product with the value stays in the graph.
+        part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
     """
 
     name: str
@@ -113,11 +116,17 @@ class Block:
     value_type: int
     channels: int | None = None
     product: bool = False
+    part_of: str = ""
 
     @property
     def output(self) -> str:
         """The output of the block's activation region."""
         return self.region.output
+
+    @property
+    def place(self) -> Place:
+        """The output and its graph, by which blocks are known."""
+        return self.path, self.output
 
     @property
     def coarsest(self) -> int:
@@ -229,12 +238,20 @@ class Dataflow:
         return self.values.get(tensor) or self.facts.get(tensor) or Fact((tensor,))
 
     def region(self, output: str, leaves: tuple[str, ...]) -> Region:
-        """The nodes that compute `output` from `leaves`, in topological order."""
+        """The nodes that compute `output` from `leaves`, in topological order; it ends before a Dropout that stays."""
+        while (last := self._view.made_by(output)) is not None and self._view.has_further_readers(last):
+            output = last.input[0]
         inside = ancestors(self._view, frozenset(leaves), [output])
         nodes = (index for index in inside if not self.facts.keys().isdisjoint(self._view.nodes[index].output))
         return Region(output, leaves, tuple(sorted(nodes)))
 
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
+        for name in (name for name in reads(node) if subgraphs(node) and self.leaf(name).operators):
+            if _activated(node, {name}):
+                text = (
+                    f"its activation is inside {label(node)}, apart from its linear operators; move it out of the body"
+                )
+                self.near_misses.setdefault(name, Miss(text, label(node)))
         if not node.input:  # a source, or a broken node
             return
         found = linear_operator(self._view, self._constants, index)
@@ -458,7 +475,8 @@ class Dataflow:
         if not all(fact.rounded for fact in beyond):
             # A nonlinear operator there is a second activation; directly after the first, the two would be one
             # function.
-            self._block(node, Miss(f"a second activation follows in {label(node)}", label(node)))
+            second = Miss(f"a second activation follows in {label(node)}", label(node))
+            self._block(node, self._raised(node, data, facts) or second)
             return
         facts = [self._leaf_of(name, fact) if fact.ends else fact for name, fact in zip(data, facts, strict=True)]
         facts = self._values_of_gates(node, data, facts)
@@ -474,10 +492,22 @@ class Dataflow:
         elif len(leaves) > 2:
             # A head reads one number for its logits and one for its value.
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
+        elif (raised := self._raised(node, data, facts)) is not None:
+            self._block(node, raised)
         else:
             self.facts[output] = Fact(leaves, nonlinear=nonlinear)
             # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
             self.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
+
+    def _raised(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> Miss | None:
+        """Operands that are functions of one projection and have different numbers of axes."""
+        leaves = [leaf for fact in facts for leaf in (self.facts[fact.ends] if fact.ends else fact).leaves]
+        ranks = sorted({rank for name in data if (rank := self._view.type_of(name).rank) is not None})
+        if len(ranks) < 2 or len({self.leaf(leaf).operators for leaf in leaves}) > 1:
+            return None
+        axes = " and ".join(map(str, ranks))
+        reason = f"{label(node)} joins tensors with {axes} axes; give constants of one entry before it the shape []"
+        return Miss(reason, label(node))
 
     def _leaf_of(self, tensor: str, fact: Fact) -> Fact:
         """A quantised tensor beyond an activation as a leaf of the next: what rounds stays between the two."""
@@ -514,6 +544,26 @@ class Dataflow:
         return found
 
 
+def _activated(node: onnx.NodeProto, tensors: set[str]) -> bool:
+    """Whether a body of a node, or the node itself, gives out an activation of one of the tensors."""
+    bodies = [graph for _, graph in subgraphs(node)]
+    if not bodies:
+        return node.op_type in elementwise.NONLINEAR and not tensors.isdisjoint(node.input)
+    for graph in bodies:
+        # What Loop and Scan read and their bodies' inputs are in the same order; an If has no inputs in its bodies.
+        same = {value.name for name, value in zip(node.input, graph.input, strict=False) if name in tensors}
+        data, found = (tensors - own_names(graph)) | same, set[str]()
+        for each in graph.node:
+            entrywise = elementwise.is_elementwise(each) or each.op_type in REARRANGED
+            if _activated(each, data) or (entrywise and not found.isdisjoint(each.input)):
+                found.update(each.output)
+            elif entrywise and not data.isdisjoint(each.input):
+                data.update(each.output)
+        if any(value.name in found for value in graph.output):
+            return True
+    return False
+
+
 # -- from facts to blocks --------------------------------------------------------------------------------------------
 
 
@@ -544,7 +594,7 @@ class Finder:
                 region = flow.region(output, fact.leaves)
                 # Heads of an earlier run look like an activation between linear operators.
                 if not made.intersection(region.nodes):
-                    found.append(self._candidate(region, sinks))
+                    found.append(self._candidate(output, region, sinks))
         # Near misses have no region: the data flow stopped at the node that is not elementwise.
         for leaf, miss in flow.near_misses.items():
             if not made.intersection(view.consumers.get(leaf, ())):
@@ -555,23 +605,25 @@ class Finder:
                 miss = Miss(f"{label(node)}: {reason}", label(node))
                 found.append(self._left(miss, nodes=(index,)))
         # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.
-        needed: dict[str, int | None] = {}
+        needed: dict[str, Block] = {}
         parts = set() if self._product else flow.values.keys() | flow.parts
         for place, block in reversed(tuple(enumerate(found))):
             if not isinstance(block, Block):
                 continue
-            if not block.second:
-                whole = replace(block, channels=block.channels or needed.get(block.output))
+            whole = None if block.second else needed.get(block.output)
+            if whole is not None:
+                found[place] = block = replace(block, channels=block.channels or whole.neurons, part_of=whole.name)
+            elif not block.second and block.output in parts:
                 alone = Miss("the activation that it is a part of is not converted", block.output)
-                found[place] = Left.of(block, alone) if block.output in parts - needed.keys() else whole
-            if isinstance(block := found[place], Block):
-                needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block.neurons))
-                needed[block.value] = block.neurons
+                found[place] = Left.of(block, alone)
+                continue
+            needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block))
+            needed[block.value] = block
         blocks = tuple(each for each in found if isinstance(each, Block))
         return blocks, tuple(each for each in found if isinstance(each, Left))
 
-    def _candidate(self, region: Region, sinks: list[LinearOperator]) -> Block | Left:
-        output, leaves = region.output, region.leaves
+    def _candidate(self, output: str, region: Region, sinks: list[LinearOperator]) -> Block | Left:
+        leaves = region.leaves
         first = tuple(dict.fromkeys(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators))
         identified = self._named(region)
         miss = next((miss for leaf in leaves if (miss := self._flow.leaf(leaf).miss)), None)
@@ -651,7 +703,8 @@ class Finder:
             if output in self._flow.blocked:
                 return self._flow.blocked[output]
             if output in self._view.outputs:
-                return Miss("its output is an output of the graph, and no linear operator reads it", node)
+                what = "leaves this body, and a block must be in one graph" if self._view.path else ""
+                return Miss(f"its output {what or 'is an output of the graph, and no linear operator reads it'}", node)
             return Miss("no linear operator reads its output", node)
         # A convolution with a larger kernel is linear too, but its neurons would read several positions: not an MLP.
         spatial = next((operator for operator in first if not operator.rowwise), None)
@@ -668,7 +721,10 @@ class Finder:
         node = self._view.nodes[index]
         maker = self._view.made_by(node.input[0])
         origin = f"'{node.input[0]}', which {'is an input' if maker is None else f'{label(maker)} makes'},"
-        miss = Miss(f"{origin} is not the output of a linear operator with constant weights", label(node))
+        reason = f"{origin} is not the output of a linear operator with constant weights"
+        if maker is None and node.input[0] not in self._view.inputs:
+            reason = f"'{node.input[0]}' is computed outside of this body, and a block must be in one graph"
+        miss = Miss(reason, label(node))
         return replace(self._left(miss, nodes=(index,)), second=second)
 
     def _left(

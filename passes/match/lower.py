@@ -17,7 +17,7 @@ from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.fused import in_parts, saturating
 from rewriter.graph.view import ONNX_DOMAINS, REARRANGED, key_of
-from rewriter.graph.walk import all_graphs, functions_with
+from rewriter.graph.walk import all_graphs, functions_with, is_external
 
 _PARTS_OF_BLOCKS = {
     *(operator for _, operator in LINEAR_OPERATORS),
@@ -112,7 +112,7 @@ def _parts(node: onnx.NodeProto, relus: frozenset[str]) -> list[onnx.NodeProto] 
 def _dropped_relus(graph: onnx.GraphProto) -> frozenset[str]:
     """Projections whose quantiser stands for a Relu too."""
     given = {value.name for value in graph.input}
-    low = saturating(graph, lambda each: None if each.external_data else onnx.numpy_helper.to_array(each), given)
+    low = saturating(graph, lambda each: None if is_external(each) else onnx.numpy_helper.to_array(each), given)
     linear, found = set[str](), set[str]()
     for node in graph.node if low else ():
         if key_of(node) in LINEAR_OPERATORS or (node.op_type in _AFTER_LINEAR and not linear.isdisjoint(node.input)):

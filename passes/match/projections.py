@@ -16,7 +16,7 @@ import onnx
 from passes.match.blocks import Block
 from passes.match.linear import LinearOperator
 from passes.sizes import TOKENS, Shapes
-from rewriter.graph.constants import Constants
+from rewriter.graph.constants import COMPUTED, Constants
 from rewriter.graph.view import (
     REARRANGED,
     SAME_ENTRIES,
@@ -28,20 +28,16 @@ from rewriter.graph.view import (
     label,
 )
 
+_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
+"""Products with a matrix that is stored as numbers of the model's type."""
+
 _PARTS = ("Split", "Slice")
 """Operators that take some of the channels."""
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A constant with one value per channel, or one for all; only channels `start:stop` are used.
-
-    Attributes:
-        name: the constant.
-        size: the number of its elements.
-        start: the first channel.
-        stop: the end of the channels; None for all.
-    """
+    """A constant with one value per channel, or one for all; only channels `start:stop` are used."""
 
     name: str
     size: int
@@ -51,18 +47,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Projection:
-    """`output = data @ weight[:, start:stop] + sum of biases`.
-
-    Attributes:
-        data: the input tensor, channels last.
-        weight: the constant matrix, [in, out], or [out, in] if `transposed`.
-        transposed: its layout.
-        in_features: rows of the matrix (as [in, out]).
-        out_features: columns in `start:stop`.
-        biases: constants added to the output.
-        start: the first column.
-        stop: the end of the columns; None for all.
-    """
+    """`output = data @ weight[:, start:stop] + sum of biases`; if `transposed`, the weight is stored as [out, in]."""
 
     data: str
     weight: str
@@ -114,7 +99,7 @@ class Projections:
 def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Projections:
     """The linear operators of `block` as plain matrices. Raises LostError where they are something else.
 
-    With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight, and one of DequantizeLinear.
+    With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight, and one that nodes compute.
     """
     return _Reader(view, packed=packed).read(block)
 
@@ -259,7 +244,7 @@ class _Reader:
             sizes = operator.in_features, operator.out_features
             own = tuple(Vector(name, operator.out_features) for name in node.input[5:] if name)
             return Projection(operator.data, operator.weight, True, *sizes, own)
-        if operator.kind not in ("MatMul", "Gemm", "Einsum") or operator.axis != -1:
+        if operator.kind not in _PLAIN or operator.axis != -1:
             raise LostError(f"its {operator.kind} does not hold a plain matrix", where)
         if operator.added:
             raise LostError(f"{where} adds data to its product", where)
@@ -270,8 +255,8 @@ class _Reader:
         if stated.get("alpha", 1.0) != 1.0 or stated.get("beta", 1.0) != 1.0:
             raise LostError(f"{where} scales its operands", where)
         maker = self._computed_by(operator.weight)
-        quantised = maker is not None and maker.op_type == "DequantizeLinear"
-        if maker is not None and not (quantised and self._packed):
+        if maker is not None:
+            quantised = maker.op_type == "DequantizeLinear"
             raise LostError(f"its weight is {'quantised' if quantised else f'computed by {label(maker)}'}", where)
         biases: tuple[Vector, ...] = ()
         if operator.kind == "Gemm" and len(node.input) > 2 and node.input[2]:
@@ -313,14 +298,12 @@ class _Reader:
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
     def _computed_by(self, weight: str) -> onnx.NodeProto | None:
-        """The node that computes a weight, unless that only changes its layout or type."""
+        """A node that computes a weight, unless that only changes its layout or type; if `packed`, any unknown one."""
         # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
         # quantisation.
-        while (node := self._view.made_by(weight)) is not None and node.op_type != "Constant":
-            if node.op_type not in REARRANGED:
-                return node
-            weight = node.input[0]
-        return None
+        ends = self._view.back(weight, COMPUTED if self._packed else REARRANGED)
+        makers = (self._view.made_by(name) for name in ends)
+        return next((each for each in makers if each is not None and each.op_type != "Constant"), None)
 
     def _unflattened(self, data: str) -> str:
         """The tensor before a Reshape that merges batch and tokens into one axis for a Gemm; `data` where none does."""
@@ -343,7 +326,7 @@ class _Reader:
             if tensor == block.output:
                 return
             node = self._view.made_by(tensor)
-            if node is None or node.op_type not in SAME_ENTRIES:
+            if node is None or node.op_type not in SAME_ENTRIES or self._view.has_further_readers(node):
                 raise LostError("another operator stands between the activation and the second operator", tensor)
             tensor = node.input[0]
 

@@ -20,7 +20,8 @@ from onnx import helper
 from passes.sizes import BATCH, TOKENS, Shapes, factors
 from rewriter.graph.constants import Constants, computed
 from rewriter.graph.extract import ancestors
-from rewriter.graph.view import GraphView, LostError, reads
+from rewriter.graph.view import GraphView, LostError
+from rewriter.graph.walk import reads
 
 _TRANSPARENT = ("Cast", "Identity", "Dropout")
 _LENGTHS = (1, 2, 3, 7)

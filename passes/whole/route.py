@@ -14,6 +14,7 @@ ride on the column that is 1 on tokens. `whole_for` follows this operator by ope
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import prod
 
@@ -31,7 +32,8 @@ from passes.whole.masks import MaskReader
 from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import ancestors, cut
-from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attributes, captured_names
+from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attributes
+from rewriter.graph.walk import captured_names
 
 SMALLEST_OPSET = 13
 """From this opset on, Pad accepts booleans, Softmax normalises one axis and Squeeze takes its axes as an input."""
@@ -52,6 +54,8 @@ _KEEP_ZEROS = frozenset((*_LAYOUT, *_OVER_AXES, "MatMul", "Gemm", "Div", "Pow", 
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
 """Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
 _KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
+_SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")
+"""Operators that are sublayers, or hold some."""
 _SCORES = 2.0**60
 """Omega is at least so much, that it outweighs any score of the network's own heads."""
 _MOST_AXES = 3
@@ -120,6 +124,7 @@ class Whole:
         self._softmaxes: list[int] = []
         self._carry(needed)
         self._check_inputs(conversions)
+        self._check_others()
 
         groups = tuple(group for conversion in conversions for group in groups_of(conversion.program))
         self.omega = max(default_omega(groups, self.elem_type), _SCORES)
@@ -266,6 +271,13 @@ class Whole:
             raise LostError(
                 "its residual stream is not in float32 or float64, whose numbers can hold omega", self.entry
             )
+
+    def _check_others(self) -> None:
+        """Raise LostError where a sublayer is off the way, such as the attention behind the last block."""
+        for index in sorted({*range(len(self._view.nodes))}.difference(self.nodes)):
+            node = self._view.nodes[index]
+            if _SUBLAYER.fullmatch(node.op_type) or _is_pattern(self._view, self._constants, node):
+                raise LostError.at(node, "the bias tokens do not pass through this sublayer")
 
     # -- the stream ------------------------------------------------------------------------------------------
 
@@ -439,9 +451,10 @@ def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tu
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     ends = [_behind_residual(view, constants, block) for block in blocks]
     needed = frozenset(ancestors(view, frozenset(), ends))
-    # The bias token must be there before the first sublayer: the first softmax or the first block.
+    # The bias token must be there before the first sublayer: the first attention or the first block.
     starts = [operator.node for block in blocks for operator in block.first]
-    stop = min([*starts, *(index for index in needed if view.nodes[index].op_type == "Softmax")])
+    mixing = (i for i in needed if (kind := view.nodes[i].op_type) == "Softmax" or _SUBLAYER.fullmatch(kind))
+    stop = min([*starts, *mixing])
     candidates = [name for name in view.inputs if _is_stream(view, name, width)]
     # Constants are position embeddings of shape [1, N, d_model], for example, and not a stream.
     candidates += [
@@ -462,6 +475,13 @@ def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tu
         "every block",
         blocks[0].output,
     )
+
+
+def _is_pattern(view: GraphView, constants: Constants, node: onnx.NodeProto) -> bool:
+    """Whether a softmax is the pattern of an attention: its output mixes rows of another tensor."""
+    onward = view.onward(node.output[0]) if node.op_type == "Softmax" else ()
+    reader = next((each for each in onward if each.op_type not in SAME_NUMBERS), None)
+    return reader is not None and reader.op_type == "MatMul" and not any(name in constants for name in reader.input)
 
 
 def _is_stream(view: GraphView, name: str, width: int) -> bool:

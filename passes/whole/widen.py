@@ -23,7 +23,8 @@ from passes.forms.square import BIAS_ROWS, COUNT, POSITION_ROWS, PREFIX, ROWS, S
 from passes.sizes import BATCH, TOKENS, Sizes, factors, token_axes
 from passes.whole.masks import Mask, Scores
 from passes.whole.route import Whole
-from rewriter.graph.edit import drop_dead, forget_types, set_nodes
+from rewriter.graph.edit import drop_dead, set_nodes
+from rewriter.graph.types import forget_types
 from rewriter.graph.view import GraphView, all_views, attributes
 
 _HALF = 0.5

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from passes.record import UnreadableError, read_record
-from rewriter.api.run import name_of, recorded_options
-from rewriter.errors import ModelError, UsageError
+from rewriter.api.run import NARROWEST, name_of
+from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
+from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.certify import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.certificate.certify import certify as prove
-from rewriter.report.certification import Certification, FileDigest
+from rewriter.report.certification import Certification, FileDigest, sha256_of
 from rewriter.text import quoted
 
 
@@ -23,6 +23,7 @@ def certify(
     *,
     claims: Mapping[str, tuple[float, float | None]] | None = None,
     limit: float = UNCLAIMED,
+    accuracy: float | None = None,
 ) -> Certification:
     """Prove that `rewritten` computes the outputs of `original` over the reals, for every input of every size.
 
@@ -36,6 +37,7 @@ def certify(
         claims: output of an activation in `original` to (limit, domain): the largest |f_B - f_A| / max(1, |f_A|) for
             all |y| up to `domain`, or everywhere if that is None. Default: what the plan in `rewritten` claims.
         limit: the limit of all other activations.
+        accuracy: the largest bound that a plan may claim, if that is more than the rounding of the block's type.
 
     Returns:
         The certificate; `exit_status` is 0 if it is one. Otherwise it is 1, with the reasons in `problems`, and
@@ -48,7 +50,10 @@ def certify(
     if not 0.0 <= limit < math.inf:
         raise UsageError(f"the limit is {limit:g}; it must be finite and at least 0")
     models = [load_model(source, mapped=True) for source in (original, rewritten)]
-    held = _planned(models[1]) if claims is None else {name: _claimed(name, *each) for name, each in claims.items()}
+    held = _planned(models[1], accuracy)
+    if claims is not None:
+        paths = [view.path for view in all_views(models[0].proto)]
+        held = {(path, name): _claimed(name, *each) for name, each in claims.items() for path in paths}
     return certification_of(original, rewritten, prove(*models, claims=held, limit=limit), models)
 
 
@@ -66,7 +71,7 @@ def _claimed(name: str, limit: float, domain: float | None) -> Claimed:
     return Claimed(limit, domain)
 
 
-def _planned(model: LoadedModel) -> dict[str, Claimed]:
+def _planned(model: LoadedModel, accuracy: float | None) -> dict[Place, Claimed]:
     """What the plan in a model claims; nothing where it carries none that can be read."""
     try:
         record = read_record(model.proto)
@@ -74,13 +79,12 @@ def _planned(model: LoadedModel) -> dict[str, Claimed]:
         return {}
     if record is None:
         return {}
-    accuracy = recorded_options(record).accuracy or 0.0
     return {
-        block.output: Claimed(
+        block.place: Claimed(
             block.bound,
-            block.program.domain if math.isfinite(block.program.domain) else None,
+            block.program.domain if NARROWEST <= block.program.domain < math.inf else None,
             tuple(name for name in (block.y, block.value) if name),
-            accuracy,
+            accuracy or 0.0,
         )
         for block in record.blocks
     }
@@ -89,14 +93,6 @@ def _planned(model: LoadedModel) -> dict[str, Claimed]:
 def _digest(source: Source, model: LoadedModel) -> FileDigest:
     if model.path is None:
         content = hashlib.sha256(model.proto.SerializeToString(deterministic=True)).hexdigest()
-        return FileDigest(name_of(source), content, {})
+        return FileDigest(name_of(source), content)
     data = {ref.location: ref.path for ref in model.external}
-    return FileDigest(name_of(source), _sha256(model.path), {name: _sha256(path) for name, path in data.items()})
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ModelError(f"{quoted(path)} cannot be read: {error.strerror}; check the disk") from error
+    return FileDigest(name_of(source), sha256_of(model.path), data)

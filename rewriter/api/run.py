@@ -139,6 +139,7 @@ class CompareKeywords(RunKeywords, total=False):
 
     atol: float | None
     rtol: float | None
+    accuracy: float | None
     bisect: bool
 
 
@@ -239,8 +240,17 @@ def _processor() -> str:
     return clean(next(named, "") or platform.processor() or platform.machine() or "unknown")
 
 
-def recorded_options(record: Record | None) -> Options:
-    """The options that a file says it was made with; the defaults where one is unknown or invalid here."""
+NARROWEST = 1.0
+"""The smallest domain that a file may state for its own programs: no fit is narrower that nobody asked for."""
+
+
+def recorded_options(record: Record | None, accuracy: float | None = None) -> Options:
+    """The options that a file says it was made with; the defaults where one is unknown or invalid here.
+
+    No file loosens what it is held to: its accuracy is the one given here, and its domain none below `NARROWEST`.
+    """
+    options = Options()
     with suppress(RewriteError, TypeError, ValueError):
-        return Options() if record is None else build(Options, record.options)
-    return Options()
+        options = Options() if record is None else build(Options, record.options)
+    domain = None if options.domain is None or options.domain < NARROWEST else options.domain
+    return replace(options, accuracy=accuracy, domain=domain)

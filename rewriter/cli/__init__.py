@@ -21,6 +21,14 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, shell_complete
 
+from rewriter import require_own_passes
+
+try:
+    require_own_passes()  # the commands import it
+except ImportError as error:
+    click.echo(f"rewrite: {error}", err=True)
+    sys.exit(2)
+
 from rewriter.cli.convert import convert
 from rewriter.cli.inspect import doctor, inspect
 from rewriter.cli.interpret import attribute, graph, heads, rank, run_cached
@@ -135,7 +143,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"rewrite: {what}; no half-written file is left", err=True)
         return _TERMINATED if terminated else _INTERRUPTED
     except MemoryError:
-        click.echo("rewrite: out of memory; try --no-validate, or fewer and shorter inputs with --dim", err=True)
+        click.echo("rewrite: out of memory; try --certificate-only, or fewer and shorter inputs with --dim", err=True)
         return 1
     except Exception as error:  # noqa: BLE001 - a traceback helps nobody who runs a command
         calls = reversed(traceback.extract_tb(error.__traceback__)[-3:])

@@ -80,18 +80,18 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
                 raise UsageError("pass --inputs FILE.npz or --text, not both")
             if not optional and inputs is None and not text:
                 raise UsageError("pass --inputs FILE.npz, or --text TEXT")
-            if not optional and tokenizer is not None and not text:
-                raise UsageError("--tokenizer is for --text")
             beside = others["model"].parent / "tokenizer.json"  # where Hugging Face models have it
             found = tokenizer or (beside if beside.is_file() else None)
             if text and found is None:
                 raise UsageError("there is no tokenizer.json beside the model; add --tokenizer FILE")
+            # Without the package, tokens are shown by their numbers.
+            shown = found if text or tokenizer or find_spec("tokenizers") else None
             if optional:
-                # Without the package, tokens are shown by their numbers.
-                others["tokenizer"] = found if tokenizer or find_spec("tokenizers") else None
+                others["tokenizer"] = shown
             from rewriter.interpret.text import Text
 
-            return command(inputs=Text(text, found) if text else inputs, **others)
+            given = shown is not None and (text or inputs is not None)
+            return command(inputs=Text(text, shown, None if text else inputs) if given else inputs, **others)
 
         declared = declared_options(Settings, only=("inputs",), inputs={"help": told})
         made: Command = declared(with_options(options)(called))
@@ -118,7 +118,8 @@ def _one_logit(*, required: bool = True) -> Callable[[Command], Command]:
 
 def _files_of(inputs: Path | Text) -> tuple[Path, ...]:
     """The files that inputs are read from, which no output may replace."""
-    return (inputs,) if isinstance(inputs, Path) else (Path(inputs.tokenizer),)
+    paths = (inputs,) if isinstance(inputs, Path) else (inputs.tokenizer, inputs.arrays)
+    return tuple(Path(path) for path in paths if isinstance(path, Path))
 
 
 def _echo(lines: Iterable[str], report: Path | None = None) -> None:
@@ -196,13 +197,19 @@ def heads(
         f"{one_line(each.name, 100):<24} {_described(facts['sublayers'][each.name])}  {one_line(each.module, 160)}"
         for each in found.sublayers
     ]
-    lines += [f"not understood: {one_line(miss.reason, 160)} [{one_line(miss.node, 100)}]" for miss in found.missed]
+    for miss in found.missed:
+        where = f" [{one_line(miss.node, 100)}]" if miss.node else ""
+        lines.append(f"not understood: {one_line(miss.reason, 160)}{where}")
     total = sum(each.sublayer.heads for each in found.sublayers)
     written = "" if output is None else f", written to {output}"
     written += "" if page is None else f", page written to {page}"
     last = f"{total} heads in {len(found.sublayers)} sublayers, {len(found)} tensors{written}"
+    if not found.sublayers:
+        reason = "what there is is not understood" if found.missed else "the model has no attention and no MLP block"
+        _echo([*lines, f"rewrite: no heads were found: {reason}"], STANDARD)
+        return int(ExitStatus.NOTHING_TO_CONVERT)
     _echo((*lines, last), report)
-    return int(ExitStatus.CONVERTED if found.sublayers else ExitStatus.NOTHING_TO_CONVERT)
+    return int(ExitStatus.CONVERTED)
 
 
 def _described(facts: Mapping[str, Any]) -> str:
@@ -312,12 +319,16 @@ def _logit(model: Path, inputs: Path | Text, pair: tuple[int | None, int | None]
     texts = {"tokens": list(found.tokens), "entries": list(found.entries)} if found.tokens else {}
     all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
     facts = dict(plain_data({**all_parts, **texts, "logit": found.logit, "residuals": dict(found.residuals)}))
-    entries = "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), found.entries, strict=False))
-    lines = [f"logit {found.logit:.6g}{entries}{', before the tanh that caps it' * found.capped}"]
+    lines = [f"logit {found.logit:.6g}{_difference(found.entries)}{', before the tanh that caps it' * found.capped}"]
     for name, parts in sums.items():
         lines += ["", f"{name}: the sum is off by {found.residuals[name]:.2g}"]
         lines += [f"  {_amount(value)}  {part}" for part, value in _largest(parts, top, found.tokens)]
     return lines, facts
+
+
+def _difference(entries: Iterable[str]) -> str:
+    """` 'the' - 'a'`, of what the tokenizer spells."""
+    return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
 
 
 def _why(model: Path, inputs: Path | Text, asked: str, position: int, top: int) -> Told:
@@ -382,9 +393,10 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
     made = plain_data(found.to_json())
     if out is not None:
         write_json(out, made)
+    spelled = found.entries != tuple(str(entry) for entry in pair if entry is not None)
     facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (
-        f"logit {found.logit:.6g}",
+        f"logit {found.logit:.6g}{_difference(found.entries) if spelled else ''}",
         f"all: {len(found.nodes)} nodes, in-edges off by {facts['largest_residual']:.2g} at most",
         f"pruned: {len(made['nodes'])} nodes, {len(made['links'])} edges, replacement score "
         f"{facts['replacement_score']:.4f}, completeness score {facts['completeness_score']:.4f}{written}",

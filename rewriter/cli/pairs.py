@@ -104,8 +104,9 @@ def _compared(
     metavar="FILE.json",
     help="Compute the certificate afresh, and compare it with the one in this file.",
 )
+@declared_options(CompareOptions, only=("accuracy",))
 @report_option("the certificate", "-o")
-def certify(original: Path, rewritten: Path, *, check: Path | None, report: Path | None) -> int:
+def certify(original: Path, rewritten: Path, *, check: Path | None, accuracy: float | None, report: Path | None) -> int:
     """Prove that REWRITTEN computes what ORIGINAL does, at every input of every size, over the reals.
 
     Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers, or
@@ -120,7 +121,7 @@ def certify(original: Path, rewritten: Path, *, check: Path | None, report: Path
     stated = None if check is None else read_certificate(check)
 
     def proved(_progress: object) -> Certification:
-        found = prove(original, rewritten)
+        found = prove(original, rewritten, accuracy=accuracy)
         return found if check is None else found.checked(stated)
 
     return carried_out(report, proved, show_certification)

@@ -17,6 +17,13 @@ class CompareOptions:
     rtol: float | None = option(
         None, "The same, relative to the first model's values; added to --atol.", metavar="NUMBER", least=0.0
     )
+    accuracy: float | None = option(
+        None,
+        "Let the plan in the second model claim errors up to this, over max(1, |f|). Default: the usual limits.",
+        metavar="EPS",
+        above=0.0,
+        below=1.0,
+    )
     bisect: bool = option(False, "If they differ, test every part alone and name the faulty ones.")
 
     @property

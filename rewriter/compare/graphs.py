@@ -24,7 +24,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.types import TensorType, type_of
 from rewriter.graph.view import key_of, label, operator_of, opsets
 from rewriter.graph.walk import iter_nodes, subgraphs
-from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, Scope
+from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, Scope, shared_ranges
 from rewriter.text import counted, decoded, quoted
 
 _REMARKS = ("unused opset", "metadata", "model")
@@ -97,9 +97,9 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
 
     Raises:
         ModelError: external data cannot be read.
-        NotCertifiable: a model has something that has no number, such as a sparse tensor too large to be compared.
+        NotCertifiable: a model has something that has no number, such as an attribute of an unknown type.
     """
-    left = _Numbered(a)
+    left = _Numbered(a, shared=shared_ranges(a, b))
     right = _Numbered(b, left)
     tensors = tuple(_weight_changes(left, right))
     stated = list(_declared_changes(a, b))
@@ -135,9 +135,14 @@ class _Numbered:
         weights: number and tensor of initializers and Constant nodes; those of bodies behind the way to the body.
     """
 
-    def __init__(self, loaded: LoadedModel, original: _Numbered | None = None) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        original: _Numbered | None = None,
+        shared: frozenset[tuple[int, ...]] = frozenset(),
+    ) -> None:
         self.loaded = loaded
-        self.model: Model = Model(loaded, None if original is None else original.model)
+        self.model: Model = Model(loaded, None if original is None else original.model, shared)
         self.main = self.model.main
         self.weights: dict[str, tuple[str, onnx.TensorProto]] = {}
         self.makers: dict[str, str] = {}
@@ -230,7 +235,7 @@ def _weight_changes(a: _Numbered, b: _Numbered) -> Iterator[Change]:
         if ours is None or theirs is None:
             if (one or two) not in held[theirs is None]:
                 yield Change("weight", name, *kinds)
-        elif one != two:
+        elif one != two and a.model.digest(ours, by_place=False) != b.model.digest(theirs, by_place=False):
             values = read_tensor(a.loaded, ours), read_tensor(b.loaded, theirs)
             yield Change("weight", name, *kinds, apart(*values) if kinds[0] == kinds[1] else "")
 
@@ -286,8 +291,7 @@ def _stated(proto: onnx.ModelProto, used: set[str]) -> dict[str, dict[str, str]]
 
 def _signature(proto: onnx.ModelProto, what: str) -> dict[str, tuple[onnx.TypeProto, bool]]:
     """The inputs or outputs of a model by name: the type, and whether there is a default."""
-    tensors = (*proto.graph.initializer, *(sparse.values for sparse in proto.graph.sparse_initializer))
-    given = {tensor.name for tensor in tensors} if what == "input" else set[str]()
+    given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
     return {value.name: (value.type, value.name in given) for value in getattr(proto.graph, what)}
 
 

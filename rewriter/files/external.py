@@ -44,13 +44,19 @@ _BLOBS, _SNAPSHOTS = "blobs", "snapshots"
 
 @dataclass(frozen=True)
 class ExternalRef:
-    """A checked reference: `length` bytes at `offset` of the regular file `path`."""
+    """A checked reference: `length` bytes at `offset` of the regular file `path`, with its device and inode."""
 
     tensor: str
     location: str
     path: Path
     offset: int
     length: int
+    file: tuple[int, int]
+
+    @property
+    def range(self) -> tuple[int, ...]:
+        """What two references to the same bytes on this machine have in common."""
+        return (*self.file, self.offset, self.length)
 
 
 def resolve(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> ExternalRef:
@@ -136,7 +142,8 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
     offset = _number(entries.get("offset", "0"), "offset", tensor.name)
     handle = open_inside(base, location, tensor.name)
     try:
-        size = os.fstat(handle).st_size
+        status = os.fstat(handle)
+        size, file = status.st_size, (status.st_dev, status.st_ino)
         length = _number(entries.get("length", str(max(size - offset, 0))), "length", tensor.name)
         if offset + length > size:
             raise ModelError(
@@ -148,7 +155,8 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
                 f"tensor {name} has {length} bytes of external data where its dimensions need {need}; "
                 "model and data file do not belong together: export the model again"
             )
-        yield handle, ExternalRef(tensor.name, location, base.joinpath(*_parts(location, "")), offset, length)
+        path = base.joinpath(*_parts(location, ""))
+        yield handle, ExternalRef(tensor.name, location, path, offset, length, file)
     finally:
         os.close(handle)
 

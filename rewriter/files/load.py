@@ -1,7 +1,8 @@
 """Load a model without trusting it.
 
-The structure of the model and its external references are checked; external data is not read. `read_tensor` reads the
-values of one tensor when they are needed.
+The structure of the model and its external references are checked. Small tensors are read at once, so that every reader
+of constants finds them in the model, and sparse ones are written out as runtimes do; `read_tensor` reads a large one
+when it is needed.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
 the link, in the directory of the path as given, and the data files themselves may only be links inside such a cache.
@@ -10,6 +11,7 @@ the link, in the directory of the path as given, and the data files themselves m
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import stat
 from copy import deepcopy
@@ -24,13 +26,20 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, through_cache
 from rewriter.files.mapped import without_weights
-from rewriter.files.soundness import check_structure, sort_main_graph
-from rewriter.files.tensors import check_inline, element_type
-from rewriter.graph.walk import is_external, iter_tensors
-from rewriter.text import quoted
+from rewriter.files.soundness import check_structure, overridden, sort_main_graph
+from rewriter.files.tensors import byte_count, check_inline, element_type
+from rewriter.graph.view import key_of
+from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors
+from rewriter.text import first_of, quoted
 
 MAX_FILE = 2**31 - 1
 """Protobuf cannot read a message of 2 GiB or more."""
+
+SMALL = 2**13
+"""Bytes of the largest external tensor that is read with the model: 1,024 numbers of 64 bits."""
+
+_MOST_DENSE = 2**30
+"""Bytes of the sparse tensors of a model once they are written out."""
 
 TOO_LARGE = (
     "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
@@ -64,6 +73,8 @@ class LoadedModel:
         file_size: size of the model file in bytes; for a proto in memory, the size that it would have.
         mapped: whether the proto refers to data otherwise than the file does: large weights stayed in the file, as
             external data of that file, or links were replaced by the files that they point to.
+        fallbacks: local functions under names of onnxruntime's own operators. It never runs their bodies, so `proto`
+            does not have them.
     """
 
     proto: onnx.ModelProto
@@ -72,6 +83,21 @@ class LoadedModel:
     external: tuple[ExternalRef, ...]
     file_size: int
     mapped: bool = False
+    fallbacks: tuple[onnx.FunctionProto, ...] = ()
+
+    def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
+        """A model that was made of this one, as it is written: a copy with the fallbacks, if there are any."""
+        if self.fallbacks:
+            proto = deepcopy(proto)
+            proto.functions.extend(self.fallbacks)
+        return proto
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks for the report."""
+        names = first_of([function.name for function in self.fallbacks])
+        note = f"local functions that onnxruntime has operators for are ignored, as it ignores them, and kept: {names}"
+        return (note,) if self.fallbacks else ()
 
     @property
     def size(self) -> int:
@@ -98,10 +124,10 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
 def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     """Load and check a model.
 
-    A proto in memory is used as it is, without a copy, and may not have external data, since there is no directory to
-    resolve it in. The main graph of a file is sorted if it is not in topological order; an unsorted proto in memory is
-    refused, because it belongs to the caller. With `mapped`, the large weights of a file stay there, unless the rules
-    for external data refuse that (a link, a strange name).
+    A proto in memory is used as it is, without a copy unless it has fallbacks, and may not have external data, since
+    there is no directory to resolve it in. The main graph of a file is sorted if it is not in topological order; an
+    unsorted proto in memory is refused, because it belongs to the caller. With `mapped`, the large weights of a file
+    stay there, unless the rules for external data refuse that (a link, a strange name).
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -111,10 +137,16 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
         proto = _in_memory(source)
         check_structure(proto)
         external = collect_external(proto, None)
+        if next(iter_sparse(proto), None) is not None:
+            proto = deepcopy(proto)
+            _write_out_sparse(proto, None)
         try:
-            return LoadedModel(proto, None, None, external, int(proto.ByteSize()))
+            size = int(proto.ByteSize())
         except (EncodeError, ValueError) as error:
             raise ModelError(TOO_LARGE) from error
+        if proto is source and any(map(overridden, proto.functions)):
+            proto = deepcopy(proto)
+        return LoadedModel(proto, None, None, external, size, fallbacks=_without_fallbacks(proto))
     # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
     mapped = mapped and _may_map(path)
@@ -126,9 +158,79 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     check_structure(proto)
     base_dir = through_cache(proto, path.parent)
     external = collect_external(proto, base_dir)
+    _read_small(proto, base_dir)
+    _write_out_sparse(proto, base_dir)
     others = tuple(ref for ref in external if ref.path != path) if mapped else external
     elsewhere = len(others) < len(external) or base_dir != path.parent
-    return LoadedModel(proto, path, base_dir, others, file_size, mapped=elsewhere)
+    return LoadedModel(proto, path, base_dir, others, file_size, elsewhere, _without_fallbacks(proto))
+
+
+def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]:
+    """Take the functions whose bodies onnxruntime never runs out of a model, in place."""
+    functions = list(map(deepcopy, proto.functions))
+    found = tuple(filter(overridden, functions))
+    if found:
+        del proto.functions[:]
+        proto.functions.extend(function for function in functions if function not in found)
+    return found
+
+
+def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
+    """Put the bytes of small external tensors into the model, beside their references, which `as_stored` restores."""
+    for tensor in iter_tensors(proto):
+        if not is_external(tensor):
+            tensor.ClearField("external_data")  # without a meaning
+        elif byte_count(tensor) <= SMALL:
+            tensor.raw_data = read_external(tensor, base_dir).tobytes()
+            tensor.data_location = onnx.TensorProto.DEFAULT
+
+
+def as_stored(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with references in place of the small tensors that `load_model` read from other files."""
+    if not any(tensor.external_data and not is_external(tensor) for tensor in iter_tensors(proto)):
+        return proto
+    stored = deepcopy(proto)
+    for tensor in iter_tensors(stored):
+        if tensor.external_data and not is_external(tensor):
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+    return stored
+
+
+def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
+    """Replace sparse initializers and Constants by dense ones, as runtimes do. Raises ModelError."""
+    every = [*iter_sparse(proto)]
+    if sum(math.prod(each.dims) * element_type(each.values).bits for each in every) > 8 * _MOST_DENSE:
+        raise ModelError(
+            f"the sparse tensors of the model have more than {_MOST_DENSE / 2**30:.0f} GiB when they are written out; "
+            "save it with dense weights as external data"
+        )
+    for thing in iter_all(proto) if every else ():
+        if isinstance(thing, onnx.GraphProto):
+            thing.initializer.extend(_dense(each, base_dir) for each in thing.sparse_initializer)
+            thing.ClearField("sparse_initializer")
+        elif isinstance(thing, onnx.NodeProto) and key_of(thing) == ("", "Constant"):
+            for attribute in (each for each in thing.attribute if each.name == "sparse_value"):
+                dense = _dense(attribute.sparse_tensor, base_dir)
+                attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+
+
+def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.TensorProto:
+    """A sparse tensor as a runtime loads it. Raises ModelError where its indices are not those of entries."""
+    values, indices = (_values(each, base_dir) for each in (sparse.values, sparse.indices))
+    name, dims, number = sparse.values.name, tuple(sparse.dims), values.size
+    bounds = dims if indices.ndim == 2 else (math.prod(dims),)
+    fits = indices.dtype == np.int64 and values.ndim == 1 and indices.shape in ((number,), (number, len(dims)))
+    places = indices.reshape(number, len(bounds)) if fits else None
+    if places is None or ((places < 0) | (places >= bounds)).any() or len(np.unique(places, axis=0)) < number:
+        raise ModelError(
+            f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values; "
+            "export the model again"
+        )
+    full = np.zeros(dims, values.dtype)
+    if number:
+        full.reshape(-1)[np.ravel_multi_index(tuple(places.T), bounds)] = values
+    return onnx.numpy_helper.from_array(full, name)
 
 
 def _in_memory(source: bytes | onnx.ModelProto | IrModel) -> onnx.ModelProto:
@@ -195,11 +297,15 @@ def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
         ModelError: the data does not match the dims, or the data file was replaced by something that
             `rewriter.files.external` refuses.
     """
+    return _values(tensor, model.base_dir)
+
+
+def _values(tensor: onnx.TensorProto, base_dir: Path | None) -> np.ndarray:
     name = quoted(tensor.name)
     if is_external(tensor):
-        if model.base_dir is None:
+        if base_dir is None:
             raise ModelError(f"tensor {name} has external data; pass the path of the model instead of a proto")
-        raw = read_external(tensor, model.base_dir)
+        raw = read_external(tensor, base_dir)
         # A view of the bytes where the type allows it: `to_array` would hold large weights twice.
         if element_type(tensor).bits % 8 == 0:
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
@@ -229,7 +335,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
     """
     if source.size > MAX_FILE:
         raise UsageError(f"the model has {source.size / 2**30:.1f} GiB; a model in memory can have less than 2")
-    result = deepcopy(source.proto)
+    result = deepcopy(source.complete(source.proto))
     for tensor in iter_tensors(result):
         if is_external(tensor) and source.base_dir is not None:
             raw = read_external(tensor, source.base_dir).tobytes()

@@ -37,7 +37,7 @@ from google.protobuf.message import EncodeError  # type: ignore[import-untyped]
 from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import CHUNK, check_directory, hidden, os_errors, sweep, sync_directory
 from rewriter.files.external import ExternalRef, open_inside, read_external
-from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, collect_external, external_bytes
+from rewriter.files.load import MAX_FILE, TOO_LARGE, LoadedModel, as_stored, collect_external, external_bytes
 from rewriter.files.mapped import inlined
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
@@ -97,7 +97,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     """Write a model beside OUT, for the caller to check and `commit`.
 
     Args:
-        proto: the model to write; its external references are those of the source.
+        proto: the model to write, without the fallbacks of the source; its external references are those of it.
         out: the output path.
         source: the model that `proto` was made from.
         force: whether an existing OUT may be replaced.
@@ -108,6 +108,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)
+    proto = source.complete(proto)
     sweep(out)
     made: list[Path] = []
     staged: StagedModel | None = None
@@ -122,6 +123,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
         with os_errors("write", out):
             path, handle = stack.enter_context(hidden(out, ".onnx"))
         stack.callback(clean_up)  # before the hidden file is removed, which tells whether it was renamed
+        proto = as_stored(proto) if source.base_dir is not None else proto
         external = collect_external(proto, source.base_dir)
         # What a mapped model left in its own file goes inline again.
         own = tuple(ref for ref in external if source.mapped and ref.path == source.path)

@@ -22,6 +22,7 @@ import itertools
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -31,7 +32,7 @@ from rewriter.errors import ModelError
 from rewriter.files.tensors import check_inline, count_elements
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
-from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, subgraphs
+from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
 from rewriter.text import counted, one_line, quoted
 
 MAX_INLINED = 10_000_000
@@ -39,11 +40,6 @@ MAX_INLINED = 10_000_000
 
 MAX_CALLS = 100
 """Longest chain of functions that call each other. onnxruntime loads no longer one, and onnx does not inline it."""
-
-RUNTIME_DOMAINS = frozenset(
-    ("com.microsoft", "com.microsoft.experimental", "com.microsoft.nchwc", "com.ms.internal.nhwc", "ai.onnx.ml")
-)
-"""The domains whose operators onnxruntime has kernels for. Which of them it knows depends on how it was built."""
 
 _Key = tuple[str, str, str]
 
@@ -75,10 +71,12 @@ _MICROSOFT: Mapping[str, int] = {
 
 _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _TINY = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
+_INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
+_SPARSE = onnx.SparseTensorProto(values=_TINY, indices=_INDICES, dims=[1])
 _STANDS_IN = {
     "t": onnx.AttributeProto(t=_TINY),
     "tensors": onnx.AttributeProto(tensors=[_TINY]),
-    "sparse_tensor": onnx.AttributeProto(sparse_tensor=onnx.SparseTensorProto(values=_TINY, indices=_TINY, dims=[1])),
+    "sparse_tensor": onnx.AttributeProto(sparse_tensor=_SPARSE),
     "sparse_tensors": onnx.AttributeProto(),
     "tp": onnx.AttributeProto(tp=_TYPE),
     "type_protos": onnx.AttributeProto(),
@@ -160,21 +158,13 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
     """
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    reads = {
-        index: sorted(
-            {
-                producer[name]
-                for each in (iter_nodes([node]) if node.attribute else (node,))
-                for name in each.input
-                if name in producer
-            }
-        )
-        for index, node in enumerate(nodes)
+    sources = {
+        index: sorted({producer[name] for name in reads(node) if name in producer}) for index, node in enumerate(nodes)
     }
-    if all(source < index for index, sources in reads.items() for source in sources):
+    if all(source < index for index, each in sources.items() for source in each):
         return False
     try:
-        order = list(TopologicalSorter(reads).static_order())
+        order = list(TopologicalSorter(sources).static_order())
     except CycleError as error:
         looping = _title(nodes[error.args[1][0]])
         raise ModelError(
@@ -271,6 +261,18 @@ def _check_least(node: onnx.NodeProto, least: int) -> None:
         raise ModelError(f"{_title(node)} {fault}; export the model again")
 
 
+def overridden(function: onnx.FunctionProto) -> bool:
+    """Whether onnxruntime has an operator of this name: it runs its own kernel then, or none, and never the body."""
+    return ("" if function.domain in ONNX_DOMAINS else function.domain, function.name) in _known_operators()
+
+
+@cache
+def _known_operators() -> frozenset[tuple[str, str]]:
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+    return frozenset((schema.domain, schema.name) for schema in get_all_operator_schema())
+
+
 def _title(node: onnx.NodeProto) -> str:
     return f"node {quoted(node.name)} ({quoted(node.op_type)})"
 
@@ -279,7 +281,7 @@ def _check_functions(model: onnx.ModelProto) -> None:
     """Check the local functions of a model, in time linear in its size.
 
     Raises:
-        ModelError: a function is defined twice, unnamed, named like an operator of ONNX, in a domain of onnxruntime,
+        ModelError: a function is defined twice, unnamed, in the domain of ONNX under a name that is not an operator's,
             or recursive (directly or mutually), or inlining would yield more than `MAX_INLINED` nodes; or more than
             `MAX_CALLS` functions call each other in a chain.
     """
@@ -290,11 +292,10 @@ def _check_functions(model: onnx.ModelProto) -> None:
             raise ModelError(f"a local function has the unusable name {quoted(function.name)}; export the model again")
         if key in functions:
             raise ModelError(f"local function {quoted(function.name)} is defined twice; export the model again")
-        if (not key[0] and onnx.defs.has(function.name)) or key[0] in RUNTIME_DOMAINS:
-            fault = f"is in onnxruntime's domain {quoted(key[0])}" if key[0] else "has the name of an ONNX operator"
+        if not key[0] and not overridden(function):
             raise ModelError(
-                f"local function {quoted(function.name)} {fault}; runtimes differ in which of the two they run: move "
-                "it to a domain of its own"
+                f"local function {quoted(function.name)} is in the domain of ONNX, where onnxruntime finds no function;"
+                " move it to another domain"
             )
         functions[key] = function
     calls = {key: _calls(function.node, functions) for key, function in functions.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,19 @@ _FILE = "tokenizer.json"
 
 _LONGEST = 40
 """Characters of a token."""
+
+_TEXTS = (
+    "The harbour was quiet before sunrise. Two fishermen mended a net beside the old lighthouse, while gulls circled "
+    "above the water and the first ferry came in from the island. Nobody spoke until the bell rang; then the market "
+    "opened, the cranes began to move, and by eight o'clock every street smelled of bread, salt and diesel oil.",
+    "def mean(values: list[float]) -> float:\n    if not values:\n        raise ValueError('no values')\n"
+    "    total = 0.0\n    for value in values:\n        total += value\n    return total / len(values)\n\n"
+    "print(mean([1.5, 2.5, 4.0]))\nfor (int i = 0; i < n; ++i) { sum[i] = a[i] * b[i] + c; }  // in C\n",
+    "1. 3 kg flour, 2 l milk, 12 eggs: 27.80 EUR\n2. Train 9:45 to 14:05, platform 7, seat 61\n"
+    "3. Call +44 20 7946 0958 before 31 May 2024\n4. Primes: 2, 3, 5, 7, 11, 13, 17, 19, 23, 29\n"
+    "5. Room 402, code 1966-07-30, 99 % paid\n",
+)
+"""English prose, code, and a list with digits."""
 
 TokenText = Callable[[int], str]
 """A token id in words."""
@@ -47,6 +61,19 @@ def open_tokenizer(tokenizer: Any) -> Any:
     opened.no_padding()
     opened.no_truncation()
     return opened
+
+
+@lru_cache(maxsize=4)
+def sample_tokens(model: Path | None) -> tuple[tuple[int, ...], ...]:
+    """Three texts in the tokens of the `tokenizer.json` beside a model, or beside its folder `onnx`; empty without."""
+    folders = () if model is None else (model.parent, *(model.parents[1:2] if model.parent.name == "onnx" else ()))
+    path = next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)
+    with suppress(UsageError):
+        if path is not None:
+            tokenizer = open_tokenizer(path)
+            with refusing("the tokenizer cannot encode text"):
+                return tuple(tuple(ids) for ids in (tokenizer.encode(text).ids for text in _TEXTS) if ids)
+    return ()
 
 
 def spelling(tokenizer: Any, number: int) -> str:

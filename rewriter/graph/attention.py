@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,13 +27,14 @@ from rewriter.graph.edit import drop_dead
 from rewriter.graph.fused import MICROSOFT, Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
+from rewriter.graph.walk import all_graphs
 
 ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
     (MICROSOFT, "GroupQueryAttention"): (
         *("query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "cos", "sin", "positions", "bias"),
         "sink",
     ),
-    ("", "Attention"): ("query", "key", "value", "bias", "past_key", "past_value"),
+    ("", "Attention"): ("query", "key", "value", "bias", "past_key", "past_value", "count"),
     (MICROSOFT, "MultiHeadAttention"): (
         *("query", "key", "value", "offset", "seen", "bias", "past_key", "past_value"),
     ),
@@ -46,8 +48,8 @@ PACKED = (MICROSOFT, "MatMulNBits")
 NORMED = "GroupQueryAttention with q_norm_weight"
 """What onnxruntime has a kernel for on a GPU alone."""
 
-_OPSET = 15
-"""The first opset with all operators of the definitions."""
+_OPSET, _AXES_AS_INPUT = 11, 13
+"""The first opset with all operators of the definitions; the first in which axes are an operand."""
 _SIDES = ("query", "key", "value")
 _BY_HEAD = 4
 """Axes of [batch, heads, tokens, channels]."""
@@ -61,14 +63,18 @@ def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -
     """A copy in which operators of the table but those in `left` are written out where that can be done."""
     model = with_norms_apart(model)
     known: dict[str, TensorType] = {}
+    read = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.input}
+    read |= {value.name for graph in all_graphs(model.graph) for value in graph.output}
 
     def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         if key_of(node) not in DEFINITIONS.keys() - set(left):
             return None
         if not known:
             known.update(declared_types(inferred_graph(model)))
+        used = onnx.NodeProto.FromString(node.SerializeToString())
+        used.output[1:] = [name if name in read else "" for name in node.output[1:]]
         try:
-            return definition(node, known, opsets(model.opset_import).get("", 1))
+            return definition(used, known, opsets(model.opset_import).get("", 1))
         except LostError:
             return None
 
@@ -116,7 +122,7 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         return None
     bare = onnx.NodeProto.FromString(node.SerializeToString())
     bare.output[0] = f"{node.output[0]}/normed"  # what names of new tensors begin with
-    written = _Written(bare, {})
+    written = _Written(bare, {}, _AXES_AS_INPUT)
     counts = [integer_of(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
     if not any(sides[1:]):
         packed = written.put("Reshape", sides[0], written.constant([0, 0, sum(counts), -1]))
@@ -138,9 +144,10 @@ def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
     Raises:
         LostError: it does something that the definition leaves out.
     """
-    written = _Written(node, types)
+    written = _Written(node, types, opset)
     if key_of(node) not in DEFINITIONS:
-        raise written.lost("what it computes is not known")
+        linear = node.op_type == "LinearAttention"
+        raise written.lost("it has a state and no softmax" if linear else "what it computes is not known")
     if opset < _OPSET:
         raise written.lost(f"its parts need opset {_OPSET}, and the model has {opset}")
     try:
@@ -154,9 +161,9 @@ def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> 
     """The matrix [N, K] of a MatMulNBits, in the type of its scales. Raises LostError if it has none that is known."""
     values = {name: value_of(name) for name in node.input[1:4] if name}
     types = {name: TensorType(elem_type_of(value), value.shape) for name, value in values.items()}
-    written = _Written(node, types)
+    written = _Written(node, types, _AXES_AS_INPUT)
     made = [written.weight()]
-    return np.asarray(computed(written.nodes, values, made, {"": _OPSET})[0])
+    return np.asarray(computed(written.nodes, values, made, {"": _AXES_AS_INPUT})[0])
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,7 @@ class _Written(Writer):
     """One operator, and the nodes that are written for it."""
 
     types: Mapping[str, TensorType]
+    opset: int
 
     def lost(self, reason: str) -> LostError:
         """The error, which says where."""
@@ -202,9 +210,19 @@ class _Written(Writer):
                 self.put("Identity", tensor)
                 self.nodes[-1].output[0] = name
 
-    def like(self, number: float, tensor: str) -> str:
-        """A number of the type of a tensor."""
-        return self.put("CastLike", self.constant(number, TensorProto.FLOAT), tensor)
+    @cached_property
+    def kind(self) -> int:
+        """The element type of what it computes. Raises LostError where it is not known."""
+        kinds = [
+            self.types.get(each, TensorType.UNKNOWN).elem_type for each in (self.node.input[0], self.node.output[0])
+        ]
+        if not any(kinds):
+            raise self.lost("the type of its operands is not known")
+        return next(filter(None, kinds))
+
+    def float(self, number: float) -> str:
+        """A number of the type of what it computes."""
+        return self.constant(number, self.kind)
 
     def part(self, tensor: str, axis: int, start: int, stop: int) -> str:
         """Entries `start` to `stop` along an axis."""
@@ -212,16 +230,22 @@ class _Written(Writer):
 
     def size(self, tensor: str, axis: int) -> str:
         """The length of an axis, [1]."""
-        return self.put("Shape", tensor, start=axis, end=axis + 1)
+        return self.part(self.put("Shape", tensor), 0, axis, axis + 1)
 
     def axis(self, tensor: str, *axes: int) -> str:
         """With further axes of length 1."""
-        return self.put("Unsqueeze", tensor, self.constant(axes))
+        return self.along("Unsqueeze", tensor, axes)
+
+    def along(self, operator: str, tensor: str, axes: Sequence[int], **attributes: Any) -> str:
+        """An operator along axes."""
+        if self.opset < _AXES_AS_INPUT:
+            return self.put(operator, tensor, axes=axes, **attributes)
+        return self.put(operator, tensor, self.constant(axes), **attributes)
 
     def places(self, count: str) -> str:
         """0, 1, ... up to a number [1]."""
         zero, one = self.constant(0), self.constant(1)
-        return self.put("Range", zero, self.put("Squeeze", count, self.constant([0])), one)
+        return self.put("Range", zero, self.along("Squeeze", count, [0]), one)
 
     def by_head(self, tensor: str, heads: int) -> str:
         """[batch, tokens, heads * channels] as [batch, heads, tokens, channels]."""
@@ -245,24 +269,24 @@ class _Written(Writer):
             sink: a score beside those of the keys, of any query; empty for none.
         """
         key, value = (self.repeated(each, shared) for each in (key, value))
-        scale = self.like(self.number("scale", 0.0), query)
+        scale = self.float(self.number("scale", 0.0))
         if not self.number("scale", 0.0):
             turned = [node for node in self.nodes if node.output[0] == query and node.op_type == "RotaryEmbedding"]
             width = self.size(turned[0].input[0] if turned else query, 3)  # inference does not know its shape
-            scale = self.put("Reciprocal", self.put("Sqrt", self.put("CastLike", width, query)))
+            scale = self.put("Reciprocal", self.put("Sqrt", self.put("Cast", width, to=self.kind)))
         scores = self.put("MatMul", query, self.put("Transpose", key, perm=[0, 1, 3, 2]), name="product")
         scores = self.put("Mul", scores, scale)
         if cap := self.number("softcap", 0.0):
-            limit = self.like(cap, query)
+            limit = self.float(cap)
             scores = self.put("Mul", self.put("Tanh", self.put("Div", scores, limit)), limit)
         scores = self.put("Add", scores, bias) if bias else scores
-        scores = self.put("Where", seen, scores, self.like(-np.inf, query), name="scores") if seen else scores
+        scores = self.put("Where", seen, scores, self.float(-np.inf), name="scores") if seen else scores
         if sink:
-            size = self.put("Concat", self.put("Shape", scores, end=3), self.constant([1]), axis=0)
+            size = self.put("Concat", self.part(self.put("Shape", scores), 0, 0, 3), self.constant([1]), axis=0)
             scores = self.put("Concat", scores, self.put("Expand", sink, size), axis=-1)
         pattern = self.put("Softmax", scores, axis=-1, name="pattern")
         pattern = self.part(pattern, -1, 0, -1) if sink else pattern
-        pattern = self.put("Where", seen, pattern, self.like(0.0, query)) if seen else pattern  # a row may see nothing
+        pattern = self.put("Where", seen, pattern, self.float(0.0)) if seen else pattern  # a row may see nothing
         return self.put("MatMul", pattern, value, name="z")
 
     def joined(self, tensor: str) -> str:
@@ -274,7 +298,7 @@ class _Written(Writer):
         if times == 1:
             return tensor
         apart = self.put("Expand", self.axis(tensor, 2), self.constant([1, 1, times, 1, 1]))
-        shape = self.put("Concat", self.constant([0, -1]), self.put("Shape", tensor, start=2), axis=0)
+        shape = self.put("Concat", self.constant([0, -1]), self.part(self.put("Shape", tensor), 0, 2, 5), axis=0)
         return self.put("Reshape", apart, shape)
 
     def cached(self, past: str, new: str) -> str:
@@ -336,14 +360,14 @@ class _Written(Writer):
             index = self.put("Min", index, self.put("Sub", self.size(keys, 2), self.constant(1)))
             presents = [self.put("Gather", each, index, axis=2) for each in presents]
         positions, key_positions = self.axis(positions, 1, 3), self.axis(key_positions, 1, 2)
-        seen = self.put("LessOrEqual", key_positions, positions)
+        seen = self.put("Not", self.put("Greater", key_positions, positions))
         window = integer_of(self.node, "local_window_size", -1)
         if window >= 0:
             outside = self.put("Sub", positions, self.constant(window))
             seen = self.put("And", seen, self.put("Greater", key_positions, outside))
         sink, smooth = given.get("sink", ""), integer_of(self.node, "smooth_softmax", 0)
         if sink or smooth:
-            sink = self.put("Reshape", sink or self.like(0.0, query), self.constant([1, -1, 1, 1]))
+            sink = self.put("Reshape", sink or self.float(0.0), self.constant([1, -1, 1, 1]))
         made = self.attended(query, keys, values, heads // groups, given.get("bias", ""), seen, sink)
         self.outputs(self.joined(made), *presents)
 
@@ -361,6 +385,8 @@ class _Written(Writer):
         given = self.given
         if "offset" in given or not set(_SIDES) <= given.keys():
             raise self.lost("it adds a bias of its own, or its queries, keys and values are packed into one input")
+        if any(integer_of(self.node, f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
+            raise self.lost("its queries see a window of keys")
         sides, counts = [given[name] for name in _SIDES], list[int]()
         for place, name in enumerate(_SIDES):
             joined = self.rank(given[name]) != _BY_HEAD
@@ -398,9 +424,12 @@ class _Written(Writer):
         (query, *fresh), past = sides, pasts[0]
         keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
-        filler = self.like(self.number("mask_filter_value", -10000.0) if kept else -np.inf, query)
-        if self.types.get(bias, TensorType.UNKNOWN).elem_type == TensorProto.BOOL:
+        filler = self.float(self.number("mask_filter_value", -10000.0) if kept else -np.inf)
+        kind = self.types.get(bias, TensorType.UNKNOWN).elem_type
+        if kind == TensorProto.BOOL:
             seen, bias = bias, ""
+        elif kind not in (0, self.kind):
+            bias = self.put("Cast", bias, to=self.kind)
         if kept:
             rank = self.rank(kept)
             if rank not in _AXES_OF_MASK:
@@ -410,12 +439,17 @@ class _Written(Writer):
                 kept = self.put("Less", self.places(self.size(keys, 2)), self.axis(ends, *_AXES_OF_MASK[1]))
             else:
                 kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_AXES_OF_MASK[rank])
-            mask = self.put("Where", kept, self.like(0.0, query), filler)
+            mask = self.put("Where", kept, self.float(0.0), filler)
             bias = self.put("Add", mask, bias) if bias else mask
+        count = self.axis(self.given["count"], 1, 2, 3) if "count" in self.given else ""  # of a cache's keys
+        if count:
+            filled = self.put("Less", self.places(self.size(keys, 2)), count)
+            seen = self.put("And", seen, filled) if seen else filled
         if integer_of(self.node, "unidirectional" if self.node.domain else "is_causal", 0):
             places = self.axis(self.places(self.size(query, 2)), 1)
-            places = self.put("Add", places, self.size(past, 2)) if past else places
-            earlier = self.put("LessOrEqual", self.places(self.size(keys, 2)), places)
+            before = self.put("Sub", count, self.size(query, 2)) if count else self.size(past, 2) if past else ""
+            places = self.put("Add", places, before) if before else places
+            earlier = self.put("Not", self.put("Greater", self.places(self.size(keys, 2)), places))
             seen = self.put("And", seen, earlier) if seen else earlier
         return self.attended(query, keys, values, shared, bias, seen), keys, values
 
@@ -437,7 +471,7 @@ class _Written(Writer):
         total = self.put("Add", total, self.put("Gather", places, positions or self.places(self.size(tokens, 1))))
         total = self.put("Add", total, self.put("Gather", table_of_kinds, kinds)) if kinds else total
         made = self.put("LayerNormalization", total, *norm, axis=-1, epsilon=self.number("epsilon", 1e-12))
-        self.outputs(made, self.put("ReduceSum", mask, self.constant([1]), keepdims=0) if mask else "", total)
+        self.outputs(made, self.along("ReduceSum", mask, [1], keepdims=0) if mask else "", total)
 
     def weight(self) -> str:
         """The matrix [N, K] of MatMulNBits."""
@@ -462,6 +496,18 @@ class _Written(Writer):
         made = self.put("MatMul", self.node.input[0], self.put("Transpose", self.weight(), perm=[1, 0]))
         self.outputs(self.put("Add", made, self.node.input[5]) if any(self.node.input[5:]) else made)
 
+    def multiplied(self) -> None:
+        """FusedMatMul: alpha A B, of which A and B may be transposed."""
+        sides = []
+        for side, tensor in zip("AB", self.node.input, strict=True):
+            turned, moved = (integer_of(self.node, f"trans{name}{side}", 0) for name in ("", "Batch"))
+            order = [*range(self.rank(tensor))] if turned or moved else []
+            order = [*order[1:-1], order[0], order[-1]] if moved else order
+            order = [*order[:-2], *order[:-3:-1]] if turned else order
+            sides.append(self.put("Transpose", tensor, perm=order) if order else tensor)
+        made, alpha = self.put("MatMul", *sides), self.number("alpha", 1.0)
+        self.outputs(made if alpha == 1.0 else self.put("Mul", made, self.float(alpha)))
+
     def rows(self) -> None:
         """GatherBlockQuantized: rows of a table."""
         packed, place, scales, zeros = [*self.node.input, ""][:4]
@@ -481,6 +527,8 @@ DEFINITIONS: Mapping[tuple[str, str], Callable[[_Written], None]] = {
     (MICROSOFT, "SkipLayerNormalization"): _Written.added,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Written.added,
     (MICROSOFT, "EmbedLayerNormalization"): _Written.embedded,
+    (MICROSOFT, "FusedMatMul"): _Written.multiplied,
+    (MICROSOFT, "TransposeMatMul"): _Written.multiplied,
     PACKED: _Written.product,
     (MICROSOFT, "GatherBlockQuantized"): _Written.rows,
 }

@@ -7,8 +7,6 @@ caller says how tensors are read, only small ones that stand in the model are: w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from itertools import count
 from math import prod
 from typing import Any
 
@@ -18,7 +16,6 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from rewriter.graph import elementwise
-from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
 from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, attributes, constant_of, integer_of, label
 
 AnyArray = NDArray[Any]
@@ -34,9 +31,9 @@ _SMALL, _LARGEST = 1024, 2**31
 _DEPTH = 64
 """Longest chain of nodes that is followed."""
 
-_OPERATORS = SAME_NUMBERS | {
+COMPUTED = SAME_NUMBERS | {
     *(name for domain, name in elementwise.OPERATORS if not domain),
-    *("Transpose", "Slice", "Gather", "Concat", "DequantizeLinear"),
+    *("Transpose", "Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear"),
 }
 """Operators of ONNX whose output is not larger than their operands."""
 
@@ -108,7 +105,7 @@ class Constants:
         """The value of a constant; floating-point results of nodes are float64 if `wide`.
 
         Raises:
-            LostError: it depends on the inputs, on an unknown size, or on an operator that is not in `_OPERATORS`.
+            LostError: it depends on the inputs, on an unknown size, or on an operator that is not in `COMPUTED`.
             Exception: of any kind, for nodes that nothing would run.
         """
         known = self._kept.get((tensor, wide))
@@ -117,6 +114,8 @@ class Constants:
                 known = self._computed(tensor, depth, wide=wide)
             except LostError as lost:
                 known = lost
+            except RuntimeError as error:  # sizes that are not known are no integers
+                known = LostError(str(error), tensor)
             if isinstance(known, LostError) or known.size <= _SMALL:
                 self._kept[tensor, wide] = known
         if isinstance(known, LostError):
@@ -138,7 +137,7 @@ class Constants:
             return self._read(constant)
         if node.op_type == "Shape":
             return self._shape(node)
-        if node.op_type not in (*_OPERATORS, "ConstantOfShape", "Expand"):
+        if node.op_type not in (*COMPUTED, "ConstantOfShape", "Expand"):
             raise LostError("it is not constant", label(node))
         names = node.input[:1] if node.op_type == "CastLike" else node.input  # of the other, only the type counts
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
@@ -153,7 +152,7 @@ class Constants:
         if node.op_type == "DequantizeLinear":
             opset = max(opset, 19)  # onnx's evaluator has no earlier one, which computed the same
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
-        return np.asarray(computed([node], operands, node.output[:1], {"": opset})[0])
+        return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
     def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
         given = attributes(node)
@@ -222,43 +221,3 @@ def computed(
     with np.errstate(all="ignore"):
         model = helper.make_model(graph, opset_imports=imports)
         return list(ReferenceEvaluator(model).run(None, dict(values)))
-
-
-# -- made-up sizes --------------------------------------------------------------------------------------------------
-
-BATCH = 2
-"""The made-up batch size: 1 could not be told from axes that broadcast."""
-
-_SMALLEST = 3
-_ROUNDS = 4
-"""Inferences at most: each one may tell the length of further ranges."""
-
-
-def concrete_shapes(model: onnx.ModelProto, view: GraphView, read: Read) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of the main graph's tensors at made-up sizes, as far as onnx infers them.
-
-    The first axis of the inputs is the batch, of size `BATCH`; other symbolic dimensions get different odd sizes.
-    """
-    skeleton, sizes, further = skeleton_of(model), dict[str, int](), count(_SMALLEST, 2)
-    for value in skeleton.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            if not dim.HasField("dim_value"):
-                name = dim.dim_param or f"{value.name}[{axis}]"
-                if name not in sizes:
-                    sizes[name] = BATCH if axis == 0 else next(further)
-                dim.dim_value = sizes[name]
-    forget_symbols(skeleton)
-    found: dict[str, tuple[int, ...]] = {}
-    ranges = [node for node in view.nodes if node.op_type == "Range" and view.is_onnx(node)]
-    for _ in range(_ROUNDS):
-        found = shapes_in_numbers(inferred_graph(skeleton))
-        values, known = Constants(view, read, found.get), len(skeleton.graph.value_info)
-        for node in (each for each in ranges if each.output[0] not in found):
-            with suppress(LostError, *UNFIT):  # inference does not compute these from shapes
-                start, limit, step = (values.numbers(name)[0] for name in node.input)
-                kind = view.type_of(node.output[0]).elem_type or onnx.TensorProto.INT64
-                length = max(-((start - limit) // (step or 1)), 0)
-                skeleton.graph.value_info.append(onnx.helper.make_tensor_value_info(node.output[0], kind, [length]))
-        if known == len(skeleton.graph.value_info):
-            break
-    return found

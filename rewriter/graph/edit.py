@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import onnx
 import onnx.inliner
 
-from rewriter.graph.view import GraphView, graph_at, key_of, opsets, reads
-from rewriter.graph.walk import iter_nodes
+from rewriter.graph.types import forget_types
+from rewriter.graph.view import GraphView, graph_at, key_of, opsets
+from rewriter.graph.walk import iter_nodes, reads
 
 LOOSE_INITIALIZERS = 4
 """First IR version whose initializers need not be graph inputs; in older models a new one would change the signature,
@@ -112,14 +113,6 @@ def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[st
     made = {name for node in graph.node for name in node.output} | declared
     made.update(tensor.name for tensor in graph.initializer)
     forget_types(graph, {value.name for value in graph.value_info} - made)
-
-
-def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
-    """Remove the value_info of some tensors, such as those whose shapes are others now."""
-    kept = [value for value in graph.value_info if value.name not in tensors]
-    if len(kept) < len(graph.value_info):
-        del graph.value_info[:]
-        graph.value_info.extend(kept)
 
 
 def _add_functions(model: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:

@@ -13,7 +13,8 @@ from math import prod
 
 import onnx
 
-from rewriter.graph.view import GraphView, needed, reads
+from rewriter.graph.view import GraphView, needed
+from rewriter.graph.walk import reads
 
 ReadTensor = Callable[[onnx.TensorProto], onnx.TensorProto]
 """Returns the initializer to put into the part, such as a copy with its bytes inline."""

@@ -36,12 +36,7 @@ def step(
 
 @dataclass(frozen=True)
 class Writer:
-    """The nodes that an operator stands for, written one after the other.
-
-    Attributes:
-        node: the operator.
-        nodes: those that are written already.
-    """
+    """The nodes that an operator stands for, written one after the other."""
 
     node: onnx.NodeProto
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
@@ -104,24 +99,34 @@ def with_parts(
 
     `parts_of` gives nodes that make the outputs of the node. It stays if a tensor between them exists already.
     """
-    graphs = list(all_graphs(model.graph))
-    taken = {name for graph in graphs for node in graph.node for name in node.output}
-
-    def written(node: onnx.NodeProto) -> Sequence[onnx.NodeProto]:
-        parts = parts_of(node)
-        if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
-            return [node]
-        for part in parts:
-            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
-        return parts
-
-    nodes = [[part for node in graph.node for part in written(node)] for graph in graphs]
+    graphs, taken = list(all_graphs(model.graph)), names_in(model)
+    nodes = [[part for node in graph.node for part in apart(node, parts_of(node), taken)] for graph in graphs]
     if all(len(made) == len(graph.node) for made, graph in zip(nodes, graphs, strict=True)):
         return model
     model = deepcopy(model)
     for graph, made in zip(all_graphs(model.graph), nodes, strict=True):
         set_nodes(graph, made)
     return model
+
+
+def names_in(model: onnx.ModelProto) -> set[str]:
+    """The names of all tensors."""
+    graphs = list(all_graphs(model.graph))
+    found = {each.name for graph in graphs for each in (*graph.input, *graph.initializer)}
+    found |= {sparse.values.name for graph in graphs for sparse in graph.sparse_initializer}
+    return found | {name for graph in graphs for node in graph.node for name in node.output}
+
+
+def apart(
+    node: onnx.NodeProto, parts: Sequence[onnx.NodeProto] | None, taken: Container[str]
+) -> Sequence[onnx.NodeProto]:
+    """The parts of a node; the node itself if it has none, or a tensor between them exists already."""
+    if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
+        return [node]
+    for part in parts:
+        if part is not node:
+            part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
+    return parts
 
 
 def _biased(operator: str) -> Definition:
@@ -281,6 +286,10 @@ def _fused_matmul(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     return [*writer.nodes, step(node, "Mul", [product, factor], last=True)]
 
 
+_SKIP_EPSILON = 1e-12
+"""The epsilon of a normalisation of a sum; without one, plain normalisations take 1e-5."""
+
+
 def _skip_norm(operator: str) -> Definition:
     """The normalisation of input + skip (+ bias), and the sum itself where it is an output."""
 
@@ -294,9 +303,9 @@ def _skip_norm(operator: str) -> Definition:
         parts = [helper.make_node("Add", [data, skip], [f"{total}/skip" if bias else total])]
         if bias:
             parts.append(helper.make_node("Add", [f"{total}/skip", bias], [total]))
-        parts.append(helper.make_node(operator, [total, scale, *([beta] if beta else [])], [node.output[0]], axis=-1))
-        parts[-1].attribute.extend(each for each in node.attribute if each.name == "epsilon")
-        return parts
+        epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), _SKIP_EPSILON)
+        operands, given = [total, scale, *([beta] if beta else [])], {"axis": -1, "epsilon": epsilon}
+        return [*parts, helper.make_node(operator, operands, [node.output[0]], **given)]
 
     return lowered
 

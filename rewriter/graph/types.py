@@ -6,7 +6,8 @@ external data need not be loaded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -14,7 +15,7 @@ from typing import ClassVar
 
 import onnx
 
-from rewriter.graph.walk import iter_nodes
+from rewriter.graph.walk import all_graphs, iter_nodes, own_names, subgraphs
 
 FLOATS = frozenset(
     (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE)
@@ -23,6 +24,25 @@ FLOATS = frozenset(
 
 Dim = int | str | None
 """One dimension: a number, the name of a symbolic dimension, or None where nothing is known."""
+
+_TERM = re.compile(r"\s*(?:(\d{1,9})\s*\*\s*)?([A-Za-z_][\w.]*)|\s*(\d{1,9})")
+
+
+def terms_of(dim: str) -> Mapping[str, int]:
+    """A dimension as a sum: `2*s0 + past - 1` is `{"s0": 2, "past": 1, "": -1}`.
+
+    Exporters write multiples and sums of names. Other text is one name; so is `batch-size`: a minus has blanks.
+    """
+    signs, terms = ["+", *re.findall(r"\+|\s-\s", dim)], dict[str, int]()
+    for sign, part in zip(signs, re.split(r"\+|\s-\s", dim), strict=True):
+        found = _TERM.fullmatch(part.rstrip())
+        if found is None:
+            return {dim: 1}
+        factor, name, number = found.groups()
+        count = int(number or factor or 1)
+        terms[name or ""] = terms.get(name or "", 0) + (count if sign == "+" else -count)
+    return terms
+
 
 _INLINE_LIMIT = 1024
 """Initializers of at most this many elements keep their values, because inference reads the operands of Reshape, Slice
@@ -64,10 +84,10 @@ _LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
     (domain, name): rules
     for domain, rules, names in (
         ("", {0: _SAME}, "SimplifiedLayerNormalization"),
-        ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu MoE QMoE"),
+        ("com.microsoft", {0: _SAME}, "Gelu QuickGelu FastGelu BiasGelu RotaryEmbedding MoE QMoE"),
         ("com.microsoft", {0: _SAME, 3: _SAME}, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
         ("com.microsoft", {0: ("Gather", 2, 0), 1: ("Compress", 0, 1), 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
-        ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention RotaryEmbedding BiasAdd"),
+        ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention BiasAdd"),
         ("com.microsoft", {0: _TYPE}, "FusedConv NhwcFusedConv FusedGemm FusedMatMul GemmFastGelu"),
         ("com.microsoft.nchwc", {0: _TYPE}, "Conv ReorderInput ReorderOutput Upsample"),
         ("com.microsoft.nchwc", {0: _TYPE}, "MaxPool AveragePool GlobalAveragePool"),
@@ -110,6 +130,7 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
             node.output.extend([""] * (_OUTPUTS - len(node.output)))
     missing = {domain for domain, _ in _LIKE} - {each.domain for each in skeleton.opset_import} - {""}
     skeleton.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in missing)  # onnxruntime needs none
+    hidden = _without_hidden(skeleton.graph)
     own = {(each.domain, each.name) for each in model.functions}
     skeleton.functions.extend(_function(key) for key in _LIKE.keys() - own)
     found = skeleton.graph
@@ -117,30 +138,63 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
     with suppress(Exception):
         found = onnx.shape_inference.infer_shapes(skeleton, check_type=False, strict_mode=False, data_prop=True).graph
     del found.initializer[len(model.graph.initializer) :]
+    for value, declared in zip(found.output, model.graph.output, strict=True):
+        if value.name in hidden:
+            value.CopyFrom(declared)
     return found
+
+
+def _without_hidden(graph: onnx.GraphProto) -> set[str]:
+    """Drop what graphs declare of names that their bodies define too, which onnx would apply to the inner tensors."""
+    every = set[str]()
+    for each in all_graphs(graph):
+        bodies = [body for node in each.node for _, body in subgraphs(node)]
+        hidden = {name for body in bodies for inner in all_graphs(body) for name in own_names(inner)}
+        forget_types(each, hidden)
+        for value in each.output:
+            if value.name in hidden:
+                value.ClearField("type")
+        every |= hidden
+    return every
+
+
+def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
+    """Remove the value_info of some tensors, such as those whose shapes are others now."""
+    kept = [value for value in graph.value_info if value.name not in tensors]
+    if len(kept) < len(graph.value_info):
+        del graph.value_info[:]
+        graph.value_info.extend(kept)
 
 
 def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     """An operator that onnx knows, with the type and shape of a fused one that attributes decide; else the node."""
     if node.domain != "com.microsoft" or not node.input or len(node.output) != 1:
         return node
-    if node.op_type == "FusedMatMul" and not any(each.i for each in node.attribute if "trans" in each.name):
+    sizes = {attribute.name: attribute.i for attribute in node.attribute}
+    turned = [name for name, size in sizes.items() if "trans" in name and size]
+    if node.op_type == "FusedMatMul" and not turned:
         return onnx.helper.make_node("MatMul", node.input, node.output)
     if node.op_type == "QGemm":  # the result is of the type of its zero point, or floats, as scales are
         return onnx.helper.make_node("Reshape", [node.input[8 if len(node.input) == 9 else 1], ""], node.output)
-    sizes = {attribute.name: attribute.i for attribute in node.attribute}
-    scales = next((each for each in graph.initializer if len(node.input) > 2 and each.name == node.input[2]), None)
-    if node.op_type not in _PACKED or not {"K", "N"} <= sizes.keys() or scales is None:
+    given = {each.name: each for each in graph.initializer if each.name in node.input}
+    weight, scales = (given.get(name) for name in [*node.input, "", ""][1:3])
+    matrix = onnx.TensorProto(name=f"{node.output[0]}/matrix")
+    if node.op_type in _PACKED and {"K", "N"} <= sizes.keys() and scales is not None:
+        matrix.data_type = scales.data_type
+        matrix.dims.extend((sizes["K"], sizes["N"]))
+    elif node.op_type == "FusedMatMul" and turned == ["transB"] and weight is not None and len(weight.dims) > 1:
+        matrix.data_type = weight.data_type
+        matrix.dims.extend((*weight.dims[:-2], *weight.dims[:-3:-1]))
+    else:
         return node
-    unpacked = onnx.TensorProto(name=f"{node.output[0]}/unpacked", data_type=scales.data_type)
-    unpacked.dims.extend((sizes["K"], sizes["N"]))
-    graph.initializer.append(_stub(unpacked, bare=True))
-    return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output)
+    graph.initializer.append(_stub(matrix, bare=True))
+    return onnx.helper.make_node("MatMul", [node.input[0], matrix.name], node.output)
 
 
-def declared_types(graph: onnx.GraphProto) -> dict[str, TensorType]:
-    """The types that a graph declares: of inputs, outputs, value_info and initializers."""
-    types: dict[str, TensorType] = {}
+def declared_types(graph: onnx.GraphProto, outer: Mapping[str, TensorType] | None = None) -> dict[str, TensorType]:
+    """The types that a graph declares, and those of the tensors around it that it does not hide."""
+    hidden = own_names(graph) if outer else ()
+    types = {name: kind for name, kind in (outer or {}).items() if name not in hidden}
     # In increasing order of authority: value_info may be stale, an initializer knows its own type.
     for value in (*graph.value_info, *graph.output, *graph.input):
         if value.type.HasField("tensor_type"):

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
-from rewriter.graph.walk import subgraphs
+from rewriter.graph.walk import own_names, reads, subgraphs
 
 ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
@@ -33,6 +33,9 @@ Path = tuple[tuple[str, str], ...]
 Names survive what replacements do to the order and number of nodes, indices do not.
 """
 
+Place = tuple[Path, str]
+"""A tensor: the path of its graph, and its name, which other graphs may give to other tensors."""
+
 
 @dataclass(frozen=True)
 class Miss:
@@ -41,12 +44,12 @@ class Miss:
     Attributes:
         reason: words that a user can act on.
         node: where it failed.
-        kind: what later steps tell it by; `domain`: only the range of the pre-activations is missing.
+        kind: `domain`: only the range of the pre-activations is missing; `attention`: it is attention.
     """
 
     reason: str
     node: str
-    kind: Literal["", "domain"] = ""
+    kind: Literal["", "domain", "attention"] = ""
 
 
 class LostError(Exception):
@@ -145,6 +148,10 @@ class GraphView:
         nodes = (self.nodes[index] for index in self.consumers.get(tensor, ()))
         return [node for node in nodes if node.op_type != "Shape"]
 
+    def has_further_readers(self, node: onnx.NodeProto) -> bool:
+        """Whether an output of a node except the first is read, such as the mask of a Dropout."""
+        return any(name in self.consumers or name in self.outputs for name in node.output[1:])
+
     def onward(self, tensor: str) -> Iterator[onnx.NodeProto]:
         """The nodes after a tensor, one after the other, as long as nothing else reads what each makes."""
         while len(found := self.readers(tensor)) == 1:
@@ -226,36 +233,40 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 def view_graph(
     graph: onnx.GraphProto,
+    typed: onnx.GraphProto,
     opset_versions: Mapping[str, int],
+    outer: GraphView | None = None,
     *,
     where: str = "",
-    types: Mapping[str, TensorType] | None = None,
-    outer: Mapping[str, onnx.TensorProto] | None = None,
     path: Path = (),
 ) -> GraphView:
-    """Index one graph: the main graph, or a subgraph that also sees the `outer` initializers."""
-    # A graph's own initializer shadows an outer one of the same name.
-    initializers = {**(outer or {}), **{tensor.name: tensor for tensor in graph.initializer}}
-    declared = tuple(value.name for value in graph.input)
-    own = {tensor.name for tensor in graph.initializer}
+    """Index one graph: the main graph, or a body that also sees the tensors of `outer`; `typed` has its types."""
+    declared, listed = tuple(value.name for value in graph.input), {tensor.name for tensor in graph.initializer}
+    overridable = frozenset() if listed <= set(declared) else frozenset(listed.intersection(declared))
+    own = {tensor.name: tensor for tensor in graph.initializer}
+    initializers = dict(own)
+    if outer is not None:
+        hidden = own_names(graph)
+        around = {**outer.initializers, **_constant_nodes(outer)}
+        initializers.update((name, tensor) for name, tensor in around.items() if name not in hidden)
+        overridable |= outer.overridable - hidden
     producer: dict[str, int] = {}
     consumers: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(graph.node):
         producer.update((name, index) for name in node.output if name)
         # A capture counts as a consumer: a node whose output only a body reads is not dead.
-        for name in (*node.input, *captured_names(node)):
-            if name:
-                consumers[name].append(index)
+        for name in reads(node):
+            consumers[name].append(index)
     return GraphView(
         where=where,
         nodes=tuple(graph.node),
         producer=producer,
         consumers={name: tuple(readers) for name, readers in consumers.items()},
         initializers=initializers,
-        overridable=frozenset() if own <= set(declared) else frozenset(own.intersection(declared)),
-        inputs=tuple(name for name in declared if name not in initializers),
+        overridable=overridable,
+        inputs=tuple(name for name in declared if name not in own),
         outputs=tuple(value.name for value in graph.output),
-        types=types or {},
+        types=declared_types(typed, {} if outer is None else outer.types),
         opsets=opset_versions,
         path=path,
     )
@@ -272,7 +283,7 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
     An inner view includes the initializers and the types of the graphs around it.
     """
     inferred = inferred_graph(model)
-    main = view_graph(model.graph, opsets(model.opset_import), types=declared_types(inferred))
+    main = view_graph(model.graph, inferred, opsets(model.opset_import))
     views = [main]
     pending = [(main, inferred)]
     while pending:
@@ -282,10 +293,10 @@ def all_views(model: onnx.ModelProto) -> tuple[GraphView, ...]:
             for (attribute, graph), (_, typed_graph) in zip(subgraphs(node), subgraphs(typed_node), strict=True):
                 inner = view_graph(
                     graph,
+                    typed_graph,
                     outer.opsets,
+                    outer,
                     where="/".join(part for part in (outer.where, node.name or node.op_type, attribute) if part),
-                    types={**outer.types, **declared_types(typed_graph)},
-                    outer={**outer.initializers, **_constant_nodes(outer)},
                     path=(*outer.path, (holder_name(node), attribute)),
                 )
                 views.append(inner)
@@ -317,16 +328,6 @@ def holder_name(node: onnx.NodeProto) -> str:
     return next((name for name in node.output if name), "")
 
 
-def captured_names(node: onnx.NodeProto) -> frozenset[str]:
-    """Names that the subgraphs of `node` read from the scopes around them."""
-    return frozenset(name for _, graph in subgraphs(node) for name in _free(graph))
-
-
-def reads(node: onnx.NodeProto) -> list[str]:
-    """The tensors that a node may read, including those that its subgraphs capture, in the same order in every run."""
-    return [name for name in (*node.input, *sorted(captured_names(node))) if name]
-
-
 def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[int]:
     """The positions of the nodes, in topological order, that an output depends on through these nodes alone."""
     wanted = set(outputs)
@@ -336,21 +337,6 @@ def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[int]
             kept.append(place)
             wanted.update(reads(node))
     return kept[::-1]
-
-
-def _free(graph: onnx.GraphProto) -> set[str]:
-    """Names that a graph reads and does not define.
-
-    Scope by scope, because one branch may define a name that another one reads from outside.
-    """
-    names = {value.name for value in graph.output}
-    made = {entry.name for entry in (*graph.input, *graph.initializer)}
-    made.update(tensor.values.name for tensor in graph.sparse_initializer)
-    for node in graph.node:
-        names.update(node.input)
-        names |= captured_names(node)
-        made.update(node.output)
-    return names - made
 
 
 PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))

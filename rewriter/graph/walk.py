@@ -39,6 +39,31 @@ def iter_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     yield from (thing for thing in _descend(nodes) if isinstance(thing, onnx.NodeProto))
 
 
+def own_names(graph: onnx.GraphProto) -> set[str]:
+    """The tensors that a graph defines itself; those of the graphs around it with these names are hidden."""
+    names = {entry.name for entry in (*graph.input, *graph.initializer)}
+    names.update(tensor.values.name for tensor in graph.sparse_initializer)
+    names.update(name for node in graph.node for name in node.output)
+    return names - {""}
+
+
+def captured_names(node: onnx.NodeProto) -> set[str]:
+    """The tensors that the bodies of a node read and do not define.
+
+    Body by body, because one may define a name that another one reads from outside.
+    """
+    found = set[str]()
+    for _, graph in subgraphs(node):
+        read = {value.name for value in graph.output}.union(*map(reads, graph.node))
+        found |= read - own_names(graph)
+    return found
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """The tensors that a node may read, including those that its subgraphs capture, in the same order in every run."""
+    return [name for name in (*node.input, *sorted(captured_names(node))) if name]
+
+
 def functions_with(
     model: onnx.ModelProto, wanted: Callable[[onnx.NodeProto], bool], but: Container[tuple[str, str]] = ()
 ) -> set[tuple[str, str]]:

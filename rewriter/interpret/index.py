@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from fnmatch import translate
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import onnx
@@ -29,12 +29,12 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
-from rewriter.graph.constants import UNFIT, Constants, concrete_shapes
+from rewriter.graph.constants import UNFIT, Constants
 from rewriter.graph.norms import Norm, norm_before
-from rewriter.graph.view import GraphView, LostError, Miss, key_of
+from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Tracer
+from rewriter.interpret.trace import Tracer, shapes_of_case
 from rewriter.text import quoted
 
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
@@ -49,13 +49,7 @@ ValueOf = Callable[[str], Array]
 
 @dataclass(frozen=True, eq=False)
 class HeadTensor:
-    """One tensor.
-
-    Attributes:
-        shape: its shape.
-        dtype: its element type.
-        make: computes it from the model's weights.
-    """
+    """A tensor that `make` computes from the model's weights."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -64,13 +58,7 @@ class HeadTensor:
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """`x W + b` of a linear operator, with a normalisation's scale and bias folded in if there is one.
-
-    Attributes:
-        projection: the operator.
-        value_of: reads constants.
-        norm: the normalisation.
-    """
+    """`x W + b` of a linear operator, with a normalisation's scale and bias folded in if there is one."""
 
     projection: Projection
     value_of: ValueOf
@@ -121,11 +109,9 @@ class HeadIndex(Mapping[str, Array]):
 
     Attributes:
         sublayers: attention sublayers and MLP blocks, with their names, in the order of the graph.
-        missed: what is not understood, with the node.
-        source: the model as given.
+        missed: what is not understood, with the node; of kind `attention` where that is an attention sublayer.
         proto: the model whose tensors the sublayers name: the same, with local functions inlined where needed.
         runs: the same with activations rounded by DynamicQuantizeLinear, where they are.
-        view: its main graph.
         tensors: name to tensor, not computed yet.
         value_of: reads constants of the graph; raises LostError if its weights cannot be read.
         folded: the normalisation that is folded into what reads a tensor; None where there is none.
@@ -163,6 +149,16 @@ class HeadIndex(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self.tensors)
+
+    @property
+    def attention(self) -> tuple[Named, ...]:
+        """The attention sublayers that are found."""
+        return tuple(each for each in self.sublayers if isinstance(each.sublayer, Attention))
+
+    @property
+    def missed_attention(self) -> tuple[Miss, ...]:
+        """The attention sublayers that are not understood."""
+        return tuple(miss for miss in self.missed if miss.kind == "attention")
 
     @property
     def layers(self) -> dict[str, tuple[Named, ...]]:
@@ -240,12 +236,13 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     view, whole = plan.views[0], plan.recognised.on_stream
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
-    tracer = Tracer(view, concrete_shapes(plan.model, view, read), read)
+    tracer = Tracer(view, partial(shapes_of_case, source.proto, plan.model, view, read), read)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     attending = re.compile("Softmax|.*Attention").fullmatch
-    inside = [each.where for each in plan.views[1:] if any(attending(node.op_type) for node in each.nodes)]
-    bodies = [Miss("attention in a body is not indexed", where) for where in inside]
+    inside = [(each.where, node) for each in plan.views[1:] for node in each.nodes if attending(node.op_type)]
+    reason = "attention in a body is not indexed"
+    bodies = [Miss(reason, f"{where}/{label(node)}", "attention") for where, node in inside]
     builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}
@@ -294,9 +291,11 @@ class _Builder:
         try:
             return list(self._tensors(named))
         except LostError as error:
-            self.missed.append(Miss(f"{named.name}: {error.miss.reason}", error.miss.node))
+            reason, node = error.miss.reason, error.miss.node
         except UNFIT:
-            self.missed.append(Miss(f"{named.name}: its nodes do not fit together", named.module))
+            reason, node = "its nodes do not fit together", named.module
+        kind: Literal["", "attention"] = "attention" if isinstance(named.sublayer, Attention) else ""
+        self.missed.append(Miss(f"{named.name}: {reason}", node, kind))
         return []
 
     def _tensors(self, named: Named) -> Iterator[tuple[str, HeadTensor]]:

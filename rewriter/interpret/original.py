@@ -57,7 +57,6 @@ class HeadColumns:
     """Queries, keys or values of all heads: columns of a linear operator's output, plus constants, times `factor`.
 
     Attributes:
-        operator: the linear operator.
         columns: [heads, d_head], columns of its output.
         factor: the factor; of what is normalised, the factor after that.
         added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
@@ -181,16 +180,12 @@ class Attention:
     Attributes:
         node: index of its Softmax or attention operator, by which sublayers are ordered.
         query: W_Q, in terms of a linear operator; `key` and `value` are per query head.
-        key: W_K.
-        value: W_V.
         groups: heads that share keys and values: 1, or more in grouped-query attention.
         scale: factor of the scores q k, q and k being as W_Q and W_K make them.
-        output: the linear operator that reads the heads' outputs.
         channels: [heads, d_head], rows of W_O.
         z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
         factor: that of the product of queries and keys in the scores.
         cross: whether keys and values come from another tensor than queries.
-        pattern: the pattern.
         scores: the scores with masks and position biases, before Softmax.
         product: the product of queries and keys that is in them.
     """
@@ -231,9 +226,10 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
             elif node.op_type.endswith("Attention"):
                 definition(node, tracer.view.types, tracer.view.opsets.get("", 1))
         except LostError as error:
-            missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node))
+            missed.append(Miss(f"attention at {label(node)}: {error.miss.reason}", error.miss.node, "attention"))
         except UNFIT:
-            missed.append(Miss(f"attention at {label(node)}: its nodes do not fit together", label(node)))
+            reason = f"attention at {label(node)}: its nodes do not fit together"
+            missed.append(Miss(reason, label(node), "attention"))
     return tuple(found), tuple(missed)
 
 
@@ -278,7 +274,6 @@ def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> d
     if len({len(each.columns) for each in heads}) > 1:
         raise LostError("queries, keys and values have different numbers of heads", where)
     output, shape = _output_of(tracer, z, where), (*leading, sides[0].shape[-2], sides[2].shape[-1])
-    tracer.assume(z, shape)
     channels = rows_of_output(tracer.trace(output.data, z.__eq__), shape, z, len(heads[0].columns), where)
     return {**dict(zip(("query", "key", "value"), heads, strict=True)), "output": output, "channels": channels, "z": z}
 

@@ -25,7 +25,7 @@ from rewriter.interpret.index import HeadIndex, count_of, heads
 from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
-from rewriter.interpret.text import InputsOrText, cases_of, token_ids
+from rewriter.interpret.text import InputsOrText, Text, cases_of, token_ids
 from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
 
 MOST_TOKENS = 64
@@ -69,6 +69,8 @@ def head_pictures(
     if most < 0:
         raise UsageError(f"there cannot be {most} neurons")
     told = tokens_as_text(tokenizer)
+    if tokenizer is not None and not isinstance(inputs, Text):
+        inputs = Text((), tokenizer, inputs)
     index = heads(model)
     if not index.sublayers:
         raise UsageError("no heads were found: there is nothing to show")
@@ -83,7 +85,9 @@ def head_pictures(
         found = attribution_of(run, linear, ())
         effects |= found.effects
         last = max(position % tokens + 1, last)
-        shown_logit = {"logit": logit, "minus": minus, "position": position, "value": found.logit}
+        asked = [logit] if minus is None else [logit, minus]
+        names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
+        shown_logit = {"entry": " - ".join(names), "position": position, "value": found.logit}
     window = range(max(0, last - MOST_TOKENS), last)
     # How much each head or neuron does at most: to the logit, else of activation.
     sizes = {name: np.abs(array).max(axis=0, initial=0.0) for name, array in {**activations, **effects}.items()}

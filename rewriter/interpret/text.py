@@ -6,7 +6,7 @@ Each text is a case of its own, so masks are ones, positions count from 0, cache
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +25,17 @@ from rewriter.text import quoted
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Text as the input of a model.
+    """Text as the input of a model, or arrays whose tokens a tokenizer spells.
 
     Attributes:
         text: one text, or several, each a case of its own.
         tokenizer: path of a `tokenizer.json` or of a folder with one, or a `tokenizers.Tokenizer`.
+        arrays: the inputs, instead of text.
     """
 
     text: str | Sequence[str]
     tokenizer: str | os.PathLike[str] | Any
+    arrays: Inputs | None = None
 
 
 InputsOrText = Inputs | Text
@@ -41,14 +43,7 @@ InputsOrText = Inputs | Text
 
 @dataclass(frozen=True, eq=False)
 class GivenCases:
-    """Given inputs as cases; of texts also their tokens.
-
-    Attributes:
-        cases: the inputs, one case per text.
-        spelled: the tokens of each text; empty where inputs are arrays, as all that follows.
-        texts: the texts.
-        tokenizer: the `tokenizers.Tokenizer`.
-    """
+    """Given inputs as cases; of texts also their tokens."""
 
     cases: tuple[Case, ...]
     spelled: tuple[tuple[str, ...], ...] = ()
@@ -76,7 +71,18 @@ def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
         UsageError: they do not fit the model; `tokenizers` is not installed, the tokenizer cannot be read or belongs to
             another model, a text has no tokens, or the model has inputs that text says nothing about.
     """
-    return _tokenized(model, inputs) if isinstance(inputs, Text) else GivenCases(load_cases(as_given(inputs), model))
+    if not isinstance(inputs, Text):
+        return GivenCases(load_cases(as_given(inputs), model))
+    return _tokenized(model, inputs) if inputs.arrays is None else _spelled(model, inputs.arrays, inputs.tokenizer)
+
+
+def _spelled(model: onnx.ModelProto, inputs: Inputs, tokenizer: Any) -> GivenCases:
+    """Cases of arrays with their tokens, where the tokenizer knows all of them."""
+    cases, opened = load_cases(as_given(inputs), model), open_tokenizer(tokenizer)
+    every = [next(iter(_ids(model, case.feeds)), ()) for case in cases]
+    known = all(opened.id_to_token(number) is not None for ids in every for number in ids)
+    spellings = tuple(tuple(spelling(opened, number) for number in ids) for ids in every) if known else ()
+    return GivenCases(cases, spellings, tokenizer=opened)
 
 
 def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
@@ -121,8 +127,12 @@ def _tokenized(model: onnx.ModelProto, given: Text) -> GivenCases:
 
 def token_ids(model: onnx.ModelProto, feeds: Mapping[str, Array], length: int) -> tuple[int, ...] | None:
     """The token ids of the first sequence; None where no input has ids for that many tokens."""
+    return next((ids for ids in _ids(model, feeds) if len(ids) == length), None)
+
+
+def _ids(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Iterator[tuple[int, ...]]:
+    """The token ids of the first sequence in each input that has ids."""
     for spec in Maker(model).specs:
         array = feeds.get(spec.name)
-        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.shape[-1] == length:
-            return tuple(int(number) for number in array.reshape(-1, length)[0])
-    return None
+        if spec.role is Role.IDS and array is not None and array.ndim > 1 and array.size:
+            yield tuple(int(number) for number in array.reshape(-1, array.shape[-1])[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -17,10 +18,24 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import MICROSOFT, LinearOperator, made_linearly
+from passes.match.linear import MICROSOFT, LinearOperator, linear_operator, made_linearly
+from passes.sizes import Shapes, Sizes
+from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.norms import Norm, norm_before
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, key_of, label
+from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
+from rewriter.graph.view import (
+    REARRANGED,
+    SAME_ENTRIES,
+    GraphView,
+    LostError,
+    Miss,
+    attributes,
+    integer_of,
+    key_of,
+    label,
+)
+from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
 
@@ -31,6 +46,9 @@ Move = Callable[[NDArray[Any]], NDArray[Any]]
 
 _DEPTH = 64
 """Longest chain of nodes that is followed."""
+
+_CASES = (2, 3, 7), (3, 5, 11)
+"""Batch, tokens and past of two cases: a batch of 1 would look like an axis that broadcasts."""
 
 LARGEST = 2**27
 """Entries of the largest tensor that is followed: a file may state any shape."""
@@ -56,7 +74,6 @@ class Signal:
     """A tensor as the sum of its sources.
 
     Attributes:
-        shape: its shape, at made-up sizes.
         sources: none where it comes from the graph's inputs, as a key-value cache does.
         rotary: whether a rotary embedding is applied on the way, which the sources leave out.
         norm: the normalisation on the way; what it normalises are sources, and so is its output.
@@ -84,20 +101,51 @@ class Signal:
         return replace(self, sources=tuple(replace(each, factor=each.factor * factor) for each in self.sources))
 
 
+def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphView, read: Read, number: int) -> Shapes:
+    """The shapes of the main graph's tensors in a small case; `model` is `file` with operators written out."""
+    given: Mapping[str, Shape] = {}
+    batch, tokens, past = _CASES[number]
+    with suppress(UsageError):  # no inputs can be made
+        maker = Maker(file)
+        given, _ = maker.sizes((batch, tokens, past if maker.cached else 0))
+    skeleton, symbols = skeleton_of(model), dict[str, int]()
+    for value in skeleton.graph.input:
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+            name = dim.dim_param or f"{value.name}[{axis}]"
+            size = given[value.name][axis] if value.name in given else 2 * len(symbols) + tokens if axis else batch
+            dim.dim_value = dim.dim_value or symbols.setdefault(name, size)
+    forget_symbols(skeleton)  # declared shapes would win over what follows from these sizes
+    shapes = Shapes(view, symbols, read=read)
+    for tensor, sizes in shapes_in_numbers(inferred_graph(skeleton)).items():
+        shapes.set(tensor, sizes)
+    for node in view.nodes:  # where inference stopped
+        shapes.note(node)
+    return shapes
+
+
 class Tracer:
     """Follows tensors of one main graph."""
 
-    def __init__(self, view: GraphView, shapes: Mapping[str, Shape], read: Read) -> None:
-        """Follow tensors of `view`, of which `shapes` are those at made-up sizes; `read` reads initializers."""
+    def __init__(self, view: GraphView, shapes: Callable[[int], Shapes], read: Read) -> None:
+        """Follow tensors of `view`, of which `shapes` gives those of a case; `read` reads initializers."""
         self.view = view
         self.constants = Constants(view)
-        self._shapes: dict[str, Shape | None] = dict(shapes)
-        # The bounds of slices are those of the made-up sizes; the factors of scores must not depend on them.
-        self._values = Constants(view, read, self._size)
-        self._exact = Constants(view, read, lambda tensor: _exact(view, tensor))
+        self._shapes, self._of_case = shapes(0), shapes
+        # The bounds of slices are those of the case; the factors of scores must not depend on it.
+        self._exact = Constants(view, read, self._fixed_sizes)
+
+    @cached_property
+    def _others(self) -> Shapes:
+        return self._of_case(1)
+
+    def _fixed_sizes(self, tensor: str) -> Sizes | None:
+        """A shape without the sizes that depend on the case."""
+        pair = [shapes.of(tensor) for shapes in (self._shapes, self._others)]
+        known = [sizes for sizes in pair if sizes is not None]
+        return tuple(a if a == b else None for a, b in zip(*known, strict=True)) if len(known) == len(pair) else None
 
     def shape(self, tensor: str) -> Shape:
-        """The shape of a tensor at made-up sizes.
+        """The shape of a tensor.
 
         Raises:
             LostError: it is not known.
@@ -109,17 +157,10 @@ class Tracer:
         return known
 
     def _size(self, tensor: str) -> Shape | None:
-        """The same, None where it is not known. Where inference stopped, following the entries tells."""
-        if tensor not in self._shapes:
-            self._shapes[tensor] = None  # until it is known, so that nothing asks twice
-            with suppress(LostError):
-                self._shapes[tensor] = self.trace(tensor).shape
-        return self._shapes[tensor]
-
-    def assume(self, tensor: str, shape: Shape) -> None:
-        """State the shape of a tensor that inference did not find."""
-        if self._shapes.get(tensor) is None:
-            self._shapes[tensor] = shape
+        """The same, None where it is not known."""
+        sizes = self._shapes.of(tensor)
+        known = tuple(size for size in sizes or () if size is not None)
+        return known if sizes is not None and len(known) == len(sizes) else None
 
     def operator(self, tensor: str) -> LinearOperator | None:
         """The linear operator that makes a tensor."""
@@ -155,7 +196,7 @@ class Tracer:
         if depth > _DEPTH:
             raise LostError("the way back is too long", label(node))
         found = self._through(node, tensor, lambda name: self.trace(name, ends, depth + 1))
-        known = self._shapes.get(tensor)
+        known = self._size(tensor)
         if known is not None and found.shape != known:
             raise LostError(f"its output has shape {list(known)}, not {list(found.shape)}", label(node))
         return found
@@ -177,13 +218,20 @@ class Tracer:
             return self._moved(node, output, follow(node.input[0]))
         if key == ("", "Concat"):
             return _concatenated([follow(name) for name in node.input], attributes(node)["axis"])
+        if key == ("", "TensorScatter"):  # rows of a cache, in its order: where they stand does not matter
+            axis, new = integer_of(node, "axis", -2), follow(node.input[1])
+            rest = list(new.shape)
+            rest[axis] = self.shape(node.input[0])[axis] - new.shape[axis]
+            return _concatenated([new, Signal(tuple(rest), ())], axis)
         if key == ("", "Neg"):
             return follow(node.input[0]).scaled(-1.0)
         if key in (("", "Mul"), ("", "Div")):
             return self._scaled(node, follow)
         if key in (("", "Add"), ("", "Sub"), ("", "Sum")):
             return self._added(node, follow)
-        raise LostError("it does more than move, scale or add entries", label(node))
+        product = linear_operator(self.view, self.constants, self.view.producer[output])
+        reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
+        raise LostError(reason, label(node))
 
     def _normed(self, norm: Norm, data: Signal) -> Signal:
         """Through a normalisation."""
@@ -259,14 +307,14 @@ class Tracer:
 
     def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
         """Through a node that only moves, repeats or drops entries: what it does to entries, it does to indices."""
-        known = self._shapes.get(output)
+        known = self._size(output)
         if node.op_type in ("Cast", "Identity", "Dropout"):
             return data
         if node.op_type in SAME_ENTRIES and known is not None:
             return data.moved(lambda array: array.reshape(known))
-        operands = {name: self._values.of(name) for name in node.input[1:] if name}
+        operands = {name: self._shapes.values.of(name) for name in node.input[1:] if name}
         if node.op_type == "Expand":
-            return data.spread(np.broadcast_shapes(data.shape, self._values.numbers(node.input[1])))
+            return data.spread(np.broadcast_shapes(data.shape, self._shapes.values.numbers(node.input[1])))
         place, versions = list(node.output).index(output), {"": self.view.opsets.get("", 1)}
 
         def move(array: NDArray[Any]) -> NDArray[Any]:
@@ -300,11 +348,6 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
     shape = np.concatenate([np.broadcast_to(0, piece.shape) for piece in pieces], axis).shape
     norm = next((piece.norm for piece in pieces if piece.norm), None)
     return Signal(shape, tuple(found), any(piece.rotary for piece in pieces), norm)
-
-
-def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
-    shape = view.type_of(tensor).shape
-    return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
 
 
 _ROWS = ("Gather", "GatherND")

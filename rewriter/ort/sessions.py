@@ -26,6 +26,7 @@ from rewriter.text import one_line, quoted
 __all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 
 _BFLOAT16 = "tensor(bfloat16)"
+_MAP = re.compile(r"map\(\w+,tensor\((\w+)\)\)")
 _NO_KERNEL = re.compile(r"(?:NOT_IMPLEMENTED : Could not find an implementation|Provider type) for (\w+)\b")
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
 
@@ -36,7 +37,7 @@ class Session:
 
     Attributes:
         inputs: names of the inputs.
-        outputs: names of the outputs, in the order of the graph.
+        outputs: names of the outputs, in the order of the graph, each once.
         load_seconds: how long onnxruntime took to read, optimise and place the model.
         cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU, as
             `Operator 'name'`; None if this onnxruntime cannot tell. Shapes are computed there on purpose.
@@ -48,7 +49,7 @@ class Session:
     load_seconds: float
     cpu_nodes: tuple[str, ...] | None
     _session: Any
-    _bfloat16: frozenset[str]
+    _types: Mapping[str, str]
     _shrinks: bool
     defined: tuple[str, ...] = ()
 
@@ -57,17 +58,17 @@ class Session:
         feeds: Mapping[str, NDArray[Any]],
         outputs: Sequence[str] | None = None,
         over: Mapping[str, NDArray[Any]] | None = None,
-    ) -> dict[str, NDArray[Any]]:
+    ) -> dict[str, Any]:
         """Run the model once.
 
         Args:
             feeds: maps inputs to arrays; bfloat16 as `ml_dtypes.bfloat16`.
             outputs: names of the outputs to compute; all by default.
             over: results of another run: memory of their shapes is filled before outputs are written into it, so that
-                what is never written shows.
+                what is never written shows. onnxruntime refuses that for shapes that the file does not declare.
 
         Returns:
-            Maps outputs to arrays.
+            Maps outputs to arrays; a sequence is a list, a map the list of its keys and values, a missing value None.
 
         Raises:
             ValidationError: onnxruntime rejected the inputs or failed.
@@ -75,7 +76,10 @@ class Session:
         """
         wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
-            if over is not None or self._bfloat16.intersection([*feeds, *wanted]):
+            kinds = [self._types.get(name, "") for name in (*feeds, *wanted)]
+            # A value of onnxruntime cannot be made of a list, and crashes Python where it is missing.
+            plain = all(kind.startswith("tensor") for kind in kinds[: len(feeds)]) and "optional" not in str(kinds)
+            if plain and (over is not None or _BFLOAT16 in kinds):
                 results = _run_bound(self._session, feeds, wanted, over or {}, options)
             else:
                 results = self._session.run(wanted, dict(feeds), options)
@@ -83,16 +87,28 @@ class Session:
             _raise_if_out_of_memory(error)
             told = _outside(str(error), feeds) or f"onnxruntime could not run the model: {_told(error)}"
             raise ValidationError(told) from error
-        return {name: np.asarray(result) for name, result in zip(wanted, results, strict=True)}
+        return {name: _plain(result, self._types[name]) for name, result in zip(wanted, results, strict=True)}
+
+
+def _plain(value: Any, kind: str) -> Any:
+    """An output as arrays and lists of them; `kind` is its type, as onnxruntime writes it."""
+    if isinstance(value, list):
+        return [_plain(each, kind) for each in value]
+    if isinstance(value, dict):
+        stored, keys = _MAP.search(kind), sorted(value)
+        dtype = np.float32 if stored is not None and stored[1] == "float" else None  # Python has no such number
+        return [np.array(keys), np.array([value[key] for key in keys], dtype)]
+    return None if value is None else np.asarray(value)
 
 
 _STATUS = re.compile(r"^.*?while running (\w+) node\. Name:'(.*?)' Status Message: ", re.DOTALL)
+_PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ .*? was false\. (?=\S)", re.DOTALL)
 _BOUNDS = re.compile(r"Name:'(.*?)'.*idx=(-?\d+) must be within the inclusive range \[-(\d+),", re.DOTALL)
 
 
 def _told(error: Exception) -> str:
-    """What onnxruntime says of a node, without its preamble."""
-    return one_line(_STATUS.sub(r"\1 '\2': ", str(error)))
+    """What onnxruntime says of a node, without its preamble and the place in its source."""
+    return one_line(_PLACE.sub("", _STATUS.sub(r"\1 '\2': ", str(error))))
 
 
 def _outside(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
@@ -168,13 +184,11 @@ def open_session(
         return replace(found, defined=(*plain[1], *found.defined))
     return Session(
         inputs=tuple(value.name for value in session.get_inputs()),
-        outputs=tuple(value.name for value in session.get_outputs()),
+        outputs=tuple(dict.fromkeys(value.name for value in session.get_outputs())),
         load_seconds=time.perf_counter() - start,
         cpu_nodes=() if known.name == "cpu" else _nodes_on_cpu(session),
         _session=session,
-        _bfloat16=frozenset(
-            value.name for value in (*session.get_inputs(), *session.get_outputs()) if value.type == _BFLOAT16
-        ),
+        _types={value.name: value.type for value in (*session.get_inputs(), *session.get_outputs())},
         _shrinks=not spin,
     )
 
@@ -229,13 +243,19 @@ def _run_options(*, shrinks: bool) -> Any:
 
 
 def _run_bound(
-    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], over: Mapping[str, NDArray[Any]], options: Any
-) -> list[NDArray[Any]]:
+    session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], over: Mapping[str, Any], options: Any
+) -> list[Any]:
     """Run with values of onnxruntime; an output that is in `over` is written into memory of that shape, filled."""
     binding = session.io_binding()
     # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
     held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # numbers stay so
-    places = {name: _filled(over[name]) for name in wanted if name in over and over[name].dtype.kind not in "OUS"}
+    shapes = {value.name: value.shape for value in session.get_outputs()}
+    arrays = {name: over[name] for name in wanted if isinstance(over.get(name), np.ndarray)}
+    places = {
+        name: _filled(array)
+        for name, array in arrays.items()
+        if array.dtype.kind not in "OUS" and (not shapes[name] or fits(array.shape, shapes[name]))
+    }
     for name, array in held.items():
         binding.bind_ortvalue_input(name, _value_of(array))
     for name in wanted:
@@ -244,7 +264,16 @@ def _run_bound(
         else:
             binding.bind_output(name)
     session.run_with_iobinding(binding, options)
-    return [np.array(_array_of(result)) for result in binding.get_outputs()]
+    results = binding.get_outputs()
+    if not all(result.is_tensor() for result in results):
+        return list(binding.copy_outputs_to_cpu())
+    return [np.array(_array_of(result)) for result in results]
+
+
+def fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+    """Whether a shape has the axes of a declared one, and its sizes where they are numbers."""
+    sizes = zip(shape, declared, strict=False)
+    return len(shape) == len(declared) and all(size == dim for size, dim in sizes if isinstance(dim, int))
 
 
 def _filled(like: NDArray[Any]) -> NDArray[Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, extract
-from rewriter.graph.view import GraphView, Path, all_views
+from rewriter.graph.view import GraphView, Path, Place, all_views
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ class Claim:
     longest: int | None = None
     accuracy: float = 0.0
     exposed: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> Place:
+        """The output and its graph, by which blocks are known."""
+        return self.path, self.output
 
     @property
     def gate(self) -> str:

@@ -28,7 +28,7 @@ from rewriter.arrays import Array
 from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.view import Path, all_views, graph_at, integer_of
+from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
@@ -73,6 +73,11 @@ class Point:
     argument: str = ""
     value: str = ""
 
+    @property
+    def place(self) -> Place:
+        """The tensor and its graph."""
+        return self.path, self.tensor
+
 
 def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, Sequence[Mapping[str, Array]]]:
     """A copy with noise at those points that it has, and its further inputs, draw by draw; none without noise."""
@@ -107,7 +112,9 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
 
 def rounds_to_bytes(node: onnx.NodeProto) -> bool:
     """Whether an operator rounds its activations to 8 bits."""
-    return node.op_type == "MatMulNBits" and integer_of(node, "accuracy_level", 0) == 4
+    if node.op_type == "MatMulNBits":
+        return integer_of(node, "accuracy_level", 0) == 4
+    return node.op_type in {"DynamicQuantizeLinear", "DynamicQuantizeMatMul"}
 
 
 def noisy(

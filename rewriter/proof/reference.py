@@ -23,7 +23,7 @@ import onnx
 import onnx.shape_inference
 from onnx import TensorProto, numpy_helper
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, tensors_of
 from rewriter.errors import ModelError, RewriteError
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.attention import with_plain
@@ -33,8 +33,8 @@ from rewriter.graph.fused import FUSED, MICROSOFT, with_parts
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import attributes as attributes_of
-from rewriter.graph.view import constant_of, key_of, label, needed, opsets, reads
-from rewriter.graph.walk import all_graphs, is_external, iter_tensors
+from rewriter.graph.view import constant_of, key_of, label, needed, opsets
+from rewriter.graph.walk import all_graphs, is_external, iter_tensors, reads
 from rewriter.proof.inputs.specs import is_float, numpy_type
 from rewriter.text import one_line
 
@@ -98,7 +98,7 @@ class Reference:
                     raise NoReference(f"the evaluator computes '{one_line(name, 80)}' in {value.dtype} only")
             for name in dead:  # onnx's own loop would keep all values, which may be large attention patterns
                 values.pop(name, None)
-        return {name: np.asarray(values[name]) for name in self.outputs}
+        return tensors_of({name: values[name] for name in self.outputs})
 
 
 def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Reference:
@@ -118,8 +118,6 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
     copy = with_plain(with_plain_experts(inlined(model)))
     copy = with_parts(copy, lambda node: FUSED[key_of(node)](node) if key_of(node) in FUSED else None)
-    if copy.graph.sparse_initializer:
-        raise NoReference("the model has sparse initializers")
     del copy.functions[:]  # those that are left are of another operator set
     outputs = [value.name for value in copy.graph.output]
     # A dead operator without a float64 form does not matter.
@@ -228,14 +226,6 @@ def _hard_swish(_: Attributes, x: Array) -> Array:
     return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
 
 
-def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
-    if attributes.get("transBatchA") or attributes.get("transBatchB"):
-        raise NotImplementedError("FusedMatMul with transposed batches")
-    a = np.swapaxes(a, -1, -2) if attributes.get("transA") and a.ndim > 1 else a
-    b = np.swapaxes(b, -1, -2) if attributes.get("transB") and b.ndim > 1 else b
-    return np.asarray(_number(attributes, "alpha", 1.0) * np.matmul(a, b))
-
-
 def _rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
     """onnxruntime's SimplifiedLayerNormalization: over the axes from `axis` on."""
     axes = tuple(range(int(attributes.get("axis", -1)) % x.ndim, x.ndim))
@@ -295,7 +285,6 @@ OPERATORS: Mapping[tuple[str, str], Operator] = {
     (MICROSOFT, "Gelu"): _gelu,
     (MICROSOFT, "FastGelu"): _fast_gelu,
     (MICROSOFT, "QuickGelu"): _quick_gelu,
-    (MICROSOFT, "FusedMatMul"): _fused_matmul,
     (MICROSOFT, "RotaryEmbedding"): _rotary,
 }
 """Those that onnx's evaluator lacks, decomposes into others with constants rounded to float32, or computes otherwise

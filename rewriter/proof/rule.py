@@ -83,30 +83,34 @@ def compared(
     """Apply the rule to one output.
 
     Args:
-        name: the output.
+        name: the output, or an element of a sequence; not every case need have it.
         original: the original's results without optimisation, case by case.
         variants: results of the original that differ by rounding alone: with optimisation, with noise.
         rewritten: the results to be judged.
         tolerance: (atol, rtol) in place of the rule, for floats: |B - A| <= atol + rtol |A| for every entry that is
             finite; then errors are in the output's units.
     """
-    ours, theirs = ([case[name] for case in results] for results in (original, rewritten))
-    others = [[case[name] for case in results] for results in variants]
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+    places = [name in case for case in original]
+    if [name in case for case in rewritten] != places:
+        return Judgement(name, np.inf, 0.0, 0.0, "is an element of a sequence that has another length")
+    every = (original, rewritten, *(each for each in variants if [name in case for case in each] == places))
+    ours, theirs, *others = [[case[name] for case in results if name in case] for results in every]
+    cases = [place for place, there in enumerate(places) if there]
+    for place, a, b in zip(cases, ours, theirs, strict=True):
         kinds = ("shape", list(a.shape), list(b.shape)), ("type", a.dtype, b.dtype)
         changed = next((f"has {what} {other} instead of {own}" for what, own, other in kinds if own != other), "")
         if changed:
             return Judgement(name, np.inf, 0.0, 0.0, changed, case=place)
     if not ours or not is_float(ours[0].dtype):
         return replace(_whole(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        wrong = _misplaced(a, b, [other[place] for other in others])
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        wrong = _misplaced(a, b, [other[number] for other in others])
         if wrong.any():
             reason = (
                 f"has {int(wrong.sum())} entries that are finite in one model only, or NaN or infinite "
                 f"otherwise{_entry(a, b, wrong)}"
             )
-            return Judgement(name, np.inf, 0.0, 0.0, reason, case=place)
+            return Judgement(name, np.inf, 0.0, 0.0, reason, case=cases[number])
     if tolerance is not None:
         return _within(name, ours, theirs, *tolerance)
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
@@ -132,6 +136,11 @@ def compared(
         reason=f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
         f"{worst.rounding:.3g} of rounding{_entry(ours[place], theirs[place], _gaps(ours[place], theirs[place]))}",
     )
+
+
+def names_in(*runs: Results) -> list[str]:
+    """The outputs in any case of any run."""
+    return list(dict.fromkeys(name for results in runs for case in results for name in case))
 
 
 def _gaps(a: Array, b: Array) -> Array:

@@ -16,23 +16,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 import onnx
 
-from rewriter.arrays import Array
+from rewriter.arrays import Array, tensors_of
 from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, with_norms_apart
 from rewriter.graph.constants import elem_type_of
 from rewriter.graph.extract import Cut, split, with_outputs
-from rewriter.ort.sessions import Session, open_session
+from rewriter.graph.types import type_of
+from rewriter.ort.sessions import Session, fits, open_session
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.rule import Results, magnitude
-from rewriter.text import quoted
+from rewriter.text import counted, first_of, quoted
 
 SEGMENT = 2**27
 """Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
@@ -149,7 +151,7 @@ def run_model(
     wanted = tuple(outputs) or side.main.outputs
     cuts: Sequence[Cut | None] = split(side.main, wanted, SEGMENT) if by_blocks else (None,)
     # Of each way, the values of the tensors that later segments read, case by case.
-    flows: list[list[dict[str, Array]]] = [[dict(case.feeds) for case in cases] for _ in ways]
+    flows: list[list[dict[str, Any]]] = [[dict(case.feeds) for case in cases] for _ in ways]
     runs = {way: Ran() for way in ways}
     kept, skipped = list(cases), list[str]()
     for number, part in enumerate(cuts):
@@ -168,7 +170,7 @@ def run_model(
                 for name in values.keys() - later:
                     del values[name]
     for ran, flow in zip(runs.values(), flows, strict=True):
-        ran.results = [{name: values[name] for name in wanted} for values in flow]
+        ran.results = [tensors_of({name: values[name] for name in wanted}) for values in flow]
     truth = _in_float64(side.model, kept, progress) if wide and not by_blocks else None
     gaps = gaps or gaps_of(runs)
     for way, ran in runs.items():
@@ -181,9 +183,9 @@ def _run_part(
     part: Cut | None,
     way: Way,
     ran: Ran,
-    flow: Sequence[dict[str, Array]],
+    flow: Sequence[dict[str, Any]],
     wanted: Sequence[str],
-    over: Sequence[Mapping[str, Array]],
+    over: Sequence[Mapping[str, Any]],
     *,
     may_refuse: bool,
 ) -> dict[int, str]:
@@ -223,15 +225,19 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
     return None
 
 
-def fed(part: LoadedModel, values: Mapping[str, Array]) -> dict[str, Array]:
+def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
     """What a part of a model reads, cast to the element types that it declares; open types are declared here.
 
     Inference knows no types behind custom operators. And a model may compute in another precision than the one whose
     values its parts are fed.
     """
-    given = {}
+    given: dict[str, Any] = {}
     for declared in part.proto.graph.input:
         array, kind = values[declared.name], declared.type.tensor_type
+        if isinstance(array, list):  # a sequence
+            given[declared.name] = array
+            declared.type.sequence_type.elem_type.tensor_type.elem_type = elem_type_of(np.asarray(*array[:1]))
+            continue
         if not kind.elem_type or not is_float(array.dtype):
             kind.elem_type = elem_type_of(array)
         wanted = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if is_float(array.dtype) else array.dtype
@@ -269,7 +275,7 @@ def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
         found = found or [{} for _ in once]
         for masks, first, second in zip(found, once, again, strict=True):
             for name, values in first.items():
-                mask = _apart(values, second[name])
+                mask = _apart(values, second.get(name))
                 if mask.any():
                     masks[name] = mask | masks.get(name, False)
     return found
@@ -294,14 +300,28 @@ def told(runs: ModelRuns) -> Iterator[str]:
     names: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name in {name: None for masks in runs.gaps for name in masks}:
         count = sum(int(masks[name].sum()) for masks in runs.gaps if name in masks)
-        names[count, sum(case[name].size for case in results)].append(name)
+        names[count, sum(case[name].size for case in results if name in case)].append(name)
     for (count, size), each in names.items():
         what = f"{count} of {size} elements of {', '.join(each)} are unwritten memory or random"
         yield f"{what}: they are not the same in two runs of the original, and not compared"
 
 
-def _apart(one: Array, other: Array) -> Array:
-    if one.shape != other.shape:
+def misdeclared(side: Side, runs: ModelRuns) -> Iterator[str]:
+    """The outputs that have other shapes than the file declares, in words."""
+    results = next(iter(runs.ways.values())).results
+    names: dict[str, list[str]] = defaultdict(list)
+    for value in side.model.proto.graph.output:
+        declared = type_of(value.type)
+        found = (case[value.name].shape for case in results if value.name in case)
+        wrong = next((shape for shape in found if declared.shape is not None and not fits(shape, declared.shape)), None)
+        if wrong is not None:
+            names[f"shape {list(wrong)}, but the file declares {declared}: correct its types"].append(value.name)
+    for text, each in names.items():
+        yield f"{counted(len(each), 'output')} ({first_of(each)}) of the original, when run: {text}"
+
+
+def _apart(one: Array, other: Array | None) -> Array:
+    if other is None or one.shape != other.shape:
         return np.ones(one.shape, np.bool_)
     if not is_float(one.dtype):
         return np.asarray(one != other, np.bool_)

@@ -19,21 +19,21 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.errors import UsageError, ValidationError
+from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
-from rewriter.graph.view import GraphView, key_of, reads
+from rewriter.graph.view import GraphView, Place, key_of
+from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.cases import Case, make_cases
-from rewriter.proof.inputs.given import spelled
-from rewriter.proof.inputs.read import load_cases
+from rewriter.proof.inputs.accepted import run_accepted
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
-from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, run_model, told
+from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
+from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, run_model, told
 from rewriter.proof.settings import Settings
 from rewriter.proof.tested import BlockTest, tested_block
 
@@ -52,6 +52,9 @@ _BYTES = (
     "activations are rounded to 8 bits, where one unit in the last place flips a rounding here and there: other tokens "
     "may come out, as on another processor"
 )
+
+_TESTED = "leave out --certificate-only to have it run, or use form local, compact, masked or maskless"
+_NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
 
 _ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
 
@@ -146,6 +149,7 @@ class Judge:
             this form, and the rewritten model itself end to end.
         tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
+        run: whether anything is run; if not, every block must be certified.
     """
 
     original: LoadedModel
@@ -157,6 +161,7 @@ class Judge:
     alone: LoadedModel | None = None
     tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
+    run: bool = True
 
     def verdict(self) -> Validation:
         """The certificate, the run, and the tests of blocks that are not certified.
@@ -169,16 +174,21 @@ class Judge:
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
         # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
-        names = {name: f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)}
+        names = {
+            (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
+        }
         of_blocks = {each.name for each in self.claims}
         refusals = [each for each in certificate.refusals if self.claims or each.refuted]
         refused: dict[bool, dict[str, None]] = {True: {}, False: {}}
         for each in [each for each in refusals if each.settled] or refusals:  # others may follow from these
             told = f"{'refuted' if each.refuted else 'not proved'}: {each.text}"
-            text = each.text if each.node in of_blocks else f"{names.get(each.original, '')}{told}"
+            text = each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}{told}"
             # A tolerance excuses what is refuted, unless it is claimed.
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
+        if not self.run:
+            unproved += tuple(f"{name} cannot be certified, only tested; {_TESTED}" for name in certificate.left)
+            return Validation(certificate, {}, (), (), (), refuted, unproved, notes=(_NOT_RUN,))
         try:
             return self._judged(certificate, refuted, unproved)
         except (ValidationError, LookupError, ValueError) as error:
@@ -201,7 +211,7 @@ class Judge:
     def _certificate(self) -> Certificate:
         """What is proved for every input."""
         held = {
-            each.output: Claimed(
+            each.place: Claimed(
                 each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
             )
             for each in self.claims
@@ -224,13 +234,12 @@ class Judge:
         tested = tuple(claim for claim in claims if claim.name in certificate.left)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
-        longest = 0 if self.alone is None else max((claim.longest or 0 for claim in claims), default=0)
         watched = dict(_domains(claims, certificate))
         # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
-        cases = cases_of(self.original, self.settings, longest, few=certificate.certified and not watched)
         wide = self.original.size <= CHEAP
         before = run_accepted(
-            old, cases, (*ways, *again), self.settings,
+            old, (*ways, *again), self.settings,
+            most=longest_of(claims), full=self.alone is not None, few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
@@ -257,7 +266,7 @@ class Judge:
             *(failure for each in runs.values() for failure in each.failures),
         ]
         uncompared += [text for each in runs.values() for text in each.uncompared]
-        notes = [*_by_definition(before, after), *told(before)]
+        notes = [*_by_definition(before, after), *misdeclared(old, before), *told(before)]
         if any(rounds_to_bytes(node) for _, node in _nodes(old)):
             notes.append(_BYTES)
         judged = (each for run in runs.values() for each in run.compared.values())
@@ -301,7 +310,7 @@ class Judge:
             variants = [old.results, *noise.get(ways[0], ())]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
-                for output in plain.results[0]
+                for output in names_in(plain.results, *(after.ways[way].results for way in ways))
                 for way in ways
             }
 
@@ -314,15 +323,16 @@ class Judge:
         for (output, way), each in judged.items():
             exact = strict[output, way]
             where = "" if exact.case is None else f", input '{before.cases[exact.case].name}'"
-            if each.proves_nothing and not exact.holds and is_float(old.results[0][output].dtype):
-                coarsest = max(points, key=lambda point: point.error).tensor
-                coarsest = next((claim.name for claim in self.claims if claim.output == coarsest), coarsest)
+            floats = any(is_float(case[output].dtype) for case in old.results if output in case)
+            if floats and each.proves_nothing and not exact.holds:
+                place = max(points, key=lambda point: point.error).place
+                coarsest = next((claim.name for claim in self.claims if claim.place == place), place[1])
                 failures.append(f"output {output} {exact.reason} on {way}{where}; {_COARSE.format(coarsest)}")
             elif not each.holds:
                 failures.append(f"output {output} {each.reason} on {way}{where}")
             if output not in found or each.error > found[output].error:
                 found[output] = each
-        nothing = {output: uncompared([case[output] for case in old.results]) for output in found}
+        nothing = {output: uncompared([case[output] for case in old.results if output in case]) for output in found}
         coarse = _coarse(provider, sides[1]) if failures else ()
         if coarse:
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
@@ -385,41 +395,9 @@ def _beyond(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, floa
             )
 
 
-def cases_of(original: LoadedModel, settings: Settings, longest: int, *, few: bool = False) -> tuple[Case, ...]:
-    """The inputs that were given, or generated ones, one with a sequence of `longest` tokens; `few`: three of them.
-
-    Raises:
-        UsageError: the inputs do not fit the model, or none can be made.
-    """
-    if settings.inputs is not None:
-        return load_cases(settings.inputs, original.proto)
-    return make_cases(original.proto, seed=settings.seed, dims=settings.dims, longest=longest, few=few)
-
-
-def run_accepted(
-    side: Side, cases: Sequence[Case], ways: Sequence[Way], settings: Settings, **options: Any
-) -> ModelRuns:
-    """The runs of the original on the cases that it accepts; `options` are further ones of `run_model`.
-
-    Raises:
-        UsageError: the original accepts none of the inputs that were given.
-        ValidationError: the original cannot be loaded, or accepts nothing.
-    """
-    try:
-        runs = run_model(side, cases, ways, may_refuse=True, **options)
-    except ValidationError as error:
-        what = "the original model does not run, so nothing can be proved; --no-validate skips the proof"
-        raise ValidationError(f"{what}: {error}") from error
-    if runs.cases:
-        return runs
-    if settings.inputs is not None:
-        raise UsageError(
-            f"{spelled(settings.inputs)}: the original model runs on none of these inputs: {runs.skipped[0]}"
-        )
-    raise ValidationError(
-        f"the original model runs on none of the {len(cases)} inputs tried; give some with --inputs, or sizes with "
-        f"--dim ({runs.skipped[0]})"
-    )
+def longest_of(claims: Sequence[Claim]) -> int | None:
+    """The longest sequence that all blocks take; None for any."""
+    return min((claim.longest for claim in claims if claim.longest), default=None)
 
 
 def noise_points(
@@ -434,9 +412,9 @@ def noise_points(
         Point(each.output, each.path, each.elem_type, each.max_error, each.gate, each.value if each.gated else "")
         for each in tested
     ]
-    unique: dict[str, Point] = {}
+    unique: dict[Place, Point] = {}
     for point in (*found, *further):
-        unique.setdefault(point.tensor, point)
+        unique.setdefault(point.place, point)
     return tuple(unique.values())
 
 
@@ -471,7 +449,9 @@ def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
 def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> float | None:
     """The largest error against the original in float64, rewritten over original, over outputs and both ways."""
     truth, ratios = before.truth or ({},), list[float]()
-    for output in (each for each, values in truth[0].items() if values.dtype.kind == "f"):
+    every = [*truth, *(case for runs in (before, after) for way in ways for case in runs.ways[way].results)]
+    shared = (each for each in truth[0] if all(each in case for case in every))
+    for output in (each for each in shared if truth[0][each].dtype.kind == "f"):
         exact = [case[output] for case in truth]
         for way in ways:
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))

@@ -6,13 +6,14 @@ again: `rewrite certify --check`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-from rewriter.errors import ExitStatus, UsageError
+from rewriter.errors import ExitStatus, ModelError, UsageError
 from rewriter.proof.certificate.certify import Certificate, CertifiedRegion
 from rewriter.report.report import VERSION, Result, json_text, reach
 from rewriter.text import counted, one_line, quoted
@@ -28,12 +29,27 @@ class FileDigest:
     Attributes:
         path: as given.
         sha256: of the model file.
-        data: of the data files that it refers to, by location.
+        files: the data files that it refers to, by location.
     """
 
     path: str
     sha256: str
-    data: Mapping[str, str]
+    files: Mapping[str, Path] = field(default_factory=dict, metadata={"json": ""})
+    also: ClassVar = ("data",)
+
+    @property
+    def data(self) -> Mapping[str, str]:
+        """The sha256 of its data files, by location: computed when a certificate is written or checked."""
+        return {name: sha256_of(path) for name, path in self.files.items()}
+
+
+def sha256_of(path: Path) -> str:
+    """The digest of a file. Raises ModelError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{quoted(path)} cannot be read: {error.strerror}; check the disk") from error
 
 
 @dataclass(frozen=True, repr=False)

@@ -112,6 +112,7 @@ class BlockRow:
         domain: largest |pre-activation| up to which that holds; None where it holds for all.
         reason: why it was left.
         node: the node to which the reason refers.
+        part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
     """
 
     name: str
@@ -130,6 +131,7 @@ class BlockRow:
     domain: float | None = None
     reason: str | None = None
     node: str | None = None
+    part_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,8 @@ class Report(Result):
         """The converted blocks and their heads, in words."""
         heads = sum(row.heads or 0 for row in self.converted)
         read = "read as " if self.form == "local" else ""  # its graph holds neither queries nor patterns
-        return f"{counted(len(self.converted), 'block')}, {read}{heads:,} attention heads"
+        blocks = sum(not row.part_of for row in self.converted)
+        return f"{counted(blocks, 'block')}, {read}{heads:,} attention heads"
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -245,6 +248,8 @@ class Report(Result):
             return f"NOT PROVED  {self.what}, {where}"
         certificate = self.proof.certificate if self.proof.certified else None
         how = "tested, not certified" if certificate is None else f"certified {reach(certificate)}"
+        if not self.proof.providers:
+            return f"CERTIFIED  {self.what}, {how}, not run; {where}"
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
 
     def to_json(self) -> dict[str, Any]:

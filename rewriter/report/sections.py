@@ -69,7 +69,8 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "tested", "Tested", f"{tested(proof)}."
     if proof.providers:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
-        where = f"{counted(len(proof.cases), 'input')}, on {', '.join(proof.providers)}"
+        text = ", text among them" if any(name.endswith("text") for name in proof.cases) else ""
+        where = f"{counted(len(proof.cases), 'input')}{text}, on {', '.join(proof.providers)}"
         ratio = f"; their error is {proof.error_ratio:.2f} times the original's own error against float64"
         ratio = "" if isnan(proof.error_ratio) else ratio
         far = f": the outputs differ by at most {written(max(outputs), 'error')}{ratio}" if outputs else ""
@@ -235,9 +236,9 @@ def _converted(rows: Sequence[BlockRow]) -> Iterator[str]:
     alike: dict[tuple[Any, ...], list[BlockRow]] = {}
     for row in rows:
         key = row.activation, row.program, row.experts, row.heads, row.bias_tokens, row.max_error, row.domain
-        alike.setdefault(key, []).append(row)
-    for (activation, program, experts, heads, tokens, error, domain), group in alike.items():
-        each = "" if len(group) == 1 else f"{len(group)} blocks, each "
+        alike.setdefault((*key, bool(row.part_of)), []).append(row)
+    for (activation, program, experts, heads, tokens, error, domain, part), group in alike.items():
+        each = "" if len(group) == 1 else f"{len(group)} {'parts of blocks' if part else 'blocks'}, each "
         count = "heads" if heads is None else counted(heads, "head")
         count = count if experts is None else f"{counted(experts, 'expert')}, {count} each"
         count += "" if heads is None else f" over {counted(tokens or 0, 'bias token')}"

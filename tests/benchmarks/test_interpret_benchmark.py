@@ -127,7 +127,7 @@ def test_an_export_of_gpt2_with_its_kind_of_tokenizer(tmp_path: Path) -> None:
 
 def test_form_whole_in_pytorch_computes_what_the_decoder_does() -> None:
     from benchmarks.replica import Replica
-    from benchmarks.survival import LENGTH, Stream
+    from docs.notebooks.survival import LENGTH, Stream
 
     replica = Replica(FOLDER / "trained" / "docstrings-silu.onnx")
     start, stream = torch.randn(2, LENGTH, 48), Stream(replica, 2.0**60)
@@ -137,8 +137,8 @@ def test_form_whole_in_pytorch_computes_what_the_decoder_does() -> None:
 
 def test_heads_are_fitted_by_variable_projection() -> None:
     """A block's own neurons are exact; more heads than it has neurons come close from random starts, a map does not."""
-    from benchmarks.exchange import Block, Problem, mapped, solved
     from benchmarks.replica import ACTIVATIONS, Sublayer
+    from docs.notebooks.exchange import Block, Problem, mapped, solved
 
     generator = torch.Generator().manual_seed(0)
     shapes = {"W_in": (6, 4), "b_in": (4,), "W_O": (4, 6), "b_O": (6,)}

@@ -17,7 +17,6 @@ from benchmarks import (
     error_propagation,
     forms,
     fusions,
-    gates,
     large_model,
     latency,
     pattern,
@@ -35,7 +34,7 @@ from tests.benchmarks.conftest import draws
 from tests.committed import FOLDER
 from tests.conftest import slow
 
-MODULES = (cuda, cuda_proofs, error_propagation, forms, gates, large_model, latency, pattern, plan_scaling, validation)
+MODULES = (cuda, cuda_proofs, error_propagation, forms, large_model, latency, pattern, plan_scaling, validation)
 TINY = Shape(layers=2, width=32, hidden=128, heads=4, vocabulary=50, positions=64)
 SIZES = "--layers 2 --width 32 --hidden 64 --heads 4 --vocabulary 50 --repeats 1"
 LARGE = "--layers 2 --width 64 --heads 4 --vocabulary 64 --repeats 1"

@@ -63,8 +63,9 @@ from rewriter.proof.certificate.expressions import (
 )
 from rewriter.proof.certificate.graphs import Model, Scope, Tensor
 from rewriter.proof.certificate.regions import Region
-from rewriter.proof.certificate.rows import Layer, cut_of, read_layer
+from rewriter.proof.certificate.rows import Layer, alike, cut_of, read_layer
 
+UNLIKE = "puts entries of two tensors side by side whose shapes are not known to be the same"
 NEGLIGIBLE = 1e-30
 """What all other tokens together may add to a token, relative to 1: far below the rounding of every type."""
 
@@ -210,10 +211,10 @@ def _reader_of(scope: Scope, node: onnx.NodeProto) -> _Reader | None:
         start, end, axis = (sizes(scope.find(name)) for name in node.input[1:])
         of = end[0] if end is not None and len(end) == 1 else 0
         return _Reader(of.tensor) if isinstance(of, Axes) and (start, axis, of[1:]) == ([0], [1], (1, 2)) else None
-    if key_of(node) != ("", "Reshape") or integer_of(node, "allowzero", False):
+    if key_of(node) != ("", "Reshape"):
         return None
     shape = sizes(scope.find(node.input[1])) or [1]
-    if len(shape) == 3 and shape[:2] == [0, 0]:
+    if len(shape) == 3 and shape[:2] == [0, 0] and not integer_of(node, "allowzero", False):
         return _Reader()
     measured = whole_shape(sizes(scope.find(node.input[1])))
     return None if measured is None else _Reader(shaped=before_casts(measured))
@@ -230,8 +231,9 @@ def _unfold(scope: Scope, name: str, node: onnx.NodeProto, reader: _Reader, name
     used = [part for part in ordered(function) if part.operator == "leaf"]
     leaves = {part: reader.define(scope, f"{name}/layer_{part.value}", part) for part in used}
     heads = f"{name}/rows" if layer else name
-    inside, together = frozenset(reader.inside), len(used) > 1
-    scope.heads[heads] = Region(function, leaves, inside, together=together, added=added, tokens=reader.tokens)
+    if len(used) > 1 and not alike(tuple(leaves.values())):
+        raise _Unread(UNLIKE)
+    scope.heads[heads] = Region(function, leaves, frozenset(reader.inside), added=added, tokens=reader.tokens)
     made = onnx.helper.make_node("Heads", [tensor.name for tensor in leaves.values()], [heads])
     scope.define(made, source.elem_type)
     if layer:
@@ -263,6 +265,7 @@ class _Reader:
         self._cut = x is not None
         self._known: dict[Tensor, Any] = {}
         self._sources: list[Tensor | Layer] = []
+        self._layout: list[object] = []
         self._depth = 0
         self.inside: list[Tensor] = []
         self.leaks: dict[Expression, float] = {}
@@ -542,7 +545,12 @@ class _Reader:
         if shape is None or integer_of(node, "allowzero", False):
             return None
         if self.shaped is not None:
-            entry = _objects([self._leaf(before_casts(source, self.inside))])
+            of = before_casts(source, self.inside)
+            own = [each if isinstance(each, int) or before_casts(each.tensor) is not of else each[1:] for each in shape]
+            if (self._layout or own) != own:
+                raise _Reason("is laid out in another way than other tensors")
+            self._layout = own
+            entry = _objects([self._leaf(of)])
             return _Entries(_LAID_OUT, entry.reshape(1, 1, 1)) if rank(shape) == 3 else None
         found = self._value(source)
         if isinstance(found, _Projected) and shape[:2] == [0, 0] and len(shape) == 4:

@@ -23,11 +23,11 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS
 from rewriter.graph.extract import cut
 from rewriter.graph.types import FLOATS, elem_name
-from rewriter.graph.view import GraphView, Path, attributes, key_of, label, operator_of, reads
-from rewriter.graph.walk import iter_nodes, subgraphs
-from rewriter.proof.certificate.attention import unfold
+from rewriter.graph.view import GraphView, Path, Place, attributes, key_of, label, operator_of
+from rewriter.graph.walk import iter_nodes, reads, subgraphs
+from rewriter.proof.certificate.attention import UNLIKE, unfold
 from rewriter.proof.certificate.bounds import Bound, bound, proportional
-from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, in_order, rank, sizes, whole_shape
+from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import (
     ONE,
     VARIABLE,
@@ -40,9 +40,18 @@ from rewriter.proof.certificate.expressions import (
     listing,
     substitute,
 )
-from rewriter.proof.certificate.graphs import FUNCTION, HEADS, SOURCE, Model, NotCertifiable, Scope, Tensor
+from rewriter.proof.certificate.graphs import (
+    FUNCTION,
+    HEADS,
+    SOURCE,
+    Model,
+    NotCertifiable,
+    Scope,
+    Tensor,
+    shared_ranges,
+)
 from rewriter.proof.certificate.regions import Reader, Region
-from rewriter.proof.certificate.rows import Layer, extent, read_layer
+from rewriter.proof.certificate.rows import Layer, alike, extent, in_order, read_layer
 from rewriter.proof.claims import Claim
 from rewriter.text import quoted
 
@@ -160,6 +169,7 @@ class Refusal:
         refuted: whether the reason is a counterexample: a number at which a function is further off than is claimed,
             or, where nothing is, than folded constants explain.
         settled: whether no test excuses it and further reasons follow from it: another function, weights or operands.
+        path: the graph of the original.
     """
 
     tensor: str
@@ -168,6 +178,7 @@ class Refusal:
     reason: str
     refuted: bool = False
     settled: bool = field(default=False, metadata={"json": ""})
+    path: Path = ()
 
     @property
     def text(self) -> str:
@@ -219,7 +230,7 @@ def certify(
     original: LoadedModel,
     rewritten: LoadedModel,
     *,
-    claims: Mapping[str, Claimed] | None = None,
+    claims: Mapping[Place, Claimed] | None = None,
     blocks: Sequence[Claim] = (),
     limit: float = UNCLAIMED,
 ) -> Certificate:
@@ -228,7 +239,7 @@ def certify(
     Args:
         original: the model that is the specification.
         rewritten: the model to be judged; it may have further outputs.
-        claims: by tensor of the original, what its replacement is held to.
+        claims: by graph and tensor of the original, what its replacement is held to.
         blocks: what was replaced. Each must have been, by heads. One that is not certified is left to tests: then it
             must read nothing but the inputs of the block, and these must be certified; where heads are entrywise, only
             an activation is left that cannot be read in the original, or is neither bounded nor refuted.
@@ -239,16 +250,16 @@ def certify(
     sys.setrecursionlimit(max(before, _DEEPEST))
     matching = _Matching(claims or {}, blocks, limit)
     try:
-        a = Model(original)
+        a = Model(original, shared=shared_ranges(original, rewritten))
         b = Model(rewritten, a)
         unfold(a)
         unfold(b)
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
-        if any(each.refuted and each.original not in matching.claims for each in refusals):
+        if any(each.refuted and (each.path, each.original) not in matching.claims for each in refusals):
             # Other weights may make up for another function: it is a counterexample only where all else is the same.
             rest = tuple(_Matching(claims or {}, blocks, limit, excused=True).compare(a, b))
             refusals = tuple(
-                replace(each, refuted=each.refuted and (not rest or each.original in matching.claims))
+                replace(each, refuted=each.refuted and (not rest or (each.path, each.original) in matching.claims))
                 for each in refusals
             )
     except (NotAFunction, NotCertifiable) as error:
@@ -274,7 +285,7 @@ def _kept(a: Model, b: Model, blocks: Sequence[Claim]) -> Iterator[Refusal]:
                 text = "reported as converted, but there is no softmax between its ends"
             else:
                 continue
-        yield Refusal(block.makes[0], block.makes[0], block.name, text, settled=True)
+        yield Refusal(block.makes[0], block.makes[0], block.name, text, settled=True, path=block.path)
 
 
 def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
@@ -295,9 +306,10 @@ def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> boo
 
 def _interface(a: Model, b: Model) -> Iterator[Refusal]:
     """Differences of opsets, inputs and outputs; further outputs of `b` are none."""
-    for domain, version in a.opsets.items():
-        if b.opsets.get(domain, version) != version:
-            yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {b.opsets[domain]} instead of {version}")
+    for domain in sorted(a.domains & b.domains):
+        old, new = (side.opsets.get(domain, "not imported") for side in (a, b))
+        if old != new:
+            yield Refusal("", "", "", f"opset {domain or 'ai.onnx'} is {new} instead of {old}")
     if b.ir_version < LOOSE_INITIALIZERS <= a.ir_version:
         yield Refusal("", "", "", f"IR version is {b.ir_version} instead of {a.ir_version}, without defaults of inputs")
     for what, ours, theirs in zip(("input", "output"), a.signature, b.signature, strict=True):
@@ -313,11 +325,11 @@ class _Matching:
     Attributes:
         regions: the regions that were proved, by the tensors of both sides.
         left: names of blocks that are left to tests.
-        claims: tensor of the original to what its replacement is held to.
+        claims: graph and tensor of the original to what its replacement is held to.
     """
 
     def __init__(
-        self, claims: Mapping[str, Claimed], blocks: Sequence[Claim], limit: float, *, excused: bool = False
+        self, claims: Mapping[Place, Claimed], blocks: Sequence[Claim], limit: float, *, excused: bool = False
     ) -> None:
         """`excused`: regions that are refuted count as the same, so that only other differences are found."""
         self.regions: dict[tuple[Tensor, Tensor], CertifiedRegion] = {}
@@ -326,7 +338,7 @@ class _Matching:
         self._excused = excused
         self._replaced = blocks
         self._ends: dict[tuple[Tensor, Tensor], Claim] = {}
-        self._names = {name for block in blocks for name in (*block.makes, block.output)}
+        self._names = {(block.path, name) for block in blocks for name in (*block.makes, block.output)}
         self._limit = limit
         self._known: dict[tuple[Tensor, Tensor, bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
@@ -364,7 +376,7 @@ class _Matching:
         block: str = "",
     ) -> bool:
         node = block or (label(b.node) if b.node is not None else "")
-        self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted, settled)))
+        self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted, settled, a.scope.path)))
         return False
 
     def _same(self, scope: Scope, name: str, other: Scope, others: str) -> bool:
@@ -389,7 +401,7 @@ class _Matching:
             return True
         if "constant" in (a.kind, b.kind):
             if a.kind == b.kind:
-                return a.number == b.number or self._refused(a, b, 1, f"constant differs from {a.name}")
+                return a.equals(b) or self._refused(a, b, 1, f"constant differs from {a.name}")
             return self._refused(a, b, 3, f"is a {b.kind} where the original has a {a.kind}")
         if "input" in (a.kind, b.kind):
             return self._refused(a, b, 3, f"is not {a.name}")
@@ -420,7 +432,7 @@ class _Matching:
 
     def _telling(self, refusal: Refusal) -> bool:
         """Whether two tensors are surely meant to be the same: of one name, or ends or activations of blocks."""
-        return refusal.tensor == refusal.original or refusal.original in self._names
+        return refusal.tensor == refusal.original or (refusal.path, refusal.original) in self._names
 
     def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> bool:
         """Whether a block that is not certified reads only what it should, which is the same in both models."""
@@ -443,7 +455,7 @@ class _Matching:
         # Tests do not see a weight that is off by one unit in the last place.
         weights = {name for index in theirs.nodes for name in reads(view.nodes[index])}
         for name in sorted(weights & a.scope.initializers.keys() & b.scope.initializers.keys()):
-            if a.scope.number(name) != b.scope.number(name):
+            if not a.scope.find(name).equals(b.scope.find(name)):
                 text = f"weight {quoted(name)} is not the original's"
                 return self._refused(a, b, 0, text, settled=True, block=block.name)
         self.left.add(block.name)
@@ -585,7 +597,7 @@ class _Matching:
         """What may be the same region: between tensors that keep their names, the largest, and cut at a waist."""
         ours, theirs = (reader.names_above(each) for reader, each in zip(self._readers, (a, b), strict=True))
         common = (ours & theirs) - {a.name, b.name}
-        claim, seen = self.claims.get(a.name), set()
+        claim, seen = self.claims.get((a.scope.path, a.name)), set()
         stops = [claim.leaves] if claim is not None and claim.leaves else []
         for pair in (*((Reader(names), Reader(names)) for names in (*stops, common)), self._readers):
             found = [reader.region(each) for reader, each in zip(pair, (a, b), strict=True)]
@@ -616,27 +628,29 @@ class _Matching:
         values = {each: ONE if each is value else VARIABLE for each in ours.leaves}
         one, two = substitute(mine, values), substitute(other, values)
         heads = _attention(ours), _attention(theirs)
-        proved = self._proved(a, ours, one, two, program=value is not None and heads == (False, True))
-        if proved.holds and proved.bound > _EXACT and not any(heads) and a.name not in self.claims:
-            proved = self._to_scale(proved, one, two, TOPS[_elem_type(ours)])
+        (y, *_) = (each for leaf, each in ours.leaves.items() if leaf is not value)
+        proved = self._proved(a, y, one, two, program=value is not None and heads == (False, True))
+        claimed = (a.scope.path, a.name) in self.claims
+        if proved.holds and proved.bound > _EXACT and not any(heads) and not claimed:
+            proved = self._to_scale(proved, one, two, TOPS[y.elem_type])
         if proved.undecided:
             self._undecided.add(a)
         if not proved.holds:
             settled = refuted = proved.at_least > proved.limit
-            if refuted and a.name in self.claims:
+            if refuted and claimed:
                 self._broken.add((a, b))
             elif refuted:
-                limit = max(self._limit, _FOLDED.get(_elem_type(ours), 0.0))
-                refuted = bound(one, two, limit=limit, top=TOPS[_elem_type(ours)]).at_least > limit
+                limit = max(self._limit, _FOLDED.get(y.elem_type, 0.0))
+                refuted = bound(one, two, limit=limit, top=TOPS[y.elem_type]).at_least > limit
             text = f"{proved.reason} (the activation {a.name})"
             return self._refused(a, b, 0, text, refuted=refuted, settled=settled)
         self.regions[a, b] = CertifiedRegion(
             original=a.name,
             rewritten=b.name,
             path=a.scope.path,
-            leaves=tuple(each.name for leaf, each in ours.leaves.items() if leaf is not value),
+            leaves=(y.name,),
             linear_in=None if value is None else ours.leaves[value].name,
-            elem_type=_elem_type(ours),
+            elem_type=y.elem_type,
             nodes=len(theirs.inside),
             bound=proved,
             functions=(tuple(listing(one)), tuple(listing(two))),
@@ -653,18 +667,18 @@ class _Matching:
         for leaf, tensor in theirs.leaves.items():
             # Tensors that kept their names first: most questions are then answered once.
             for other, mine in sorted(ours.leaves.items(), key=lambda each: each[1].name != tensor.name):
-                if self._same_tensors(mine, tensor, rows=rows):
+                if other not in matched.values() and self._same_tensors(mine, tensor, rows=rows):
                     matched[leaf] = other
                     break
             else:
                 return None
         return matched
 
-    def _proved(self, a: Tensor, region: Region, mine: Expression, other: Expression, *, program: bool) -> Bound:
-        top = TOPS[_elem_type(region)]
-        claim = self.claims.get(a.name)
+    def _proved(self, a: Tensor, y: Tensor, mine: Expression, other: Expression, *, program: bool) -> Bound:
+        top = TOPS[y.elem_type]
+        claim = self.claims.get((a.scope.path, a.name))
         if claim is not None:
-            ceilings = (CEILINGS.get(each.elem_type, 0.0) for each in (a, *region.leaves.values()))
+            ceilings = (CEILINGS.get(each.elem_type, 0.0) for each in (a, y))
             limit = min(claim.limit, max(claim.accuracy, *ceilings))
             return bound(mine, other, limit=limit * _ROOM + _EXACT, top=top, domain=claim.domain)
         everywhere = bound(mine, other, limit=self._limit, top=top)
@@ -707,10 +721,6 @@ def _attention(region: Region) -> bool:
     return "Heads" in operators or {"Exp", "Div"} <= operators
 
 
-def _elem_type(region: Region) -> int:
-    return next(iter(region.leaves.values())).elem_type
-
-
 def _fixed_front(tensor: Tensor | None) -> tuple[int, ...] | None:
     """The sizes of all axes but the last, if the original fixes them."""
     shape = tensor.type.shape if tensor is not None else None
@@ -726,20 +736,12 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
             return f"{tensor.name} is {kind}, and only floating-point arithmetic is that of the reals"
         if (ours.vectors or theirs.vectors) and tensor.type.rank in (0, None):
             return f"{tensor.name} may be a single number, whose shape constants with an axis change"
-    if (ours.together or theirs.together) and not _alike(tuple(ours.leaves.values())):
-        return "puts entries of two tensors side by side whose shapes are not known to be the same"
+    if rows and len(ours.leaves) > 1 and not all(alike(tuple(side.leaves.values())) for side in (ours, theirs)):
+        return UNLIKE
     if not rows and a.elem_type and b.elem_type and a.elem_type != b.elem_type:
         return f"has type {elem_name(b.elem_type)} instead of {elem_name(a.elem_type)}"
     types = _types(ours)
     return "" if all(any(holds(kind, other) for other in types) for kind in _types(theirs)) else _NARROWER
-
-
-def _alike(tensors: tuple[Tensor, ...]) -> bool:
-    """Whether tensors of the original have the same shape."""
-    first, *shapes = (tensor.type.shape for tensor in tensors)
-    if first is not None and None not in first and all(shape == first for shape in shapes):
-        return True
-    return len({extent(tensor) for tensor in tensors}) == 1 and extent(tensors[0]).width is not None
 
 
 def _types(region: Region) -> set[int]:

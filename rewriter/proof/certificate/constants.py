@@ -19,8 +19,6 @@ _MOST_AXES = 64
 """A longer shape is not followed."""
 DEEPEST = 100
 """How many operators are followed upwards."""
-_LAYOUT = {"Reshape", "Unsqueeze", "Squeeze", "Flatten"}
-"""Operators that keep the entries of their first operand in order."""
 _MOST_ENTRIES = 2**28
 """A constant that is expanded or joined further is not read."""
 WIDTHS: dict[int, int] = {
@@ -68,8 +66,6 @@ def remembered(function: Callable[[Tensor, int], Found]) -> Callable[..., Found]
 
 _CHOSEN = {"Equal", "Less", "Or", "Where"}
 _LAID_OUT = {"Cast", "Concat", "Expand", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
-_CALCULATED = {"Add", "Mul"}
-"""Functions of real numbers, computed in float64."""
 
 
 def folded(tensor: Tensor) -> np.ndarray | None:
@@ -88,7 +84,7 @@ def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int
     if tensor.constant is not None:
         return tensor.scope.model.read(tensor.constant)
     node, versions = tensor.node, tensor.scope.model.opsets
-    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _CHOSEN | _CALCULATED:
+    if node is None or node.domain or depth > DEEPEST or node.op_type not in _LAID_OUT | _CHOSEN | {"Add"}:
         return None
     values: dict[str, np.ndarray] = {}
     for name in node.input:
@@ -103,35 +99,24 @@ def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int
         and not widens(onnx.helper.np_dtype_to_tensor_dtype(first.dtype), node)
     ):
         return None
-    if node.op_type in _CALCULATED:
-        if any(value.dtype not in (np.float32, np.float64) for value in values.values()):
-            return None
-        values = {name: value.astype(np.float64) for name, value in values.items()}
     expands, joined = node.op_type == "Expand", sum(values[name].size for name in node.input)
     entries = np.prod(values[node.input[1]], dtype=float) if expands else joined if node.op_type == "Concat" else 0
     if entries > _MOST_ENTRIES:
         return None
     try:
-        return np.asarray(computed([node], values, node.output, versions)[tensor.place])
+        made = np.asarray(computed([node], values, node.output, versions)[tensor.place])
     except Exception:  # noqa: BLE001 - whatever does not run is no constant
         return None
+    return made if node.op_type != "Add" or _exact(*(values[name] for name in node.input), made) else None
 
 
-def in_order(tensor: Tensor, kind: int = 0) -> Tensor:
-    """The first tensor with the same entries in the same order.
-
-    Casts are passed that lose nothing, or less than the type `kind` would: that of the tensor, unless one is given.
-    """
-    kind = kind or tensor.elem_type
-    while tensor.node is not None and tensor.place == 0:
-        node, cast = tensor.node, key_of(tensor.node) == ("", "Cast")
-        if not cast and (node.domain or node.op_type not in _LAYOUT):
-            break
-        source = tensor.scope.find(node.input[0])
-        if cast and not widens(source.elem_type, node) and not (widens(kind, node) and holds(source.elem_type, kind)):
-            break
-        tensor = source
-    return tensor
+def _exact(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> bool:
+    """Whether a sum in floating-point numbers is that of the reals (Knuth's two-sum)."""
+    if total.dtype not in (np.float32, np.float64):
+        return False
+    with np.errstate(all="ignore"):
+        more = total - a
+        return bool(((a - (total - more)) + (b - more) == 0).all())
 
 
 def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:
@@ -177,7 +162,7 @@ Sizes = list[int | Axes]
 def sizes(shape: Tensor, depth: int) -> Sizes | None:
     """What a shape is put together from; None where that is anything else."""
     if shape.values is not None:
-        return [int(size) for size in shape.values.ravel()]
+        return [int(size) for size in shape.values.ravel()] if shape.values.dtype.kind == "i" else None
     node, scope = shape.node, shape.scope
     if node is None or node.domain or depth > DEEPEST:
         return None

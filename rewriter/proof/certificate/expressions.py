@@ -27,7 +27,7 @@ _MOST_BITS = 2**17
 """Of numerator and denominator: products of products double them."""
 FUNCTIONS = ("exp", "erf", "softplus", "sqrt")
 """The transcendental and algebraic functions of one operand."""
-
+_ABOVE_0 = ("exp", "softplus", "pi")
 
 Line = tuple[fmpq, fmpq]
 """a y + b, as (a, b)."""
@@ -52,11 +52,15 @@ class Expression:
         operator: "constant", "variable", "pi", "leaf", "line", "+", "*", "/", "where", or one of `FUNCTIONS`.
         operands: its operands.
         value: the number of a constant; the number of a leaf; a and b of a line a y + b.
+        total: whether it is known to be defined for all numbers.
+        positive: whether it is known to be above 0 wherever it is defined.
     """
 
     operator: str
     operands: tuple[Expression, ...] = ()
     value: fmpq | int | Line | None = None
+    total: bool = True
+    positive: bool = False
 
     @property
     def constant(self) -> bool:
@@ -71,7 +75,12 @@ def _made(operator: str, operands: tuple[Expression, ...] = (), value: fmpq | in
     key = (operator, operands, value)
     found = _KNOWN.get(key)
     if found is None:
-        found = _KNOWN[key] = Expression(operator, operands, value)
+        last = operands[-1] if operands else None
+        total = all(each.total for each in operands) and (operator not in ("/", "sqrt") or last.positive)
+        signs = [each.positive for each in operands[operator == "where" :]]
+        positive = operator in _ABOVE_0 or (isinstance(value, fmpq) and value > 0)
+        positive = positive or (operator in ("+", "*", "/", "where", "sqrt") and all(signs))
+        found = _KNOWN[key] = Expression(operator, operands, value, total, positive)
     return found
 
 
@@ -113,7 +122,7 @@ def add(a: Expression, b: Expression) -> Expression:
     x, y = _number(a), _number(b)
     if x is not None and y is not None:
         return constant(x + y)
-    if b is neg(a):
+    if a.total and b is neg(a):
         return ZERO
     return b if a is ZERO else a if b is ZERO else _made("+", (a, b))
 
@@ -133,7 +142,7 @@ def mul(a: Expression, b: Expression) -> Expression:
     x, y = _number(a), _number(b)
     if x is not None and y is not None:
         return constant(x * y)
-    if a is ZERO or b is ZERO:
+    if (a is ZERO and b.total) or (b is ZERO and a.total):
         return ZERO
     return b if a is ONE else a if b is ONE else _made("*", (a, b))
 
@@ -166,7 +175,7 @@ def tanh(a: Expression) -> Expression:
 def where(x: Expression, a: Expression, b: Expression) -> Expression:
     """a where x >= 0, b where x < 0."""
     number = _number(x)
-    if a is b or (number is not None and number >= 0):
+    if (a is b and x.total) or (number is not None and number >= 0):
         return a
     return b if number is not None else _made("where", (x, a, b))
 
@@ -190,7 +199,7 @@ def clip(a: Expression, low: Expression | None, high: Expression | None) -> Expr
 def power(a: Expression, exponent: int) -> Expression:
     """a to a power of at least 0."""
     if exponent == 0:
-        return ONE
+        return add(ONE, mul(ZERO, a))
     root = power(a, exponent // 2)
     squared = mul(root, root)
     return mul(squared, a) if exponent % 2 else squared

@@ -1,7 +1,8 @@
 """A model as a graph of numbered tensors: equal numbers, equal computations.
 
 The number of a tensor is a digest of everything that it is computed from: operators, attributes, constants, and inputs
-by name; names of nodes and of inner tensors do not count. Local functions are inlined; fused operators, operators on
+by name; names of nodes and of inner tensors do not count. Weights that both models take from the same bytes of the same
+file are numbered by that place, and never read. Local functions are inlined; fused operators, operators on
 quantised numbers and mixtures of experts are written out as they are defined; a sum is its terms, in any order; nodes
 that only pass on (Identity, Constant, a Cast to the same type) are transparent. Bodies of control flow see the scopes
 around them, and number their own inputs by depth and position.
@@ -10,7 +11,7 @@ around them, and number their own inputs by depth and position.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,17 +22,17 @@ import onnx
 from onnx import TensorProto
 
 from rewriter.errors import RewriteError
-from rewriter.files.external import read_external
+from rewriter.files.external import read_external, resolve
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.fused import FUSED, PRODUCTS, in_parts, saturating
+from rewriter.graph.edit import forget_types, inlined, set_nodes
+from rewriter.graph.fused import FUSED, PRODUCTS, apart, in_parts, names_in, saturating
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import TensorType, declared_types, inferred_graph, type_of
 from rewriter.graph.view import (
+    ONNX_DOMAINS,
     GraphView,
     Path,
     all_views,
-    attributes,
     constant_of,
     holder_name,
     integer_of,
@@ -39,7 +40,7 @@ from rewriter.graph.view import (
     label,
     opsets,
 )
-from rewriter.graph.walk import all_graphs, is_external, iter_nodes, iter_tensors, subgraphs
+from rewriter.graph.walk import all_graphs, functions_with, is_external, iter_nodes, iter_tensors, subgraphs
 from rewriter.proof.certificate.expressions import defaults, listing
 from rewriter.text import one_line, quoted
 
@@ -48,10 +49,31 @@ _RANDOM = ("Random", "Multinomial", "Bernoulli", "Dropout", "Sampling")
 _KNOWN_DOMAINS = ("", "ai.onnx.ml", "com.microsoft")
 """The domains whose operators are known to be functions of their operands, but for those that draw numbers."""
 _MOST_TERMS = 8
-_MOST_DENSE = 2**26
-"""Sparse tensors of more elements are not written out."""
 _MOST_VALUES = 4096
 """Constants of more elements are not read as numbers of an expression."""
+
+_FIELDS = dict(
+    enumerate(
+        [
+            "f",
+            "i",
+            "s",
+            "t",
+            "g",
+            "floats",
+            "ints",
+            "strings",
+            "tensors",
+            "graphs",
+            "sparse_tensor",
+            "sparse_tensors",
+            "tp",
+            "type_protos",
+        ],
+        1,
+    )
+)
+"""The field that holds an attribute's value, by type."""
 
 FUNCTION, SOURCE, HEADS = "(function)", "(source)", "(heads)"
 """Stand among the attributes of a node for the content of the function that it calls, the numbers that it draws, and
@@ -87,6 +109,15 @@ class Tensor:
     def number(self) -> str:
         """The digest of what it is computed from."""
         return self.scope.number(self.name)
+
+    def equals(self, other: Tensor) -> bool:
+        """Whether two constants are the same; those at different places are read."""
+        if self.number == other.number:
+            return True
+        if self.constant is None or other.constant is None:
+            return False
+        ours = self.scope.model.digest(self.constant, by_place=False)
+        return ours == other.scope.model.digest(other.constant, by_place=False)
 
     @property
     def kind(self) -> str:
@@ -127,52 +158,70 @@ class Tensor:
 class Model:
     """A loaded model, prepared and numbered."""
 
-    def __init__(self, loaded: LoadedModel, original: Model | None = None) -> None:
+    def __init__(
+        self, loaded: LoadedModel, original: Model | None = None, shared: frozenset[tuple[int, ...]] = frozenset()
+    ) -> None:
         """Inline functions, split fused operators, infer types.
 
         Args:
             loaded: the model; it is not changed.
             original: what it is compared with; None for the specification itself, whose word about its shapes is taken.
+            shared: of the specification: places of weights that need not be read (`shared_ranges`).
 
         Raises:
             NotCertifiable: the model has an attribute that refers to one of a function.
         """
         self._loaded = loaded
         self.ir_version: int = loaded.proto.ir_version
+        self.outputs = tuple(value.name for value in loaded.proto.graph.output)
+        self.signature = [_signature(values) for values in (loaded.proto.graph.input, loaded.proto.graph.output)]
         self.original = original is None
+        self.shared: frozenset[tuple[int, ...]] = shared if original is None else original.shared
         listed = {tensor.name for tensor in loaded.proto.graph.initializer}
         # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
         inputs = {value.name for value in loaded.proto.graph.input}
         self.fixed: bool = listed <= inputs if original is None else original.fixed
         self.functions: Mapping[Function, str] = {}
+        self.drawing: Collection[tuple[str, str]] = ()
         proto = loaded.proto
         if proto.functions:
+            # A runtime may have an operator of this name.
+            kept = [each for each in proto.functions if _default(each.domain) in _KNOWN_DOMAINS]
+            proto = deepcopy(proto)
+            for each in kept:
+                proto.functions.remove(each)
             try:
                 proto = inlined(proto)
             except (RuntimeError, onnx.checker.ValidationError) as error:
                 raise NotCertifiable(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
-            # Functions of another operator set stay, and are compared as they are written.
-            left = {(each.domain, each.name, each.overload): each for each in proto.functions}
+            proto.functions.extend(kept)
+            # Those that stay, such as functions of another operator set, are compared as they are written.
+            left = {(_default(each.domain), each.name, each.overload): each for each in proto.functions}
             self.functions = {key: _digest(*map(self._content, _closure(key, left))) for key in left}
+            self.drawing = {(_default(domain), name) for domain, name in functions_with(proto, _draws)}
         else:
             proto = deepcopy(proto)
         proto = with_plain_experts(proto)
+        taken = names_in(proto)
         for graph in all_graphs(proto.graph):
             for node in graph.node:
                 node.domain = key_of(node)[0]  # type inference knows the default domain by one name only
+                _check_attributes(node)
             given = set() if self.fixed else {value.name for value in graph.input}
             low = saturating(graph, self.read, given)
             # Not by the name that a plan gives it: a lowered model has a tensor of this name.
-            parts = (in_parts(node, low, {**FUSED, **PRODUCTS}, "saturated") for node in graph.node)
+            definitions = {**FUSED, **PRODUCTS}
+            parts = (apart(node, in_parts(node, low, definitions, "saturated"), taken) for node in graph.node)
             set_nodes(graph, [part for each in parts for part in each])
+        if not self.original:
+            _forget_types(proto)
         self._proto = proto
         self.opsets: Mapping[str, int] = opsets(proto.opset_import)
+        self.domains = frozenset(key_of(node)[0] for node in iter_nodes(proto.graph.node))
         typed = inferred_graph(proto)
         self.scopes: dict[Path, Scope] = {}
         self.sums: dict[str, list[str]] = {}
         self.main = Scope(self, proto.graph, declared_types(typed), typed=typed)
-        self.outputs = tuple(value.name for value in proto.graph.output)
-        self.signature = [_signature(values) for values in (proto.graph.input, proto.graph.output)]
 
     @cached_property
     def views(self) -> Mapping[Path, GraphView]:
@@ -188,28 +237,25 @@ class Model:
         tensors = (tensor for tensor in iter_tensors(onnx.ModelProto(functions=[function])) if is_external(tensor))
         return function.SerializeToString(deterministic=True), *map(self.digest, tensors)
 
-    def dense(self, sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
-        """A sparse tensor as a runtime loads it. Raises NotCertifiable where it is too large for that."""
-        values, indices, dims = self.read(sparse.values), self.read(sparse.indices), tuple(sparse.dims)
-        if np.prod(dims, dtype=float) > _MOST_DENSE:
-            raise NotCertifiable(f"sparse tensor {quoted(sparse.values.name)} is too large to be compared")
-        full = np.zeros(dims, values.dtype)
-        if indices.ndim == 1:
-            full.reshape(-1)[indices] = values
-        else:
-            full[tuple(indices.T)] = values
-        return onnx.numpy_helper.from_array(full, sparse.values.name)
-
-    def digest(self, tensor: onnx.TensorProto) -> str:
-        """A digest of type, shape and bytes."""
+    def digest(self, tensor: onnx.TensorProto, *, by_place: bool = True) -> str:
+        """A digest of type, shape and bytes, or where these are if both models have them there and `by_place`."""
         made = hashlib.sha256(repr((tensor.data_type, tuple(tensor.dims))).encode())
         if is_external(tensor) and self._loaded.base_dir is not None:
-            made.update(read_external(tensor, self._loaded.base_dir).data)
+            place = resolve(tensor, self._loaded.base_dir).range if by_place else ()
+            if place in self.shared:
+                made.update(repr(place).encode())
+            else:
+                made.update(read_external(tensor, self._loaded.base_dir).data)
         elif tensor.data_type == TensorProto.STRING:
             made.update(repr(list(tensor.string_data)).encode())
         else:
             made.update(tensor.raw_data or np.ascontiguousarray(self.read(tensor)).tobytes())
         return made.hexdigest()
+
+
+def shared_ranges(*models: LoadedModel) -> frozenset[tuple[int, ...]]:
+    """The bytes of files that all models refer to, which need not be read to be the same."""
+    return frozenset.intersection(*(frozenset(ref.range for ref in model.external) for model in models))
 
 
 class Scope:
@@ -248,7 +294,6 @@ class Scope:
         self.inputs = {value.name: place for place, value in enumerate(graph.input)}
         self.made = {name: (node, place) for node in graph.node for place, name in enumerate(node.output) if name}
         self.initializers = {tensor.name: tensor for tensor in graph.initializer}
-        self.initializers |= {sparse.values.name: model.dense(sparse) for sparse in graph.sparse_initializer}
         self.overridable = frozenset(
             () if outer is None and model.fixed else self.initializers.keys() & self.inputs.keys()
         )
@@ -259,16 +304,25 @@ class Scope:
         self.unread: dict[str, str] = {}
         self._tensors: dict[str, Tensor] = {}
         for node, skeleton in zip(graph.node, typed.node, strict=True):
+            self._state_type(node)
             for (name, body), (_, inner) in zip(subgraphs(node), subgraphs(skeleton), strict=True):
                 self.bodies[id(node), name] = Scope(
                     model,
                     body,
-                    {**types, **declared_types(inner)},
+                    declared_types(inner, types),
                     typed=inner,
                     outer=self,
                     path=(*path, (holder_name(node), name)),
                 )
             self.number_node(node)
+
+    def _state_type(self, node: onnx.NodeProto) -> None:
+        """Let a CastLike, of whose second operand only the type counts, be a Cast to it."""
+        kind = self.types.get(node.input[1], TensorType.UNKNOWN).elem_type if key_of(node) == ("", "CastLike") else 0
+        if kind:
+            node.op_type = "Cast"
+            del node.input[1]
+            node.attribute.append(onnx.helper.make_attribute("to", kind))
 
     def define(self, node: onnx.NodeProto, elem_type: int) -> None:
         """Let a node make a tensor, in place of the one that does, if there is one."""
@@ -303,9 +357,6 @@ class Scope:
             if name in self.made:
                 node, place = self.made[name]
                 constant = constant_of(node)
-                sparse = attributes(node).get("sparse_value") if key_of(node) == ("", "Constant") else None
-                if sparse is not None:
-                    constant = self.model.dense(sparse)
                 found = Tensor(self, name, None if constant is not None else node, place, constant)
             elif name in self.initializers and name not in self.overridable:
                 found = Tensor(self, name, constant=self.initializers[name])
@@ -348,7 +399,7 @@ class Scope:
         found = [(name, value) for name, value in found if unsaid.get(name) != value]
         if (*key, node.overload) in self.model.functions:
             found.append((FUNCTION, self.model.functions[*key, node.overload]))
-        if key[0] not in _KNOWN_DOMAINS or any(part in node.op_type for part in _RANDOM):
+        if key[0] not in _KNOWN_DOMAINS or _draws(node) or key in self.model.drawing:
             found.append((SOURCE, (self.path, list(node.output))))
         heads = self.heads.get(node.output[0]) if node.output else None
         if heads is not None:
@@ -396,6 +447,33 @@ class Scope:
                 self.numbers[name] = _digest("node", place, *made)
                 if sums:
                     self.model.sums[self.numbers[name]] = operands
+
+
+def _default(domain: str) -> str:
+    return "" if domain in ONNX_DOMAINS else domain
+
+
+def _draws(node: onnx.NodeProto) -> bool:
+    return any(part in node.op_type for part in _RANDOM)
+
+
+def _forget_types(proto: onnx.ModelProto) -> None:
+    """Leave types to inference, from the inputs on; only what it knows no operator of keeps its element type."""
+    for graph in all_graphs(proto.graph):
+        foreign = {name for node in graph.node if node.domain not in ("", "ai.onnx.ml") for name in node.output}
+        forget_types(graph, {value.name for value in graph.value_info} - foreign)
+        for value in (*graph.value_info, *graph.output, *(graph.input if graph is not proto.graph else ())):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+
+
+def _check_attributes(node: onnx.NodeProto) -> None:
+    """Raises NotCertifiable where a value is not of the type that its attribute declares, or that the operator has."""
+    usual = defaults(key_of(node))
+    for each in node.attribute:
+        given = {field.name for field, _ in each.ListFields()} - {"name", "type", "doc_string", "ref_attr_name"}
+        if given - {_FIELDS.get(each.type)} or (each.name in usual and usual[each.name].type != each.type):
+            raise NotCertifiable(f"{label(node)}: attribute {quoted(each.name)} is of another type")
 
 
 def _digest(*parts: object) -> str:

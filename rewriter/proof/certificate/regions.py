@@ -56,7 +56,6 @@ class Region:
         leaves: leaf to tensor: all that were met on the way and have a say in the shape, even where they cancel.
         inside: the tensors of the region that are no leaves, its own included.
         vectors: whether a constant of it has an axis.
-        together: whether it holds only if all leaves have the same shape.
         added: the most that other rows than that of an entry add to it.
         tokens: the longest sequence for which it is there; None where it always is.
     """
@@ -65,7 +64,6 @@ class Region:
     leaves: Mapping[Expression, Tensor]
     inside: frozenset[Tensor] = frozenset()
     vectors: bool = False
-    together: bool = False
     added: float = 0.0
     tokens: int | None = None
 
@@ -171,11 +169,9 @@ class Reader:
         leaves: dict[Expression, Region] = {}
         for part, tensor in found.leaves.items():
             turned = tensor.node or onnx.NodeProto()
-            # Without a permutation, axes are reversed: then twice.
             before = integers_of(turned, "perm") or []
-            if key_of(turned) != ("", "Transpose") or dict(enumerate(order)) != {
-                to: at for at, to in enumerate(before)
-            }:
+            back = {to: at for at, to in enumerate(before)}
+            if key_of(turned) != ("", "Transpose") or not order or dict(enumerate(order)) != back:
                 raise NotAFunction("it is transposed")
             leaves[part] = self.leaf(tensor.scope.find(turned.input[0]))
         expression = substitute(found.expression, {part: each.expression for part, each in leaves.items()})
@@ -217,7 +213,6 @@ def _read(expression: Expression, *operands: Region) -> Region:
         leaves,
         frozenset().union(*(each.inside for each in operands)),
         any(each.vectors for each in operands),
-        any(each.together for each in operands),
         max((each.added for each in operands), default=0.0),
         min((each.tokens for each in operands if each.tokens), default=None),
     )
@@ -233,6 +228,8 @@ def _log(total: Expression) -> Expression:
 
 def _compared(operator: str, x: Expression, y: Expression, a: Expression, b: Expression) -> Expression:
     """`a` where the comparison holds, else `b`; ties go where the operator sends them."""
+    if not sub(x, y).total:
+        raise NotAFunction("its condition may be undefined")
     if operator == "Equal":
         return where(sub(x, y), where(sub(y, x), a, b), b)
     if operator.startswith("Less"):

@@ -7,18 +7,24 @@ compared without the axes in front of them; `extent` says which those are.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
+import onnx
 
+from rewriter.graph.types import Dim
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
-from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, remembered, sizes
+from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, holds, remembered, sizes, widens
 from rewriter.proof.certificate.expressions import OPERATORS
 from rewriter.proof.certificate.graphs import Scope, Tensor
 from rewriter.proof.certificate.regions import FURTHER
+
+_LAYOUT = {"Reshape", "Unsqueeze", "Squeeze", "Flatten"}
+"""Operators that keep the entries of their first operand in order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +86,71 @@ def _biased(layer: Layer, scope: Scope, name: str) -> Layer | None:
 def _real(values: np.ndarray) -> bool:
     kind = values.dtype.kind == "f" or values.dtype == ml_dtypes.bfloat16
     return kind and bool(np.isfinite(values.astype(np.float32) if values.dtype != np.float64 else values).all())
+
+
+# -- the same entries ------------------------------------------------------------------------------------------------
+
+
+def in_order(tensor: Tensor, kind: int = 0) -> Tensor:
+    """The first tensor with the same entries in the same order.
+
+    Casts are passed that lose nothing, or less than the type `kind` would: that of the tensor, unless one is given.
+    """
+    kind = kind or tensor.elem_type
+    while tensor.node is not None and tensor.place == 0:
+        node, cast = tensor.node, key_of(tensor.node) == ("", "Cast")
+        if not cast and (node.domain or node.op_type not in _LAYOUT or not runs(tensor)):
+            break
+        source = tensor.scope.find(node.input[0])
+        if cast and not widens(source.elem_type, node) and not (widens(kind, node) and holds(source.elem_type, kind)):
+            break
+        tensor = source
+    return tensor
+
+
+def runs(tensor: Tensor) -> bool:
+    """Whether a layout operator runs at all sizes, 0 included; the original tells which sizes there are."""
+    node, scope = tensor.node or onnx.NodeProto(), tensor.scope
+    source = scope.find(node.input[0])
+    known, made = source.type.shape, tensor.type.shape
+    if scope.model.original or node.op_type in ("Unsqueeze", "Flatten"):
+        return scope.model.original or made is not None
+    if node.op_type == "Squeeze":
+        fixed = known is not None and made is not None
+        return fixed and len(known) - len(made) == known.count(1) - made.count(1)
+    shape, zeros = sizes(scope.find(node.input[1])) or [], integer_of(node, "allowzero", False)
+    wanted = [dim for each in shape for dim in _dims(each)]
+    width = extent(source).width
+    if known is None:  # of any rank: only the last axis is known
+        return wanted == [-1, width]
+    if known and width is not None:
+        known = (*known[:-1], width)
+    copied = {at for at, size in enumerate(wanted[: len(known)]) if size == known[at] or (size == 0 and not zeros)}
+    rest = [size for at, size in enumerate(wanted) if at not in copied]
+    left = [size for at, size in enumerate(known) if at not in copied]
+    entries, fixed = [size for size in rest if size != -1], [size for size in left if isinstance(size, int)]
+    if None in wanted or not all(isinstance(size, int) and size > 0 for size in entries):
+        return False
+    if len(entries) == len(rest):
+        return len(fixed) == len(left) and prod(fixed) == prod(entries)
+    empty = any(not isinstance(known[at], int) for at in copied)  # -1 beside a size that may be 0
+    return len(rest) == len(entries) + 1 and prod(fixed) % prod(entries) == 0 and not empty
+
+
+def _dims(part: int | Axes) -> Sequence[Dim]:
+    """The sizes of a part of a shape; None for what is not known."""
+    if isinstance(part, int):
+        return (part,)
+    shape = part.tensor.type.shape
+    return (None,) if shape is None else shape[part.start : part.stop]
+
+
+def alike(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors are known to have the same shape."""
+    first, *shapes = (tensor.type.shape for tensor in tensors)
+    if first is not None and None not in first and all(shape == first for shape in shapes):
+        return True
+    return len({extent(tensor) for tensor in tensors}) == 1 and extent(tensors[0]).width is not None
 
 
 # -- parts of the last axis, and its size ----------------------------------------------------------------------------
@@ -163,7 +234,7 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
     if part is not None:
         whole = extent(part[0], depth + 1)
         return whole if whole.width is None else whole._replace(width=len(range(*part[1].indices(whole.width))))
-    if node is None or tensor.place or node.domain:
+    if node is None or tensor.place or (node.domain and key_of(node) not in OPERATORS):
         return None
     if node.op_type == "Reshape":
         shape = sizes(scope.find(node.input[1])) or [0]

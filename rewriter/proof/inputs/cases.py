@@ -9,9 +9,9 @@ the case only, so an additional input does not change the values of the others.
 from __future__ import annotations
 
 import math
-import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ import onnx
 from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
-from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role
+from rewriter.graph.types import terms_of
+from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role, kind_of
 from rewriter.text import quoted
 
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
@@ -29,7 +30,13 @@ _COUNTS = {Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0),
 """Roles that are one number: the size of a kind of dimension, less something."""
 _VOCABULARY = 100
 """Number of token ids if no table tells how many there are."""
+_PATCHES = 24
+"""Number of patches of an image: 4 x 6."""
 
+Texts = Sequence[Sequence[int]]
+"""The token ids of texts."""
+States = Callable[[tuple[int, ...], int], NDArray[Any] | None]
+"""What an encoder makes of a case of a shape and number; None if it makes nothing of that shape."""
 
 Setting = tuple[int, int, int]
 """Number of rows, of tokens, and of past tokens, for dimensions that the model leaves open."""
@@ -53,8 +60,12 @@ def make_cases(
     *,
     seed: int = 0,
     dims: Mapping[str, int] | None = None,
-    longest: int = 0,
+    kinds: Mapping[Kind, int] | None = None,
+    most: int | None = None,
+    full: bool = False,
     few: bool = False,
+    texts: Texts = (),
+    states: States | None = None,
 ) -> tuple[Case, ...]:
     """Generate inputs for `model`.
 
@@ -62,31 +73,35 @@ def make_cases(
         model: the model; its weights are not read.
         seed: the same seed gives the same inputs; the values of an input do not depend on the other inputs.
         dims: maps a symbolic dimension to the size that it has in every case.
-        longest: a sequence of so many tokens is among the cases, if the model takes it.
+        kinds: sizes of kinds of dimensions, in every case.
+        most: no sequence has more tokens.
+        full: a sequence of `most` tokens is among the cases, if the model takes it.
         few: only the first case and the last two.
+        texts: texts as token ids, which take turns with random numbers, if the model has these tokens.
+        states: what an encoder makes of them, for a decoder.
 
     Returns:
-        Two to six cases.
+        Two to seven cases.
 
     Raises:
         UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
     """
-    maker = Maker(model, seed=seed, dims=dims)
+    maker = Maker(model, seed=seed, dims=dims, kinds=kinds, most=most, texts=texts, states=states)
     with_past = (1, 1 if maker.branches else 2, 5), (1, 1, 9), (3, 1, 17)
     settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
     settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
-    if longest > max(tokens for _, tokens, _ in settings):
-        settings.append((1, longest, 0))
+    if full and most is not None and most > max(tokens for _, tokens, _ in settings):
+        settings.append((1, most, 0))
     # Settings collapse into one where the model fixes what distinguishes them.
     distinct: dict[object, Setting] = {}
     for setting in settings:
-        shapes, _ = maker.sizes(setting)
-        distinct.setdefault((*shapes.values(), maker.branches and setting[-1] > 0), setting)
+        distinct.setdefault(maker.key(setting), setting)
     made = [maker.case(setting, number=number) for number, setting in enumerate(distinct.values())]
     if len(made) == 1:  # a fixed shape is tried with different values
-        both = (made[0], maker.case(settings[0], number=1))
-        return tuple(Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(both, 1))
-    return (made[0], *made[1:][-2:]) if few else tuple(made)
+        made += [maker.case(settings[0], number=number) for number in range(1, 3 if maker.texts else 2)]
+        return tuple(Case(f"{case.name}, values {number}", case.feeds) for number, case in enumerate(made, 1))
+    first = 3 if maker.texts and Kind.BATCH not in maker.free else 1  # three texts: in three rows, or in three cases
+    return (*made[:first], *made[first:][-2:]) if few else tuple(made)
 
 
 class Maker:
@@ -94,34 +109,58 @@ class Maker:
 
     Attributes:
         specs: the inputs.
-        longest: number of positions that the model has; None if nothing limits it.
+        longest: the largest number of tokens; None if nothing limits it.
         varied: the kinds of dimensions that the model leaves open, so that a setting decides.
+        free: those of them whose size the caller has not fixed.
         branches: whether an input says if there is a past.
         cached: whether there may be a past.
+        texts: texts as token ids, if the model has these tokens.
     """
 
-    def __init__(self, model: onnx.ModelProto, *, seed: int = 0, dims: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        *,
+        seed: int = 0,
+        dims: Mapping[str, int] | None = None,
+        kinds: Mapping[Kind, int] | None = None,
+        most: int | None = None,
+        texts: Texts = (),
+        states: States | None = None,
+    ) -> None:
         """As `make_cases`. Raises UsageError if `dims` names a dimension that the model does not have."""
         inputs = Inputs(model)
-        self.specs, self.longest = tuple(inputs.specs.values()), inputs.longest
-        self._seed, self._fixed = seed, dict(dims or {})
+        self.specs = tuple(inputs.specs.values())
+        self.longest = min((each for each in (inputs.longest, most) if each is not None), default=None)
+        self._seed, self._fixed, self._kinds = seed, dict(dims or {}), dict(kinds or {})
         self._symbols = [
-            (spec, axis, *_factored(dim))
+            (spec, axis, _terms(spec, dim))
             for spec in self.specs
             for axis, dim in enumerate(spec.shape)
             if isinstance(dim, str)
         ]
         self._check_dims()
         self.branches = any(spec.role is Role.BRANCH for spec in self.specs)
-        past = any(spec.role is Role.PAST for spec in self.specs)
-        self.cached = past or self.branches
+        roles = {spec.role for spec in self.specs}
+        self.cached = not roles.isdisjoint({Role.PAST, Role.PAST_LENGTH, Role.BRANCH})
         pairs = [pair for spec in self.specs for pair in zip(spec.shape, spec.kinds, strict=True)]
         self.varied = {kind for dim, kind in pairs if not isinstance(dim, int)}
-        if past and Kind.TOTAL in self.varied:
+        if (Role.PAST in roles and Kind.TOTAL in self.varied) or Role.PAST_LENGTH in roles:
             self.varied |= {Kind.PAST, Kind.SEQUENCE}
+        self.free = self.varied - self._pinned().keys()
+        self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
+        self._worded = {spec.name for spec in self.specs if _takes(spec, texts)}
+        self.texts = texts if self._worded else ()
+        self._states = states if self.texts else None
+
+    def at(self, kinds: Mapping[Kind, int]) -> Maker:
+        """The same with other sizes of kinds of dimensions."""
+        other = copy(self)
+        other._kinds = dict(kinds)  # noqa: SLF001 - of the same class
+        return other
 
     def _check_dims(self) -> None:
-        known = dict.fromkeys(name for *_, name in self._symbols)
+        known = dict.fromkeys(name for *_, terms in self._symbols for name in terms if name)
         for name, value in self._fixed.items():
             if name not in known:
                 listed = ", ".join(quoted(each) for each in known) or "none"
@@ -129,22 +168,34 @@ class Maker:
             if value < 0:
                 raise UsageError(f"dimension {quoted(name)} cannot be {value}: give a non-negative number")
 
+    def key(self, setting: Setting) -> object:
+        """What distinguishes the inputs of a setting, other than their values."""
+        shapes, kinds = self.sizes(setting)
+        return (*shapes.values(), self.branches and setting[-1] > 0, self.cached and kinds[Kind.PAST])
+
     def sizes(self, setting: Setting) -> tuple[Mapping[str, tuple[int, ...]], Mapping[Kind, int]]:
         """The shape of each input in one case, and the size of each kind of dimension."""
-        kinds, values = self._kind_sizes(setting), dict(self._fixed)
+        kinds, values = self._kind_sizes(setting), {"": 1, **self._fixed}
 
         def size(spec: InputSpec, axis: int) -> int:
             return spec.sizes.get(axis, max(kinds[spec.kinds[axis]], spec.least.get(axis, 0)))
 
-        # Operators come first, wherever they say how large a dimension of this name is; then what the name counts.
-        for spec, axis, factor, name in sorted(self._symbols, key=lambda each: (each[2], each[1] not in each[0].sizes)):
-            values.setdefault(name, math.ceil(size(spec, axis) / factor))
+        def total(terms: Mapping[str, int]) -> int:
+            return sum(factor * values.get(name, 0) for name, factor in terms.items())
+
+        # A name by itself comes first, where an operator says how large it is, then what it counts; then sums.
+        order = sorted(self._symbols, key=lambda each: (len(each[2]), *each[2].values(), each[1] not in each[0].sizes))
+        for spec, axis, terms in order:
+            for name, factor in terms.items():
+                kind = kind_of(name) if len(terms) > 1 else None
+                left = math.ceil((size(spec, axis) - total(terms)) / factor) if name not in values else 0
+                values.setdefault(name, max(left, 0) if kind is None else kinds[kind])
         shapes = {
             spec.name: [dim if isinstance(dim, int) else size(spec, axis) for axis, dim in enumerate(spec.shape)]
             for spec in self.specs
         }
-        for spec, axis, factor, name in self._symbols:
-            shapes[spec.name][axis] = factor * values[name]
+        for spec, axis, terms in self._symbols:
+            shapes[spec.name][axis] = max(total(terms), 0)
         return {name: tuple(shape) for name, shape in shapes.items()}, kinds
 
     def _kind_sizes(self, setting: Setting) -> dict[Kind, int]:
@@ -160,12 +211,14 @@ class Maker:
         # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
         encoder = sequence if alone else sequence + sequence % 2 + 4
         encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
+        film = any(spec.kinds.count(Kind.FRAMES) and spec.kinds.count(Kind.HEIGHT) for spec in self.specs)
         side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
         return {
             **_USUAL,
             Kind.BATCH: batch,
+            Kind.PATCHES: _PATCHES * (pinned.get(Kind.BATCH, batch) if self._packed else 1),
             Kind.ENCODER: encoder,
-            Kind.FRAMES: 64 + 2 * sequence,
+            Kind.FRAMES: 8 if film else 64 + 2 * sequence,
             Kind.SAMPLES: 3200 + 100 * sequence,
             Kind.HEIGHT: side,
             Kind.WIDTH: side,
@@ -177,11 +230,10 @@ class Maker:
 
     def _pinned(self) -> dict[Kind, int]:
         """Sizes of kinds that the caller fixes, or that an input declares as a number; token ids take precedence."""
-        pinned = {
-            spec.kinds[axis]: factor * self._fixed[name]
-            for spec, axis, factor, name in self._symbols
-            if name in self._fixed and axis not in spec.least
-        }
+        pinned = dict(self._kinds)
+        for spec, axis, terms in self._symbols:
+            if terms.keys() <= self._fixed.keys() and axis not in spec.least:
+                pinned[spec.kinds[axis]] = sum(factor * self._fixed[name] for name, factor in terms.items())
         roles = {Role.IDS, Role.POSITIONS, Role.TOKEN_TYPES, Role.PAST, Role.FLOATS}
         for spec in sorted(self.specs, key=lambda spec: spec.role is not Role.IDS):
             for dim, kind in zip(spec.shape, spec.kinds, strict=True) if spec.role in roles else ():
@@ -196,9 +248,17 @@ class Maker:
         parts = [f"{kind.value} {kinds[kind]}" for kind in _NAMED if kind in self.varied]
         if self.branches:
             parts.append("cache branch on" if setting[-1] else "cache branch off")
+        if any(True for name in self._worded for _ in self._texts(shapes[name], number)):
+            parts.append("text")
         name = ", ".join(parts or ["fixed shapes"])
         feeds = {spec.name: self._values(spec, shapes[spec.name], kinds, setting, number) for spec in self.specs}
         return Case(name, feeds)
+
+    def _texts(self, shape: tuple[int, ...], number: int) -> Iterator[tuple[tuple[int, ...], Sequence[int]]]:
+        """The rows that are text, in one case: texts and random numbers take turns."""
+        for place, row in enumerate(np.ndindex(shape[:-1]), number):
+            if self.texts and place % (len(self.texts) + 1) < len(self.texts):
+                yield row, self.texts[place % (len(self.texts) + 1)]
 
     def _values(
         self, spec: InputSpec, shape: tuple[int, ...], kinds: Mapping[Kind, int], setting: Setting, number: int
@@ -208,9 +268,18 @@ class Maker:
         made: Any
         match spec.role:
             case Role.FLOATS | Role.PAST | Role.STATE:
-                made = random.standard_normal(shape)
+                encoded = spec.role is Role.FLOATS and spec.kinds[1:2] == (Kind.ENCODER,)
+                made = self._states(shape, number) if self._states and encoded else None
+                made = random.standard_normal(shape) if made is None else made
             case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS:
                 made = random.integers(0, _most(spec), shape)
+                words = spec.name in self._worded
+                past = kinds[Kind.PAST] if spec.kinds[-1:] == (Kind.SEQUENCE,) else 0
+                for row, text in self._texts(shape, number) if words or spec.role is Role.TOKEN_TYPES else ():
+                    made[row] = np.resize(text, past + shape[-1])[past:] if words else 0
+            case Role.GRID:
+                images = math.prod(shape[:-1])
+                made = _grid(kinds[Kind.PATCHES] // (images if self._packed else 1), shape[-1])
             case Role.BRANCH:
                 made = setting[-1] > 0
             case Role.FLAG:
@@ -255,10 +324,20 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int) -> NDArray[np.bool
     return mask
 
 
-def _factored(dim: str) -> tuple[int, str]:
-    """Factor and name of a dimension: torch.export writes `16*s0` for what must be divisible by 16.
+def _terms(spec: InputSpec, dim: str) -> Mapping[str, int]:
+    """A dimension as a sum of names. `past + 1` of a mask is one name: with one new token, which exporters assume."""
+    terms = terms_of(dim)
+    return {dim: 1} if spec.role is Role.MASK and "" in terms else terms
 
-    Other arithmetic, such as `past + sequence`, is a name, whose size follows from what it counts.
-    """
-    found = re.fullmatch(r"(\d{1,4})\*(\w+)", dim)
-    return (int(found[1]), found[2]) if found else (1, dim)
+
+def _takes(spec: InputSpec, texts: Texts) -> bool:
+    """Whether an input is text, in a vocabulary that has the tokens of these texts."""
+    words = spec.role is Role.IDS and spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}
+    return words and bool(texts) and max(map(max, texts)) < (spec.rows or 0)
+
+
+def _grid(patches: int, axes: int) -> list[int]:
+    """Frames, height and width, or height and width, of an image: as square as possible, and even where possible."""
+    step = 2 if patches % 4 == 0 else 1
+    high = max((each for each in range(step, math.isqrt(patches) + 1, step) if patches % (each * step) == 0), default=1)
+    return [1, high, patches // high][-axes:]

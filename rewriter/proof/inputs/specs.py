@@ -38,6 +38,7 @@ class Role(Enum):
     TOTAL_LENGTH = auto()
     LAST_INDEX = auto()
     LENGTHS = auto()
+    GRID = auto()
     IDS = auto()
     INTEGERS = auto()
     FLOATS = auto()
@@ -57,6 +58,7 @@ class Kind(Enum):
     CHANNELS = "channels"
     HEIGHT = "height"
     WIDTH = "width"
+    PATCHES = "patches"
     FEATURES = "features"
     ONE = "one"
 
@@ -91,6 +93,7 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
     (r"cache|branch", _BOOL, Role.BRANCH),
     (r"mask|padding", _INTEGERS + _BOOL + _FLOATS, Role.MASK),
     (r"past_seq(uence)?_len|past_len", _INTEGERS, Role.PAST_LENGTH),
+    (r"grid_(thw|hws?)|spatial_shapes", _INTEGERS, Role.GRID),
     (r"past.*(conv|recurrent|ssm)", _FLOATS, Role.STATE),  # of one size, however many tokens there were
     (r"past|cache\.|kv_cache|(key|value)_cache|cache_(key|value)|(^|[._])mems?[._]?\d", _FLOATS, Role.PAST),
     (r"position|^pos(_ids)?$", _INTEGERS, Role.POSITIONS),
@@ -102,13 +105,15 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
     ("", _FLOATS, Role.FLOATS),
 )
 """Pattern in the lower-case name, kinds of numpy element types, role. The order matters: `position_ids` matches the
-pattern of token ids too. Unknown booleans switch something on, floats are activations, integers small numbers."""
+pattern of token ids too. The product of a row of a grid is the number of patches of an image. Unknown booleans switch
+something on, floats are activations, integers small numbers."""
 
 _DIMENSIONS: tuple[tuple[str, Kind], ...] = (
     (r"encoder", Kind.ENCODER),
     (r"total|kv_len|mask.*(len|seq)", Kind.TOTAL),
     (r"past|mem(s|ory)?_len|cache", Kind.PAST),
-    (r"batch|^b$|^n$|^bs$", Kind.BATCH),
+    (r"batch|^b$|^n$|^bs$|num_images", Kind.BATCH),
+    (r"patches", Kind.PATCHES),
     (r"channel", Kind.CHANNELS),
     (r"height|^h$", Kind.HEIGHT),
     (r"width|^w$", Kind.WIDTH),
@@ -130,7 +135,8 @@ _AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
     Role.POSITIONS: _axes("SEQUENCE", "BATCH SEQUENCE", "ONE BATCH SEQUENCE"),  # three for time, height and width
     Role.MASK: _axes("TOTAL", "BATCH TOTAL", "BATCH SEQUENCE TOTAL", "BATCH ONE SEQUENCE TOTAL"),
     Role.PAST: _axes("BATCH PAST FEATURES", "BATCH ONE PAST FEATURES", "ONE BATCH ONE PAST FEATURES"),
-    Role.FLOATS: _axes("BATCH", "BATCH SAMPLES", "BATCH SEQUENCE FEATURES", "BATCH CHANNELS HEIGHT WIDTH"),
+    Role.FLOATS: _axes("BATCH", "BATCH SAMPLES", "BATCH SEQUENCE FEATURES", "BATCH CHANNELS HEIGHT WIDTH")
+    | _axes("BATCH FRAMES CHANNELS HEIGHT WIDTH"),
 }
 """Maps role and rank to what the axes count; otherwise the first one counts a batch."""
 
@@ -169,6 +175,11 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
     return InputSpec(value.name, dtype, shape, role, _kinds(value.name.lower(), shape, role))
 
 
+def kind_of(dim: str) -> Kind | None:
+    """What a dimension of this name counts, if the name tells."""
+    return next((kind for pattern, kind in _DIMENSIONS if re.search(pattern, dim.lower())), None)
+
+
 def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
     """What the axes of an input count: by the name of the dimension, or else by role and place."""
     rank = len(shape)
@@ -180,8 +191,7 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
         kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
     found = []
     for axis, (dim, place) in enumerate(zip(shape, kinds, strict=True)):
-        text = dim.lower() if isinstance(dim, str) else ""
-        by_name = next((kind for pattern, kind in _DIMENSIONS if re.search(pattern, text)), None)
+        by_name = kind_of(dim) if isinstance(dim, str) else None
         if by_name is Kind.PAST and role is Role.MASK:
             by_name = Kind.TOTAL  # `past_sequence_length + sequence_length`, however it is written
         if by_name is Kind.SEQUENCE and role is Role.FLOATS and axis == rank - 1:
@@ -220,7 +230,7 @@ numbers counts itself."""
 _ATTENTION: Mapping[tuple[str, str], tuple[tuple[int, int], Mapping[int, Role]]] = {
     ("com.microsoft", "GroupQueryAttention"): ((3, 4), {5: Role.LAST_INDEX, 6: Role.TOTAL_LENGTH}),
     ("com.microsoft", "MultiHeadAttention"): ((6, 7), {8: Role.PAST_LENGTH}),
-    ("", "Attention"): ((4, 5), {}),
+    ("", "Attention"): ((4, 5), {6: Role.TOTAL_LENGTH}),
 }
 """Maps domain and operator to the operands with past keys and values, and to operands that are one number. Queries,
 keys and values are the first three operands."""
@@ -244,6 +254,10 @@ class Inputs:
         """Raises UsageError where no values can be made for an input: no tensor, no shape, or strings and the like."""
         defaults = {tensor.name for tensor in model.graph.initializer}
         self.specs = {value.name: _spec(value) for value in model.graph.input if value.name not in defaults}
+        if any(spec.role is Role.GRID for spec in self.specs.values()):
+            for spec in self.specs.values():  # patches of images, of one row each or of one image per row
+                if spec.role is Role.FLOATS and len(spec.shape) in (2, 3):
+                    spec.kinds = (*spec.kinds[:-2], Kind.PATCHES, Kind.ONE)
         self.longest: int | None = None
         # The inputs, or what is counted, whose numbers a tensor carries; and the input that it is, perhaps cast.
         self._flows: dict[str, set[str]] = defaultdict(set, {name: {name} for name in self.specs})
@@ -266,6 +280,8 @@ class Inputs:
                 self._look_up(view, node, table, self._flows[node.input[index]] if given else {_COUNTED})
         if key_of(node) in _ATTENTION:
             _note_attention(node, shapes, operands)
+        if node.op_type in {"TensorScatter", "ScatterND", "ScatterElements"} and operands[0] is not None:
+            self._hold(node, operands[0], operands[2])
         kernel = shapes[1] if node.op_type == "Conv" and len(shapes) > 1 else ()
         if len(kernel) > 1 and isinstance(kernel[1], int) and operands[0] is not None:
             operands[0].sizes[1] = kernel[1] * integer_of(node, "group", 1)
@@ -289,6 +305,20 @@ class Inputs:
             elif isinstance(rows, int):
                 spec = self.specs[source]
                 spec.rows = max(min(rows, spec.rows or rows), 1)
+
+    def _hold(self, node: onnx.NodeProto, cache: InputSpec, start: InputSpec | None) -> None:
+        """A static cache, into which new tokens are written: its size is the largest number of tokens."""
+        if start is not None and node.op_type == "TensorScatter":
+            start.role = Role.PAST_LENGTH
+        elif cache.role is not Role.PAST or Kind.PAST not in cache.kinds:
+            return
+        rank = len(cache.shape)
+        axis = integer_of(node, "axis", -2) % rank if start is not None else cache.kinds.index(Kind.PAST)
+        capacity = cache.shape[axis]
+        if isinstance(capacity, int):
+            self.longest = min(capacity, self.longest or capacity)
+        kinds = [Kind.BATCH, *(Kind.ONE,) * (rank - 1)]
+        cache.role, cache.kinds = Role.STATE, tuple(Kind.TOTAL if each == axis else kinds[each] for each in range(rank))
 
     def _count(self, view: GraphView, table: str) -> None:
         """Positions index `table`, if it is a matrix of floats."""

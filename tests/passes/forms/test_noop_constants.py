@@ -1,4 +1,4 @@
-"""No emitted constant is one that onnxruntime deletes for being almost 1 (docs/decisions/0012)."""
+"""No emitted constant is one that onnxruntime deletes for being almost 1 (docs/decisions/0009)."""
 
 from __future__ import annotations
 

@@ -197,6 +197,14 @@ def test_the_value_of_a_gate_goes_with_the_gate() -> None:
     }
 
 
+def test_a_clipped_value_and_its_gate_are_one_block() -> None:
+    model = mlp(CLIPPED, first="y = MatMul(x, W1) u = MatMul(x, V1)", second=SECOND)
+    report = rewrite(model, dry_run=True)
+    part, whole = report.converted
+    assert (part.part_of, whole.part_of) == (whole.name, "")
+    assert report.what.startswith("1 block, ")
+
+
 # -- planted errors ------------------------------------------------------------------------------------------------
 
 

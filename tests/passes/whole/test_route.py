@@ -69,6 +69,18 @@ REFUSED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (ATTENTION.replace("<axis = -1>(scores)", "<axis = 1>(scores)"), "its scores are not [tokens, tokens]", {}),
     (f"{BEFORE} x1 = Concat<axis = 1>(x0, x0)", "it appends tokens", {}),
     (f"{BEFORE} x1 = CumSum(x0, one)", "no rule says how it treats", {}),
+    (
+        "mixed = Attention<q_num_heads = 2, kv_num_heads = 2>(t, t, t) x1 = Add(t, mixed)",
+        "Attention 'mixed': no rule says how it treats",
+        {"opset": 24},
+    ),
+    (
+        "last, mixed = Scan<num_scan_inputs = 1, scan_input_axes = [1], scan_output_axes = [1], body = b "
+        "(float[batch, 4] s, float[batch, 4] u) => (float[batch, 4] v, float[batch, 4] w) { v = Add(s, u) "
+        "w = Identity(v) }>(start, t) x1 = Add(t, mixed)",
+        "Scan 'last': no rule says how it treats",
+        {},
+    ),
     (f"{BEFORE} x1 = Slice(x0, zero, one, one)", "it selects tokens before the last", {}),
     (
         ATTENTION.replace("kt = Transpose<perm = [0, 2, 1]>(t)", "kt = Transpose<perm = [0, 2, 1]>(z)"),
@@ -100,6 +112,7 @@ def small(way: str, opset: int = 17, tokens: str = "tokens") -> onnx.ModelProto:
             "by_place": draw(size=(5, 4, 4)),
             "by_head": draw(size=(1, 2, 4, 3)),
             "Wo": draw(size=(6, 4)),
+            "start": np.zeros((1, 4)),
         },
     )
 
@@ -184,6 +197,15 @@ def test_a_branch_between_two_blocks_is_named() -> None:
     assert [left.miss.reason.partition(";")[0] for left in planned(model).left] == 2 * [
         f"the network cannot be attention only: {reason}"
     ]
+
+
+@pytest.mark.parametrize(("last", "fits"), [(ATTENTION.replace("x1", "out"), False), ("out = Softmax(t)", True)])
+def test_attention_behind_the_last_block_is_off_the_way(last: str, fits: bool) -> None:
+    """A softmax over classes is no attention."""
+    plan = planned(text_model(f"y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) t = Add(x, s) {last}"))
+    assert bool(plan.conversions) is fits
+    if not fits:
+        assert "Softmax 'pattern': the bias tokens do not pass through this sublayer" in plan.left[0].miss.reason
 
 
 DEEP = "y = MatMul(x, W1) h = Relu(y) m = MatMul(h, K) g = Relu(m) out = MatMul(g, W2)"

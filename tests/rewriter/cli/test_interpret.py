@@ -69,7 +69,7 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("attribute", ["--logit", "5"], "pass --inputs FILE.npz, or --text TEXT"),
     ("attribute", [*LOGIT, "--text", "a"], "not both"),
     ("attribute", ["--logit", "5", "--text", "a"], "there is no tokenizer.json beside the model; add --tokenizer FILE"),
-    ("attribute", [*LOGIT, "--tokenizer", "t.json"], "--tokenizer is for --text"),
+    ("attribute", [*LOGIT, "--tokenizer", "t.json"], "'t.json': no such file"),
     ("attribute", ["--logit", "5", "--text", "a", "--tokenizer", "nowhere.json"], "'nowhere.json': no such file"),
     ("graph", [*GIVEN, "--logit", "4000"], "there is no logit 4000"),
     ("graph", [*GIVEN, "--logit", "5-x"], "'5-x' is neither N nor N-M, such as 318 or 318-262"),
@@ -130,9 +130,10 @@ def test_models_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ends = [model.graph.input[0].name], [model.graph.output[0].name]
     model.graph.node.append(onnx.helper.make_node("Identity", *ends))
     onnx.save(model, path)
-    for command, last in (("heads", "0 heads in 0 sublayers, 0 tensors"), ("rank", "no heads were found")):
+    reason = "no heads were found: the model has no attention and no MLP block"
+    for command, printed in (("heads", ("", f"rewrite: {reason}\n")), ("rank", ("no heads were found\n", ""))):
         assert run([command, str(path)]) == 3
-        assert capsys.readouterr().out.splitlines()[-1] == last
+        assert capsys.readouterr() == printed
     onnx.save(mlp(SILU), path)  # one sublayer, which nothing reads
     assert told(capsys, "rank", model=path).splitlines()[-1] == "8 heads in 1 sublayer"
 
@@ -250,6 +251,7 @@ def test_attribution_of_a_text(tokenizer: Path, room: Path, capsys: pytest.Captu
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer)]
     found = told(capsys, "attribute", *text, "--logit", "5-1", "--top", "400")
     plain = told(capsys, "attribute", *GIVEN, "--logit", "5-1", "--top", "400")
+    assert told(capsys, "attribute", *GIVEN, *text[2:], "--logit", "5-1", "--top", "400") == found
     assert " 'word2' - 'cat'\n" in found
     assert "embed[1] 'cat'\n" in found
     for place, word in enumerate(("the", "cat", "sat")):
@@ -350,7 +352,7 @@ def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_graph_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer), "--logit", "5-1"]
-    told(capsys, "graph", *text, "-o", "graph.json")
+    assert told(capsys, "graph", *text, "-o", "graph.json").partition("\n")[0].endswith(" 'word2' - 'cat'")
     made = json.loads((room / "graph.json").read_text(encoding="utf-8"))
     assert made["metadata"]["prompt_tokens"] == ["the", "cat", "sat"]
     assert made["metadata"]["prompt"] == "the cat sat"

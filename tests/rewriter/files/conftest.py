@@ -10,7 +10,8 @@ import onnx
 import onnxruntime
 import pytest
 
-WEIGHTS = np.arange(1024, dtype=np.float32)
+WEIGHTS = np.arange(4096, dtype=np.float32)
+"""More than what is read with the model."""
 
 Entries = Iterable[tuple[str, str]]
 MakeExternal = Callable[[Entries], onnx.ModelProto]
@@ -19,13 +20,13 @@ MakeExternal = Callable[[Entries], onnx.ModelProto]
 def answer(path: Path) -> np.ndarray:
     """Run `y = x + W` for x = 0 in onnxruntime: W as the file at `path` has it."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    result: np.ndarray = session.run(None, {"x": np.zeros(1024, np.float32)})[0]
+    result: np.ndarray = session.run(None, {"x": np.zeros(4096, np.float32)})[0]
     return result
 
 
 def _model(weight: onnx.TensorProto) -> onnx.ModelProto:
     model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1024] x) => (float[1024] y) { y = Add(x, W) }'
+        '<ir_version: 8, opset_import: ["": 17]> g (float[4096] x) => (float[4096] y) { y = Add(x, W) }'
     )
     model.graph.initializer.append(weight)
     return model
@@ -33,11 +34,11 @@ def _model(weight: onnx.TensorProto) -> onnx.ModelProto:
 
 @pytest.fixture
 def make_external() -> MakeExternal:
-    """Return a function that makes `y = x + W`, W of 1024 floats being external with the given entries."""
+    """Return a function that makes `y = x + W`, W of 4096 floats being external with the given entries."""
 
     def make(entries: Entries) -> onnx.ModelProto:
         weight = onnx.TensorProto(
-            name="W", data_type=onnx.TensorProto.FLOAT, dims=[1024], data_location=onnx.TensorProto.EXTERNAL
+            name="W", data_type=onnx.TensorProto.FLOAT, dims=[4096], data_location=onnx.TensorProto.EXTERNAL
         )
         for key, value in entries:
             weight.external_data.add(key=key, value=value)

@@ -64,7 +64,9 @@ def test_sound_references_load_here_and_in_onnxruntime(
     model = load_model(path)
     (ref,) = model.external
     offset = int(dict(entries).get("offset", 0))
-    assert ref == ExternalRef("W", dict(entries)["location"], base / dict(entries)["location"], offset, SIZE)
+    data = base / dict(entries)["location"]
+    file = data.stat().st_dev, data.stat().st_ino
+    assert ref == ExternalRef("W", dict(entries)["location"], data, offset, SIZE, file)
     assert np.array_equal(read_tensor(model, model.proto.graph.initializer[0]), WEIGHTS)
     assert np.array_equal(answer(path), WEIGHTS)
 
@@ -89,9 +91,9 @@ LOCATIONS = {
     "dangling.bin": "is or lies behind a symbolic link",
     "linked-sub/w.bin": "is or lies behind a symbolic link",
     "two.bin": "2 hard links",
-    "half.bin": "2048 bytes of external data where its dimensions need 4096",
-    "empty.bin": "0 bytes of external data where its dimensions need 4096",
-    "long.bin": "4224 bytes of external data where its dimensions need 4096",
+    "half.bin": "8192 bytes of external data where its dimensions need 16384",
+    "empty.bin": "0 bytes of external data where its dimensions need 16384",
+    "long.bin": "16512 bytes of external data where its dimensions need 16384",
 }
 
 
@@ -120,8 +122,8 @@ ENTRIES: dict[str, tuple[dict[str, str] | list[tuple[str, str]], str]] = {
     "superscript": ({"offset": "²"}, "offset '²'"),
     "2**63": ({"offset": str(2**63)}, "offset '9223372036854775808'"),
     "endless": ({"offset": "9" * 5000}, "offset '9999"),
-    "sum past 2**63": ({"offset": str(2**63 - 1), "length": str(SIZE)}, "which has 4096; the data file is incomplete"),
-    "length past the end": ({"offset": "4", "length": str(SIZE)}, "which has 4096"),
+    "sum past 2**63": ({"offset": str(2**63 - 1), "length": str(SIZE)}, "which has 16384; the data file is incomplete"),
+    "length past the end": ({"offset": "4", "length": str(SIZE)}, "which has 16384"),
     "long length": ({"location": "long.bin", "length": "4100"}, "4100 bytes of external data where"),
 }
 
@@ -170,7 +172,7 @@ def test_file_is_checked_again_when_it_is_read(source: Path) -> None:
     tensor = model.proto.graph.initializer[0]
     data = source.parent / "w.bin"
     os.truncate(data, SIZE - 1)
-    with pytest.raises(ModelError, match="4095 bytes of external data"):
+    with pytest.raises(ModelError, match="16383 bytes of external data"):
         read_tensor(model, tensor)
     data.unlink()
     data.symlink_to("/etc/passwd")

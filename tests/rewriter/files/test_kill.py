@@ -22,8 +22,8 @@ from tests.textmodels import SILU, mlp
 if TYPE_CHECKING:
     from tests.rewriter.files.conftest import MakeExternal
 
-OLD = np.full(1024, 7, np.float32)
-NEW = np.arange(1024, dtype=np.float32)
+OLD = np.full(4096, 7, np.float32)
+NEW = np.arange(4096, dtype=np.float32)
 POINTS = 40
 
 

@@ -14,11 +14,11 @@ from onnx import TensorProto
 
 from rewriter.errors import ModelError
 from rewriter.files.load import MAX_FILE, load_model, read_tensor
+from tests.rewriter.files.conftest import WEIGHTS
 
 if TYPE_CHECKING:
     from tests.rewriter.files.conftest import MakeExternal
 
-WEIGHTS = np.arange(1024, dtype=np.float32)
 
 # Every kind of place a tensor can hide in, small enough to cut at every byte.
 SMALL = """<ir_version: 10, opset_import: ["": 17, "local": 1]>

@@ -136,13 +136,9 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda m: m.graph.node[0].attribute.add(name="alpha", type=1, ref_attr_name="alpha"),
         "node '' ('Add') refers with 'alpha' to an attribute of a function, but is in none",
     ),
-    "function of an operator's name": (
-        lambda m: m.functions.add(name="Add", domain="ai.onnx"),
-        "local function 'Add' has the name of an ONNX operator",
-    ),
-    "function of an operator of onnxruntime": (
-        lambda m: m.functions.add(name="FastGelu", domain="com.microsoft"),
-        "local function 'FastGelu' is in onnxruntime's domain 'com.microsoft'",
+    "function in the domain of ONNX": (
+        lambda m: m.functions.add(name="Mine", domain="ai.onnx"),
+        "local function 'Mine' is in the domain of ONNX, where onnxruntime finds no function",
     ),
     "unnamed function": (lambda m: m.functions.add(domain="local"), "unusable name ''"),
 }

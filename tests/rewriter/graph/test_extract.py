@@ -6,7 +6,8 @@ import onnx
 import pytest
 
 from rewriter.graph.extract import Cut, bytes_of, cut, extract, split, upstream, with_outputs
-from rewriter.graph.view import GraphView, all_views, captured_names, reads
+from rewriter.graph.view import GraphView, all_views
+from rewriter.graph.walk import captured_names, reads
 from tests.committed import FOLDER as MODELS
 
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 import pytest
 
-from rewriter.graph.types import TensorType, declared_types, inferred_graph, skeleton_of
+from rewriter.graph.types import TensorType, declared_types, inferred_graph, skeleton_of, terms_of
 
 UNSHAPED: tuple[int | str, ...] = ()
 FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
@@ -49,7 +49,7 @@ def test_what_is_declared() -> None:
         ("h = com.microsoft.SkipLayerNormalization(x, x, b)", ("n", 4)),
         ("h = com.microsoft.FusedMatMul(x, w)", ("n", 2)),
         ("h = com.microsoft.FusedMatMul<transA = 0, transB = 0, alpha = 2.0>(x, w)", ("n", 2)),
-        ("h = com.microsoft.FusedMatMul<transB = 1>(x, w)", UNSHAPED),  # the plain operator has no transposes
+        ("h = com.microsoft.FusedMatMul<transB = 1>(w, w)", (4, 4)),
         ("h = com.microsoft.FusedMatMul<transBatchA = 1>(x, w)", UNSHAPED),
         ("h = com.microsoft.Unheard(x)", None),
         ("h = custom.Gelu(x)", None),
@@ -152,3 +152,21 @@ def test_products_with_packed_weights() -> None:
         assert found.get("y") == (TensorType(onnx.TensorProto.FLOAT, ("n", 64)) if known else None)
         assert found["z"] == TensorType(onnx.TensorProto.FLOAT, ("n", 32))
         assert "y/unpacked" not in found
+
+
+@pytest.mark.parametrize(
+    ("dim", "terms"),
+    [
+        ("batch", {"batch": 1}),
+        ("16*s0", {"s0": 16}),
+        ("past_seq_len + seq_len", {"past_seq_len": 1, "seq_len": 1}),
+        ("past_sequence_length+1", {"past_sequence_length": 1, "": 1}),
+        ("2*s0 - 3", {"s0": 2, "": -3}),
+        ("s0 + s0", {"s0": 2}),
+        ("batch-size", {"batch-size": 1}),
+        ("encoder_sequence_length / 2", {"encoder_sequence_length / 2": 1}),
+        ("(s76//5) + 1", {"(s76//5) + 1": 1}),
+    ],
+)
+def test_a_dimension_is_a_sum_of_names(dim: str, terms: dict[str, int]) -> None:
+    assert terms_of(dim) == terms

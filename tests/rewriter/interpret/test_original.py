@@ -12,11 +12,10 @@ import pytest
 
 from rewriter.files.load import load_model, read_tensor
 from rewriter.graph.attention import with_plain
-from rewriter.graph.constants import concrete_shapes
 from rewriter.graph.view import Miss, all_views
 from rewriter.interpret.index import heads
 from rewriter.interpret.original import Attention, find_attention
-from rewriter.interpret.trace import Tracer
+from rewriter.interpret.trace import Tracer, shapes_of_case
 
 HEADS, WIDTH = 3, 4
 MODEL = HEADS * WIDTH
@@ -76,7 +75,7 @@ def found(model: onnx.ModelProto) -> tuple[tuple[Attention, ...], tuple[Miss, ..
     source = load_model(model)
     proto, read = with_plain(source.proto), partial(read_tensor, source)
     view = all_views(proto)[0]
-    return find_attention(Tracer(view, concrete_shapes(proto, view, read), read))
+    return find_attention(Tracer(view, partial(shapes_of_case, source.proto, proto, view, read), read))
 
 
 def one(model: onnx.ModelProto) -> Attention:
@@ -237,7 +236,7 @@ def test_what_is_not_understood_is_said(changed: dict[str, str], reason: str, no
     parts = {**PARTS, **changed}
     model = attention(*parts.values(), tokens="5" if parts["split"] == PER_TOKEN else "tokens")
     where = "MatMul 'z'" if reason == NO_SOFTMAX else "Softmax 'p'"
-    assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node),))
+    assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node, "attention"),))
 
 
 def test_a_softmax_over_classes_is_no_attention() -> None:

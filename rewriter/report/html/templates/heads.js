@@ -310,7 +310,7 @@ at("previous").addEventListener("click", () => step(-1));
 at("next").addEventListener("click", () => step(1));
 const wanted = data.logit;
 at("about").textContent = wanted
-  ? `Logit ${wanted.logit}${wanted.minus === null ? "" : ` minus logit ${wanted.minus}`} is ${number(wanted.value)}; ${data.tokens.length} tokens, ${data.heads.length} heads.`
+  ? `The logit of ${wanted.entry} is ${number(wanted.value)}; ${data.tokens.length} tokens, ${data.heads.length} heads.`
   : `${data.tokens.length} tokens, ${data.heads.length} heads.`;
 if (data.heads.length) {
   at("main").hidden = false;

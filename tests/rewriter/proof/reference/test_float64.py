@@ -310,12 +310,3 @@ def test_constants_of_every_kind() -> None:
 def test_what_nobody_reads_is_not_computed() -> None:
     model = parse_square("a = Exp(x) b = own.Unknown(a) c = Softsign(x) y = Neg(x)")
     np.testing.assert_array_equal(open_reference(model).run({"x": SQUARE})["y"], -SQUARE)
-
-
-def test_sparse_initializers_are_refused() -> None:
-    model = parse_square("y = Add(x, w)")
-    values = helper.make_tensor("w", TensorProto.FLOAT, [1], [3.0])
-    indices = helper.make_tensor("i", TensorProto.INT64, [1], [2])
-    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [2, 2]))
-    with pytest.raises(NoReference, match=r"^the model has sparse initializers$"):
-        open_reference(model)

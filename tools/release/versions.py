@@ -1,4 +1,4 @@
-"""`python -m tests.release.versions`: the main job and some tests with the oldest and newest dependencies allowed.
+"""`python -m tools.release.versions`: the main job and some tests with the oldest and newest dependencies allowed.
 
 Each Python that is found gets an environment of its own, made by uv: the oldest Python has the oldest versions that
 `pyproject.toml` allows, and the newest ones too; the others have the newest. Needs `.[release]` and network.
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.release.__main__ import ROOT
+from tools.release.__main__ import ROOT
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 TESTS = ("tests/rewriter/files", "tests/rewriter/graph", "tests/rewriter/ort", "tests/passes/programs")
@@ -36,7 +36,7 @@ def interpreter(python: str) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.release.versions", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.release.versions", description=__doc__)
     parser.add_argument("--oldest", action="store_true", help="only the oldest versions, and only the main job")
     given = parser.parse_args()
     pythons = tuple(python for python in PYTHONS if interpreter(python))

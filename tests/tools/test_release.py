@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.release.__main__ import (
+from tools.release.__main__ import (
     DEV_EXTRAS,
     LOCKED,
     NEEDED,

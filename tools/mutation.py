@@ -1,4 +1,4 @@
-"""Does a test notice when the checker is changed? `python -m benchmarks.mutation [--sample N] [--file NAME] [-o FILE]`.
+"""Does a test notice when the checker is changed? `python -m tools.mutation [--sample N] [--file NAME] [-o FILE]`.
 
 Every mutant of `rewriter/proof/certificate` changes one thing: a comparison, an operator of arithmetic or logic, a
 number, a condition, a statement that is left out, a value that is not returned. The tests that enter its function run

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.exchange`: how many attention heads of which width replace a trained MLP block.
+"""`python -m docs.notebooks.exchange`: how many attention heads of which width replace a trained MLP block.
 
 A block of n neurons is n heads of width 1, exactly. Here other numbers of heads, of other widths, are fitted to what a
 trained block computes. A head of width w attends from a token to itself and to one bias token; queries, keys and values

@@ -1,4 +1,4 @@
-"""`python -m tests.release OUT`: everything that a release needs, made and checked; needs `.[release]` and network.
+"""`python -m tools.release OUT`: everything that a release needs, made and checked; needs `.[release]` and network.
 
 Builds the sdist and the wheel twice, in different folders, and compares them: the same commit gives the same bytes,
 wherever it is built. What git has is built, not the working tree; times are those of the commit, permissions and owners
@@ -152,7 +152,7 @@ def bill_of_materials(requirements: Path, path: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.release", description=__doc__)
     parser.add_argument("out", type=Path, help="folder for the sdist, the wheel and the SBOM")
     parser.add_argument("--lock", action="store_true", help="make the lock files anew, in OUT")
     parser.add_argument("--versions", type=Path, help="with --lock: a file of NAME==VERSION that is to be kept to")

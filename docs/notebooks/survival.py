@@ -1,4 +1,4 @@
-"""`python -m benchmarks.survival`: does an attention-only network stay one when it is trained further?
+"""`python -m docs.notebooks.survival`: does an attention-only network stay one when it is trained further?
 
 A trained decoder is written as form `whole` has it (docs/forms.md), in PyTorch and with nothing held back: one stream
 of D + 1 + R + T columns, every W_Q, W_K, W_V and W_O dense on it, every mask as W_QK between positions. Then it is
@@ -36,8 +36,8 @@ from torch.nn.functional import cross_entropy, dropout
 
 from benchmarks.attribution import Network
 from benchmarks.common import print_table, write_json
-from benchmarks.exchange import decoder_command, windows
 from benchmarks.replica import LayerNorm, Replica
+from docs.notebooks.exchange import decoder_command, windows
 
 LENGTH, FRESH = 16, 96
 """T, and how many windows are fresh."""

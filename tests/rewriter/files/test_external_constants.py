@@ -1,0 +1,127 @@
+"""Small tensors in other files are read like inline ones, by every reader of constants; sparse ones are written out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import helper, numpy_helper
+
+import rewriter
+from rewriter.errors import ModelError
+from rewriter.files.load import load_model
+from rewriter.graph.walk import iter_tensors
+from tests.committed import FOLDER
+from tests.snapshot import digests
+from tests.textmodels import ERF_GELU, SILU, mlp, tensor, values
+
+TANH_GELU = (
+    "p = Pow(y, $3.0) q = Mul(p, $0.044715) r = Add(y, q) s = Mul(r, $0.7978845608) t = Tanh(s) u = Add(t, $1.0) "
+    "v = Mul(y, $0.5) h = Mul(u, v)"
+)
+RELU6 = "h = Clip(y, $0.0, $6.0)"
+
+
+def stored(model: onnx.ModelProto, path: Path) -> Path:
+    """The model with all of its tensors in a data file, those of attributes too."""
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    onnx.save(copy, path, save_as_external_data=True, location="data", size_threshold=0, convert_attribute=True)
+    return path
+
+
+@pytest.mark.parametrize("activation", [RELU6, ERF_GELU, TANH_GELU])
+def test_activations(activation: str, tmp_path: Path) -> None:
+    model = mlp(activation)
+    report = rewriter.rewrite(stored(model, tmp_path / "model.onnx"), tmp_path / "out.onnx")
+    assert report.validation.certified
+    assert [each.activation for each in report.converted] == [
+        each.activation for each in rewriter.rewrite(model, dry_run=True).converted
+    ]
+    written = {each.name: each for each in onnx.load(tmp_path / "out.onnx", load_external_data=False).graph.initializer}
+    for each in model.graph.initializer:
+        if each.name in written:
+            assert written[each.name].data_location == onnx.TensorProto.EXTERNAL
+            assert not written[each.name].raw_data
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("relu-decoder", {}),
+        ("relu-decoder", {"form": "masked"}),
+        ("relu-decoder", {"form": "whole", "max_tokens": 16}),
+        ("gelu-vision", {"form": "compact"}),
+        ("conformer-encoder", {"form": "staged", "max_tokens": 16}),
+    ],
+)
+def test_committed_models_become_the_same(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = onnx.load(FOLDER / f"{name}.onnx")
+    path = stored(model, tmp_path / "model.onnx")
+    made = rewriter.rewrite(path, tmp_path / "out.onnx", validate=False, **options)
+    inline = onnx.load(made.output)
+    for each in iter_tensors(inline):
+        each.ClearField("data_location")
+    assert digests(inline) == digests(rewriter.rewrite(model, validate=False, **options).rewritten)
+
+
+def test_heads(tmp_path: Path) -> None:
+    path = FOLDER / "relu-decoder.onnx"
+    found = (rewriter.heads(each) for each in (path, stored(onnx.load(path), tmp_path / "model.onnx")))
+    one, two = (sorted(index.layers) for index in found)
+    assert one == two != []
+
+
+def sparse(name: str, *, flat: bool) -> onnx.SparseTensorProto:
+    array = values(name).astype(np.float32) * (np.arange(values(name).size).reshape(values(name).shape) % 3 == 1)
+    places = np.argwhere(array)
+    where = np.ravel_multi_index(tuple(places.T), array.shape) if flat else places
+    numbers = numpy_helper.from_array(array[tuple(places.T)], name)
+    return helper.make_sparse_tensor(numbers, numpy_helper.from_array(np.asarray(where), f"{name}_at"), array.shape)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("external", [True, False])
+def test_sparse_weights(external: bool, flat: bool, tmp_path: Path) -> None:
+    model = mlp(SILU)
+    for weight in [each for each in model.graph.initializer if each.name in ("W1", "W2")]:
+        model.graph.initializer.remove(weight)
+    model.graph.sparse_initializer.append(sparse("W1", flat=flat))
+    constant = helper.make_node("Constant", [], ["W2"], sparse_value=sparse("W2", flat=True))
+    model.graph.node.insert(0, constant)
+    path = tmp_path / "model.onnx"
+    stored(model, path) if external else onnx.save(model, path)
+    before = path.read_bytes()
+    assert rewriter.rewrite(path, tmp_path / "out.onnx").validation.certified
+    assert path.read_bytes() == before
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    ours, theirs = (
+        onnxruntime.InferenceSession(each, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for each in (path, tmp_path / "out.onnx")
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert rewriter.rewrite(model, validate=False).rewritten.graph.sparse_initializer == []
+    assert len(model.graph.sparse_initializer) == 1
+
+
+@pytest.mark.parametrize("indices", [[-1], [4], [0, 0], [[0, 0]], [[4]], [0.0]])
+def test_indices_that_are_no_places(indices: Any) -> None:
+    model = mlp("h = Mul(y, S)", constants={"spare": tensor("spare", 1.0)})
+    at = np.asarray(indices)
+    held = helper.make_tensor("S", onnx.TensorProto.FLOAT, [len(at)], np.ones(len(at)))
+    made = onnx.SparseTensorProto(values=held, indices=numpy_helper.from_array(at, "at"), dims=[4])
+    model.graph.sparse_initializer.append(made)
+    with pytest.raises(ModelError, match=r"indices of sparse tensor 'S' are not one place in \[4\] for each"):
+        load_model(model)
+
+
+def test_sparse_tensors_that_are_too_large() -> None:
+    model = mlp("h = Mul(y, S)")
+    held = helper.make_tensor("S", onnx.TensorProto.FLOAT, [1], [1.0])
+    at = helper.make_tensor("at", onnx.TensorProto.INT64, [1], [1])
+    model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=held, indices=at, dims=[2**40]))
+    with pytest.raises(ModelError, match="more than 1 GiB when they are written out"):
+        load_model(model)

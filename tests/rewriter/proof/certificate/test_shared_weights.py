@@ -1,0 +1,114 @@
+"""Weights that two models take from the same bytes of a file are equal without being read; all others are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import rewriter
+from tests.textmodels import text_model
+
+WIDTH = 64
+SIZE = 4 * WIDTH * WIDTH
+RELU = "first = MatMul(x, W1) y = Add(first, $0.5) h = Relu(y) out = MatMul(h, W2)"
+OTHERS = RELU.replace("Relu(y)", "Max(y, $0.0)")
+"""The same, by other operators."""
+
+
+def stored(folder: Path, name: str, nodes: str, data: str = "weights", **places: int) -> Path:
+    """A model with W1 and W2 at some bytes of a data file, which holds W1, W2, W1 again, and it with another number."""
+    dims = [WIDTH, WIDTH]
+    weights = {}
+    for weight, place in ({"W1": 0, "W2": SIZE} | places).items():
+        found = onnx.TensorProto(name=weight, data_type=onnx.TensorProto.FLOAT, dims=dims, data_location="EXTERNAL")
+        for key, value in {"location": data, "offset": place, "length": SIZE}.items():
+            found.external_data.add(key=key, value=str(value))
+        weights[weight] = found
+    shape = f"float[b, t, {WIDTH}]"
+    path = folder / f"{name}.onnx"
+    path.write_bytes(
+        text_model(nodes, constants=weights, inputs=f"{shape} x", outputs=f"{shape} out").SerializeToString()
+    )
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    one, two = (rng.normal(0.0, 0.2, (WIDTH, WIDTH)).astype(np.float32) for _ in range(2))
+    other = one.copy()
+    other[3, 5] = np.nextafter(other[3, 5], np.float32(1))
+    (tmp_path / "weights").write_bytes(b"".join(each.tobytes() for each in (one, two, one, other)))
+    shutil.copy(tmp_path / "weights", tmp_path / "elsewhere")
+    return tmp_path
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The offsets of all that is read of data files."""
+    found: list[int] = []
+    preadv: Callable[..., int] = os.preadv
+
+    def counted(handle: int, buffers: Any, offset: int) -> int:
+        found.append(offset)
+        return preadv(handle, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("data", "places", "certified", "offsets"),
+    [
+        ("weights", {}, True, set()),
+        ("weights", {"W1": 2 * SIZE}, True, {0, 2 * SIZE}),
+        ("weights", {"W1": 3 * SIZE}, False, {0, 3 * SIZE}),
+        ("weights", {"W1": 4}, False, {0, 4}),
+        ("weights", {"W1": SIZE, "W2": 0}, False, {0, SIZE}),
+        ("elsewhere", {}, True, {0, SIZE}),
+        ("elsewhere", {"W1": 3 * SIZE}, False, {0, SIZE, 3 * SIZE}),
+    ],
+)
+@pytest.mark.parametrize("activation", [RELU, OTHERS])
+def test_only_what_lies_elsewhere_is_read(
+    activation: str,
+    data: str,
+    places: dict[str, int],
+    certified: bool,
+    offsets: set[int],
+    folder: Path,
+    read: list[int],
+) -> None:
+    pair = stored(folder, "a", RELU), stored(folder, "b", activation, data, **places)
+    assert rewriter.certify(*pair).certificate.certified is certified
+    assert set(read) == offsets if certified else set(read) >= offsets
+    found = rewriter.diff(*pair, outputs=False)
+    assert [each.name for each in found.graph.tensors if each.name in places] == ([] if certified else [*places])
+
+
+@pytest.mark.parametrize("nodes", [RELU, "p = Mul(x, W1) q = Sin(p) out = Sub(q, W2)"])
+def test_equal_weights_that_change_places(nodes: str, folder: Path, read: list[int]) -> None:
+    """Both are taken from the same two places, the other way round."""
+    pair = stored(folder, "a", nodes, W2=2 * SIZE), stored(folder, "b", nodes, W1=2 * SIZE, W2=0)
+    assert rewriter.certify(*pair).certificate.certified
+    assert set(read) == {0, 2 * SIZE}
+    assert rewriter.diff(*pair, outputs=False).graph.tensors == ()
+
+
+def test_what_a_certificate_states(folder: Path) -> None:
+    """Digests of data files are computed when it is written or checked."""
+    pair = stored(folder, "a", RELU), stored(folder, "b", OTHERS)
+    rewriter.certify(*pair).write(folder / "certificate.json")
+    stated = json.loads((folder / "certificate.json").read_text(encoding="utf-8"))
+    assert rewriter.certify(*pair).checked(stated)
+    (folder / "weights").write_bytes(bytes(4 * SIZE))
+    problems = rewriter.certify(*pair).checked(stated).problems
+    assert [each.partition(":")[0] for each in problems] == ["original.data.weights", "rewritten.data.weights"]
