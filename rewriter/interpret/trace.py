@@ -353,5 +353,5 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
 _ROWS = ("Gather", "GatherND")
 """Operators that take rows of a table."""
 
-_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "Tile"}}
+_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "GatherND", "Tile"}}
 """Operators that only move, repeat or drop the entries of their first input."""

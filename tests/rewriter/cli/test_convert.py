@@ -132,7 +132,7 @@ def test_certificate_only_measures_nothing(room: Path, capsys: pytest.CaptureFix
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, lambda model: change_values(weight(model, "*/heads/key"), "v.flat[0] *= 1.001"))
         assert run(plant_error) == 1
-    assert "mlp: not certified" in " ".join(capsys.readouterr().out.split())
+    assert "mlp: refuted" in " ".join(capsys.readouterr().out.split())
     assert not (room / "out.onnx").exists()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization import quantize_dynamic
 
 from rewriter import ModelError, Text, attribute, attribution_graph, compositions, head_tokens, run_with_cache, why
 from rewriter import heads as index_of
@@ -121,6 +122,12 @@ def test_file_of_heads(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = found["sublayers"]["blocks.0.mlp_heads"]
     assert (facts["kind"], facts["heads"], facts["activation"]) == ("neurons", 128, "relu")
     assert facts["heads_per_neuron"][0]["head"]["beta"] > 1e9
+
+
+def test_remarks_about_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantize_dynamic(MODEL, tmp_path / "q.onnx")
+    *_, remark, _ = told(capsys, "heads", model=tmp_path / "q.onnx").splitlines()
+    assert remark.endswith("rounds activations")
 
 
 def test_models_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

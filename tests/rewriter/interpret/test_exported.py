@@ -167,3 +167,18 @@ def test_all_attention_is_found_and_read(name: str) -> None:
 
 def _rows(array: Array, batch: int) -> Array:
     return array.reshape(batch, -1, array.shape[-1])
+
+
+@pytest.mark.parametrize("causal", [1, 0])
+def test_a_static_cache_that_holds_tokens(causal: int) -> None:
+    model, rng = onnx.load(CASES / "13-static-cache.onnx"), np.random.default_rng(2)
+    del model.functions[:]
+    for node in (node for node in model.graph.node if node.op_type == "Attention"):
+        next(each for each in node.attribute if each.name == "is_causal").i = causal
+    feeds = {"input_ids": _ids(2), "position_ids": PLACES + np.array([[3], [7]]), "write_indices": np.array([3, 7])}
+    feeds |= {"nonpad_kv_seqlen": np.array([3, 7]) + TOKENS}
+    feeds |= {
+        name: rng.normal(size=(2, 64, 32)).astype(np.float32) for name in FILES["13-static-cache"][1] if "." in name
+    }
+    made = run_with_cache(model, feeds).outputs["logits"]
+    np.testing.assert_allclose(made, tapped(model, feeds, ["logits"])["logits"], atol=1e-5)
