@@ -29,7 +29,6 @@ CHOSEN = TABLE if ALL else SAMPLE
 
 
 def trials() -> Iterator[Any]:
-    """Every sabotage on every model."""
     for sabotage in CHOSEN:
         for subject in sabotage.subjects:
             yield pytest.param(sabotage, subject, id=f"{sabotage.name}-{subject.name}")

@@ -16,14 +16,7 @@ from tests.sabotage.table import Expect, Sabotage
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one sabotage of one subject.
-
-    Attributes:
-        sabotage: what was wrong.
-        subject: what it was tried on.
-        attempt: how the run ended.
-        figure: what `oracle.difference` measured, None where no model was written.
-    """
+    """What became of one sabotage of one subject; `figure` is the oracle's difference, None without a model."""
 
     sabotage: Sabotage
     subject: Subject
@@ -62,7 +55,6 @@ class Trial:
 
 
 def tried(sabotage: Sabotage, subject: Subject) -> Trial:
-    """Try one sabotage on one subject."""
     return Trial(sabotage, subject, *measured(sabotage, subject))
 
 

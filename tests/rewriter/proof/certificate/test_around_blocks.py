@@ -70,7 +70,6 @@ def house() -> onnx.ModelProto:
 
 @cache
 def planned(form: str) -> Plan:
-    """What becomes of the house."""
     plan = make_plan(house(), Options(form=form))
     assert len(plan.conversions) == 1
     return plan

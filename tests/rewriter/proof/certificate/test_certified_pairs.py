@@ -106,7 +106,6 @@ def where(condition: str, wrong: str = "Mul(r, $1.001)") -> str:
 
 
 def size(axis: int, test: str) -> str:
-    """A condition on the size of an axis."""
     operator, number = test.split()
     constants = f"k = Constant<value = int64[1] {{{axis}}}>() m = Constant<value = int64[1] {{{number}}}>()"
     return f"{constants} z = Shape(y) t = Gather(z, k) c = {operator}(t, m)"
@@ -730,8 +729,12 @@ def inlined(name: str, **options: Any) -> onnx.ModelProto:
     return onnx.inliner.inline_local_functions(rewritten(name, **options))
 
 
-@pytest.mark.parametrize("form", ["local", "compact", "masked", "maskless"])
-@settings(max_examples=40, deadline=None, derandomize=True)
+IN_EACH_FORM = pytest.mark.parametrize("form", ["local", "compact", "masked", "maskless"])
+DRAWN = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+@IN_EACH_FORM
+@DRAWN
 @given(st.data())
 def test_any_change_of_a_number_is_refused(form: str, data: st.DataObject) -> None:
     """One entry of one initializer of a certified file, moved by 1e-3 of its size."""
@@ -753,8 +756,8 @@ def test_any_change_of_a_number_is_refused(form: str, data: st.DataObject) -> No
     assert len({*found.refusals}) == len(found.refusals), "a reason is given twice"
 
 
-@pytest.mark.parametrize("form", ["local", "compact", "masked", "maskless"])
-@settings(max_examples=40, deadline=None, derandomize=True)
+@IN_EACH_FORM
+@DRAWN
 @given(st.data())
 def test_any_other_operator_is_refused(form: str, data: st.DataObject) -> None:
     """One node of a certified file computes something else of the same operands."""
@@ -767,8 +770,8 @@ def test_any_other_operator_is_refused(form: str, data: st.DataObject) -> None:
     assert not judged(onnx.load(FOLDER / "silu-decoder.onnx"), model).certified
 
 
-@pytest.mark.parametrize("form", ["local", "compact", "masked", "maskless"])
-@settings(max_examples=40, deadline=None, derandomize=True)
+@IN_EACH_FORM
+@DRAWN
 @given(st.data())
 def test_another_layout_is_certified_only_where_it_is_the_same(form: str, data: st.DataObject) -> None:
     """One number of one shape, order of axes, split or slice is another; some of weights with one head are the same."""

@@ -278,7 +278,6 @@ def right(form: str) -> tuple[onnx.ModelProto, onnx.ModelProto]:
 
 
 def with_sizes(p: Planted) -> None:
-    """Conditions on sizes, for errors that need them."""
     tokens = p.name("token_count")
     insert(p.model, tokens, "Equal", f"{tokens} {p.number([41])}", "sizes/is_41")
     insert(p.model, tokens, "Equal", f"{tokens} {p.number([1])}", "sizes/is_1")
