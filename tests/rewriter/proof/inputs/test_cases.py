@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -259,7 +258,7 @@ def genai(*, window: int = 0) -> onnx.ModelProto:
            out, kk, vv = com.microsoft.GroupQueryAttention<{sliding} num_heads = 4, kv_num_heads = 2>
                (qkv, , , k, v, last, total) }}"""
     )
-    filled(model, partial(np.random.default_rng(0).normal, 0.0, 1.0))
+    filled(model, np.random.default_rng(0).standard_normal)
     model.graph.input.extend(helper.make_tensor_value_info(name, FLOAT, past) for name in "kv")
     model.graph.output.extend(helper.make_tensor_value_info(name, FLOAT, ["a", 2, "b", "c"]) for name in ("kk", "vv"))
     return model
