@@ -273,7 +273,7 @@ def test_defaults_of_inputs_come_with_ir_4() -> None:
 ROWS = "f = Flatten<axis = 2>(x) y = Gemm(f, W1) "
 FRONT = (
     "v = Tanh(z) n = Shape({}) i = Constant<value_ints = [0]>() j = Constant<value_ints = [2]>() "
-    "e = Constant<value_ints = [8]>() l = Slice(n, i, j) k = Concat<axis = 0>(l, e) out = Reshape(y, k)"
+    "e = Constant<value_ints = [8]>() l = Slice(n, i, j) k = Concat<axis = 0>(l, e) out = Reshape<allowzero = 1>(y, k)"
 )
 THREE = "y = MatMul(x, W1) v = Tanh(z) k = Constant<value_ints = [{}]>() out = Reshape(y, k)"
 TURNED = THREE.format("1, -1, 8").replace("y = MatMul(x, W1)", ROWS)
@@ -282,6 +282,8 @@ UP = "two = Constant<value_ints = [2]>() u = Unsqueeze(x, two)"
 OVER = "s = Softmax<axis = @>(y) m = Constant<value_ints = [1, -1, 8]>() out = Reshape(s, m)"
 LAID_OUT = {
     "its own axes": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x"), True, True),
+    "its own axes, unless one is 0": (
+        "v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("x").replace("<allowzero = 1>", ""), True, False),
     "axes of another tensor": ("v = Tanh(z) out = MatMul(x, W1)", ROWS + FRONT.format("z"), True, False),
     "axes but the last two": (
         f"v = Tanh(z) {UP} y = MatMul(u, W1) {OVER.replace('@', '2')}",
@@ -302,8 +304,8 @@ LAID_OUT = {
         "y = MatMul(x, W1) f = Flatten(y) " + FRONT.format("x").replace("[2]", "[-1]").replace("y,", "f,"), True, True),
     "a shape with an axis less": (
         f"v = Tanh(z) r = MatMul(x, W1) k = Shape(r) f = Flatten(r) y = Reshape(f, k) {OVER.replace('@', '1')}",
-        "r = MatMul(x, W1) f = Flatten(r) " + FRONT.format("x").replace("[2]", "[1]").replace("out = Reshape(y", "y = "
-        "Reshape(f") + OVER.replace("@", "1"), False, False),
+        "r = MatMul(x, W1) f = Flatten(r) " + FRONT.format("x").replace("[2]", "[1]").replace("out = Reshape<allowzero = 1>(y", "y = "
+        "Reshape<allowzero = 1>(f") + OVER.replace("@", "1"), False, False),
     "as many rows as another's": (
         TURNED,
         FLAT.format("n = Shape(z) f = Constant<value_ints=[0]>() l = Constant<value_ints=[2]>() m = Slice(n, f, l)"),
