@@ -121,7 +121,7 @@ def _row(name: str, kind: str, form: str, model: onnx.ModelProto, on: str) -> Ro
         worst.rounding if worst else None,
         run.cpu_nodes if run else (),
         seconds,
-        one_line("; ".join(proof.failures), 300),
+        one_line("; ".join(proof.problems), 300),
     )
 
 

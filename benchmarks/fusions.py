@@ -51,8 +51,7 @@ def verdict(found: Certification) -> str:
     """Certified, refuted, or undecided with the first reason."""
     if found.certificate.certified:
         return "certified"
-    refuted = any(each.refuted for each in found.certificate.refusals)
-    return f"{'**refuted**' if refuted else 'undecided'} ({found.problems[0]})"
+    return f"{'**refuted**' if found.certificate.refuted else 'undecided'} ({found.problems[0]})"
 
 
 def judged(model: Path, folder: Path) -> dict[str, str]:

@@ -169,9 +169,13 @@ def coverage_command(
     else:
         write(output, outcomes, command)
     sums = totals(outcomes)
-    click.echo(f"{sums['files']} files, {sums['missed']} blocks missed, {sums['wrong']} wrong", err=True)
-    if sums["missed"] or sums["wrong"]:
-        raise ValidationError("not every block was found; the last section of the tables says which")
+    click.echo(
+        f"{sums['files']} files, {sums['failed']} fail; blocks: {sums['missed']} missed, {sums['wrong']} wrong; "
+        f"attention layers: {sums['lost']} lost",
+        err=True,
+    )
+    if sums["missed"] or sums["wrong"] or sums["failed"]:
+        raise ValidationError("not every file passes; the last section of the tables says which and why")
 
 
 def _line(done: Exported) -> str:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
+from unittest.mock import patch
 
 import numpy as np
 import onnx
 
 from models.export import export_model
+from models.mobius import builds
 from models.registry import get
 from models.tools.merged import merge_decoders
 
@@ -94,12 +96,9 @@ def _script(name: str, path: Path) -> None:
         smaller = [_SMALLER.get(size, size) for size in shape]
         return random.normal(size=smaller) / math.sqrt(smaller[-1] if len(smaller) > 1 else 1)
 
-    module, given = importlib.import_module(f"onnxscript.rewriter.models._{name}"), np.random.rand
-    np.random.rand = rand
-    try:
+    module = importlib.import_module(f"onnxscript.rewriter.models._{name}")
+    with patch("numpy.random.rand", rand):
         model = module.make_model_with_random_weights()
-    finally:
-        np.random.rand = given
     del model.graph.value_info[:]
     for tensor in (attribute.t for node in model.graph.node for attribute in node.attribute):
         if tensor.data_type == onnx.TensorProto.INT64 and len(tensor.dims) == 1:  # a shape
@@ -114,7 +113,9 @@ def _script(name: str, path: Path) -> None:
 
 # -- all of them -----------------------------------------------------------------------------------------------------
 
-GROUPS: Mapping[str, Callable[[], list[Extra]]] = MappingProxyType({"merged": _merged, "onnxscript": _scripts})
+GROUPS: Mapping[str, Callable[[], list[Extra]]] = MappingProxyType(
+    {"merged": _merged, "onnxscript": _scripts, "mobius": lambda: [Extra(*each) for each in builds()]}
+)
 """Group to its files. Listing them needs neither PyTorch nor the package that builds them."""
 
 

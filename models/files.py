@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import click
+
 from models.cells import Job
 from models.entry import Entry, Exporter
 from models.export import export_model
@@ -65,16 +67,14 @@ def file_of(folder: Path, job: Job, variant: str = "") -> Path:
 
 def create_files(folder: Path, jobs: Iterable[Job]) -> None:
     """Create the files of all jobs: default exports of every architecture first, then their variants, then others."""
-    ordered = sorted(jobs, key=lambda job: job.group != "exports")
-    for names in (lambda job: ("",) if job.group == "exports" else (), lambda job: ("", *job.variants)):
-        for job in ordered:
-            for name in names(job):
-                try:
-                    print(file_of(folder, job, name), flush=True)
-                except Refused as error:
-                    print(f"{job.name} {name}: {error}", flush=True)
-                    if not name:
-                        break
+    ordered = sorted(jobs, key=lambda job: job.opset and job.group != "exports")
+    cells = [(job, "") for job in ordered if job.group == "exports" or not job.opset]
+    cells += [(job, name) for job in ordered for name in ("", *job.variants)]
+    for job, name in cells:
+        try:
+            click.echo(file_of(folder, job, name))
+        except Refused as error:
+            click.echo(f"{job.name} {name}: {error}")
 
 
 def truth_of(job: Job) -> Truth:

@@ -36,6 +36,7 @@ GROUPS = {
     "scopes": "Inside If, Loop and model-local functions",
     "merged": "Decoders with and without past, merged as by optimum",
     "onnxscript": "Models that come with onnxscript",
+    "mobius": "As mobius-onnx builds them, with its local functions",
 }
 
 

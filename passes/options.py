@@ -27,17 +27,7 @@ EXPOSED = ("q", "scores", "pattern", "z")
 
 @dataclass(frozen=True)
 class FormOptions:
-    """How a form becomes nodes; a form ignores what does not concern it.
-
-    Attributes:
-        max_tokens: longest sequence of the forms with one-hot position columns; None: the model's own length, or what
-            fits.
-        expose: members of `EXPOSED` that become outputs of the model, separated by commas; after a colon, a glob of
-            blocks.
-        spelling: how form `local` writes softmax: fused with what follows, or as an operator over stacked scores.
-        head_dimension: d_head of the linear sublayers of form `staged`, whose heads split the rank of a weight; None
-            until a plan has looked at the model's own attention.
-    """
+    """How a form becomes nodes; a form ignores what does not concern it."""
 
     max_tokens: int | None = option(
         None,
@@ -96,21 +86,7 @@ class Options:
     """The user's choices about the rewriting.
 
     Attributes:
-        form: a key of `passes.forms.FORMS`.
-        scope: what counts as a candidate: MLP blocks, or every elementwise activation of a linear operator's output
-            (Theorem 8).
-        inline: write the heads out instead of calling a model-local function.
-        only: globs; only blocks whose names match one are converted. Empty: all.
-        skip: globs; blocks whose names match one are left.
-        gate: how a gate h(g) u is converted: to heads with value u, or to heads for h(g) alone, whose product with u
-            stays.
-        precision: the arithmetic of gates in form `local`: the model's, or float64 with fewer heads and keys.
-        fit: fit heads to activations that the table does not name.
-        lower_experts: take mixtures of experts in one operator apart.
-        accuracy: how close programs must be; None for the rounding of the block's type.
-        domain: largest |y| on which programs are fitted, for all blocks.
         reached: largest measured |y| by pre-activation; used if `domain` is None.
-        forms: choices about how the form becomes nodes.
     """
 
     form: str = option("local", "How heads become nodes.", choices=FORM_NAMES, see="forms.md")

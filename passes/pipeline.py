@@ -22,7 +22,6 @@ class Lower:
     name = "lower"
     requires = ()
     prepares = True
-    runs = "always"
 
     def run(self, unit: Unit) -> Unit:
         """Leave the `Plan`."""
@@ -44,7 +43,6 @@ class MlpToAttention:
     name = "mlp-to-attention"
     requires = (Lower.name,)
     prepares = False
-    runs = "always"
 
     def run(self, unit: Unit) -> Unit:
         """The model with the heads."""

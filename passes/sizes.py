@@ -53,7 +53,6 @@ class Shapes:
     """The shapes of one view.
 
     Attributes:
-        view: the graph.
         known: shapes by tensor, to which callers may add those that they infer.
         values: what can be computed from constants and shapes.
     """
@@ -91,7 +90,7 @@ class Shapes:
         self._noted[tensor] = sizes
         declared = self.view.type_of(tensor).shape or ()
         for dim, size in zip(declared, sizes, strict=True) if len(declared) == len(sizes) else ():
-            if isinstance(dim, str) and size:
+            if isinstance(dim, str) and size is not None:
                 self._symbols.setdefault(dim, size)
 
     def note(self, node: onnx.NodeProto) -> None:
@@ -105,7 +104,8 @@ class Shapes:
             stated = [sizes for sizes in (inferred, self.of(name), longest) if sizes is not None]
             alike = [sizes for sizes in stated if len(sizes) == len(stated[0])]
             if stated:
-                self.set(name, tuple(next((size for size in axis if size), None) for axis in zip(*alike, strict=True)))
+                known = [[size for size in axis if size is not None] for axis in zip(*alike, strict=True)]
+                self.set(name, tuple(next(iter(sizes), None) for sizes in known))
 
     def numbers(self, tensor: str) -> list[int] | None:
         """The elements of a tensor of integers; None if they depend on anything but shapes."""
@@ -136,9 +136,10 @@ class Shapes:
             # An operand that is not carried has as many rows as the tokens, whatever number that is: it is fixed, or a
             # part of a table that is shorter than the made-up sizes.
             found = [max((self.known[name] for name in node.input if name in self.known), key=len, default=())]
-        if not found or any(not sizes for name, sizes in zip(node.output, found, strict=True) if name):
+        made = [sizes or () for sizes in found or ()]
+        if not made or any(not sizes for name, sizes in zip(node.output, made, strict=True) if name):
             raise LostError.at(node, "the shape of its output is unknown")
-        return found
+        return made
 
     def _integers(self, name: str) -> list[int] | None:
         return self.numbers(name) if self.view.type_of(name).elem_type in (onnx.TensorProto.INT64, 0) else None
@@ -159,8 +160,10 @@ class Shapes:
         except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd nodes; nothing is known then
             return None
         kinds = [type_of(inferred[name]) if name in inferred else TensorType.UNKNOWN for name in node.output]
-        shapes = [kind.shape for kind in kinds]
-        found = [shape and tuple(dim if isinstance(dim, int) else None for dim in shape) for shape in shapes]
+        found = [
+            None if kind.shape is None else tuple(dim if isinstance(dim, int) else None for dim in kind.shape)
+            for kind in kinds
+        ]
         entries = [prod(size or 0 for size in sizes or ()) for sizes in (found[0], self.of(node.input[0]))]
         fits = entries[0] == entries[1] if node.op_type == "Reshape" else node.op_type != "Expand" or entries[0]
         return found if fits else None

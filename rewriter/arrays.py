@@ -15,7 +15,7 @@ Array = NDArray[Any]
 
 
 def tensors_of(values: Mapping[str, Any]) -> dict[str, Array]:
-    """Outputs tensor by tensor: the elements of a sequence `y` are `y[0]` and so on; an optional without value is False.
+    """Outputs tensor by tensor: the elements of a sequence `y` are `y[0]` and so on; a missing optional value is False.
 
     Raises:
         ValidationError: another output has the name of an element.
@@ -26,7 +26,7 @@ def tensors_of(values: Mapping[str, Any]) -> dict[str, Array]:
             parts = tensors_of({f"{name}[{place}]": each for place, each in enumerate(value)})
         else:
             parts = {name: np.asarray(value if value is not None else False)}
-        if not parts.keys().isdisjoint(values.keys() - {name}):
-            raise ValidationError(f"output '{min(parts)}' has the name of an element of another; rename it")
+        if taken := parts.keys() & values.keys() - {name}:
+            raise ValidationError(f"output '{min(taken)}' has the name of an element of another; rename it")
         found |= parts
     return found

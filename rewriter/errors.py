@@ -25,7 +25,7 @@ class ExitStatus(IntEnum):
 
 _KEYWORDS = {"force": "force=True", "no-validate": "validate=False", "dry-run": "dry_run=True", "bisect": "bisect=True"}
 _KEYWORDS |= {"provider": "providers=", "dim": "dims=", "max-tokens": "max_tokens=", "option": ""}
-_KEYWORDS |= {"lower-experts": "lower_experts=True"}
+_KEYWORDS |= {"lower-experts": "lower_experts=True", "certificate-only": "validate='certificate'"}
 _KEYWORDS |= {name: f"{name}=" for name in ("accuracy", "expose", "form", "gate", "inputs", "only")}
 _KEYWORDS |= {name: f"{name}=" for name in ("scope", "skip", "top")}
 _FLAG = re.compile(rf"--({'|'.join(_KEYWORDS)})\b(?!-)( (?=\w+=)| (?=local|whole|heads|product))?")

@@ -36,7 +36,8 @@ def _documented(title: str) -> list[str]:
 def test_options_are_those_of_the_command(title: str) -> None:
     command = ALL[title]
     context = click.Context(command, help_option_names=["-h", "--help"])
-    options = {name for each in command.get_params(context) if isinstance(each, click.Option) for name in each.opts}
+    found = [each for each in command.get_params(context) if isinstance(each, click.Option)]
+    options = {name for each in found for name in (*each.opts, *each.secondary_opts)}
     documented = _documented(title)
     assert sorted(documented) == sorted(set(documented)), "an option is named twice"
     assert set(documented) == options

@@ -98,6 +98,7 @@ def runner(part: onnx.ModelProto, provider: str = "cpu") -> Run:
     def run(y: Floats) -> Floats:
         rows = y.reshape(-1, WIDTH)
         feeds = {"y": rows, **({"u": np.ones_like(rows)} if "u" in session.inputs else {})}
+        found: Floats
         (found,) = session.run(feeds).values()
         return found.reshape(-1)
 

@@ -47,16 +47,22 @@ def _as_optimum(entry: Entry) -> Entry:
         description=f"{entry.description}, with the axes that optimum declares",
         inputs=tuple(as_optimum(spec) for spec in entry.inputs),
         outputs=(Output("last_hidden_state", ("batch_size", "frames", None)),),
-        **({"activation": "silu", "blocks": lambda c: 2 * layers(c)} if "Conformer" in entry.config_class else {}),
     )
 
 
-_CONFORMER = {
-    "hidden_act": "silu",
-    "position_embeddings_type": "relative",
-    "max_source_positions": 200,
-    "conv_depthwise_kernel_size": 5,
-}
+_CONFORMER = replace(
+    _wave(
+        "conformer",
+        "Wav2Vec2Conformer",
+        "Wav2Vec2-Conformer from the waveform",
+        hidden_act="silu",
+        position_embeddings_type="relative",
+        max_source_positions=200,
+        conv_depthwise_kernel_size=5,
+    ),
+    activation="silu",
+    blocks=lambda c: 2 * layers(c),
+)
 
 AUDIO: tuple[Entry, ...] = (
     Entry(
@@ -81,7 +87,7 @@ AUDIO: tuple[Entry, ...] = (
         blocks=lambda c: 2 * int(c["num_hidden_layers"]),
         fixed={"width": lambda c: c["hidden_size"]},
     ),
-    _as_optimum(_wave("conformer", "Wav2Vec2Conformer", "Wav2Vec2-Conformer from the waveform", **_CONFORMER)),
+    _as_optimum(_CONFORMER),
     _as_optimum(_wave("wav2vec2", "Wav2Vec2", "Wav2Vec2")),
     _wave("wav2vec2", "Wav2Vec2", "as in Wav2Vec2 base"),
     _wave("hubert", "Hubert", "as in HuBERT base"),

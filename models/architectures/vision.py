@@ -179,6 +179,7 @@ def _as_optimum(entry: Entry) -> Entry:
         entry,
         name=f"{entry.name}-optimum",
         description=f"{entry.name} with the axes that optimum declares",
+        sizes={"tiny": vision(32, 2, 4, 32, 16)},
         inputs=(as_optimum(PIXELS),),
         outputs=(Output("last_hidden_state", ("batch_size", "last_hidden_state_dim_1", "last_hidden_state_dim_2")),),
         refusals={"dynamo": "positions and patches fix axes that are declared dynamic"},

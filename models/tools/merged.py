@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 CONDITION = "use_cache_branch"
 
@@ -59,7 +59,7 @@ def _shared(*graphs: onnx.GraphProto) -> list[TensorProto]:
         for tensor in graph.initializer:
             if tensor in kept:
                 continue
-            key = (tensor.data_type, tensor.raw_data, tuple(tensor.dims))
+            key = (tensor.data_type, numpy_helper.to_array(tensor).tobytes(), tuple(tensor.dims))
             if key not in found:
                 number = names[tensor.name] = names.get(tensor.name, -1) + 1
                 found[key] = TensorProto()

@@ -142,7 +142,7 @@ class Builder(Fragment):
 
     def reshape(self, tensor: Tensor, shape: Tensor | Sequence[int], name: str, *, zeros: bool = False) -> Variable:
         """Reshape to a computed shape, or to numbers; 0 keeps an axis unless `zeros` are sizes, -1 is inferred."""
-        given = {"allowzero": 1} if zeros and self.has_allowzero else {}
+        given: dict[str, Any] = {"allowzero": 1} if zeros and self.has_allowzero else {}
         made = self.integers(*shape) if isinstance(shape, Sequence) else shape
         return self.node("Reshape", [tensor, made], name, **given)
 

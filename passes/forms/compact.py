@@ -190,7 +190,7 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         order.append(order.pop(axes.pop()))  # the permutation that moves the channels last
     back = [order.index(axis) for axis in range(len(order))]
     # Each token attends only to itself, so any grouping into sequences gives the same result.
-    lead = b.integers(*((0, 0) if rank == 3 else (0, 1) if rank == 2 and not b.has_allowzero else (1, -1)))
+    lead = (0, 0) if rank == 3 else (0, 1) if rank == 2 and not b.has_allowzero else (1, -1)
 
     def rows_of(tensor: str, elem_type: int, name: str) -> tuple[Variable, Variable]:
         """[batch, tokens, heads] of any layout, and the shape that it has with the channels last."""
@@ -200,9 +200,12 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
         shape = b.node("Shape", [given], f"{name}_shape")
         known = view.type_of(tensor).shape or (None,)
         width = known[order[-1]] if len(known) == rank else None
-        # onnxruntime's fusion of Reshapes makes -1 of a computed size, which does not run beside an axis of size 0.
-        heads = b.integers(width) if isinstance(width, int) else b.rows(shape, -1, 2**31, 0, f"{name}_heads")
-        return b.reshape(given, b.concat([lead, heads], 0, f"{name}_rows_shape"), f"{name}_rows"), shape
+        if isinstance(width, int):
+            return b.reshape(given, (*lead, width), f"{name}_rows"), shape
+        # Does not run at a size of 0: onnxruntime's fusion of Reshapes writes the computed size as -1.
+        heads = b.rows(shape, -1, 2**31, 0, f"{name}_heads")
+        sizes = b.concat([b.integers(*lead), heads], 0, f"{name}_rows_shape")
+        return b.reshape(given, sizes, f"{name}_rows"), shape
 
     def own_key(numbers: np.ndarray, suffix: str) -> Tensor:
         constants = b.typed(conversion.compute_type).numbers(f"k_self{suffix}_constants", numbers)

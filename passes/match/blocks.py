@@ -607,18 +607,18 @@ class Finder:
         # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.
         needed: dict[str, Block] = {}
         parts = set() if self._product else flow.values.keys() | flow.parts
-        for place, block in reversed(tuple(enumerate(found))):
-            if not isinstance(block, Block):
+        for place, candidate in reversed(tuple(enumerate(found))):
+            if not isinstance(candidate, Block):
                 continue
-            whole = None if block.second else needed.get(block.output)
+            block, whole = candidate, None if candidate.second else needed.get(candidate.output)
             if whole is not None:
-                found[place] = block = replace(block, channels=block.channels or whole.neurons, part_of=whole.name)
+                block = replace(block, channels=block.channels or whole.neurons, part_of=whole.name)
             elif not block.second and block.output in parts:
                 alone = Miss("the activation that it is a part of is not converted", block.output)
                 found[place] = Left.of(block, alone)
                 continue
+            found[place] = needed[block.value] = block
             needed.update(dict.fromkeys((flow.facts[leaf].ends for leaf in block.region.leaves), block))
-            needed[block.value] = block
         blocks = tuple(each for each in found if isinstance(each, Block))
         return blocks, tuple(each for each in found if isinstance(each, Left))
 

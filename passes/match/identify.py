@@ -45,8 +45,6 @@ class Identified:
     """A named activation: `activation(y)`, or `activation(gate) * value`.
 
     Attributes:
-        activation: the table entry.
-        parameters: its solved parameters.
         error: largest difference from the region's own values on the grid, relative to max(1, |f|).
         gated: for two leaves, the positions of gate and value among the region's leaves.
     """

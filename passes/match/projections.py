@@ -37,14 +37,7 @@ _PARTS = ("Split", "Slice")
 
 @dataclass(frozen=True)
 class Vector:
-    """A constant with one value per channel, or one for all; only channels `start:stop` are used.
-
-    Attributes:
-        name: the constant.
-        size: the number of its elements.
-        start: the first channel.
-        stop: the end of the channels; None for all.
-    """
+    """A constant with one value per channel, or one for all; only channels `start:stop` are used."""
 
     name: str
     size: int
@@ -54,18 +47,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Projection:
-    """`output = data @ weight[:, start:stop] + sum of biases`.
-
-    Attributes:
-        data: the input tensor, channels last.
-        weight: the constant matrix, [in, out], or [out, in] if `transposed`.
-        transposed: its layout.
-        in_features: rows of the matrix (as [in, out]).
-        out_features: columns in `start:stop`.
-        biases: constants added to the output.
-        start: the first column.
-        stop: the end of the columns; None for all.
-    """
+    """`output = data @ weight[:, start:stop] + sum of biases`; if `transposed`, the weight is stored as [out, in]."""
 
     data: str
     weight: str

@@ -40,7 +40,8 @@ def certify(
         accuracy: the largest bound that a plan may claim, if that is more than the rounding of the block's type.
 
     Returns:
-        The certificate; `exit_status` is 0 if it is one, and 1 if it was refused, with the reasons in `problems`.
+        The certificate; `exit_status` is 0 if it is one. Otherwise it is 1, with the reasons in `problems`, and
+        `verdict` is `not proved`, or `different` with a counterexample.
 
     Raises:
         UsageError: the limit of a claim is negative, or its domain empty.

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import onnx
 
@@ -47,7 +47,7 @@ def rewrite(
     *,
     passes: Arrange | None = None,
     dry_run: bool = False,
-    validate: bool = True,
+    validate: bool | Literal["certificate"] = True,
     force: bool = False,
     progress: Progress | None = None,
     **options: Unpack[RewriteKeywords],
@@ -62,7 +62,8 @@ def rewrite(
         passes: called with the pipeline that the options ask for; returns the one to run, such as
             `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
         dry_run: stop after the plan.
-        validate: run the proof. Without it the result is written unproved.
+        validate: run the proof. Without it the result is written unproved; with "certificate", no model is run, and
+            every block must be certified.
         force: replace existing files.
         progress: called with (current activity, steps done, total steps).
         **options: the options of the rewriting (`passes.options`) and of the proof (`rewriter.proof.settings`), listed
@@ -87,7 +88,8 @@ def rewrite(
         if one is not None:
             raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
         return _folder(Path(model), output, options, progress or silent, dry_run=dry_run, validate=validate)
-    if validate and not dry_run:
+    certified = validate == "certificate"
+    if validate and not certified and not dry_run:
         settings = checked(settings)
     arrange = passes or (lambda each: each)
     run = Run(progress)
@@ -100,9 +102,9 @@ def rewrite(
     if MlpToAttention.name not in [each.name for each in arrange(pipeline(choices))]:
         raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
     start = Unit(source.proto, partial(read_tensor, source))
-    choices, sequence, unit = _planned(run, source, start, arrange, choices, settings)
-    if validate and not dry_run and source.size <= LARGE:
-        unit = _noted(unit, domain_notes(unit.fact(Plan)))
+    choices, sequence, unit = _planned(run, source, start, arrange, choices, None if certified else settings)
+    if validate and not dry_run and (certified or source.size <= LARGE):
+        unit = _noted(unit, domain_notes(unit.fact(Plan), run=not certified))
     plan = unit.fact(Plan)
     report = planned_report(name_of(model), source, plan, choices)
     if dry_run or not plan.conversions:
@@ -121,7 +123,8 @@ def rewrite(
     lowered = replace(source, proto=plan.model, path=None)
     apart = None if alone is None else replace(source, proto=alone, path=None)
     wanted = settings if validate else None
-    report = _finished(run, report, (source, rewritten, lowered, apart), claims, wanted, out, force=force)
+    models = source, rewritten, lowered, apart
+    report = _finished(run, report, models, claims, wanted, out, force=force, run_models=not certified)
     if report.in_memory is not None:
         report = replace(report, in_memory=like(model, source.complete(made(unit))))
     return run.finish(report)
@@ -133,9 +136,12 @@ def made(unit: Unit) -> onnx.ModelProto:
 
 
 def _planned(
-    run: Run, source: LoadedModel, start: Unit, arrange: Arrange, choices: Options, settings: Settings
+    run: Run, source: LoadedModel, start: Unit, arrange: Arrange, choices: Options, settings: Settings | None
 ) -> tuple[Options, tuple[Pass, ...], Unit]:
-    """The options, the passes, and their outcome; planned again where pre-activations had to be measured first."""
+    """The options, the passes, and their outcome; planned again where pre-activations had to be measured first.
+
+    Without settings nothing is measured.
+    """
 
     def planned() -> tuple[tuple[Pass, ...], Unit]:
         sequence = tuple(arrange(pipeline(choices)))
@@ -144,7 +150,7 @@ def _planned(
     with run.step("plan", "finding the MLP blocks"):
         sequence, unit = planned()
     notes: tuple[str, ...] = ()
-    if unit.fact(Plan).undetermined:
+    if unit.fact(Plan).undetermined and settings is not None:
         with run.step("calibrate", "measuring pre-activations"):
             choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
             sequence, unit = planned()
@@ -199,6 +205,7 @@ def _finished(
     out: Path | None,
     *,
     force: bool,
+    run_models: bool,
 ) -> Report:
     """Prove the rewritten model; with `out` the file that is saved beside it, and only then renamed to it."""
     source, rewritten, lowered, alone = models
@@ -212,7 +219,8 @@ def _finished(
             with run.step("validate", "proving"):
                 in_memory = replace(source, proto=rewritten, path=None)
                 result = in_memory if staged is None else load_model(staged.path, mapped=True)
-                validation = Judge(source, result, claims, settings, run.progress, lowered, alone).verdict()
+                judge = Judge(source, result, claims, settings, run.progress, lowered, alone, run=run_models)
+                validation = judge.verdict()
             status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
             report = replace(report, proof=validation, exit_status=status)
         if report.exit_status is not ExitStatus.CONVERTED:
@@ -236,7 +244,7 @@ def _folder(
     progress: Progress,
     *,
     dry_run: bool,
-    validate: bool,
+    validate: bool | Literal["certificate"],
 ) -> FolderReport:
     """Convert and prove every ONNX file of a folder, and copy the others beside them; all of them or nothing."""
     out = None if output is None else Path(output)

@@ -49,12 +49,13 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
     )
 
 
-def domain_notes(plan: Plan) -> tuple[str, ...]:
+def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
     """A note on blocks whose heads hold up to some pre-activation, which some input may leave."""
     domains = {each.block.name: each.program.domain for each in plan.conversions if isfinite(each.program.domain)}
+    where = "is checked only on the inputs of the run" if run else "is not checked, since nothing was run"
     note = (
         f"the heads of {counted(len(domains), 'block')} ({first_of(list(domains))}) hold for |pre-activation| up to "
-        f"{min(domains.values(), default=0.0):.3g}; that the model stays there is checked only on the inputs of the run"
+        f"{min(domains.values(), default=0.0):.3g}; that the model stays there {where}"
     )
     return (note,) if domains else ()
 

@@ -143,7 +143,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(f"rewrite: {what}; no half-written file is left", err=True)
         return _TERMINATED if terminated else _INTERRUPTED
     except MemoryError:
-        click.echo("rewrite: out of memory; try --no-validate, or fewer and shorter inputs with --dim", err=True)
+        click.echo("rewrite: out of memory; try --certificate-only, or fewer and shorter inputs with --dim", err=True)
         return 1
     except Exception as error:  # noqa: BLE001 - a traceback helps nobody who runs a command
         calls = reversed(traceback.extract_tb(error.__traceback__)[-3:])

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from rewriter.report.terminal.console import Console
 
 COMMON = (
-    *("output", "form", "only", "skip", "dry_run", "no_validate", "providers", "inputs", "html", "force", "report"),
-    "help_all",
+    *("output", "form", "only", "skip", "dry_run", "certificate_only", "providers", "inputs", "html", "force"),
+    *("report", "help_all"),
 )
 """The options that `rewrite --help` lists; `--help-all` lists all."""
 
@@ -97,7 +97,9 @@ def _version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
 @file_option("-o", "--output", metavar="OUT", help="Where to write the result.")
 @declared_options(Options)
 @click.option("--dry-run", is_flag=True, help="Print the plan; write nothing.")
-@click.option("--no-validate", is_flag=True, help="Write the result without proving it.")
+@click.option(
+    "--certificate-only/--no-validate", default=None, help="Prove but run nothing; or write the result unproved."
+)
 @declared_options(Settings)
 @rare_options(Options, Settings)
 @file_option("--html", metavar="FILE.html", help="Write the report as a page.")
@@ -115,7 +117,7 @@ def convert(
     output: Path | None,
     *,
     dry_run: bool,
-    no_validate: bool,
+    certificate_only: bool | None,
     force: bool,
     report: Path | None,
     html: Path | None,
@@ -127,8 +129,9 @@ def convert(
     """Replace the MLP blocks of MODEL by attention heads, and prove that the outputs stay the same.
 
     MODEL is an ONNX file, or a folder such as optimum writes: then OUT is a new folder with all models converted, and
-    the other files copied. The result appears at OUT only if it computes what MODEL does: certified for every input,
-    and run with onnxruntime on a few.
+    the other files copied. The result appears at OUT only if it computes what MODEL does: certified, for every input or
+    in a domain that is named, and run with onnxruntime on a few. --certificate-only is for models that this machine
+    cannot run.
     """
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
@@ -143,13 +146,14 @@ def convert(
         raise UsageError(f"{flag} is for one model, not for a folder; leave it out, or convert its files one by one")
     check_page(html, others[:3], force=force)
     if certificate is not None:
-        if no_validate or dry_run:
+        if certificate_only is False or dry_run:
             raise UsageError("--certificate needs a run that proves its result")
         check_report(certificate, others, force=force)
     from rewriter import rewrite
     from rewriter.report.terminal.console import show_report
 
-    options |= {"dry_run": dry_run, "validate": not no_validate, "force": force}
+    validate = {None: True, True: "certificate", False: False}[certificate_only]
+    options |= {"dry_run": dry_run, "validate": validate, "force": force}
 
     def show(console: Console, result: Report) -> None:
         if certificate is not None and result and result.validation.certificate is not None:

@@ -40,7 +40,7 @@ _SHOWN = with_options(
 @command(
     MODELS,
     ok="REWRITTEN computes what ORIGINAL does, or agrees where it was run",
-    failed="it does not, or nothing could be compared",
+    failed="it does not, or this is not proved and no run decides it",
     usage="the given inputs left nothing to compare",
 )
 @_pair
@@ -50,8 +50,8 @@ _SHOWN = with_options(
 def validate(original: Path, rewritten: Path, **options: Any) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
-    Any two models with the same inputs and outputs can be compared, whoever made them. SAME: certified for every
-    input, and a run agrees. AGREES: not proved, but both agree on the inputs that were run.
+    Any two models with the same inputs and outputs can be compared, whoever made them. SAME: certified, and a run
+    agrees. AGREES: not proved, but both agree on the inputs that were run. DIFFERENT: there is a counterexample.
     """
     from rewriter import validate as judge
 
@@ -61,7 +61,7 @@ def validate(original: Path, rewritten: Path, **options: Any) -> int:
 @command(
     MODELS,
     ok="both compute the same, or agree where they were run (with --graph-only: the same graph and weights)",
-    failed="they differ, or nothing could be compared",
+    failed="they differ, or this is not proved and no run decides it",
     usage="the given inputs left nothing to compare",
 )
 @click.argument("a", type=_model)
@@ -95,7 +95,7 @@ def _compared(
 @command(
     {4: "a model is unreadable, malformed or unsafe"},
     ok="certified (with --check: the certificate holds)",
-    failed="refused (with --check: the certificate does not hold)",
+    failed="not proved, or different (with --check: the certificate does not hold)",
     usage="FILE is no certificate",
 )
 @_pair
@@ -109,8 +109,9 @@ def _compared(
 def certify(original: Path, rewritten: Path, *, check: Path | None, accuracy: float | None, report: Path | None) -> int:
     """Prove that REWRITTEN computes what ORIGINAL does, at every input of every size, over the reals.
 
-    Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers;
-    everything else must be the same operators on the same weights. Any two models can be judged, whoever made them.
+    Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers, or
+    in a domain that is named; everything else must be the same operators on the same weights. Any two models can be
+    judged, whoever made them.
     """
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove

@@ -27,7 +27,7 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve, through_cache
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, overridden, sort_main_graph
-from rewriter.files.tensors import byte_count, check_inline, count_elements, element_type
+from rewriter.files.tensors import byte_count, check_inline, element_type
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors
 from rewriter.text import first_of, quoted
@@ -218,23 +218,19 @@ def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
 def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.TensorProto:
     """A sparse tensor as a runtime loads it. Raises ModelError where its indices are not those of entries."""
     values, indices = (_values(each, base_dir) for each in (sparse.values, sparse.indices))
-    name, dims = sparse.values.name, tuple(sparse.dims)
-    count = count_elements(dims, name)
-    whole = indices.dtype == np.int64 and values.ndim == 1
-    if whole and indices.shape == (len(values), len(dims)) and indices.ndim == 2:
-        within = ((indices >= 0) & (indices < dims)).all()
-        places = np.ravel_multi_index(tuple(indices.T), dims) if within else indices[:0, 0]
-    else:
-        within = whole and indices.shape == values.shape and ((indices >= 0) & (indices < count)).all()
-        places = indices
-    if not within or len(np.unique(places)) < len(values):
+    name, dims, number = sparse.values.name, tuple(sparse.dims), values.size
+    bounds = dims if indices.ndim == 2 else (math.prod(dims),)
+    fits = indices.dtype == np.int64 and values.ndim == 1 and indices.shape in ((number,), (number, len(dims)))
+    places = indices.reshape(number, len(bounds)) if fits else None
+    if places is None or ((places < 0) | (places >= bounds)).any() or len(np.unique(places, axis=0)) < number:
         raise ModelError(
             f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values; "
             "export the model again"
         )
-    full = np.zeros(count, values.dtype)
-    full[places] = values
-    return onnx.numpy_helper.from_array(full.reshape(dims), name)
+    full = np.zeros(dims, values.dtype)
+    if number:
+        full.reshape(-1)[np.ravel_multi_index(tuple(places.T), bounds)] = values
+    return onnx.numpy_helper.from_array(full, name)
 
 
 def _in_memory(source: bytes | onnx.ModelProto | IrModel) -> onnx.ModelProto:

@@ -43,32 +43,6 @@ MAX_CALLS = 100
 
 _Key = tuple[str, str, str]
 
-_MICROSOFT: Mapping[str, int] = {
-    "BiasGelu": 2,
-    "FastGelu": 1,
-    "Gelu": 1,
-    "GemmFastGelu": 2,
-    "QuickGelu": 1,
-    "FusedConv": 2,
-    "FusedGemm": 2,
-    "FusedMatMul": 2,
-    "TransposeMatMul": 2,
-    "DynamicQuantizeMatMul": 3,
-    "MatMulIntegerToFloat": 4,
-    "QGemm": 6,
-    "QLinearSigmoid": 4,
-    "QLinearLeakyRelu": 4,
-    "QLinearAdd": 7,
-    "QLinearMul": 7,
-    "MatMulBnb4": 3,
-    "MatMulFpQ4": 3,
-    "MatMulNBits": 3,
-    "SkipLayerNormalization": 3,
-    "SkipSimplifiedLayerNormalization": 3,
-    "RotaryEmbedding": 4,
-}
-"""How many inputs operators of onnxruntime have at least, for those that are read; onnx has no schemas of them."""
-
 _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _TINY = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
@@ -246,8 +220,8 @@ def _schema(node: onnx.NodeProto, opset: int) -> Any:
         # onnx knows neither the operator sets of the future nor operators that onnxruntime added to older ones,
         # such as LayerNormalization; they may have more than the latest schema.
         _check_least(node, onnx.defs.get_schema(node.op_type).min_input)
-    elif domain == "com.microsoft" and node.op_type in _MICROSOFT:
-        _check_least(node, _MICROSOFT[node.op_type])
+    elif domain == "com.microsoft" and (domain, node.op_type) in _operators():
+        _check_least(node, _operators()[domain, node.op_type])
     return None
 
 
@@ -263,14 +237,15 @@ def _check_least(node: onnx.NodeProto, least: int) -> None:
 
 def overridden(function: onnx.FunctionProto) -> bool:
     """Whether onnxruntime has an operator of this name: it runs its own kernel then, or none, and never the body."""
-    return ("" if function.domain in ONNX_DOMAINS else function.domain, function.name) in _known_operators()
+    return ("" if function.domain in ONNX_DOMAINS else function.domain, function.name) in _operators()
 
 
 @cache
-def _known_operators() -> frozenset[tuple[str, str]]:
+def _operators() -> Mapping[tuple[str, str], int]:
+    """The operators of onnxruntime, and how many inputs they have at least."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-    return frozenset((schema.domain, schema.name) for schema in get_all_operator_schema())
+    return {(schema.domain, schema.name): schema.min_input for schema in get_all_operator_schema()}
 
 
 def _title(node: onnx.NodeProto) -> str:

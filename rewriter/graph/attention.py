@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise, zip_longest
+from typing import Any
 
 import numpy as np
 import onnx
@@ -235,7 +236,7 @@ class _Written(Writer):
         """With further axes of length 1."""
         return self.along("Unsqueeze", tensor, axes)
 
-    def along(self, operator: str, tensor: str, axes: Sequence[int], **attributes: int) -> str:
+    def along(self, operator: str, tensor: str, axes: Sequence[int], **attributes: Any) -> str:
         """An operator along axes."""
         if self.opset < _AXES_AS_INPUT:
             return self.put(operator, tensor, axes=axes, **attributes)
@@ -424,8 +425,11 @@ class _Written(Writer):
         keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
         filler = self.float(self.number("mask_filter_value", -10000.0) if kept else -np.inf)
-        if self.types.get(bias, TensorType.UNKNOWN).elem_type == TensorProto.BOOL:
+        kind = self.types.get(bias, TensorType.UNKNOWN).elem_type
+        if kind == TensorProto.BOOL:
             seen, bias = bias, ""
+        elif kind not in (0, self.kind):
+            bias = self.put("Cast", bias, to=self.kind)
         if kept:
             rank = self.rank(kept)
             if rank not in _AXES_OF_MASK:

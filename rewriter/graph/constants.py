@@ -33,7 +33,7 @@ _DEPTH = 64
 
 COMPUTED = SAME_NUMBERS | {
     *(name for domain, name in elementwise.OPERATORS if not domain),
-    *("Transpose", "Slice", "Gather", "Concat", "DequantizeLinear"),
+    *("Transpose", "Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear"),
 }
 """Operators of ONNX whose output is not larger than their operands."""
 
@@ -114,6 +114,8 @@ class Constants:
                 known = self._computed(tensor, depth, wide=wide)
             except LostError as lost:
                 known = lost
+            except RuntimeError as error:  # sizes that are not known are no integers
+                known = LostError(str(error), tensor)
             if isinstance(known, LostError) or known.size <= _SMALL:
                 self._kept[tensor, wide] = known
         if isinstance(known, LostError):
@@ -150,7 +152,7 @@ class Constants:
         if node.op_type == "DequantizeLinear":
             opset = max(opset, 19)  # onnx's evaluator has no earlier one, which computed the same
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
-        return np.asarray(computed([node], operands, node.output[:1], {"": opset})[0])
+        return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
     def _spread(self, node: onnx.NodeProto, operands: Sequence[AnyArray]) -> AnyArray:
         given = attributes(node)

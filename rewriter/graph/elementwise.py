@@ -94,24 +94,9 @@ _OWN: dict[tuple[str, str], Evaluate] = {
 OPERATORS = frozenset(_OWN) | {
     ("", name)
     for name in (
-        *(
-            "Identity",
-            "Neg",
-            "Add",
-            "Sum",
-            "Sub",
-            "Mul",
-            "Div",
-            "Pow",
-            "Max",
-            "Min",
-            "Abs",
-            "Sqrt",
-            "Reciprocal",
-            "Exp",
-        ),
-        *("Log", "Sin", "Cos", "Sinh", "Cosh", "Atan", "Sign", "Floor", "Ceil", "Round", "Tanh", "Sigmoid", "Relu"),
-        *("Softplus", "Softsign", "Mish", "Elu", "Celu", "Selu", "HardSigmoid", "LeakyRelu", "PRelu"),
+        *("Identity", "Neg", "Add", "Sum", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Abs", "Sqrt", "Reciprocal"),
+        *("Exp", "Log", "Sin", "Cos", "Sinh", "Cosh", "Atan", "Sign", "Floor", "Ceil", "Round", "Tanh", "Sigmoid"),
+        *("Relu", "Softplus", "Softsign", "Mish", "Elu", "Celu", "Selu", "HardSigmoid", "LeakyRelu", "PRelu"),
         *("ThresholdedRelu", "Shrink", "Where", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal", "And"),
         *("Or", "Not"),
     )

@@ -67,9 +67,7 @@ def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> 
     above = sorted(ancestors(view, stops.difference(outputs), outputs))
     made = {name for index in above for name in view.nodes[index].output}
     read = dict.fromkeys(name for index in above for name in reads(view.nodes[index]))
-    known = made | set(view.initializers)
-    # `reads` may report names that are local to a control-flow body; only tensors of this graph can be inputs.
-    outside = [name for name in read if name not in known and (name in view.producer or name in view.inputs)]
+    outside = [name for name in read if name not in made and name not in view.initializers]
     return Cut(tuple(outside), tuple(outputs), tuple(above))
 
 
@@ -198,13 +196,8 @@ def _cuts(
     cuts = []
     for inside, outputs in zip(insides, crossing, strict=True):
         produced = {name for index in inside for name in view.nodes[index].output}
-        # The last condition drops names that are local to a control-flow body.
-        inputs = dict.fromkeys(
-            name
-            for name in _read(view, inside)
-            if name not in produced and name not in view.initializers and (name in made or name in view.inputs)
-        )
-        cuts.append(Cut(tuple(inputs), tuple(outputs), tuple(inside)))
+        outside = (name for name in _read(view, inside) if name not in produced and name not in view.initializers)
+        cuts.append(Cut(tuple(dict.fromkeys(outside)), tuple(outputs), tuple(inside)))
     # A part without outputs computes nothing that anyone reads.
     return tuple(cut for cut in cuts if cut.outputs)
 

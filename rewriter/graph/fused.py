@@ -36,12 +36,7 @@ def step(
 
 @dataclass(frozen=True)
 class Writer:
-    """The nodes that an operator stands for, written one after the other.
-
-    Attributes:
-        node: the operator.
-        nodes: those that are written already.
-    """
+    """The nodes that an operator stands for, written one after the other."""
 
     node: onnx.NodeProto
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)

@@ -170,18 +170,25 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     """An operator that onnx knows, with the type and shape of a fused one that attributes decide; else the node."""
     if node.domain != "com.microsoft" or not node.input or len(node.output) != 1:
         return node
-    if node.op_type == "FusedMatMul" and not any(each.i for each in node.attribute if "trans" in each.name):
+    sizes = {attribute.name: attribute.i for attribute in node.attribute}
+    turned = [name for name, size in sizes.items() if "trans" in name and size]
+    if node.op_type == "FusedMatMul" and not turned:
         return onnx.helper.make_node("MatMul", node.input, node.output)
     if node.op_type == "QGemm":  # the result is of the type of its zero point, or floats, as scales are
         return onnx.helper.make_node("Reshape", [node.input[8 if len(node.input) == 9 else 1], ""], node.output)
-    sizes = {attribute.name: attribute.i for attribute in node.attribute}
-    scales = next((each for each in graph.initializer if len(node.input) > 2 and each.name == node.input[2]), None)
-    if node.op_type not in _PACKED or not {"K", "N"} <= sizes.keys() or scales is None:
+    given = {each.name: each for each in graph.initializer if each.name in node.input}
+    weight, scales = (given.get(name) for name in [*node.input, "", ""][1:3])
+    matrix = onnx.TensorProto(name=f"{node.output[0]}/matrix")
+    if node.op_type in _PACKED and {"K", "N"} <= sizes.keys() and scales is not None:
+        matrix.data_type = scales.data_type
+        matrix.dims.extend((sizes["K"], sizes["N"]))
+    elif node.op_type == "FusedMatMul" and turned == ["transB"] and weight is not None and len(weight.dims) > 1:
+        matrix.data_type = weight.data_type
+        matrix.dims.extend((*weight.dims[:-2], *weight.dims[:-3:-1]))
+    else:
         return node
-    unpacked = onnx.TensorProto(name=f"{node.output[0]}/unpacked", data_type=scales.data_type)
-    unpacked.dims.extend((sizes["K"], sizes["N"]))
-    graph.initializer.append(_stub(unpacked, bare=True))
-    return onnx.helper.make_node("MatMul", [node.input[0], unpacked.name], node.output)
+    graph.initializer.append(_stub(matrix, bare=True))
+    return onnx.helper.make_node("MatMul", [node.input[0], matrix.name], node.output)
 
 
 def declared_types(graph: onnx.GraphProto, outer: Mapping[str, TensorType] | None = None) -> dict[str, TensorType]:

@@ -84,11 +84,8 @@ class GraphView:
             all of its initializers as inputs: IR version 3 required that and exporters kept the habit, so it does not
             mean that the weights are meant to be replaced.
         inputs: names of the graph's inputs, without those that only declare an initializer.
-        outputs: names of the graph's outputs.
         types: maps a tensor to its element type and shape, as far as inference knows them.
         opsets: maps an operator domain to its version; the default domain is the empty string.
-        path: the way from the main graph, step by step: the position of the node among those that hold graphs, and the
-            attribute. Rewriting nodes without subgraphs does not change it.
     """
 
     where: str

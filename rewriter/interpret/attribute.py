@@ -53,7 +53,6 @@ class Attribution:
         paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
             f(0) is not 0, `bias_tokens` [neurons], biases.
         effects: sublayer to [tokens, heads or neurons]: what its output at a token contributes along all paths.
-        index: the heads of the model.
         tokens: the tokens of the text; empty where inputs are arrays.
         entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
         capped: whether a tanh caps the model's logits.
@@ -261,12 +260,7 @@ def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
 
 @dataclass(frozen=True, eq=False)
 class FrozenStage:
-    """Sublayers that read one value of the stream.
-
-    Attributes:
-        steps: sublayer to step.
-        between: the normalisation that makes what they read of the stage before, where there is one.
-    """
+    """Sublayers that read one value of the stream."""
 
     steps: Mapping[str, AttentionStep | NeuronStep]
     between: FrozenNorm | None
@@ -329,15 +323,12 @@ class Linear:
     """The frozen network up to a logit.
 
     Attributes:
-        value: the logit.
         start: [T, D], the embeddings.
-        stages: the stages, first to last.
         gradients: of each [T, D] of the logit, along all paths, (at what its sublayers read, at the stream with what
             they write).
         end: the normalisation after the last one.
         read: [T, D], the logit's gradient at its result.
         constants: what constants after the last stage contribute.
-        position: the token that is read.
     """
 
     value: float
@@ -358,17 +349,7 @@ _COUNTED = (".hook_q", ".hook_v", ".hook_pre")
 
 
 class FrozenRun:
-    """The first sequence of a run in float64.
-
-    Attributes:
-        index: the heads of the model.
-        case: its inputs.
-        given: these, and the text where they are one.
-        words: its tokens.
-        chain: the way to the output.
-        hooks: all hooks of the model.
-        values: what was kept of the run, of all sequences.
-    """
+    """The first sequence of a run in float64."""
 
     def __init__(self, model: Source, inputs: InputsOrText) -> None:
         """Arguments and errors are those of `attribute`."""

@@ -50,7 +50,6 @@ class GraphNode:
         kind: `embedding`, `neuron`, `head`, `rest`, `bias` or `logit`.
         name: `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`.
         index: the neuron or head in its sublayer, the entry of a logit, 0 for other kinds.
-        token: the token that it is at.
         activation: what its in-edges sum to: a neuron's activation, the logit, what the logit reads of others; 0 for
             embeddings and biases, which have none.
         gradient: how much the logit changes with the activation, along all paths; 0 where there is none.
@@ -72,7 +71,6 @@ class AttributionGraph:
         logit: the model's value: the logit, or the difference; of capped ones those before the cap.
         entries: the entry, and the one that it is the difference from, as they are shown.
         probability: the softmax of all entries at this one.
-        nodes: the nodes.
         adjacency: [N, N], what the column's node adds to the activation of the row's.
         kept: [N], whether pruning leaves the node.
         links: [N, N], whether it leaves the edge.

@@ -49,13 +49,7 @@ ValueOf = Callable[[str], Array]
 
 @dataclass(frozen=True, eq=False)
 class HeadTensor:
-    """One tensor.
-
-    Attributes:
-        shape: its shape.
-        dtype: its element type.
-        make: computes it from the model's weights.
-    """
+    """A tensor that `make` computes from the model's weights."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -64,13 +58,7 @@ class HeadTensor:
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """`x W + b` of a linear operator, with a normalisation's scale and bias folded in if there is one.
-
-    Attributes:
-        projection: the operator.
-        value_of: reads constants.
-        norm: the normalisation.
-    """
+    """`x W + b` of a linear operator, with a normalisation's scale and bias folded in if there is one."""
 
     projection: Projection
     value_of: ValueOf
@@ -122,10 +110,8 @@ class HeadIndex(Mapping[str, Array]):
     Attributes:
         sublayers: attention sublayers and MLP blocks, with their names, in the order of the graph.
         missed: what is not understood, with the node; of kind `attention` where that is an attention sublayer.
-        source: the model as given.
         proto: the model whose tensors the sublayers name: the same, with local functions inlined where needed.
         runs: the same with activations rounded by DynamicQuantizeLinear, where they are.
-        view: its main graph.
         tensors: name to tensor, not computed yet.
         value_of: reads constants of the graph; raises LostError if its weights cannot be read.
         folded: the normalisation that is folded into what reads a tensor; None where there is none.
@@ -250,7 +236,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     view, whole = plan.views[0], plan.recognised.on_stream
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
-    tracer = Tracer(view, shapes_of_case(source.proto, plan.model, view, read), read)
+    tracer = Tracer(view, partial(shapes_of_case, source.proto, plan.model, view, read), read)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     attending = re.compile("Softmax|.*Attention").fullmatch

@@ -57,7 +57,6 @@ class HeadColumns:
     """Queries, keys or values of all heads: columns of a linear operator's output, plus constants, times `factor`.
 
     Attributes:
-        operator: the linear operator.
         columns: [heads, d_head], columns of its output.
         factor: the factor; of what is normalised, the factor after that.
         added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
@@ -181,16 +180,12 @@ class Attention:
     Attributes:
         node: index of its Softmax or attention operator, by which sublayers are ordered.
         query: W_Q, in terms of a linear operator; `key` and `value` are per query head.
-        key: W_K.
-        value: W_V.
         groups: heads that share keys and values: 1, or more in grouped-query attention.
         scale: factor of the scores q k, q and k being as W_Q and W_K make them.
-        output: the linear operator that reads the heads' outputs.
         channels: [heads, d_head], rows of W_O.
         z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
         factor: that of the product of queries and keys in the scores.
         cross: whether keys and values come from another tensor than queries.
-        pattern: the pattern.
         scores: the scores with masks and position biases, before Softmax.
         product: the product of queries and keys that is in them.
     """

@@ -49,7 +49,6 @@ class HeadSide:
     Factors are scaled so that the norm of the product they stand for is 1, or are 0 where it is 0.
 
     Attributes:
-        named: the sublayer.
         kinds: the kinds of composition that it is for; empty for what is written.
         data: the tensor that is read, or the result that is written.
         make: [members, rank, d_model]; members are heads, or neurons.
@@ -185,8 +184,6 @@ class Composition:
     Attributes:
         kind: `Q`, `K` or `V`: which side of the reader.
         reader: the later head, as `blocks.1.attn.3`; of neurons as `blocks.1.mlp_heads.17`.
-        writer: the earlier one.
-        score: 0 to 1.
     """
 
     kind: str
@@ -200,7 +197,6 @@ class Compositions:
     """The strongest compositions of each head.
 
     Attributes:
-        heads: the names of all heads.
         reads: kind to the writers that each head reads most.
         baseline: the root mean square of scores between weights without any relation.
     """

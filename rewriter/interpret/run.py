@@ -39,14 +39,7 @@ _TOGETHER = 16
 
 @dataclass(frozen=True, eq=False)
 class Cached:
-    """The results of a run.
-
-    Attributes:
-        outputs: the model's outputs.
-        cache: hook to what was recorded there.
-        index: the heads of the model.
-        tokens: the tokens of each text; empty where inputs are arrays.
-    """
+    """The results of a run."""
 
     outputs: Mapping[str, Array]
     cache: Mapping[str, Array]
@@ -56,12 +49,7 @@ class Cached:
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """One thing to record.
-
-    Attributes:
-        tensors: the tensors of the model that it is made of.
-        make: makes it from their values.
-    """
+    """One thing to record."""
 
     tensors: tuple[str, ...]
     make: Callable[[Values], Array]

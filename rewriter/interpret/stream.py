@@ -26,14 +26,7 @@ _FIT = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class FrozenNorm:
-    """`(x - mean) / denominator * scale + bias`, the mean being 0 in RMS normalisation.
-
-    Attributes:
-        factors: [T], scale of each token: one over its denominator.
-        scale: [D].
-        bias: [D].
-        centred: whether the mean is subtracted.
-    """
+    """`(x - mean) / denominator * scale + bias`; RMS has no mean, and `factors` [T] are 1 / denominator."""
 
     factors: Array
     scale: Array
@@ -156,7 +149,6 @@ class Stage:
     Attributes:
         before: the stream that they read.
         after: the stream with what they write.
-        sublayers: the sublayers.
         norm: the normalisation through which `before` comes from the stage before it, as where normalisation follows
             the sublayers; None where it is that stage's result itself.
     """

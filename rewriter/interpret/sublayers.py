@@ -37,14 +37,9 @@ class NeuronHeads:
     """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n.
 
     Attributes:
-        name: the block's name.
         node: index of the node by which blocks are ordered.
         query: W1 of the pre-activation y; its data is the block's input.
         value: W1 of what the values read: the same, or the other projection of a gated block.
-        output: W2.
-        result: the block's output.
-        activation: the activation.
-        program: the program as plain heads.
         gate: the tensor y; empty in a file where it is no tensor.
         own: the tensor that the values read; empty where `gate` is.
         bound: how far the heads may be from the activation, over max(1, |f|).
@@ -98,9 +93,9 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
     view = plan.views[0]
     missed: list[Miss] = []
     for each in plan.left:
-        heads = each.miss.reason == "it is attention heads already"
-        if not heads or each.where:
-            reason = f"it is in the body {each.where}" if heads else each.miss.reason
+        done = each.miss.reason == "it is attention heads already"
+        if not done or each.where:
+            reason = f"it is in the body {each.where}" if done else each.miss.reason
             missed.append(Miss(f"block {each.name}: {reason}", each.miss.node))
     found: list[NeuronHeads] = []
     for block in (conversion.block for conversion in plan.conversions):
@@ -164,14 +159,7 @@ Sublayer = Attention | NeuronHeads
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """A sublayer and its name.
-
-    Attributes:
-        name: the name.
-        layer: the name of its layer, such as `blocks.3`.
-        module: the module path that the exporter left.
-        sublayer: the sublayer.
-    """
+    """A sublayer and its name."""
 
     name: str
     layer: str

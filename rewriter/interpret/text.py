@@ -43,14 +43,7 @@ InputsOrText = Inputs | Text
 
 @dataclass(frozen=True, eq=False)
 class GivenCases:
-    """Given inputs as cases; of texts also their tokens.
-
-    Attributes:
-        cases: the inputs, one case per text.
-        spelled: the tokens of each text; empty where inputs are arrays, as all that follows.
-        texts: the texts.
-        tokenizer: the `tokenizers.Tokenizer`.
-    """
+    """Given inputs as cases; of texts also their tokens."""
 
     cases: tuple[Case, ...]
     spelled: tuple[tuple[str, ...], ...] = ()

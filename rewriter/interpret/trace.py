@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -17,13 +18,23 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import MICROSOFT, LinearOperator, made_linearly
-from passes.sizes import Shapes
+from passes.match.linear import MICROSOFT, LinearOperator, linear_operator, made_linearly
+from passes.sizes import Shapes, Sizes
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, attributes, integer_of, key_of, label
+from rewriter.graph.view import (
+    REARRANGED,
+    SAME_ENTRIES,
+    GraphView,
+    LostError,
+    Miss,
+    attributes,
+    integer_of,
+    key_of,
+    label,
+)
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
@@ -36,8 +47,8 @@ Move = Callable[[NDArray[Any]], NDArray[Any]]
 _DEPTH = 64
 """Longest chain of nodes that is followed."""
 
-_BATCH, _TOKENS, _PAST = 2, 3, 7
-"""Sizes of the case: a batch of 1 would look like an axis that broadcasts."""
+_CASES = (2, 3, 7), (3, 5, 11)
+"""Batch, tokens and past of two cases: a batch of 1 would look like an axis that broadcasts."""
 
 LARGEST = 2**27
 """Entries of the largest tensor that is followed: a file may state any shape."""
@@ -63,7 +74,6 @@ class Signal:
     """A tensor as the sum of its sources.
 
     Attributes:
-        shape: its shape, at made-up sizes.
         sources: none where it comes from the graph's inputs, as a key-value cache does.
         rotary: whether a rotary embedding is applied on the way, which the sources leave out.
         norm: the normalisation on the way; what it normalises are sources, and so is its output.
@@ -91,17 +101,18 @@ class Signal:
         return replace(self, sources=tuple(replace(each, factor=each.factor * factor) for each in self.sources))
 
 
-def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphView, read: Read) -> Shapes:
+def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphView, read: Read, number: int) -> Shapes:
     """The shapes of the main graph's tensors in a small case; `model` is `file` with operators written out."""
     given: Mapping[str, Shape] = {}
+    batch, tokens, past = _CASES[number]
     with suppress(UsageError):  # no inputs can be made
         maker = Maker(file)
-        given, _ = maker.sizes((_BATCH, _TOKENS, _PAST if maker.cached else 0))
+        given, _ = maker.sizes((batch, tokens, past if maker.cached else 0))
     skeleton, symbols = skeleton_of(model), dict[str, int]()
     for value in skeleton.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
             name = dim.dim_param or f"{value.name}[{axis}]"
-            size = given[value.name][axis] if value.name in given else 2 * len(symbols) + _TOKENS if axis else _BATCH
+            size = given[value.name][axis] if value.name in given else 2 * len(symbols) + tokens if axis else batch
             dim.dim_value = dim.dim_value or symbols.setdefault(name, size)
     forget_symbols(skeleton)  # declared shapes would win over what follows from these sizes
     shapes = Shapes(view, symbols, read=read)
@@ -115,13 +126,23 @@ def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphVie
 class Tracer:
     """Follows tensors of one main graph."""
 
-    def __init__(self, view: GraphView, shapes: Shapes, read: Read) -> None:
-        """Follow tensors of `view`, of which `shapes` are those of one case; `read` reads initializers."""
+    def __init__(self, view: GraphView, shapes: Callable[[int], Shapes], read: Read) -> None:
+        """Follow tensors of `view`, of which `shapes` gives those of a case; `read` reads initializers."""
         self.view = view
         self.constants = Constants(view)
-        self._shapes = shapes
-        # The bounds of slices are those of the case; the factors of scores must not depend on them.
-        self._exact = Constants(view, read, lambda tensor: _exact(view, tensor))
+        self._shapes, self._of_case = shapes(0), shapes
+        # The bounds of slices are those of the case; the factors of scores must not depend on it.
+        self._exact = Constants(view, read, self._fixed_sizes)
+
+    @cached_property
+    def _others(self) -> Shapes:
+        return self._of_case(1)
+
+    def _fixed_sizes(self, tensor: str) -> Sizes | None:
+        """A shape without the sizes that depend on the case."""
+        pair = [shapes.of(tensor) for shapes in (self._shapes, self._others)]
+        known = [sizes for sizes in pair if sizes is not None]
+        return tuple(a if a == b else None for a, b in zip(*known, strict=True)) if len(known) == len(pair) else None
 
     def shape(self, tensor: str) -> Shape:
         """The shape of a tensor.
@@ -208,7 +229,9 @@ class Tracer:
             return self._scaled(node, follow)
         if key in (("", "Add"), ("", "Sub"), ("", "Sum")):
             return self._added(node, follow)
-        raise LostError("it does more than move, scale or add entries", label(node))
+        product = linear_operator(self.view, self.constants, self.view.producer[output])
+        reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
+        raise LostError(reason, label(node))
 
     def _normed(self, norm: Norm, data: Signal) -> Signal:
         """Through a normalisation."""
@@ -327,13 +350,8 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
     return Signal(shape, tuple(found), any(piece.rotary for piece in pieces), norm)
 
 
-def _exact(view: GraphView, tensor: str) -> tuple[int | None, ...] | None:
-    shape = view.type_of(tensor).shape
-    return None if shape is None else tuple(dim if isinstance(dim, int) else None for dim in shape)
-
-
 _ROWS = ("Gather", "GatherND")
 """Operators that take rows of a table."""
 
-_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "Tile"}}
+_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "GatherND", "Tile"}}
 """Operators that only move, repeat or drop the entries of their first input."""

@@ -76,8 +76,10 @@ class Session:
         """
         wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
-            bound = over is not None or any(self._types.get(name) == _BFLOAT16 for name in (*feeds, *wanted))
-            if bound and all(isinstance(each, np.ndarray) for each in feeds.values()):
+            kinds = [self._types.get(name, "") for name in (*feeds, *wanted)]
+            # A value of onnxruntime cannot be made of a list, and crashes Python where it is missing.
+            plain = all(kind.startswith("tensor") for kind in kinds[: len(feeds)]) and "optional" not in str(kinds)
+            if plain and (over is not None or _BFLOAT16 in kinds):
                 results = _run_bound(self._session, feeds, wanted, over or {}, options)
             else:
                 results = self._session.run(wanted, dict(feeds), options)
@@ -263,7 +265,7 @@ def _run_bound(
             binding.bind_output(name)
     session.run_with_iobinding(binding, options)
     results = binding.get_outputs()
-    if not all(result.has_value() and result.is_tensor() for result in results):
+    if not all(result.is_tensor() for result in results):
         return list(binding.copy_outputs_to_cpu())
     return [np.array(_array_of(result)) for result in results]
 

@@ -58,8 +58,6 @@ class Point:
     """A tensor that gets noise.
 
     Attributes:
-        tensor: its name.
-        path: the graph that makes it.
         elem_type: the element type that it is computed in; it may be cast to another one.
         error: certified bound, over max(1, |x|).
         argument: the tensor y, or g of a gate; empty if unknown.

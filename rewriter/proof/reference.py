@@ -226,14 +226,6 @@ def _hard_swish(_: Attributes, x: Array) -> Array:
     return np.asarray(x * np.clip(x / 6 + 0.5, 0, 1))
 
 
-def _fused_matmul(attributes: Attributes, a: Array, b: Array) -> Array:
-    if attributes.get("transBatchA") or attributes.get("transBatchB"):
-        raise NotImplementedError("FusedMatMul with transposed batches")
-    a = np.swapaxes(a, -1, -2) if attributes.get("transA") and a.ndim > 1 else a
-    b = np.swapaxes(b, -1, -2) if attributes.get("transB") and b.ndim > 1 else b
-    return np.asarray(_number(attributes, "alpha", 1.0) * np.matmul(a, b))
-
-
 def _rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
     """onnxruntime's SimplifiedLayerNormalization: over the axes from `axis` on."""
     axes = tuple(range(int(attributes.get("axis", -1)) % x.ndim, x.ndim))
@@ -293,7 +285,6 @@ OPERATORS: Mapping[tuple[str, str], Operator] = {
     (MICROSOFT, "Gelu"): _gelu,
     (MICROSOFT, "FastGelu"): _fast_gelu,
     (MICROSOFT, "QuickGelu"): _quick_gelu,
-    (MICROSOFT, "FusedMatMul"): _fused_matmul,
     (MICROSOFT, "RotaryEmbedding"): _rotary,
 }
 """Those that onnx's evaluator lacks, decomposes into others with constants rounded to float32, or computes otherwise

@@ -221,7 +221,7 @@ def _share(a: Array, b: Array, size: float) -> float:
 
 def _misplaced(a: Array, b: Array, others: Sequence[Array]) -> Array:
     """Where NaN or infinities differ, and no variant of the original moves them."""
-    wrong = _kinds(a) != _kinds(b)
+    wrong: Array = np.asarray(_kinds(a) != _kinds(b))
     for other in others:
         if other.shape == a.shape:
             wrong &= _kinds(other) == _kinds(a)

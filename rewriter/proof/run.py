@@ -231,7 +231,7 @@ def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
     Inference knows no types behind custom operators. And a model may compute in another precision than the one whose
     values its parts are fed.
     """
-    given = {}
+    given: dict[str, Any] = {}
     for declared in part.proto.graph.input:
         array, kind = values[declared.name], declared.type.tensor_type
         if isinstance(array, list):  # a sequence

@@ -1,6 +1,6 @@
 """The options of the proof.
 
-`checked` verifies that this machine can follow them: the providers start, joblib is installed. The module imports
+`checked` verifies that this machine can follow them: the providers start. The module imports
 little at the top, because the command line loads it even when nothing will be proved.
 """
 

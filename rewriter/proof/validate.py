@@ -53,6 +53,9 @@ _BYTES = (
     "may come out, as on another processor"
 )
 
+_TESTED = "leave out --certificate-only to have it run, or use form local, compact, masked or maskless"
+_NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
+
 _ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
 
 
@@ -146,6 +149,7 @@ class Judge:
             this form, and the rewritten model itself end to end.
         tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
+        run: whether anything is run; if not, every block must be certified.
     """
 
     original: LoadedModel
@@ -157,6 +161,7 @@ class Judge:
     alone: LoadedModel | None = None
     tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
+    run: bool = True
 
     def verdict(self) -> Validation:
         """The certificate, the run, and the tests of blocks that are not certified.
@@ -181,6 +186,9 @@ class Judge:
             # A tolerance excuses what is refuted, unless it is claimed.
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
+        if not self.run:
+            unproved += tuple(f"{name} cannot be certified, only tested; {_TESTED}" for name in certificate.left)
+            return Validation(certificate, {}, (), (), (), refuted, unproved, notes=(_NOT_RUN,))
         try:
             return self._judged(certificate, refuted, unproved)
         except (ValidationError, LookupError, ValueError) as error:

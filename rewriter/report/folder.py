@@ -67,8 +67,13 @@ class FolderReport(Report):
         """The verdict in one line."""
         if not self.output:
             return super().summary
-        proved = all(each.proof is not None for each in self.models.values() if each.converted)
-        return f"{'PASSED' if proved else 'NOT PROVED'}  {self.what}, written to {self.output}"
+        proofs = [each.proof for each in self.models.values() if each.converted]
+        word, how = "PASSED", ""
+        if None in proofs:
+            word = "NOT PROVED"
+        elif not all(proof.providers for proof in proofs if proof is not None):
+            word, how = "CERTIFIED", ", certified, not run"
+        return f"{word}  {self.what}{how}, written to {self.output}"
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data, `models` as the reports have it."""

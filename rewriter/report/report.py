@@ -248,6 +248,8 @@ class Report(Result):
             return f"NOT PROVED  {self.what}, {where}"
         certificate = self.proof.certificate if self.proof.certified else None
         how = "tested, not certified" if certificate is None else f"certified {reach(certificate)}"
+        if not self.proof.providers:
+            return f"CERTIFIED  {self.what}, {how}, not run; {where}"
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
 
     def to_json(self) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "tested", "Tested", f"{tested(proof)}."
     if proof.providers:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
-        where = f"{counted(len(proof.cases), 'input')}, on {', '.join(proof.providers)}"
+        text = ", text among them" if any(name.endswith("text") for name in proof.cases) else ""
+        where = f"{counted(len(proof.cases), 'input')}{text}, on {', '.join(proof.providers)}"
         ratio = f"; their error is {proof.error_ratio:.2f} times the original's own error against float64"
         ratio = "" if isnan(proof.error_ratio) else ratio
         far = f": the outputs differ by at most {written(max(outputs), 'error')}{ratio}" if outputs else ""

@@ -39,7 +39,7 @@ ERROR = 1e-6
 def check(model: Path, allowed: float, **options: Any) -> None:
     """The proof passes, and errors are at most `allowed` times those of the original."""
     report: Any = rewrite(model, providers=["cpu"], **options)  # CUDA refuses gates in these forms
-    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
+    assert report.exit_status is ExitStatus.CONVERTED, report.problems
     assert report.converted
     ratio = report.validation.providers["cpu"].error_ratio
     assert ratio is not None or model.name.startswith("t5"), "whose buckets of positions are others in float64"

@@ -39,7 +39,7 @@ def rewritten(old: Path, new: Path) -> Report:
     assert isinstance(folder, FolderReport)
     report = folder.models["model.onnx"]
     assert report.validation is not None
-    assert report.validation.passed, report.validation.failures
+    assert report.validation.passed, report.problems
     assert report.validation.certified
     assert len(report.converted) == 2
     return report

@@ -173,6 +173,4 @@ def test_pre_activations_beyond_the_domain_fail_the_proof() -> None:
     """A gate's limit holds up to 3,500; weights of 5,000 exceed that."""
     big = {"W1": values("W1") * 5e3}
     report = rewrite(mlp(f"{GATES['silu']} h = Mul(g, u)", first=TWO, constants=big))
-    assert any(
-        "pre-activations reach" in failure and "--option domain" in failure for failure in report.validation.failures
-    )
+    assert any("pre-activations reach" in failure and "--option domain" in failure for failure in report.problems)

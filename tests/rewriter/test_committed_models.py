@@ -102,7 +102,7 @@ def test_every_form_is_as_accurate(file: str, form: str) -> None:
 @EACH_FILE
 def test_all_blocks_are_converted_and_proved(committed: Committed, folder: Path) -> None:
     report = report_of(committed.file, folder)
-    assert report.validation.failures == ()
+    assert report.problems == ()
     assert report.exit_status is ExitStatus.CONVERTED
     assert len(report.converted) == entry_of(committed).mlp_blocks("tiny")
 

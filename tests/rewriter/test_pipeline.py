@@ -106,7 +106,7 @@ def test_a_pass_of_ones_own_before_and_behind_ours(first: bool, tmp_path: Path) 
     out = tmp_path / "out.onnx"
     onnx.save(with_identity(), tmp_path / "model.onnx")
     report = rewrite(tmp_path / "model.onnx", out, passes=lambda passes: (own, *passes) if first else (*passes, own))
-    assert report.exit_status is ExitStatus.CONVERTED, report.validation and report.validation.failures
+    assert report.exit_status is ExitStatus.CONVERTED, report.problems
     assert not any(node.op_type == "Identity" for node in onnx.load(out).graph.node)
 
 

@@ -32,7 +32,7 @@ MOST_CELLS = 20_000
 _NO_BOUND = "no bound below"
 _MOST_RELATIVE = 4_000
 _MOST_PARTS = 400_000
-"""Cells, and parts of expressions in them, that are evaluated for the relative bound."""
+"""Cells, and parts of expressions in them, that are evaluated for a relative bound."""
 _ORDER = 8
 """Order of the Taylor series."""
 _PRECISION = 128
@@ -135,9 +135,9 @@ def prove(original: Expression, rewritten: Expression, limit: float, top: fmpq, 
     return replace(found, reason=f"{_NO_BOUND} {upper:.3g} was found{where} in {search.cells} cells")
 
 
-def relative(original: Expression, rewritten: Expression, top: fmpq) -> float | None:
-    """An upper bound of |F_B - F_A| / |y| for |y| <= top, within a factor 1.2 where that is cheap; None without one."""
-    return _Search(original, rewritten, top).relative()
+def proportional(original: Expression, rewritten: Expression, top: fmpq) -> bool:
+    """Whether |F_B - F_A| / |y| is proved to be bounded for |y| <= top."""
+    return _Search(original, rewritten, top).proportional()
 
 
 @contextmanager
@@ -174,7 +174,6 @@ class _Search:
         self.undefined: fmpq | None = None
         self._pieces: list[_Piece] = []
         self.roots: set[fmpq] = set()
-        self._slope = 0.0
 
     def run(self, limit: float) -> float:
         """An upper bound of the supremum, within `SLACK` of it; a lower bound as soon as that exceeds the limit."""
@@ -290,40 +289,36 @@ class _Search:
             return False
         return algebra.equal(values[piece.a], values[piece.b])
 
-    def relative(self) -> float | None:
-        """As the function `relative`."""
+    def proportional(self) -> bool:
+        """As the function `proportional`."""
         self._pieces, zero = self._unequal(), fmpq(0)
         touching = [piece._replace(low=zero, high=zero) for piece in self._pieces if piece.low <= 0 <= piece.high]
         if zero in self.roots:
             touching.append(self.piece(zero, zero))
         if not all(map(self.meet, touching)):
-            return None
+            return False
         points = [self.piece(root, root) for root in sorted(self.roots) if root != 0]
         heap = [(-self.relative_on(point, point.low, point.low), point.low, point.low, point) for point in points]
         heap = sorted([*heap, *(piece.cell for piece in self._pieces)])
         parts = max((len(piece.parts) for piece in self._pieces), default=1)
         for _ in range(min(_MOST_RELATIVE, _MOST_PARTS // parts) if heap else 0):
             upper, low, high, _ = heap[0]
-            if -upper <= max(1.2 * self._slope, FLOOR) or _middle(low, high) in (low, high):
+            if math.isfinite(upper) or _middle(low, high) in (low, high):
                 break
             self._split(heap, self.relative_on)
-        upper = -heap[0][0] if heap else 0.0
-        return upper if math.isfinite(upper) else None
+        return not heap or math.isfinite(heap[0][0])
 
     def meet(self, at: _Piece) -> bool:
         """Whether both are proved to have the same value at a number."""
         return self.equal(at) or self._measured(at, at.low) == 0
 
     def relative_on(self, piece: _Piece, low: fmpq, high: fmpq) -> float:
-        """An upper bound of |F_B - F_A| / |y| on a cell, which may also raise the lower one; both are equal at 0."""
+        """An upper bound of |F_B - F_A| / |y| on a cell; both are equal at 0."""
         with suppress(Undecided), precision(_PRECISION + _bits(piece, low, high)):
             _, gap, y = _series(piece, low, high)
             if low <= 0 <= high:  # by the mean value theorem: as much as the derivative at most
                 return _rounded_up(gap.steepest())
-            share = gap / y
-            if share.centre[0].is_finite():
-                self._slope = max(self._slope, float(abs(share.centre[0]).lower()))
-            return _rounded_up(share.most())
+            return _rounded_up((gap / y).most())
         with suppress(Undecided), precision(_PRECISION + _bits(piece, low, high)):
             nearest = max(low, -high)
             return _rounded_up(_most(_interval(piece, low, high)[1]) / arb(nearest)) if nearest > 0 else math.inf

@@ -26,7 +26,7 @@ from rewriter.graph.types import FLOATS, elem_name
 from rewriter.graph.view import GraphView, Path, Place, attributes, key_of, label, operator_of
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.proof.certificate.attention import UNLIKE, unfold
-from rewriter.proof.certificate.bounds import Bound, bound, relative
+from rewriter.proof.certificate.bounds import Bound, bound, proportional
 from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import (
     ONE,
@@ -73,9 +73,11 @@ _DOMAINS = (512.0, 508.0)
 far the programs of this tool reach. The certificate states which was proved."""
 _ROOM = 1.02
 """A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
-_FOLDED = {elem_type: 4 * ulp for elem_type, ulp in (
-    (onnx.TensorProto.FLOAT, 2.0**-23), (onnx.TensorProto.FLOAT16, 2.0**-10), (onnx.TensorProto.BFLOAT16, 2.0**-7)
-)}  # fmt: skip
+_FOLDED: Mapping[int, float] = {
+    onnx.TensorProto.FLOAT: 2.0**-21,
+    onnx.TensorProto.FLOAT16: 2.0**-8,
+    onnx.TensorProto.BFLOAT16: 2.0**-5,
+}
 """Four units in the last place, over max(1, |f|): what folding constants in the model's type does to a function. One
 that is no further off is not refuted."""
 _EXACT = 1e-15
@@ -693,7 +695,7 @@ class _Matching:
 
         The tensor may be a variance of 1e-9: its functions must meet at 0, and be as near where F is scaled to reach 1.
         """
-        if relative(mine, other, top) is None:
+        if not proportional(mine, other, top):
             reason = f"differs by up to {found.bound:.3g}, and not in proportion to y"
             return replace(found, holds=False, reason=reason)
         size = bound(ZERO, mine, limit=1.0, top=top, domain=1.0)

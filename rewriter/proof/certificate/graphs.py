@@ -176,7 +176,7 @@ class Model:
         self.outputs = tuple(value.name for value in loaded.proto.graph.output)
         self.signature = [_signature(values) for values in (loaded.proto.graph.input, loaded.proto.graph.output)]
         self.original = original is None
-        self.shared = shared if original is None else original.shared
+        self.shared: frozenset[tuple[int, ...]] = shared if original is None else original.shared
         listed = {tensor.name for tensor in loaded.proto.graph.initializer}
         # A model that lists all its initializers as inputs keeps the habit of IR version 3, and means constants.
         inputs = {value.name for value in loaded.proto.graph.input}

@@ -171,7 +171,11 @@ class Reader:
             turned = tensor.node or onnx.NodeProto()
             before = integers_of(turned, "perm") or []
             back = {to: at for at, to in enumerate(before)}
-            if key_of(turned) != ("", "Transpose") or dict(enumerate(order)) != back or (not order and len(found.leaves) > 1):
+            if (
+                key_of(turned) != ("", "Transpose")
+                or dict(enumerate(order)) != back
+                or (not order and len(found.leaves) > 1)
+            ):
                 raise NotAFunction("it is transposed")
             leaves[part] = self.leaf(tensor.scope.find(turned.input[0]))
         expression = substitute(found.expression, {part: each.expression for part, each in leaves.items()})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -30,7 +30,7 @@ from rewriter.proof.settings import LARGE, Settings
 
 _ROUNDS, _AT_ONCE = 6, 12
 """How often sizes are tried, and how many in one session."""
-_LARGEST, _ROWS = 2**23, 16
+_LARGEST, _ROWS = 2**21, 4
 """Number of elements, and of rows, that are tried at most."""
 _SETTING = (1, 17, 0)
 _SIDES = (Kind.HEIGHT, Kind.WIDTH)
@@ -50,17 +50,9 @@ def run_accepted(
     beside: Path | None = None,
     **options: Any,
 ) -> ModelRuns:
-    """The runs of the original on the cases that it accepts.
+    """The runs of the original on the cases that it accepts: given ones, or those of `make_cases`.
 
-    Args:
-        side: the original.
-        ways: how to run it.
-        settings: the inputs that were given, or how to make some.
-        most: as in `make_cases`, as are `full` and `few`.
-        full: see there.
-        few: see there.
-        beside: the file that a tokenizer may lie beside; by default the original's.
-        options: further ones of `run_model`.
+    `beside` is the file that a tokenizer may lie beside, by default the original's; `options` are those of `run_model`.
 
     Raises:
         UsageError: the inputs do not fit the model, none can be made, or it accepts none of those that were given.
@@ -72,7 +64,7 @@ def run_accepted(
         try:
             return run_model(side, cases, ways, may_refuse=True, **{**options, **changed})
         except ValidationError as error:
-            what = "the original model does not run, so nothing can be proved; --no-validate skips the proof"
+            what = "the original model does not run, so nothing can be tested; --certificate-only proves without a run"
             raise ValidationError(f"{what}: {error}") from error
 
     if settings.inputs is not None:
@@ -87,25 +79,29 @@ def run_accepted(
     making["states"] = _encoder(beside, texts) if beside is not None and texts else None
     cases = make_cases(model, **making, full=full, few=few)
     runs = run(cases)
-    if few and runs.skipped:  # what it does accept may be a single token
+    if few and runs.skipped:
         cases = make_cases(model, **making, full=full)
         runs = run(cases)
-    if runs.cases:
+    if not runs.skipped:
         return runs
+    maker, accepted = Maker(model, **making), {case.name: case for case in runs.cases}
+    shapes = {name: values.shape for name, values in maker.case(_SETTING).feeds.items()}
+    if any(shapes == {name: values.shape for name, values in case.feeds.items()} for case in runs.cases):
+        return runs  # otherwise what it accepts may be a single token, which fits any length
 
     def refusals(cases: Sequence[Case]) -> list[str]:
         named = [Case(str(number), case.feeds) for number, case in enumerate(cases)]
         reasons = dict(each.split(": ", 1) for each in run(named, ways[:1], wide=False).skipped)
         return [reasons.get(case.name, "") for case in named]
 
-    found = _Search(Maker(model, **making), refusals).found()
-    if not found:
+    for sizes in _Search(maker, refusals).found():
+        accepted |= {case.name: case for case in make_cases(model, **making, kinds=sizes)}
+    if not accepted:
         raise ValidationError(
             f"the original model runs on none of the {len(cases)} inputs tried, nor at other sizes; give some with "
             f"--inputs, or sizes with --dim ({runs.skipped[0]})"
         )
-    unique = {each.name: each for sizes in found for each in make_cases(model, **making, kinds=sizes)}
-    return run(tuple(unique.values()))
+    return runs if len(accepted) == len(runs.cases) else run(tuple(accepted.values()))
 
 
 _DECODER = re.compile(r"decoder(?:_with_past)?(_model)?(?:_merged)?")
@@ -159,17 +155,20 @@ class _Search:
             point = max(self._accepted(trials), key=math.prod, default=None)
             if point is not None:
                 changed = [place for place, size in enumerate(point) if size != self._start[place]]
-                others = [
-                    tuple(int(size * share) if place in changed else size for place, size in enumerate(point))
-                    for share in (0.5, 2, 4, 8) if changed
-                ]  # fmt: skip
-                found = sorted((point, *self._accepted([each for each in others if self._fits(each)])), reverse=True)
+                others = [self._scaled(point, share) for share in (0.5, 2, 4, 8)]
+                smaller = [each for each in others if each not in self._tried and min(each) > 0]
+                found = sorted((point, *self._accepted(smaller)), reverse=True)
                 return [{kind: each[at] for at in changed for kind in self._groups[at]} for each in found[:2]]
             # Another node refuses these: one size may be right by now, and the next one is wrong.
             known = {_read(self._tried[base])[0] for base in bases}
             bases += [each for each in trials if _read(self._tried[each])[0] not in known][:1]
-            trials = list(dict.fromkeys(each for base in reversed(bases) for each in self._next(base)))[:_AT_ONCE]
+            trials = self._beside(reversed(bases)) or self._beside(self._tried)
         return []
+
+    def _scaled(self, point: Point, share: float) -> Point:
+        """The sizes that were found times a share, up to the usual ones."""
+        pairs = zip(point, self._start, strict=True)
+        return tuple(size if size == usual else min(int(size * share), max(size, usual)) for size, usual in pairs)
 
     def _accepted(self, points: Sequence[Point]) -> Iterator[Point]:
         """Try sizes."""
@@ -180,10 +179,13 @@ class _Search:
         self._tried.update(zip(points, self._refusals(cases), strict=True))
         yield from (point for point in points if not self._tried[point])
 
+    def _beside(self, bases: Iterable[Point]) -> list[Point]:
+        """The sizes to try next, from sizes that were tried."""
+        return list(dict.fromkeys(each for base in list(bases) for each in self._next(base)))[:_AT_ONCE]
+
     def _next(self, base: Point) -> Iterator[Point]:
-        """Sizes to try that differ in one group."""
         for place, kinds in enumerate(self._groups):
-            sizes = [base[place] + max(base[place] // 2, 1)]
+            sizes = [1 << base[place].bit_length()]  # a power of two is rarely too odd
             line = {p[place]: _read(told) for p, told in self._tried.items() if _but(p, place) == _but(base, place)}
             sizes += _crossings(line, len(kinds))
             for size in sizes:
@@ -192,9 +194,12 @@ class _Search:
                     yield point
 
     def _fits(self, point: Point) -> bool:
-        sizes = dict(zip(self._groups, point, strict=True))
-        elements = math.prod(size ** len(kinds) for kinds, size in sizes.items())
-        return 0 < elements < _LARGEST and sizes.get((Kind.BATCH,), 1) <= _ROWS
+        """Whether sizes are small enough, or smaller than the usual ones."""
+        elements, usual = (
+            math.prod(n ** len(k) for n, k in zip(p, self._groups, strict=True)) for p in (point, self._start)
+        )
+        rows = dict(zip(self._groups, point, strict=True)).get((Kind.BATCH,), 1)
+        return 0 < elements <= max(_LARGEST, usual) and rows <= _ROWS
 
 
 def _but(point: Point, place: int) -> Point:
@@ -203,8 +208,9 @@ def _but(point: Point, place: int) -> Point:
 
 def _read(refusal: str) -> tuple[str, tuple[int, ...]]:
     """A refusal without its numbers; and these, with the product of each shape."""
-    numbers = [int(each) for each in re.findall(r"-?\d+", refusal)]
-    shapes = [[int(each) for each in re.findall(r"-?\d+", shape)] for shape in re.findall(r"\{([-\d, ]+)\}", refusal)]
+    text = re.sub(r"'[^']*'", "", refusal)  # names have numbers too
+    numbers = [int(each) for each in re.findall(r"-?\d+", text)]
+    shapes = [[int(each) for each in re.findall(r"-?\d+", shape)] for shape in re.findall(r"\{([-\d, ]+)\}", text)]
     return re.sub(r"-?\d+", "#", refusal), (*numbers, *map(math.prod, shapes))
 
 
@@ -213,17 +219,22 @@ def _crossings(line: Mapping[int, tuple[str, tuple[int, ...]]], power: int) -> l
 
     Numbers that follow from `power` sizes that are the same, such as the area of an image, are lines over its power.
     """
-    found: dict[int, float] = {}
+    found: dict[int, tuple[bool, float]] = {}
     for place in {text for text, _ in line.values()}:
         points = sorted((size, numbers) for size, (text, numbers) in line.items() if text == place)
-        for i, j in combinations(range(len(points[0][1])), 2):
-            gaps = sorted((abs(numbers[i] - numbers[j]), size, numbers[i] - numbers[j]) for size, numbers in points)
-            for (_, one, a), (_, other, b) in pairwise(gaps[:3]):
+        # One is the size of what fits anything, and of the row that is tried.
+        large = [i for i in range(len(points[0][1])) if any(numbers[i] > 1 for _, numbers in points)]
+        for i, j in combinations(large, 2):
+            both = all(len({numbers[each] for _, numbers in points}) > 1 for each in (i, j))
+            nearest = sorted(points, key=lambda point: abs(point[1][i] - point[1][j]))
+            for (one, p), (other, q) in pairwise(nearest[:3]):
+                swapped = p[i] == q[j] or p[j] == q[i]  # the smaller number is first in some refusals
+                a, b = p[i] - p[j], q[j] - q[i] if swapped else q[i] - q[j]
                 if a != b:
                     x = one**power - a * (other**power - one**power) / (b - a)
                     size = round(x ** (1 / power)) if x > 0 else 0
                     # Sizes are rounded on their way: beside one that was tried is the next one.
                     size += (size in line) * (1 if size > min(one, other) or one < other else -1)
                     if size > 0:
-                        found.setdefault(size, abs(math.log(size / one)))
-    return sorted(found, key=found.__getitem__)[:_AT_ONCE]
+                        found.setdefault(size, (both and not swapped, abs(math.log(size / one))))
+    return sorted(found, key=found.__getitem__)[: _AT_ONCE // 2]

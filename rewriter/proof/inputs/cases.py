@@ -211,13 +211,14 @@ class Maker:
         # Different from the decoder's length, so that a mix-up shows, and even, because speech encoders halve it.
         encoder = sequence if alone else sequence + sequence % 2 + 4
         encoder = encoder if longest is None or alone else min(encoder, longest - longest % 2)
+        film = any(spec.kinds.count(Kind.FRAMES) and spec.kinds.count(Kind.HEIGHT) for spec in self.specs)
         side = 224 if pinned.get(Kind.CHANNELS, 3) == 3 else 32
         return {
             **_USUAL,
             Kind.BATCH: batch,
             Kind.PATCHES: _PATCHES * (pinned.get(Kind.BATCH, batch) if self._packed else 1),
             Kind.ENCODER: encoder,
-            Kind.FRAMES: 64 + 2 * sequence,
+            Kind.FRAMES: 8 if film else 64 + 2 * sequence,
             Kind.SAMPLES: 3200 + 100 * sequence,
             Kind.HEIGHT: side,
             Kind.WIDTH: side,

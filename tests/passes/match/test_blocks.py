@@ -495,6 +495,27 @@ def test_a_scalar_has_at_most_the_rank_of_the_data(rank: int, output: str) -> No
     assert (block.output, block.identified.label) == (output, f"silu{'(beta=1, factor=1.5)' if rank == 3 else ''}")
 
 
+def with_axes(text: str, axes: int, root: float) -> onnx.ModelProto:
+    shape = ", ".join(["one", "batch", "tokens", "4"][-axes:])
+    return mlp(text, constants={"root": np.full((1,) * axes, root)}, outputs=f"float[{shape}] out")
+
+
+@pytest.mark.parametrize(
+    ("text", "root"),
+    [
+        (ERF_GELU.replace("$1.4142135623730951", "root"), 2.0**0.5),
+        ("d = Mul(y, root) s = Sigmoid(d) h = Mul(y, s)", 1.5),
+        ("s = Sigmoid(y) t = Mul(s, root) h = Mul(y, t)", 1.5),
+        ("t = Tanh(y) p = Add(t, root) h = Mul(y, p)", 1.0),
+    ],
+)
+def test_constants_that_add_axes_in_the_middle(text: str, root: float) -> None:
+    """y with three axes and with four are not two projections."""
+    (left,) = rewrite(with_axes(text, 4, root), dry_run=True).left
+    assert "joins tensors with 3 and 4 axes" in (left.reason or "")
+    assert only_block(with_axes(text, 3, root)).gate == "y"
+
+
 def test_overridable_constant_is_no_constant() -> None:
     """A scalar that a caller may override is not read: it scales the gate, whatever its value."""
     model = mlp("b = Mul(y, beta) s = Sigmoid(b) h = Mul(y, s)", constants={"beta": np.array(1.5)})

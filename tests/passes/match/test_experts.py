@@ -174,7 +174,7 @@ OF_CLIPPED = [
     (GATED, ["silu(gate) * value"]),
     pytest.param(CLIPPED, OF_CLIPPED, marks=slow),
     (CLIPPED.replace("Mul(w, g)", "Mul(g, w)"), OF_CLIPPED),
-    ("s = Sigmoid(y) t = Tanh(u) h = Mul(t, s)", ["sigmoid", "tanh(gate) * value"]),
+    ("s = Sigmoid(y) n = Tanh(u) h = Mul(n, s)", ["sigmoid", "tanh(gate) * value"]),
 ], ids=["swiglu", "gpt-oss", "gpt-oss-right", "tanh-and-sigmoid"])  # fmt: skip
 @pytest.mark.parametrize("apart", [p[1] for p in PAIRS], ids=[p[0] for p in PAIRS])
 def test_projections_taken_apart(apart: str, activation: str, labels: list[str]) -> None:

@@ -211,7 +211,7 @@ def test_planted_bug_gives_no_model_and_keeps_the_old_output(tmp_path: Path, mon
     out.write_bytes(b"precious")
     plant(monkeypatch, nudge("key"))
     report = rewrite(mlp(SILU))
-    with pytest.raises(ValidationError, match=r"^FAILED  1 block, .*; mlp: not certified"):
+    with pytest.raises(ValidationError, match=r"^FAILED  1 block, .*; mlp: refuted: "):
         _ = report.rewritten
     assert rewrite(path, out, force=True).exit_status is ExitStatus.VALIDATION_FAILED
     assert out.read_bytes() == b"precious"

@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from rewriter import rewrite
@@ -73,6 +74,66 @@ def test_1_proof_failed(room: Path, capsys: pytest.CaptureFixture[str], monkeypa
     assert last_line(capsys.readouterr().out).startswith(
         "NOT PROVED  1 block, read as 8 attention heads, written to unproved"
     )
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise AssertionError("a model was run")
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_certificate_only(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Proved, not run, and every report says so; also where no runtime has an operator."""
+    onnx.save(mlp(SILU, second="second = MatMul(h, W2) out = own.Unknown(second)", domains={"own": 1}), "custom.onnx")
+    for model in ("model.onnx", "custom.onnx"):
+        told = ["--report", "r.json", "--html", "p.html", "--certificate", "c.json"]
+        assert run([model, "-o", "out.onnx", "--certificate-only", "--force", *told]) == 0
+        out = capsys.readouterr().out
+        last = (
+            "CERTIFIED  1 block, read as 8 attention heads, certified for every input, not run; written to out.onnx in "
+        )
+        assert last_line(out).startswith(last)
+        report = json.loads((room / "r.json").read_text(encoding="utf-8"))
+        jsonschema.validate(report, SCHEMAS["report"])
+        assert (report["validation"]["providers"], report["validation"]["cases"]) == ({}, [])
+        for text in (out.replace("\n", " "), report["validation"]["notes"][0], (room / "p.html").read_text("utf-8")):
+            assert "neither model was run" in text
+        assert run(["certify", model, "out.onnx", "--check", "c.json"]) == 0
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--form", "staged"], 1, "mlp cannot be certified, only tested; leave out --certificate-only to have it run"),
+        (["--form", "whole"], 1, "mlp cannot be certified, only tested; leave out --certificate-only to have it run"),
+        (["--no-validate"], 0, "NOT PROVED"),
+        (["--dry-run"], 0, "PLANNED"),
+    ],
+)
+def test_certificate_only_with_other_options(
+    arguments: list[str], status: int, message: str, room: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["model.onnx", "-o", "out.onnx", "--certificate-only", *arguments]) == status
+    assert message in " ".join(capsys.readouterr().out.split())
+    assert (room / "out.onnx").exists() is ("--no-validate" in arguments)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_certificate_only_measures_nothing(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads are fitted where the user says how far pre-activations reach."""
+    onnx.save(mlp("s = Sin(y) h = Mul(s, y)"), "odd.onnx")
+    assert run(["odd.onnx", "-o", "out.onnx", "--certificate-only"]) == 3
+    assert "--option domain=R" in " ".join(capsys.readouterr().out.split())
+    plant_error = ["model.onnx", "-o", "out.onnx", "--certificate-only"]
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, lambda model: change_values(weight(model, "*/heads/key"), "v.flat[0] *= 1.001"))
+        assert run(plant_error) == 1
+    assert "mlp: refuted" in " ".join(capsys.readouterr().out.split())
+    assert not (room / "out.onnx").exists()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +227,7 @@ def test_out_of_memory(room: Path, capsys: pytest.CaptureFixture[str], monkeypat
 
     monkeypatch.setattr(f"{rewrite.__module__}.Judge", exhausted)
     assert run(["model.onnx", "-o", "out.onnx"]) == 1
-    assert capsys.readouterr().err.startswith("rewrite: out of memory; try --no-validate")
+    assert capsys.readouterr().err.startswith("rewrite: out of memory; try --certificate-only")
     assert names(room) == {"model.onnx"}
 
 

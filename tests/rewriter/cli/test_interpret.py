@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnxruntime.quantization import quantize_dynamic
 
 from rewriter import ModelError, Text, attribute, attribution_graph, compositions, head_tokens, run_with_cache, why
 from rewriter import heads as index_of
@@ -121,6 +122,12 @@ def test_file_of_heads(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = found["sublayers"]["blocks.0.mlp_heads"]
     assert (facts["kind"], facts["heads"], facts["activation"]) == ("neurons", 128, "relu")
     assert facts["heads_per_neuron"][0]["head"]["beta"] > 1e9
+
+
+def test_remarks_about_no_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quantize_dynamic(MODEL, tmp_path / "q.onnx")
+    *_, remark, _ = told(capsys, "heads", model=tmp_path / "q.onnx").splitlines()
+    assert remark.endswith("rounds activations")
 
 
 def test_models_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,6 +258,7 @@ def test_attribution_of_a_text(tokenizer: Path, room: Path, capsys: pytest.Captu
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer)]
     found = told(capsys, "attribute", *text, "--logit", "5-1", "--top", "400")
     plain = told(capsys, "attribute", *GIVEN, "--logit", "5-1", "--top", "400")
+    assert told(capsys, "attribute", *GIVEN, *text[2:], "--logit", "5-1", "--top", "400") == found
     assert " 'word2' - 'cat'\n" in found
     assert "embed[1] 'cat'\n" in found
     for place, word in enumerate(("the", "cat", "sat")):
@@ -351,7 +359,7 @@ def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_graph_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer), "--logit", "5-1"]
-    told(capsys, "graph", *text, "-o", "graph.json")
+    assert told(capsys, "graph", *text, "-o", "graph.json").partition("\n")[0].endswith(" 'word2' - 'cat'")
     made = json.loads((room / "graph.json").read_text(encoding="utf-8"))
     assert made["metadata"]["prompt_tokens"] == ["the", "cat", "sat"]
     assert made["metadata"]["prompt"] == "the cat sat"

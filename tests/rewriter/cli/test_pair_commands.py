@@ -124,7 +124,7 @@ def test_report(capsys: Capture, option: str) -> None:
             1,
             "rewrite: the rewritten model does not run: onnxruntime could not",
         ),
-        (["fails.onnx", "a.onnx"], 1, "rewrite: the original model does not run, so nothing can be proved"),
+        (["fails.onnx", "a.onnx"], 1, "rewrite: the original model does not run, so nothing can be tested"),
     ],
 )
 def test_broken_inputs_are_one_line(

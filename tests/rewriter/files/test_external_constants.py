@@ -80,7 +80,7 @@ def sparse(name: str, *, flat: bool) -> onnx.SparseTensorProto:
     places = np.argwhere(array)
     where = np.ravel_multi_index(tuple(places.T), array.shape) if flat else places
     numbers = numpy_helper.from_array(array[tuple(places.T)], name)
-    return helper.make_sparse_tensor(numbers, numpy_helper.from_array(where, f"{name}_at"), array.shape)
+    return helper.make_sparse_tensor(numbers, numpy_helper.from_array(np.asarray(where), f"{name}_at"), array.shape)
 
 
 @pytest.mark.parametrize("flat", [True, False])
@@ -107,7 +107,7 @@ def test_sparse_weights(external: bool, flat: bool, tmp_path: Path) -> None:
     assert len(model.graph.sparse_initializer) == 1
 
 
-@pytest.mark.parametrize("indices", [[-1], [4], [0, 0], [[0, 0]], [0.0]])
+@pytest.mark.parametrize("indices", [[-1], [4], [0, 0], [[0, 0]], [[4]], [0.0]])
 def test_indices_that_are_no_places(indices: Any) -> None:
     model = mlp("h = Mul(y, S)", constants={"spare": tensor("spare", 1.0)})
     at = np.asarray(indices)

@@ -5,12 +5,12 @@ Every body here computes something else than the operator, a + 1000, so that a b
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from scipy.special import erf
 
 from rewriter import certify, rewrite
 from rewriter.errors import ModelError
@@ -45,7 +45,7 @@ def network(place: str, operator: str, domain: str, body: str = WRONG) -> onnx.M
 
 
 def gelu(y: Array) -> Array:
-    return y * (1 + erf(y / np.sqrt(2))) / 2
+    return np.asarray(y * (1 + np.vectorize(math.erf)(y / math.sqrt(2))) / 2)
 
 
 def relu(y: Array) -> Array:

@@ -49,7 +49,7 @@ def test_what_is_declared() -> None:
         ("h = com.microsoft.SkipLayerNormalization(x, x, b)", ("n", 4)),
         ("h = com.microsoft.FusedMatMul(x, w)", ("n", 2)),
         ("h = com.microsoft.FusedMatMul<transA = 0, transB = 0, alpha = 2.0>(x, w)", ("n", 2)),
-        ("h = com.microsoft.FusedMatMul<transB = 1>(x, w)", UNSHAPED),  # the plain operator has no transposes
+        ("h = com.microsoft.FusedMatMul<transB = 1>(w, w)", (4, 4)),
         ("h = com.microsoft.FusedMatMul<transBatchA = 1>(x, w)", UNSHAPED),
         ("h = com.microsoft.Unheard(x)", None),
         ("h = custom.Gelu(x)", None),

@@ -32,7 +32,7 @@ def test_integers_are_folded_exactly() -> None:
     assert [int(value) for name in ("i", "n") if (value := constants.value(name)) is not None] == [large, -large]
 
 
-FLOAT = onnx.TensorProto.FLOAT
+FLOAT, INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 NESTED = """
 <ir_version: 8, opset_import: ["ai.onnx": 17, "custom": 3]>
 g (float[2] x, bool c) => (float[2] out) <float[2] w = {1, 2}> {
@@ -82,6 +82,31 @@ def test_initializers_of_old_files_are_not_overridable() -> None:
     )
     assert all_views(model)[0].overridable == frozenset()
     assert all_views(model)[0].inputs == ("x",)
+
+
+def test_a_body_hides_names_around_it() -> None:
+    """What it defines has neither the types nor the values of a tensor of that name in the graph around it."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "custom": 1]>
+        g (float[n, 2] x, bool c) => (float[n, 2] out, int64[2] h, int64[2] u)
+        <float[2] w = {1, 2}, float[1] v = {5}> {
+          out = If (c) <
+            then_branch = a () => (float[n, 2] p) <float[2] w = {3, 4}>
+            { h = Add(x, w) k = Mul(h, h) u = custom.Of(k) p = Add(k, v) },
+            else_branch = d () => (float[n, 2] q) { h = Mul(x, w) q = Add(h, h) }
+          >
+          h = Shape(out) u = Shape(out)
+        }"""
+    )
+    main, then, other = all_views(model)
+    assert set(main.consumers) == {"c", "x", "w", "v", "out"}
+    assert main.consumers["w"] == main.consumers["x"] == (0,)
+    assert main.type_of("h") == TensorType(INT64, (2,))
+    assert then.type_of("u") == TensorType.UNKNOWN
+    assert then.type_of("h") == then.type_of("k") == other.type_of("h") == TensorType(FLOAT, ("n", 2))
+    assert [onnx.numpy_helper.to_array(view.initializers["w"]).tolist() for view in (then, other)] == [[3, 4], [1, 2]]
+    assert set(then.initializers) == set(other.initializers) == {"w", "v"}
+    assert captured_names(main.nodes[0]) == {"x", "w", "v"}
 
 
 def test_views_of_bodies() -> None:

@@ -317,6 +317,7 @@ def test_tokens_of_a_cache_have_no_parts() -> None:
 REFUSED = {
     "its queries see later keys": Deployed(", causal = 0"),
     "what it computes is not known": Deployed(operator="PagedAttention"),
+    "it has a state and no softmax": Deployed(operator="LinearAttention"),
     "its operand number 11 is not understood": Deployed(operator="MultiHeadAttention", sink=True),
 }
 
@@ -325,7 +326,7 @@ REFUSED = {
 def test_what_an_operator_does_otherwise_is_said(reason: str) -> None:
     index = heads(REFUSED[reason].model)
     assert index.sublayers == ()
-    assert [miss.reason.partition("': ")[2] for miss in index.missed] == [reason]
+    assert [miss.reason.partition("': ")[2] for miss in index.missed_attention] == [reason]
 
 
 def test_weights_that_are_packed_otherwise() -> None:

@@ -75,7 +75,7 @@ def found(model: onnx.ModelProto) -> tuple[tuple[Attention, ...], tuple[Miss, ..
     source = load_model(model)
     proto, read = with_plain(source.proto), partial(read_tensor, source)
     view = all_views(proto)[0]
-    return find_attention(Tracer(view, shapes_of_case(source.proto, proto, view, read), read))
+    return find_attention(Tracer(view, partial(shapes_of_case, source.proto, proto, view, read), read))
 
 
 def one(model: onnx.ModelProto) -> Attention:
@@ -236,7 +236,7 @@ def test_what_is_not_understood_is_said(changed: dict[str, str], reason: str, no
     parts = {**PARTS, **changed}
     model = attention(*parts.values(), tokens="5" if parts["split"] == PER_TOKEN else "tokens")
     where = "MatMul 'z'" if reason == NO_SOFTMAX else "Softmax 'p'"
-    assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node),))
+    assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node, "attention"),))
 
 
 def test_a_softmax_over_classes_is_no_attention() -> None:

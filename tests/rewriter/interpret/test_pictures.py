@@ -18,6 +18,7 @@ from tests.committed import FOLDER
 from tests.conftest import slow
 from tests.headmath import neuron_pattern, tapped, wide
 from tests.rewriter.interpret.test_attribution import given
+from tests.textmodels import word_tokenizer
 
 MODEL = FOLDER / "silu-decoder.onnx"
 LOGIT = 5
@@ -59,7 +60,9 @@ def test_patterns_are_the_models(stem: str) -> None:
 
 def test_attributions_are_those_of_their_function() -> None:
     found, wanted = by_name(), attribute(MODEL, given("silu-decoder", 6), LOGIT)
-    assert data()["logit"] == {"logit": LOGIT, "minus": None, "position": -1, "value": wanted.logit}
+    assert data()["logit"] == {"entry": str(LOGIT), "position": -1, "value": wanted.logit}
+    words = word_tokenizer([f"word{number}" for number in range(50)])
+    assert data(minus=1, tokenizer=words)["logit"]["entry"] == f"'word{LOGIT}' - 'word1'"
     for name, head in found.items():
         sublayer, _, number = name.rpartition(".")
         effects = wanted.effects[sublayer][:, int(number)]

@@ -133,7 +133,7 @@ def test_a_provider_with_coarse_kernels(monkeypatch: pytest.MonkeyPatch, form: s
     report = rewrite(model, form=form, providers=["cuda"])
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
     said = "cuda rounds Softmax in float64 to float32, which these heads cannot bear: use form local, or --gate product"
-    assert any(said in failure for failure in report.validation.failures) == coarse
+    assert any(said in failure for failure in report.problems) == coarse
     left = report.validation.providers["cuda"].cpu_nodes
     assert any(node.startswith("Softmax") for node in left) == coarse
     assert not any(node.startswith(("Shape", "Slice", "Concat")) and "shape" in node for node in left)

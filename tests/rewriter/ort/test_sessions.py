@@ -51,6 +51,23 @@ def test_bfloat16_goes_in_and_out() -> None:
     assert results["z"].tolist() == [2, 3.5, -2, float("inf")]
 
 
+def test_sequences_maps_and_missing_values() -> None:
+    model = parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 1]>
+        g (float[n, 2] x) => (seq(map(int64, float[])) maps, seq(float[n, 2]) s, optional(float[n, 2]) o, float[n, 2] z)
+        { maps = ai.onnx.ml.ZipMap<classlabels_int64s = [7, 3]>(x) s = SequenceConstruct(x, x)
+          o = Optional<type = float[n, 2]>() z = Identity(x) }"""
+    )
+    x, session = np.array([[1, 0.1]], np.float32), open_session(model)
+    first = session.run({"x": x})
+    for found in (first, session.run({"x": x}, over=first)):
+        ((keys, values),) = found["maps"]
+        assert (keys.tolist(), values.dtype, values.tolist()) == ([3, 7], np.float32, [np.float32(0.1), 1])
+        assert [each.tolist() for each in found["s"]] == [x.tolist()] * 2
+        assert found["o"] is None
+        assert found["z"].tolist() == x.tolist()
+
+
 def test_external_data_of_a_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = text_model("y = Add(x, w)", inputs="float[4] x", outputs="float[4] y", constants={"w": np.arange(4.0)})
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)

@@ -46,7 +46,7 @@ def apart() -> Report:
     far = {"out": Judgement("out", math.inf, 1e-7, 1e-6, "has another shape")}
     run = report.validation.providers["cpu"]
     spoiled = replace(run, compared=far)
-    worse = replace(report.validation, passed=False, providers={"cpu": spoiled})
+    worse = replace(report.validation, failures=("output out has another shape",), providers={"cpu": spoiled})
     return replace(report, proof=worse, exit_status=ExitStatus.VALIDATION_FAILED)
 
 

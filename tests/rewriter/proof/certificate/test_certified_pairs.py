@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from onnx import numpy_helper
 from rewriter import rewrite
 from rewriter.errors import ValidationError
 from rewriter.files.load import load_model
+from rewriter.graph.view import Place
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate import bounds
 from rewriter.proof.certificate.certify import Certificate, Claimed, certify
@@ -35,8 +37,11 @@ VECTOR = "v = Constant<value_floats = [1.0, 2.0]>()"
 GATED_HEADS = "g = MatMul(x, V1) n = Neg(y) e = Exp(n) d = Add(e, $1.0) a = Div(y, d) h = Mul(a, g)"
 
 
-def judged(a: onnx.ModelProto, b: onnx.ModelProto, **options: Any) -> Certificate:
-    return certify(load_model(a), load_model(b), **options)
+def judged(
+    a: onnx.ModelProto, b: onnx.ModelProto, claims: Mapping[str, Claimed] | None = None, **options: Any
+) -> Certificate:
+    held: dict[Place, Claimed] = {((), name): claim for name, claim in (claims or {}).items()}
+    return certify(load_model(a), load_model(b), claims=held, **options)
 
 
 def of(original: str, rewritten: str, **options: Any) -> Certificate:

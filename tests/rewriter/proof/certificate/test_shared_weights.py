@@ -14,7 +14,6 @@ import onnx
 import pytest
 
 import rewriter
-from rewriter.files import external
 from tests.textmodels import text_model
 
 WIDTH = 64
@@ -29,13 +28,15 @@ def stored(folder: Path, name: str, nodes: str, data: str = "weights", **places:
     dims = [WIDTH, WIDTH]
     weights = {}
     for weight, place in ({"W1": 0, "W2": SIZE} | places).items():
-        found = onnx.TensorProto(name=weight, data_type=onnx.TensorProto.FLOAT, dims=dims, data_location=1)
+        found = onnx.TensorProto(name=weight, data_type=onnx.TensorProto.FLOAT, dims=dims, data_location="EXTERNAL")
         for key, value in {"location": data, "offset": place, "length": SIZE}.items():
             found.external_data.add(key=key, value=str(value))
         weights[weight] = found
-    shapes = {"inputs": f"float[b, t, {WIDTH}] x", "outputs": f"float[b, t, {WIDTH}] out"}
+    shape = f"float[b, t, {WIDTH}]"
     path = folder / f"{name}.onnx"
-    path.write_bytes(text_model(nodes, constants=weights, **shapes).SerializeToString())
+    path.write_bytes(
+        text_model(nodes, constants=weights, inputs=f"{shape} x", outputs=f"{shape} out").SerializeToString()
+    )
     return path
 
 
@@ -60,7 +61,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(offset)
         return preadv(handle, buffers, offset)
 
-    monkeypatch.setattr(external.os, "preadv", counted)
+    monkeypatch.setattr(os, "preadv", counted)
     return found
 
 

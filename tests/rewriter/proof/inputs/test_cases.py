@@ -313,3 +313,57 @@ def test_a_multiple_is_divisible() -> None:
     for case in make_cases(model):
         assert case.feeds["image"].shape[2:] == tuple(14 * size for size in case.feeds["grid"].shape)
     assert {case.feeds["image"].shape[2] for case in make_cases(model, dims={"rows": 5})} == {70}
+
+
+@pytest.mark.parametrize("dim", ["past_seq_len + seq_len", "past_sequence_length+sequence_length", "s0 + s1"])
+def test_a_sum_is_the_sum_of_two_sizes(dim: str) -> None:
+    """Of names that other inputs have, or of names that say what they count."""
+    inputs: dict[str, Declared] = {
+        "input_ids": (INT, ["batch", "s0" if dim == "s0 + s1" else "sequence_length"]),
+        "bias": (FLOAT, ["batch", dim]),
+        "past.0.key": (FLOAT, ["batch", 2, "s1" if dim == "s0 + s1" else "past_sequence_length", 8]),
+    }
+    found = {
+        (case.feeds["input_ids"].shape[1], case.feeds["past.0.key"].shape[2], case.feeds["bias"].shape[1])
+        for case in make_cases(declare(inputs, rows=30))
+    }
+    assert {(17, 0, 17), (2, 5, 7), (1, 9, 10)} <= found
+
+
+def test_a_sum_with_a_name_of_its_own() -> None:
+    cases = make_cases(declare({"x": (FLOAT, ["batch", "2*s0 + 1"]), "y": (FLOAT, ["s0"])}), dims={"s0": 4})
+    assert {(case.feeds["x"].shape[1], case.feeds["y"].shape) for case in cases} == {(9, (4,))}
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid"), [(["patches", 12], ["images", 3]), (["batch", "patches", 12], ["batch", 2]), ([36, 12], [1, 3])]
+)
+def test_the_product_of_a_grid_is_the_number_of_patches(shape: list[str | int], grid: list[str | int]) -> None:
+    for case in make_cases(declare({"pixel_values": (FLOAT, shape), "image_grid_thw": (INT, grid)})):
+        rows = case.feeds["image_grid_thw"].prod(axis=1)
+        assert (rows.sum() if len(shape) == 2 else rows[0]) == case.feeds["pixel_values"].shape[-2]
+        assert (case.feeds["image_grid_thw"][:, -2:] % 2 == 0).all()
+
+
+def test_a_static_cache_has_the_past_that_its_positions_say() -> None:
+    """As mobius-onnx writes one: keys are written behind the past, and the rest of the cache is not read."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 11, opset_import: ["": 24]>
+        g (int64[batch, seq] input_ids, int64[batch, seq] position_ids, float[batch, 32, 8] key_cache_0,
+           int64[batch] write_indices, int64[batch] nonpad_kv_seqlen) => (float[batch, seq, 8] out, float keys)
+        <float[50, 8] table, float[32, 8] places>
+        { e = Gather(table, input_ids) p = Gather(places, position_ids) x = Add(e, p)
+          keys = TensorScatter<axis = 1>(key_cache_0, x, write_indices)
+          out = Attention<q_num_heads = 2, kv_num_heads = 2>(x, keys, keys, , , , nonpad_kv_seqlen) }"""
+    )
+    for value in model.graph.value_info:
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(dims, np.float32), value.name))
+    session, found = open_session(model), set()
+    for case in make_cases(model):
+        session.run(case.feeds)
+        (tokens, past) = case.feeds["input_ids"].shape[1], case.feeds["write_indices"][0]
+        assert (case.feeds["nonpad_kv_seqlen"] == past + tokens).all()
+        assert case.feeds["position_ids"][0].tolist() == [*range(past, past + tokens)]
+        found.add((tokens, int(past)))
+    assert {(32, 0), (17, 0), (2, 5), (1, 9)} <= found
