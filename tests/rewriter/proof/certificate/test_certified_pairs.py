@@ -306,11 +306,14 @@ LAID_OUT = {
         "f = Flatten<axis = 2>(x) r = Relu(f) y = Gemm(r, W1) " + FRONT.format("x"), True, True),
     "a shape that is written": (
         "v = Tanh(z) y = MatMul(x, W1) k = Shape(y) f = Flatten(y) out = Reshape(f, k)",
-        "y = MatMul(x, W1) f = Flatten(y) " + FRONT.format("x").replace("[2]", "[-1]").replace("<allowzero = 1>(y", "(f"), True, True),
+        "y = MatMul(x, W1) f = Flatten(y) "
+        + FRONT.format("x").replace("[2]", "[-1]").replace("<allowzero = 1>(y", "(f"), True, True),
     "a shape with an axis less": (
         f"v = Tanh(z) r = MatMul(x, W1) k = Shape(r) f = Flatten(r) y = Reshape(f, k) {OVER.replace('@', '1')}",
-        "r = MatMul(x, W1) f = Flatten(r) " + FRONT.format("x").replace("[2]", "[1]").replace("out = Reshape<allowzero = 1>(y", "y = "
-        "Reshape<allowzero = 1>(f") + OVER.replace("@", "1"), False, False),
+        "r = MatMul(x, W1) f = Flatten(r) "
+        + FRONT.format("x").replace("[2]", "[1]")
+        .replace("out = Reshape<allowzero = 1>(y", "y = Reshape<allowzero = 1>(f")
+        + OVER.replace("@", "1"), False, False),
     "as many rows as another's": (
         TURNED,
         FLAT.format("n = Shape(z) f = Constant<value_ints=[0]>() l = Constant<value_ints=[2]>() m = Slice(n, f, l)"),

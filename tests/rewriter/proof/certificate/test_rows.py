@@ -100,7 +100,15 @@ def test_axes_in_front() -> None:
         "l = Constant<value_ints = [1]>() thin = Slice(W1, o, l, l) column = MatMul(x, thin) broad = Add(column, b1) "
         "w = Unsqueeze(W1, o) stack = MatMul(x, w)"
     )
-    of = {"h": ("x", 8), "s": ("x", 8), "one": ("x", 8), "e": ("x", None), "broad": ("x", None), "column": ("x", 1), "flat": ("flat", 8)}
+    of = {
+        "h": ("x", 8),
+        "s": ("x", 8),
+        "one": ("x", 8),
+        "e": ("x", None),
+        "broad": ("x", None),
+        "column": ("x", 1),
+        "flat": ("flat", 8),
+    }
     for name in ("h", "s", "e", "flat", "same", "t", "one", "two", "column", "broad", "stack", "out"):
         model, told = tensor(body, name)
         # The original's word about its own sizes is taken, and no other model's.
