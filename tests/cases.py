@@ -55,5 +55,4 @@ def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
 
 
 def names(folder: Path) -> set[str]:
-    """What lies in a folder."""
     return {path.name for path in folder.iterdir()}

@@ -32,12 +32,10 @@ def run(statement: str, **names: Any) -> Mapping[str, Any]:
 
 
 def value(expression: str, **names: Any) -> Any:
-    """What an expression is."""
     return eval(expression, {**globals(), **names})  # noqa: S307 - the tables are these tests' own
 
 
 def copied(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A model of its own."""
     return deepcopy(model)
 
 
@@ -87,7 +85,6 @@ def weight(model: onnx.ModelProto, pattern: str) -> onnx.TensorProto:
 
 
 def function(model: onnx.ModelProto, name: str, domain: str | None = None) -> onnx.FunctionProto:
-    """A local function."""
     found: onnx.FunctionProto = next(
         each for each in model.functions if each.name == name and domain in (None, each.domain)
     )
@@ -117,7 +114,6 @@ def change_values(tensor: onnx.TensorProto, statement: str) -> None:
 
 
 def next_float(number: float) -> float:
-    """The next larger float32."""
     return float(np.nextafter(np.float32(number), np.float32(np.inf)))
 
 
@@ -132,7 +128,6 @@ def nudge(tensor: onnx.TensorProto) -> None:
 
 
 def add_weight(model: onnx.ModelProto, name: str, values: Any) -> None:
-    """A further initializer."""
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
 
 

@@ -81,7 +81,6 @@ def feeds(model: onnx.ModelProto, seed: int = 0, batch: int = 3, tokens: int = 1
 
 
 def in_float64(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a model with all its floats in float64."""
     single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
     result = deepcopy(model)
 

@@ -18,8 +18,6 @@ if WORKER:  # before numpy is imported, which reads them
 if TYPE_CHECKING:
     from models.entry import Dtype, Exporter
 
-from tests.slow import listed  # noqa: E402 - after the environment is set
-
 slow = pytest.mark.slow
 """Part of the extended suite: takes long, is rarely wrong, and something quicker tests the same by default."""
 
@@ -33,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Those in `tests/exports` are marked `exports`, and what PyTorch warns of is its own affair.
     """
-    names = listed()
+    names = {*Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()}
     for item in items:
         if item.path.parent.name == "exports":
             item.add_marker("exports")

@@ -71,8 +71,6 @@ class InPlace:
     """The numbers of a head program in place of an activation; by default that of a text model.
 
     Attributes:
-        program: the head program.
-        output: the activation's output.
         gate: the pre-activation, as the name of a tensor or made of others.
         value: the tensor that self values read, where that is another.
     """

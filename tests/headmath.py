@@ -20,6 +20,12 @@ def softmax(scores: Array) -> Array:
     return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
+def close(found: Array, wanted: Array, bound: float = 3e-6) -> None:
+    """Relative to the largest entry; 3e-6 is for float32."""
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max() <= bound * max(1.0, np.abs(wanted).max())
+
+
 def projected(data: Array, weight: Array, bias: Array) -> Array:
     """[batch, tokens, d_model] to [batch, tokens, heads, d_head]."""
     return np.asarray(np.einsum("btd,hdk->bthk", data, weight) + bias)

@@ -36,7 +36,6 @@ class _Scope:
 
 
 def evaluate(model: onnx.ModelProto, feeds: Mapping[str, Array], planted: Planted | None = None) -> Values:
-    """The outputs of the model."""
     made = tensors(model, feeds, planted)
     return {output.name: made[output.name] for output in model.graph.output}
 

@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+import onnx
 import pytest
 
 from benchmarks.performance.readme import made
+from rewriter import ExitStatus, rewrite
 from rewriter.cli import COMMANDS
 from rewriter.cli.convert import convert
 from tests.conftest import slow
 from tests.pages import ROOT, commands, difference, examples, left_over, run_python, run_shell, workplace
+from tests.textmodels import FIRST, SILU, mlp
 
 PAGES = (
     "README.md",
@@ -78,7 +81,25 @@ def test_every_page_has_examples() -> None:
 def test_blocks_that_run_stand_on_tested_pages(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "```sh" not in text
-    assert "```python" not in text or page == "CONTRIBUTING.md", "tests/test_contributing.py runs that page's example"
+    assert "```python" not in text or page == "CONTRIBUTING.md", "test_the_example_of_a_pass runs that page's example"
+
+
+def test_the_example_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    model = tmp_path / re.findall(r'rewrite\("(.*?)"', code)[0]
+    model.parent.mkdir()
+    own = mlp(SILU, first=f"i = Identity(z) x = Neg(i) {FIRST}", inputs="float[batch, tokens, 4] z")
+    own.graph.node[0].name = "copy"
+    onnx.save(own, model)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, names)  # noqa: S102 - our own documentation
+    report = names["report"]
+    assert report.exit_status is ExitStatus.CONVERTED
+    assert "Identity" not in {node.op_type for node in report.rewritten.graph.node}
+    without: Any = rewrite(model).rewritten
+    assert "Identity" in {node.op_type for node in without.graph.node}
 
 
 def test_commands_of_the_action_are_accepted() -> None:

@@ -12,7 +12,7 @@ import pytest
 from rewriter.cli import COMMANDS
 from rewriter.cli.convert import convert
 from rewriter.errors import ExitStatus
-from tests.make_reference import PAGE, made
+from tools.reference import PAGE, made
 
 ROOT = Path(__file__).parents[1]
 ALL = {"rewrite": convert, **{f"rewrite {name}": command for name, command in COMMANDS.items()}}
@@ -53,7 +53,7 @@ def test_every_choice_is_named() -> None:
 
 
 def test_option_tables_are_made_from_the_options() -> None:
-    """`python -m tests.make_reference` writes them."""
+    """`python -m tools.reference` writes them."""
     text = PAGE.read_text(encoding="utf-8")
     assert made(text) == text
 

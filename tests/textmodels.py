@@ -10,7 +10,7 @@ the input, `y` the pre-activation, `h` the activation's output and `out` the out
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,6 @@ from passes.options import Options
 from rewriter.graph.view import all_views
 
 Array = NDArray[Any]
-
-WIDTH, NEURONS = 4, 8
 
 SHAPES: Mapping[str, tuple[int, ...]] = {
     "W1": (4, 8),
@@ -67,14 +65,20 @@ def values(name: str) -> Array:
 
 
 def tensor(name: str, array: Array | float, elem: str = "float") -> onnx.TensorProto:
-    """An initializer of an element type."""
     dtype = onnx.helper.tensor_dtype_to_np_dtype(ELEMENTS[elem])
     return onnx.numpy_helper.from_array(np.asarray(array).astype(dtype), name)
 
 
 def integers(**given: Any) -> dict[str, onnx.TensorProto]:
-    """Initializers of type int64."""
     return {name: onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in given.items()}
+
+
+def filled(model: onnx.ModelProto, numbers: Callable[[list[int]], Array] = np.zeros) -> onnx.ModelProto:
+    """The model with the weights that its text declares without numbers."""
+    for value in model.graph.value_info:
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        model.graph.initializer.append(tensor(value.name, numbers(dims)))
+    return model
 
 
 def text_model(

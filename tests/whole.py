@@ -86,7 +86,6 @@ class Network:
     """Layers and how they are joined.
 
     Attributes:
-        layers: the layers.
         order: "pre", "post" or "parallel": where the norms are, and what the MLP reads.
         causal: whether a token may attend to itself and to earlier ones only.
         angles: radians by which a position turns each pair of a query's first entries; empty without rotation.

@@ -2,7 +2,7 @@
 
 `Report` collects the results of planning, rewriting, saving and proving. The command line prints it; the Python API
 returns it. `report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is
-generated from the dataclasses, docstrings included: `python -m tests.rewriter.report.make_schemas`.
+generated from the dataclasses, docstrings included: `python -m tools.schemas`.
 """
 
 from __future__ import annotations

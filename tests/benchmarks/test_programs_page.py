@@ -22,7 +22,6 @@ NAMES = tuple(portraits())
 
 
 def part(text: str, name: str) -> list[str]:
-    """The lines of a generated part."""
     found = re.search(rf"<!-- generated: {name} -->\n(.*?)<!-- end -->", text, re.DOTALL)
     assert found is not None
     return found[1].splitlines()

@@ -72,7 +72,6 @@ def by_head(weight: Array, heads: int) -> Array:
 
 
 def attention(name: str, state: State, module: str, count: int) -> dict[str, Array]:
-    """The tensors of an attention sublayer from the state dict."""
     if name == "gpt2":  # Conv1D: [in, out], queries, keys and values side by side
         packed, bias = state[f"{module}.c_attn.weight"], state[f"{module}.c_attn.bias"]
         sides = list(zip(np.split(packed.T, 3), np.split(bias, 3), strict=True))

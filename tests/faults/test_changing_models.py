@@ -25,7 +25,6 @@ _NEVER, _CRASHED = 98, 99
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The files of a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 

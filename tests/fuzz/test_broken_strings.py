@@ -15,9 +15,9 @@ from onnx import helper
 from rewriter import diff
 from rewriter.errors import ExitStatus, ModelError
 from tests.conftest import slow
-from tests.fuzz.damage import messages, repeated
-from tests.fuzz.trial import WAYS, tried
 from tests.textmodels import FIRST, SECOND, SILU, text_model
+from tools.fuzz.damage import messages, repeated
+from tools.fuzz.trial import WAYS, tried
 
 _TOKEN, _BROKEN = "QQQQQQQQ", b"\xff\xfe\x80QQQQQ"
 

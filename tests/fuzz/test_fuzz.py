@@ -8,8 +8,8 @@ import pytest
 
 from rewriter.errors import ExitStatus
 from tests.conftest import slow
-from tests.fuzz.__main__ import case
-from tests.fuzz.trial import UNSOUND, WAYS, Outcome, a_way, tried, unproved
+from tools.fuzz.__main__ import case
+from tools.fuzz.trial import UNSOUND, WAYS, Outcome, a_way, tried, unproved
 
 CASES = sorted((Path(__file__).parent / "cases").glob("*.onnx"))
 
@@ -37,7 +37,7 @@ def test_unforeseen_exceptions_are_findings(tmp_path: Path, monkeypatch: pytest.
     def broken(*_: object, **__: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("tests.fuzz.trial.rewrite", broken)
+    monkeypatch.setattr("tools.fuzz.trial.rewrite", broken)
     outcome = tried(b"x", WAYS[0], tmp_path)
     assert outcome.finding
     assert outcome.message.startswith("KeyError: 'x' in [")

@@ -20,9 +20,9 @@ from rewriter.errors import ValidationError
 from tests.cases import run
 from tests.changes import maker
 from tests.conftest import slow
-from tests.fuzz.random_transformers import Transformer, transformer
-from tests.fuzz.trial import ALARM, WRONG, a_way, tried_transformer, unproved
 from tests.oracle import evaluate
+from tools.fuzz.random_transformers import Transformer, transformer
+from tools.fuzz.trial import ALARM, WRONG, a_way, tried_transformer, unproved
 
 DRAWN = partial(settings, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SEEDS = st.randoms(use_true_random=False)
@@ -71,7 +71,7 @@ def test_another_function_is_a_finding(form: str, monkeypatch: pytest.MonkeyPatc
 
     way = {"command": "rewrite", "form": form}
     assert tried_transformer(drawn, way, 0).status == ExitStatus.CONVERTED
-    monkeypatch.setattr("tests.fuzz.trial.rewrite", wrong)
+    monkeypatch.setattr("tools.fuzz.trial.rewrite", wrong)
     outcome = tried_transformer(drawn, way, 0)
     assert outcome.status == WRONG
     assert outcome.finding
@@ -89,7 +89,7 @@ def test_a_failed_proof_of_the_same_function_is_a_finding(monkeypatch: pytest.Mo
             proof=replace(report.validation, failures=("for nothing",)),
         )
 
-    monkeypatch.setattr("tests.fuzz.trial.rewrite", failing)
+    monkeypatch.setattr("tools.fuzz.trial.rewrite", failing)
     outcome = tried_transformer(_plain(), {"command": "rewrite", "validate": True}, 0)
     assert outcome.status == ALARM
     assert "and fails the proof: for nothing" in outcome.message

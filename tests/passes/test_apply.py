@@ -63,7 +63,6 @@ def new_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
 
 
 def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Every node of all graphs and functions."""
     for holder in (*graphs(model.graph), *model.functions):
         yield from holder.node
 

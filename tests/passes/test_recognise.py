@@ -169,13 +169,6 @@ def test_parameters_are_exact(options: dict[str, Any], program: str) -> None:
     same(heads(made(original, **options), program=program), heads(original, program=program))
 
 
-@pytest.mark.parametrize("options", [{}, {"form": "masked"}], ids=str)
-@pytest.mark.parametrize("file", ["silu-decoder", "gated-decoder"])
-def test_heads_of_committed_models(file: str, options: dict[str, Any]) -> None:
-    path = FOLDER / f"{file}.onnx"
-    same(heads(made(path, **options)), heads(path))
-
-
 @pytest.mark.parametrize("file", ["silu-decoder", "gelu-vision"])
 def test_form_whole_has_heads_of_neurons_alone(file: str) -> None:
     """The model's own heads have positions in their queries and keys, and its normalisations lose their biases."""

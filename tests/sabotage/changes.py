@@ -17,12 +17,10 @@ from tests.sabotage.harness import SabotageError
 
 
 def run(statement: str, **names: Any) -> None:
-    """Carry out a statement of the table."""
     changes.run(statement, **_AT_HAND, **names)
 
 
 def value(expression: str, **names: Any) -> Any:
-    """What an expression of the table is."""
     return changes.value(expression, **_AT_HAND, **names)
 
 
@@ -134,7 +132,6 @@ def first_only(plan: Plan) -> onnx.ModelProto:
 
 
 def each_head(program: Program, change: Callable[[Head], Head]) -> Program:
-    """Every head of a program changed."""
     return replace(program, heads=tuple(change(head) for head in program.heads), powers=None)
 
 

@@ -210,7 +210,6 @@ class Place:
 
     @property
     def node(self) -> onnx.NodeProto:
-        """The node."""
         node: onnx.NodeProto = self.nodes[self.index]
         return node
 

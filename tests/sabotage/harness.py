@@ -49,7 +49,6 @@ class Attempt:
         messages: what it said: failures of the proof, or its error.
         planned: the blocks that were to be converted.
         saved: the bytes of the last model that it wrote before the proof; None if it came to none.
-        seconds: wall time.
     """
 
     status: ExitStatus | None
@@ -61,7 +60,6 @@ class Attempt:
 
     @property
     def passed(self) -> bool:
-        """Whether the rewriter claims success."""
         return self.status is ExitStatus.CONVERTED
 
     @property
@@ -75,7 +73,6 @@ class Attempt:
         return self.status not in (None, ExitStatus.CONVERTED, ExitStatus.NOTHING_TO_CONVERT) and not self.left
 
     def names(self, block: str) -> bool:
-        """Whether some message names the block."""
         return any(block in message for message in self.messages)
 
 

@@ -49,7 +49,6 @@ class Subject:
 
 
 def on(*models: str, **options: Any) -> tuple[Subject, ...]:
-    """Several models with the same options."""
     return tuple(Subject(model, options) for model in models)
 
 

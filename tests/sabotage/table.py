@@ -30,9 +30,6 @@ class Sabotage:
 
     Attributes:
         name: what is wrong, in words; unique.
-        patch: the wrong parts.
-        subjects: what it is tried on.
-        expect: how each trial must end.
         block: the block that a message must name, counted in the order of the report.
         words: texts that the messages must hold, one of them at least in each group.
         below: for a harmless one, the largest difference of outputs over the largest output that it may make.

@@ -1,6 +1,6 @@
 """No wrong function passes: every sabotage fails the proof, leaves no file, and is blamed on its block.
 
-A sample runs always, all with ATTNONLY_SLOW. `python -m tests.sabotage` tries single ones and writes the table.
+A sample runs always, all with ATTNONLY_SLOW. `python -m tools.sabotage` tries single ones and writes the table.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.sabotage.harness import Attempt, SabotageError, attempt
 from tests.sabotage.oracle import difference
 from tests.sabotage.subjects import SMALL, Subject, on
 from tests.sabotage.table import SAMPLE, TABLE, Expect, Sabotage
-from tests.sabotage.trials import BEGIN, END, Trial, controls, tried, write
+from tests.sabotage.trials import Trial, controls, tried
+from tools.sabotage import BEGIN, END, write
 
 ALL = bool(os.environ.get("ATTNONLY_SLOW"))
 CHOSEN = TABLE if ALL else SAMPLE
 
 
 def trials() -> Iterator[Any]:
-    """Every sabotage on every model."""
     for sabotage in CHOSEN:
         for subject in sabotage.subjects:
             yield pytest.param(sabotage, subject, id=f"{sabotage.name}-{subject.name}")

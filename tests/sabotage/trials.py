@@ -1,11 +1,9 @@
-"""How a sabotage is tried, what became of it, and how that is told."""
+"""How a sabotage is tried, and what became of it."""
 
 from __future__ import annotations
 
-import csv
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,19 +11,12 @@ from tempfile import TemporaryDirectory
 from tests.sabotage.harness import Attempt, attempt
 from tests.sabotage.oracle import difference
 from tests.sabotage.subjects import Subject
-from tests.sabotage.table import FAMILIES, TABLE, Expect, Sabotage
+from tests.sabotage.table import Expect, Sabotage
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one sabotage of one subject.
-
-    Attributes:
-        sabotage: what was wrong.
-        subject: what it was tried on.
-        attempt: how the run ended.
-        figure: what `oracle.difference` measured, None where no model was written.
-    """
+    """What became of one sabotage of one subject; `figure` is the oracle's difference, None without a model."""
 
     sabotage: Sabotage
     subject: Subject
@@ -64,7 +55,6 @@ class Trial:
 
 
 def tried(sabotage: Sabotage, subject: Subject) -> Trial:
-    """Try one sabotage on one subject."""
     return Trial(sabotage, subject, *measured(sabotage, subject))
 
 
@@ -78,12 +68,6 @@ def measured(sabotage: Sabotage, subject: Subject) -> tuple[Attempt, float | Non
     return outcome, figure
 
 
-def measured_at(place: tuple[int, int]) -> tuple[Attempt, float | None]:
-    """One trial, by the numbers of its sabotage and subject: those themselves cannot be sent to another process."""
-    sabotage = TABLE[place[0]]
-    return measured(sabotage, sabotage.subjects[place[1]])
-
-
 def controls(sabotages: Sequence[Sabotage]) -> tuple[Subject, ...]:
     """What must pass while nothing is sabotaged: a failure of these would be blamed on the sabotage."""
     found: dict[str, Subject] = {}
@@ -91,69 +75,3 @@ def controls(sabotages: Sequence[Sabotage]) -> tuple[Subject, ...]:
         for subject in () if sabotage.honest else sabotage.subjects:
             found.setdefault(repr(subject), subject)
     return tuple(found.values())
-
-
-# -- trials as lines for the terminal, as totals in docs/trust.md and as rows of docs/tables/sabotage.csv --------------
-
-COLUMNS = ("sabotage", "tried on", "difference", "ends with", "s")
-BEGIN, END = "<!-- made by python -m tests.sabotage --write docs/trust.md -->\n", "<!-- end -->"
-_LONGEST = 150
-
-
-def cells(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """The `COLUMNS` of one sabotage; of several trials what the worst ends with."""
-    worst = next((trial for trial in trials if trial.fault), trials[0])
-    figures = [f"{trial.figure:.1g}" for trial in trials if trial.figure is not None]
-    seconds = sum(trial.attempt.seconds for trial in trials)
-    return (
-        worst.sabotage.name,
-        ", ".join(trial.subject.name for trial in trials),
-        ", ".join(dict.fromkeys(figures)),
-        ending(worst),
-        f"{seconds:.1f}",
-    )
-
-
-def ending(trial: Trial) -> str:
-    """What a run ended with, and what is wrong with that."""
-    messages = trial.attempt.messages
-    said = next((message for message in messages if trial.block and trial.block in message), (*messages, "")[0])
-    said = re.sub(r"'[^']*/(\.rewrite-)\w+", r"'\1*", said)
-    said = said if len(said) <= _LONGEST else f"{said[:_LONGEST]} ..."
-    if trial.fault:
-        return f"**{trial.fault}** {said}".strip()
-    if trial.sabotage.expect is Expect.HARMLESS:
-        return f"harmless, the bound is {trial.sabotage.below:.1g}" + (f"; {said}" if said else "")
-    if trial.sabotage.expect is Expect.UNSEEN:
-        return "passes (known limitation)"
-    return said
-
-
-def write(page: Path, trials: Iterable[Trial]) -> None:
-    """Put the totals between their marks in a page, a row for each sabotage into `tables/sabotage.csv` beside it."""
-    tried: dict[str, list[Trial]] = {}
-    for trial in trials:
-        tried.setdefault(trial.sabotage.name, []).append(trial)
-    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
-    _, after = rest.split(END, 1)
-    page.write_text(f"{before}{BEGIN}{_summary(tried)}\n{END}{after}", encoding="utf-8")
-    with (page.parent / "tables" / "sabotage.csv").open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(("kind", *COLUMNS))
-        for kind, family in FAMILIES.items():
-            table.writerows((kind, *cells(tried[s.name])) for s in family if s.name in tried)
-
-
-def _summary(tried: Mapping[str, Sequence[Trial]]) -> str:
-    lines = ["| kind | sabotages | trials | detected as expected | harmless | unseen |", f"|{' --- |' * 6}"]
-    for kind, family in FAMILIES.items():
-        lines.append(_counts(kind, family, [trial for s in family for trial in tried.get(s.name, ())]))
-    everything = [sabotage for family in FAMILIES.values() for sabotage in family]
-    lines.append(_counts("all", everything, [trial for trials in tried.values() for trial in trials]))
-    return "\n".join(lines)
-
-
-def _counts(kind: str, family: Sequence[Sabotage], trials: Sequence[Trial]) -> str:
-    harmless, unseen = (sum(s.expect is expect for s in family) for expect in (Expect.HARMLESS, Expect.UNSEEN))
-    right = sum(not trial.fault for trial in trials)
-    return f"| {kind} | {len(family)} | {len(trials)} | {right} | {harmless} | {unseen} |"

@@ -49,7 +49,7 @@ STACKED = {"inputs": "float[3, tokens, 4] x", "outputs": "float[3, tokens, 4] ou
 DENSE = {"inputs": "float[batch, tokens, 4] x", "outputs": "float[batch, tokens, 4] out"}
 LEFT = "a = Gather(E1t, e) c = Unsqueeze(x, last) d = MatMul(a, c) y = Squeeze(d, last)"
 BACK = "j = Gather(E2t, e) k = Unsqueeze(h, last) l = MatMul(j, k) out = Squeeze(l, last)"
-ROW, OUT = "c = Unsqueeze(x, one)", "k = Unsqueeze(h, one) l = MatMul(j, k2) out = Squeeze(l, one)"
+ROW = "c = Unsqueeze(x, one)"
 INTO = "j = Gather(E2, e) k = Unsqueeze(h, one) l = MatMul(k, j) out = Squeeze(l, one)"
 
 EXPERTS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (

@@ -78,7 +78,6 @@ UNARY = ("Sigmoid", "Tanh", "Relu", "Erf", "Exp", "Neg", "Abs", "Sqrt", "Softplu
 
 
 def random_region(b: Builder, y: str) -> str:
-    """A random elementwise function of y."""
     known = [y]
     for _ in range(1 + b.choose(5)):
         kind = b.choose(4)

@@ -83,7 +83,6 @@ def test_a_file_gives_what_cannot_be_made(tmp_path: Path) -> None:
 
 
 def shapes(path: Path, **given: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs made for a model."""
     ((_, feeds),) = inputs_of(load_model(path).proto, BenchOptions(**given), Settings())
     return {name: array.shape for name, array in feeds.items()}
 

@@ -18,7 +18,6 @@ OUT = "float[batch, tokens, 4] out"
 
 
 def branches(then: str, other: str, *, then_out: str = "p", other_out: str = "q", out: str = "out") -> str:
-    """An If with two bodies."""
     shape = "float[batch, tokens, 4]"
     return (
         f"{out} = If(c) <then_branch = t () => ({shape} {then_out}) {{ {then} }}, "

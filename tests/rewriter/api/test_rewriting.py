@@ -144,11 +144,6 @@ def nudge(suffix: str, statement: str = "v.flat[0] += 1e-3") -> Change:
     return lambda model: change_values(weight(model, f"mlp/heads/{suffix}"), statement)
 
 
-def bend(suffix: str, index: int) -> Change:
-    """One coefficient of the heads, a little larger."""
-    return nudge(suffix, f"v.flat[{index}] *= 1.001")
-
-
 def rewire(node: str, slot: int, tensor: str) -> Change:
     """Let a node of the heads read another tensor."""
 
@@ -165,16 +160,10 @@ LEAKY = "h = LeakyRelu<alpha = 0.1>(y)"
 SWIGLU = "u = MatMul(x, V1) s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
 MISH = "p = Softplus(y) t = Tanh(p) h = Mul(y, t)"
 
-PLANTED: tuple[tuple[str, str, Change], ...] = (
-    ("silu-key", SILU, nudge("key")),
+PLANTED: tuple[tuple[str, str, Change], ...] = (  # others are rows of tests/sabotage/rows.txt
     ("factor", HALF, nudge("factor")),
-    ("tanh-self-value", "h = Tanh(y)", nudge("self_value")),
     ("leaky-weight", LEAKY, nudge("weights")),
     ("mish-weight", MISH, nudge("weights", "v.flat[1] += 1e-3")),
-    ("swiglu-weight", SWIGLU, bend("line_weights", 3)),
-    ("swiglu-rate", SWIGLU, bend("line_rates", 3)),
-    ("clip-offset", "h = Clip(y, $0.0, $6.0)", bend("bias_offset", 1)),
-    ("gelu-part", ERF_GELU, bend("parts", 2)),
     ("silu-value-is-the-key", SILU, rewire("attention", 2, "mlp/heads/key")),
 )
 
@@ -205,16 +194,11 @@ def test_planted_bug_fails_the_proof_and_leaves_no_file(
     assert set(contents(tmp_path)) == {"model.onnx"}
 
 
-def test_planted_bug_gives_no_model_and_keeps_the_old_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
-    onnx.save(mlp(SILU), path)
-    out.write_bytes(b"precious")
+def test_planted_bug_gives_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, nudge("key"))
     report = rewrite(mlp(SILU))
     with pytest.raises(ValidationError, match=r"^FAILED  1 block, .*; mlp: refuted: "):
         _ = report.rewritten
-    assert rewrite(path, out, force=True).exit_status is ExitStatus.VALIDATION_FAILED
-    assert out.read_bytes() == b"precious"
 
 
 def test_changed_signature_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,26 +208,26 @@ def test_5_no_such_provider(room: Path, capsys: pytest.CaptureFixture[str], monk
     assert run(["model.onnx", "-o", "out.onnx", "--provider", "cpu", "-q"]) == 0
 
 
-def test_130_interrupted(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C while the saved file is being proved, the latest moment at which there is something to leave."""
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (KeyboardInterrupt, 130, "rewrite: interrupted; no half-written file is left\n"),
+        (MemoryError, 1, "rewrite: out of memory; try --certificate-only"),
+    ],
+)
+def test_what_ends_a_run_while_the_saved_file_is_proved(
+    error: type[BaseException], status: int, said: str, room: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The latest moment at which there is something to leave."""
 
-    def interrupted(*_: Any, **__: Any) -> None:
+    def ended(*_: Any, **__: Any) -> None:
         assert any(path.name.startswith(".rewrite-") for path in room.iterdir())
-        raise KeyboardInterrupt
+        raise error
 
-    monkeypatch.setattr(f"{rewrite.__module__}.Judge", interrupted)
-    assert run(["model.onnx", "-o", "out.onnx"]) == 130
-    assert capsys.readouterr().err.strip() == "rewrite: interrupted; no half-written file is left"
-    assert names(room) == {"model.onnx"}
-
-
-def test_out_of_memory(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: Any, **__: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(f"{rewrite.__module__}.Judge", exhausted)
-    assert run(["model.onnx", "-o", "out.onnx"]) == 1
-    assert capsys.readouterr().err.startswith("rewrite: out of memory; try --certificate-only")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{rewrite.__module__}.Judge", ended)
+        assert run(["model.onnx", "-o", "out.onnx"]) == status
+    assert capsys.readouterr().err.lstrip().startswith(said)
     assert names(room) == {"model.onnx"}
 
 

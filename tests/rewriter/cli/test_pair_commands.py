@@ -53,12 +53,6 @@ def test_validate_a_wrong_model(capsys: Capture) -> None:
     )
 
 
-def test_failing_says_what_to_do_next(capsys: Capture) -> None:
-    assert run(["validate", "a.onnx", "bad.onnx"]) == 1
-    text = capsys.readouterr().out
-    assert "a.onnx does; --bisect names the guilty block, in " in text.splitlines()[-1]
-
-
 def test_tolerances(capsys: Capture) -> None:
     assert run(["validate", "a.onnx", "bad.onnx", "--atol", "1"]) == 1, "the heads themselves are wrong"
     assert "output out" not in capsys.readouterr().out
@@ -86,15 +80,20 @@ def test_diff_shows_both_sides(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "last"),
     [
-        (["a.onnx", "a.onnx", "--graph-only"], 0, "SAME  a.onnx and a.onnx are the same graph with the same weights"),
-        (["a.onnx", "b.onnx", "--graph-only"], 1, "DIFFERENT  a.onnx and b.onnx are different graphs"),
-        (["a.onnx", "bad.onnx"], 1, "DIFFERENT  bad.onnx does not compute what a.onnx does"),
-        (["a.onnx", "other.onnx"], 1, "DIFFERENT  a.onnx and other.onnx have different inputs or outputs"),
+        (
+            ["diff", "a.onnx", "a.onnx", "--graph-only"],
+            0,
+            "a.onnx and a.onnx are the same graph with the same weights",
+        ),
+        (["diff", "a.onnx", "b.onnx", "--graph-only"], 1, "DIFFERENT  a.onnx and b.onnx are different graphs"),
+        (["diff", "a.onnx", "bad.onnx"], 1, "DIFFERENT  bad.onnx does not compute what a.onnx does"),
+        (["validate", "a.onnx", "bad.onnx"], 1, "a.onnx does; --bisect names the guilty block, in "),
+        (["diff", "a.onnx", "other.onnx"], 1, "DIFFERENT  a.onnx and other.onnx have different inputs or outputs"),
     ],
 )
-def test_exit_status_of_diff(capsys: Capture, arguments: list[str], status: int, last: str) -> None:
-    assert run(["diff", *arguments]) == status
-    assert capsys.readouterr().out.splitlines()[-1].startswith(last)
+def test_exit_status(capsys: Capture, arguments: list[str], status: int, last: str) -> None:
+    assert run(arguments) == status
+    assert last in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("option", ["--report", "--json"])

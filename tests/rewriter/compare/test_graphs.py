@@ -121,7 +121,6 @@ def of(a: onnx.ModelProto, b: onnx.ModelProto) -> GraphDifference:
 
 
 def texts(found: GraphDifference) -> set[str]:
-    """In words."""
     return {change.text for change in (*found.regions, *found.fields)}
 
 
@@ -449,7 +448,6 @@ def opset(domain: str, version: int) -> Edit:
 
 
 def entries(found: Iterable[Change]) -> list[str]:
-    """Kind, name and both sides."""
     return [f"{each.what} {each.name}: {each.a}, {each.b}" for each in found]
 
 

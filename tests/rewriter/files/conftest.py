@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,6 @@ import pytest
 
 WEIGHTS = np.arange(4096, dtype=np.float32)
 """More than what is read with the model."""
-
-Entries = Iterable[tuple[str, str]]
-MakeExternal = Callable[[Entries], onnx.ModelProto]
 
 
 def answer(path: Path) -> np.ndarray:
@@ -32,19 +29,14 @@ def _model(weight: onnx.TensorProto) -> onnx.ModelProto:
     return model
 
 
-@pytest.fixture
-def make_external() -> MakeExternal:
-    """Return a function that makes `y = x + W`, W of 4096 floats being external with the given entries."""
-
-    def make(entries: Entries) -> onnx.ModelProto:
-        weight = onnx.TensorProto(
-            name="W", data_type=onnx.TensorProto.FLOAT, dims=[4096], data_location=onnx.TensorProto.EXTERNAL
-        )
-        for key, value in entries:
-            weight.external_data.add(key=key, value=value)
-        return _model(weight)
-
-    return make
+def make_external(entries: Iterable[tuple[str, str]]) -> onnx.ModelProto:
+    """`y = x + W`, W of 4096 floats being external with these entries."""
+    weight = onnx.TensorProto(
+        name="W", data_type=onnx.TensorProto.FLOAT, dims=[4096], data_location=onnx.TensorProto.EXTERNAL
+    )
+    for key, value in entries:
+        weight.external_data.add(key=key, value=value)
+    return _model(weight)
 
 
 @pytest.fixture
@@ -54,7 +46,7 @@ def inline_model() -> onnx.ModelProto:
 
 
 @pytest.fixture
-def source(tmp_path: Path, make_external: MakeExternal) -> Path:
+def source(tmp_path: Path) -> Path:
     """The path of `y = x + W` with W in `w.bin`, in a directory of its own."""
     directory = tmp_path / "source"
     directory.mkdir()

@@ -4,7 +4,6 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -13,10 +12,7 @@ import pytest
 from rewriter.errors import ModelError
 from rewriter.files.external import ExternalRef, open_inside, read_external, resolve
 from rewriter.files.load import load_model, read_tensor
-from tests.rewriter.files.conftest import WEIGHTS, answer
-
-if TYPE_CHECKING:
-    from tests.rewriter.files.conftest import MakeExternal
+from tests.rewriter.files.conftest import WEIGHTS, answer, make_external
 
 SIZE = WEIGHTS.nbytes
 
@@ -56,9 +52,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("entries", ACCEPTED.values(), ids=ACCEPTED.keys())
-def test_sound_references_load_here_and_in_onnxruntime(
-    entries: list[tuple[str, str]], base: Path, make_external: MakeExternal
-) -> None:
+def test_sound_references_load_here_and_in_onnxruntime(entries: list[tuple[str, str]], base: Path) -> None:
     path = base / "model.onnx"
     path.write_bytes(make_external(entries).SerializeToString())
     model = load_model(path)
@@ -98,9 +92,7 @@ LOCATIONS = {
 
 
 @pytest.mark.parametrize(("location", "reason"), LOCATIONS.items(), ids=[repr(name)[:30] for name in LOCATIONS])
-def test_unsafe_locations_are_refused(
-    location: str, reason: str, base: Path, make_external: MakeExternal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsafe_locations_are_refused(location: str, reason: str, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(base)  # the name of a socket is short: the limit is 108 bytes
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
@@ -129,9 +121,7 @@ ENTRIES: dict[str, tuple[dict[str, str] | list[tuple[str, str]], str]] = {
 
 
 @pytest.mark.parametrize(("entries", "reason"), ENTRIES.values(), ids=ENTRIES.keys())
-def test_bad_entries_are_refused(
-    entries: dict[str, str] | list[tuple[str, str]], reason: str, base: Path, make_external: MakeExternal
-) -> None:
+def test_bad_entries_are_refused(entries: dict[str, str] | list[tuple[str, str]], reason: str, base: Path) -> None:
     listed = entries if isinstance(entries, list) else list({"location": "w.bin", **entries}.items())
     with pytest.raises(ModelError, match=re.escape(reason)) as caught:
         resolve(make_external(listed).graph.initializer[0], base)
@@ -149,9 +139,7 @@ def test_bad_entries_are_refused(
         (onnx.TensorProto(dims=[2**62, 2**62]), "too large to exist"),
     ],
 )
-def test_tensors_that_cannot_be_external_are_refused(
-    changes: onnx.TensorProto, reason: str, base: Path, make_external: MakeExternal
-) -> None:
+def test_tensors_that_cannot_be_external_are_refused(changes: onnx.TensorProto, reason: str, base: Path) -> None:
     tensor = make_external([("location", "w.bin")]).graph.initializer[0]
     if changes.dims:
         tensor.ClearField("dims")
@@ -160,7 +148,7 @@ def test_tensors_that_cannot_be_external_are_refused(
         resolve(tensor, base)
 
 
-def test_location_that_is_not_utf8_is_refused(base: Path, make_external: MakeExternal) -> None:
+def test_location_that_is_not_utf8_is_refused(base: Path) -> None:
     data = make_external([("location", "w.bin")]).SerializeToString().replace(b"w.bin", b"w.b\xff\xfe")
     (base / "model.onnx").write_bytes(data)
     with pytest.raises(ModelError, match="is not a plain relative path"):
@@ -215,7 +203,7 @@ def test_disk_failures_while_reading(
         read_external(model.proto.graph.initializer[0], source.parent)
 
 
-def test_no_file_descriptor_is_left_open(base: Path, make_external: MakeExternal) -> None:
+def test_no_file_descriptor_is_left_open(base: Path) -> None:
     before = len([*Path("/dev/fd").iterdir()])
     for location in LOCATIONS:
         with pytest.raises(ModelError):

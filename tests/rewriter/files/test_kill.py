@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -16,11 +15,8 @@ from rewriter.cli import main
 from rewriter.files.load import load_model
 from rewriter.files.save import staged_output
 from tests.faults.killing import killed_everywhere
-from tests.rewriter.files.conftest import answer
+from tests.rewriter.files.conftest import answer, make_external
 from tests.textmodels import SILU, mlp
-
-if TYPE_CHECKING:
-    from tests.rewriter.files.conftest import MakeExternal
 
 OLD = np.full(4096, 7, np.float32)
 NEW = np.arange(4096, dtype=np.float32)
@@ -53,9 +49,7 @@ def _prepare(directory: Path, place: str, proto: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize("work", [elsewhere, source])
-def test_previous_output_survives_a_kill_at_any_point(
-    work: Callable[[Path], None], tmp_path: Path, make_external: MakeExternal
-) -> None:
+def test_previous_output_survives_a_kill_at_any_point(work: Callable[[Path], None], tmp_path: Path) -> None:
     place = work.__name__
     directories = [tmp_path / str(point) for point in range(POINTS)]
     for directory in directories:

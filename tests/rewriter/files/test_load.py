@@ -4,7 +4,6 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
@@ -14,11 +13,7 @@ from onnx import TensorProto
 
 from rewriter.errors import ModelError
 from rewriter.files.load import MAX_FILE, load_model, read_tensor
-from tests.rewriter.files.conftest import WEIGHTS
-
-if TYPE_CHECKING:
-    from tests.rewriter.files.conftest import MakeExternal
-
+from tests.rewriter.files.conftest import WEIGHTS, make_external
 
 # Every kind of place a tensor can hide in, small enough to cut at every byte.
 SMALL = """<ir_version: 10, opset_import: ["": 17, "local": 1]>
@@ -49,7 +44,7 @@ def test_proto_in_memory_is_used_as_it_is(inline_model: onnx.ModelProto) -> None
     assert model.size == len(inline_model.SerializeToString())
 
 
-def test_proto_in_memory_with_external_data_is_refused(make_external: MakeExternal) -> None:
+def test_proto_in_memory_with_external_data_is_refused() -> None:
     with pytest.raises(ModelError, match="pass the path of the model instead"):
         load_model(make_external([("location", "w.bin")]))
 

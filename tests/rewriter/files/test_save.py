@@ -7,7 +7,6 @@ import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -17,10 +16,7 @@ from rewriter.errors import ModelError, UsageError
 from rewriter.files.load import LoadedModel, load_model
 from rewriter.files.save import check_output, staged_output
 from tests.cases import names
-from tests.rewriter.files.conftest import WEIGHTS, answer
-
-if TYPE_CHECKING:
-    from tests.rewriter.files.conftest import MakeExternal
+from tests.rewriter.files.conftest import WEIGHTS, answer, make_external
 
 DIGEST = hashlib.sha256(WEIGHTS.tobytes()).hexdigest()[:12]
 
@@ -246,7 +242,7 @@ def test_data_with_a_second_hard_link_is_replaced(source: Path, elsewhere: Path)
     assert names(elsewhere) == {"out.onnx", data.name, "backup"}
 
 
-def test_files_of_the_same_content_become_one(source: Path, elsewhere: Path, make_external: MakeExternal) -> None:
+def test_files_of_the_same_content_become_one(source: Path, elsewhere: Path) -> None:
     (source.parent / "sub").mkdir()
     (source.parent / "sub" / "v.bin").write_bytes(WEIGHTS.tobytes())
     (source.parent / "u.bin").write_bytes(bytes(8) + WEIGHTS.tobytes())

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
-import onnxruntime
 import pytest
 
 from passes.options import Options
@@ -19,6 +18,7 @@ from rewriter import heads, run_with_cache
 from rewriter.arrays import Array
 from rewriter.interpret.original import Attention
 from tests.committed import FOLDER
+from tests.headmath import tapped
 from tests.textmodels import SILU, mlp, values
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -124,17 +124,6 @@ FILES: dict[str, tuple[int, dict[str, Array]]] = {
     ),
 }
 """A file to its layers of attention, and inputs."""
-
-
-def tapped(model: onnx.ModelProto, feeds: dict[str, Array], names: list[str]) -> dict[str, Array]:
-    """The values of tensors inside a file, by onnxruntime."""
-    inside = onnx.ModelProto.FromString(model.SerializeToString())
-    del inside.graph.output[:]
-    inside.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(inside.SerializeToString(), options, ["CPUExecutionProvider"])
-    return dict(zip(names, session.run(names, feeds), strict=True))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -17,7 +17,7 @@ from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
-from tests.headmath import neurons_write, pattern_of, tapped, wide, written
+from tests.headmath import close, neurons_write, pattern_of, tapped, wide, written
 
 NAMES = {
     "silu-decoder": 44,
@@ -37,10 +37,6 @@ def attentions(index: HeadIndex) -> list[tuple[str, Attention]]:
 
 def neurons(index: HeadIndex) -> list[tuple[str, NeuronHeads]]:
     return [(each.name, each.sublayer) for each in index.sublayers if isinstance(each.sublayer, NeuronHeads)]
-
-
-def close(found: NDArray[np.floating], wanted: NDArray[np.floating], bound: float) -> None:
-    assert np.abs(found - wanted).max() <= bound * max(1.0, np.abs(wanted).max())
 
 
 @EACH_FILE

@@ -57,7 +57,6 @@ def fed(stem: str, seed: int = 0) -> dict[str, Array]:
 
 @cache
 def recorded(stem: str, seed: int = 0) -> Tensors:
-    """All tensors in numpy."""
     return tensors(doubled(stem), fed(stem, seed))
 
 

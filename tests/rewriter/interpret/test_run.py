@@ -14,19 +14,11 @@ from rewriter.interpret.run import Cached
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
 from tests.conftest import slow
-from tests.headmath import Array, neuron_pattern, projected, tapped, wide
-
-SINGLE = 3e-6
-"""Allowed relative difference of float32 results."""
+from tests.headmath import close, neuron_pattern, projected, tapped, wide
 
 
 def cached(path: Path, **options: str) -> Cached:
     return run_with_cache(path, feeds(onnx.load(path)), **options)
-
-
-def close(found: Array, wanted: Array) -> None:
-    assert found.shape == wanted.shape
-    assert np.abs(found - wanted).max() <= SINGLE * max(1.0, np.abs(wanted).max())
 
 
 @EACH_FILE

@@ -152,15 +152,15 @@ def test_write_replaces_the_file_and_leaves_nothing_else(tmp_path: Path) -> None
 def test_committed_schemas_are_those_of_the_dataclasses() -> None:
     pytest.importorskip("pydantic", reason="schemas are made with pydantic (extra dev)")
     pytest.importorskip("docstring_parser", reason="schemas are made with docstring-parser (extra dev)")
-    from tests.rewriter.report import make_schemas
+    from tools import schemas
 
-    assert make_schemas.main(["--check"]) == 0, "run: python -m tests.rewriter.report.make_schemas"
+    assert schemas.main(["--check"]) == 0, "run: python -m tools.schemas"
     # A table that names a field which went away says nothing any more.
-    made = [make_schemas.schema(cls) for cls in make_schemas.FILES.values()]
+    made = [schemas.schema(cls) for cls in schemas.FILES.values()]
     known = {
         f"{name}.{key}".rstrip(".")
         for schema in made
         for name, entry in {**schema.get("$defs", {}), schema["title"]: schema}.items()
         for key in (*entry["properties"], "")
     }
-    assert {*make_schemas.TYPES, *make_schemas.ABOUT} <= known
+    assert {*schemas.TYPES, *schemas.ABOUT} <= known

@@ -93,13 +93,6 @@ def test_alike_blocks_share_a_line_and_the_worst_output_counts() -> None:
     assert "other: silu as 16 heads over 1 bias token, exact" in lines
 
 
-def test_hostile_names(tmp_path: Path) -> None:
-    report = rewrite(mlp(SILU))
-    report = replace(report, blocks=(replace(report.blocks[0], name="a\x1b[31m\nb" + "c" * 10**6),))
-    lines = summary(report, 80)
-    assert all(line.isprintable() for line in lines)
-
-
 def test_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()

@@ -1,7 +1,8 @@
-"""One table, written by the terminal and by the page."""
+"""One table, written by the terminal and by the page, and the lines of a long run that nobody watches."""
 
 from __future__ import annotations
 
+import io
 import math
 
 import pytest
@@ -10,6 +11,7 @@ import rich.console
 from rewriter.report.html.page import shown
 from rewriter.report.tables import Cell, Column, Kind, Table, columns, written
 from rewriter.report.terminal.console import drawn
+from rewriter.report.terminal.console import shown as progress
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,28 @@ def test_the_terminal_shows_names_as_they_are() -> None:
         console.print(drawn(Table("Blocks", columns("name", "block"), (("[red]a\x1b[31m",),))))
     assert "[red]a\N{REPLACEMENT CHARACTER}[31m" in taken.get()
     assert "\x1b" not in taken.get()
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_lines_off_a_terminal() -> None:
+    clock, out = Clock(), io.StringIO()
+    console = rich.console.Console(file=out, width=40)
+    with progress(console, clock) as show:
+        show("loading", 0, 1)
+        show("running the original", 0, 1000)
+        clock.now += 9.0
+        show("running the original", 100, 1000)
+        clock.now += 6.0
+        show("proving a block with a name that is longer than the line", 250, 1000)
+        clock.now += 5.0
+        show("proving", 300, 1000)
+    assert out.getvalue().splitlines() == ["25%, proving a block with a name that is longer than the line"]

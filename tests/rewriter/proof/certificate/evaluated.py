@@ -22,7 +22,6 @@ def number(value: fmpq | float | mpmath.mpf) -> mpmath.mpf:
 
 
 def at(expression: Expression, y: fmpq | float | mpmath.mpf) -> mpmath.mpf:
-    """The value of an expression of `VARIABLE` at y."""
     values = {VARIABLE: number(y)}
     for part in ordered(expression):
         if isinstance(part.value, fmpq):

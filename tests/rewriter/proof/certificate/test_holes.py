@@ -69,7 +69,7 @@ def test_a_plan_claims_an_accuracy_that_the_user_repeats() -> None:
     assert certify(*files, accuracy=0.01).exit_status == 1
 
 
-X, XU = "float[n] x", "float[n] x, float[n] u"
+X = "float[n] x"
 MATRIX, CUBE = "float[n, 4] x", "float[b, t, 4] x"
 VARIANTS: dict[str, tuple[str, str, str]] = {
     # 01: rows of two tensors

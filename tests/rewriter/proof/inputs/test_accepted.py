@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +20,15 @@ from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.run import ModelRuns, Way
 from rewriter.proof.settings import Settings
 from tests.committed import FOLDER as MODELS
+from tests.textmodels import filled
 
 HEAD = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
 
 
 def model_of(text: str) -> onnx.ModelProto:
     """A model whose weights are random."""
-    model, rng = onnx.parser.parse_model(f"{HEAD} {text}"), np.random.default_rng(0)
-    for value in model.graph.value_info:
-        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=dims).astype(np.float32), value.name))
-    return model
+    normal = partial(np.random.default_rng(0).normal, 0.0, 1.0)
+    return filled(onnx.parser.parse_model(f"{HEAD} {text}"), normal)
 
 
 def accepted(model: onnx.ModelProto | Path, *, few: bool = False, dims: Mapping[str, int] | None = None) -> ModelRuns:
@@ -39,7 +38,7 @@ def accepted(model: onnx.ModelProto | Path, *, few: bool = False, dims: Mapping[
 
 SOUND, IMAGE = "float[batch, 4, frames] x", "float[batch, 3, height, width] x"
 PATCHES = "c = Conv<strides=[{0}, {0}]>(x, k) f = Reshape(c, flat) t = Transpose<perm=[0, 2, 1]>(f)"
-FLAT, ONE = "int64[3] flat = {0, 8, -1}", "int64[1] one = {1}"
+FLAT = "int64[3] flat = {0, 8, -1}"
 TRACED = "t = Transpose<perm=[0, 2, 1]>(x) y = Reshape(t, s)"
 CASES: Mapping[str, tuple[str, str, str, set[tuple[int, ...]]]] = {
     "positions of sound": (

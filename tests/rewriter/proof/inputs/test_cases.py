@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriter.errors import UsageError
 from rewriter.ort.sessions import open_session
 from rewriter.proof.inputs.cases import Case, make_cases
+from tests.textmodels import filled
 
 INT, FLOAT, BOOL = TensorProto.INT64, TensorProto.FLOAT, TensorProto.BOOL
 Declared = tuple[int, list[Any]]
@@ -208,9 +210,7 @@ def test_no_sequence_has_more_tokens_than_there_are_positions() -> None:
         { e = Gather(table, input_ids) s = Shape(input_ids) n = Gather(s, one) p = Range(zero, n, one)
           q = Gather(places, p) out = Add(e, q) }"""
     )
-    for value in model.graph.value_info:
-        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        model.graph.initializer.append(numpy_helper.from_array(np.ones(dims, np.float32), value.name))
+    filled(model, np.ones)
     session, cases = open_session(model), make_cases(model)
     assert max(session.run(case.feeds)["out"].shape[1] for case in cases) == 20
 
@@ -259,10 +259,7 @@ def genai(*, window: int = 0) -> onnx.ModelProto:
            out, kk, vv = com.microsoft.GroupQueryAttention<{sliding} num_heads = 4, kv_num_heads = 2>
                (qkv, , , k, v, last, total) }}"""
     )
-    rng = np.random.default_rng(0)
-    for value in model.graph.value_info:
-        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        model.graph.initializer.append(numpy_helper.from_array(rng.normal(size=dims).astype(np.float32), value.name))
+    filled(model, partial(np.random.default_rng(0).normal, 0.0, 1.0))
     model.graph.input.extend(helper.make_tensor_value_info(name, FLOAT, past) for name in "kv")
     model.graph.output.extend(helper.make_tensor_value_info(name, FLOAT, ["a", 2, "b", "c"]) for name in ("kk", "vv"))
     return model
@@ -356,9 +353,7 @@ def test_a_static_cache_has_the_past_that_its_positions_say() -> None:
           keys = TensorScatter<axis = 1>(key_cache_0, x, write_indices)
           out = Attention<q_num_heads = 2, kv_num_heads = 2>(x, keys, keys, , , , nonpad_kv_seqlen) }"""
     )
-    for value in model.graph.value_info:
-        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        model.graph.initializer.append(numpy_helper.from_array(np.ones(dims, np.float32), value.name))
+    filled(model, np.ones)
     session, found = open_session(model), set()
     for case in make_cases(model):
         session.run(case.feeds)

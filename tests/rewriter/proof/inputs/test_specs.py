@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from onnx import numpy_helper, parser
+from onnx import parser
 
 from rewriter.proof.inputs.specs import Inputs, InputSpec, Kind, Role
+from tests.textmodels import filled
 
 HEAD = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1, "local": 1]>'
 
 
 def specs(text: str, rest: str = "") -> tuple[dict[str, InputSpec], int | None]:
-    model = parser.parse_model(f"{HEAD} {text} {rest}")
-    for value in model.graph.value_info:  # weights whose numbers do not matter
-        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
-        model.graph.initializer.append(numpy_helper.from_array(np.zeros(dims, np.float32), value.name))
-    found = Inputs(model)
+    found = Inputs(filled(parser.parse_model(f"{HEAD} {text} {rest}")))
     return found.specs, found.longest
 
 
@@ -32,11 +28,7 @@ ROWS = {
     "else_branch = e () => (float r) { r = Gather(small, ids) }>",
     "in a function": "y = local.embed(table, ids)",
 }
-WANTED = dict.fromkeys(ROWS, 50) | {
-    "the smallest counts": 20,
-    "the other axis": 8,
-    "in a branch": 20,
-}
+WANTED = dict.fromkeys(ROWS, 50) | {"the smallest counts": 20, "the other axis": 8, "in a branch": 20}
 FUNCTION = '<domain: "local", opset_import: ["": 17]> embed (w, i) => (o) { c = Cast<to=7>(i) o = Gather(w, c) }'
 
 
@@ -105,12 +97,7 @@ ATTENTION = {
     "(q, q, q, , , , k, v, last)",
     "Attention-23": "q = MatMul(x, W) y, kk, vv = Attention<q_num_heads=8, kv_num_heads=2>(q, q, q, , k, v)",
 }
-SIZES = {
-    "packed": (2, 8),
-    "three projections": (2, 8),
-    "MultiHeadAttention": (4, 16),
-    "Attention-23": (2, 32),
-}
+SIZES = {"packed": (2, 8), "three projections": (2, 8), "MultiHeadAttention": (4, 16), "Attention-23": (2, 32)}
 
 
 @pytest.mark.parametrize("case", ATTENTION)

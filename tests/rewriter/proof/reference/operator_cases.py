@@ -234,7 +234,6 @@ OPERATORS = tuple(dict.fromkeys((case.domain, case.op_type) for case in CASES))
 
 
 def cases_of(key: tuple[str, str]) -> dict[int, list[Case]]:
-    """The cases of an operator by opset."""
     found: dict[int, list[Case]] = {}
     for case in CASES:
         for opset in case.opsets if (case.domain, case.op_type) == key else ():

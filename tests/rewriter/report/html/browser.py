@@ -96,7 +96,6 @@ class Browser:
         return answer["result"].get("value")
 
     def press(self, key: str, code: int) -> None:
-        """Press and release one key."""
         for kind in ("keyDown", "keyUp"):
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz --minutes 10`: damage models at random, and see how the rewriter ends.
+"""`python -m tools.fuzz --minutes 10`: damage models at random, and see how the rewriter ends.
 
 With `--transformers`, random transformers that are sound instead, compared with what the rewriter makes of them.
 
@@ -25,10 +25,10 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from random import Random
 
-from tests.fuzz.damage import damaged
-from tests.fuzz.random_transformers import transformer
-from tests.fuzz.seeds import committed, small
-from tests.fuzz.trial import Outcome, a_way, tried, tried_transformer
+from tools.fuzz.damage import damaged
+from tools.fuzz.random_transformers import transformer
+from tools.fuzz.seeds import committed, small
+from tools.fuzz.trial import Outcome, a_way, tried, tried_transformer
 
 _SECONDS = 180
 """Time for one trial; one that takes longer is a finding."""
@@ -71,7 +71,7 @@ def key_of(outcome: Outcome) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Damage models and rewrite them.")
+    parser = argparse.ArgumentParser(prog="python -m tools.fuzz", description="Damage models and rewrite them.")
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first trial")

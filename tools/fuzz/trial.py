@@ -27,9 +27,9 @@ from rewriter import inspect, rewrite
 from rewriter.errors import ExitStatus, ModelError, RewriteError
 from rewriter.files.load import load_model
 from rewriter.interpret.index import heads
-from tests.fuzz.random_transformers import Feeds, Transformer
 from tests.oracle import evaluate
 from tests.sabotage.oracle import difference
+from tools.fuzz.random_transformers import Feeds, Transformer
 
 UNSOUND, WRONG, MISSED, ALARM = 71, 72, 73, 74
 """Statuses of trials that no command ends with: as said above."""

@@ -1,4 +1,4 @@
-"""Which tests are left to the slow suite: `python -m tests.slow LOG` writes `tests/slow.txt` from measured durations.
+"""Which tests are left to the slow suite: `python -m tools.slow LOG` writes `tests/slow.txt` from measured durations.
 
 LOG is the output of `python -m pytest -n 2 -m 'not exports' --durations=0 --durations-min=0.05`, of both suites
 (ATTNONLY_SLOW=1) or of the default one, whose slowest tests then join those that are listed. The slowest go until the
@@ -12,13 +12,8 @@ import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
-LIST = Path(__file__).with_name("slow.txt")
+LIST = Path(__file__).parents[1] / "tests" / "slow.txt"
 _LINE = re.compile(r"\s*(?P<seconds>[\d.]+)s (?:call|setup|teardown) +(?P<test>.+)")
-
-
-def listed() -> frozenset[str]:
-    """The names of the slow tests, as pytest has them."""
-    return frozenset(LIST.read_text(encoding="utf-8").splitlines())
 
 
 def chosen(seconds: dict[str, float], share: float) -> list[str]:
@@ -41,7 +36,7 @@ def chosen(seconds: dict[str, float], share: float) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.slow", description="Write tests/slow.txt.")
+    parser = argparse.ArgumentParser(prog="python -m tools.slow", description="Write tests/slow.txt.")
     parser.add_argument("log", type=Path)
     parser.add_argument("--share", type=float, required=True, help="of the measured time, what the rest may take")
     given = parser.parse_args()
@@ -49,7 +44,7 @@ def main() -> None:
     for line in given.log.read_text(encoding="utf-8").splitlines():
         if found := _LINE.fullmatch(line.rstrip()):
             seconds[found["test"]] += float(found["seconds"])  # type: ignore[assignment]
-    names = sorted(listed() | set(chosen(dict(seconds), given.share)))
+    names = sorted({*LIST.read_text(encoding="utf-8").splitlines()} | set(chosen(dict(seconds), given.share)))
     LIST.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
 

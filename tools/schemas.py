@@ -1,6 +1,6 @@
 """The schemas of the JSON reports, made from the dataclasses that are written.
 
-    python -m tests.rewriter.report.make_schemas [--check]
+    python -m tools.schemas [--check]
 
 Types and docstrings of the dataclasses say almost everything. The tables below hold what they do not, such as the
 limits of numbers. Needs pydantic and docstring-parser (extra `dev`).

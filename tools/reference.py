@@ -1,4 +1,4 @@
-"""`python -m tests.make_reference`: the option tables of docs/reference.md, from the dataclasses that declare them."""
+"""`python -m tools.reference`: the option tables of docs/reference.md, from the dataclasses that declare them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.textmodels import ELEMENTS, text_model
 
 Feeds = dict[str, Array]
 
-_CALLED = "tests.fuzz"
+_CALLED = "tools.fuzz"
 """Domain of the functions."""
 
 _GATES = [name for name, _, _ in SPELLINGS if name not in ("square", "exp-itself")]
@@ -173,7 +173,7 @@ def _layer(writer: _Writer, x: str, size: _Size) -> tuple[str, int, str]:
     return x, mlps, f"{told}: {'; '.join(words)}"
 
 
-def _no_norm(writer: _Writer, x: str, width: int) -> str:
+def _no_norm(_writer: _Writer, x: str, _width: int) -> str:
     return x
 
 
