@@ -15,7 +15,7 @@ from passes.fit.unnamed import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
-from passes.options import DEFAULT_OPTIONS, FormOptions, Options
+from passes.options import DEFAULT_OPTIONS, LOCAL, FormOptions, Options
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.groups import spread_error
 from passes.programs.head import FACTORED
@@ -95,7 +95,7 @@ class Conversion(Heads):
     @property
     def longest(self) -> int | None:
         """The longest sequence that the form can process, None for any."""
-        return None if self.form in ("local", "compact", "masked") else self.options.positions
+        return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
 
     @property
     def widened(self) -> bool:
@@ -134,20 +134,14 @@ class Conversion(Heads):
         return None if neurons is None else neurons * len(self.program.attention)
 
 
-def decide(view: GraphView, block: Block, options: Options, *, factored: bool, quick: bool, inline: bool) -> Conversion:
-    """Choose the program and the arithmetic of `block`.
+def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion:
+    """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError where there is none.
 
-    Args:
-        view: the graph that contains the block.
-        block: the block.
-        options: the user's choices.
-        factored: whether the form takes the offsets of logits out of the exponentials (docs/decisions/0003).
-        quick: whether to choose the program with the fewest operations, not that with the fewest heads.
-        inline: write the heads out instead of calling a model-local function.
-
-    Raises:
-        LostError: there is none.
+    Form `local` takes the program with the fewest operations, and the offsets of logits out of the exponentials
+    (docs/decisions/0003). Other forms take the one with the fewest heads and keys, which cost them queries, patterns
+    and bias tokens, and write softmax as the paper does.
     """
+    factored = options.form == LOCAL
     opset, types = view.opsets.get("", 1), {block.elem_type, block.gate_type, block.value_type}
     odd = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None)
     why = ""
@@ -159,7 +153,7 @@ def decide(view: GraphView, block: Block, options: Options, *, factored: bool, q
         why = f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in"
     if why:
         raise LostError(why, block.output)
-    program = _program(block, options, quick=quick)
+    program = _program(block, options, quick=factored and options.precision == "model")
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     dtype = np.float64 if wide else np.float32
     program = program.rounded(dtype, factored=factored)

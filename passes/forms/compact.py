@@ -45,16 +45,15 @@ _LARGEST_VALUE = 2.0**20
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices; where they are something else, the linear operators stay as they are."""
-    prepared = prepare_spelled(view, conversion)
+    prepared = _as_written(prepare_softmax(view, conversion))
     try:
         return replace(prepared, projections=projections_of(view, conversion.block))
     except LostError as lost:
         return replace(prepared, by_reference=lost.miss.reason)
 
 
-def prepare_spelled(view: GraphView, conversion: Conversion) -> Conversion:
-    """The program as written, where the linear operators stay; in float32 where float64 is not needed."""
-    prepared = prepare_softmax(view, conversion)
+def _as_written(prepared: Conversion) -> Conversion:
+    """The program as written; in float32 where float64 is not needed."""
     if not prepared.widened or prepared.program.double or _beyond_float32(prepared.program):
         return prepared
     program = _narrowed(prepared.program)

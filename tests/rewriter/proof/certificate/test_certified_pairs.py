@@ -741,7 +741,7 @@ def rewritten(name: str, **options: Any) -> onnx.ModelProto:
     return report.rewritten
 
 
-WRITTEN = {"local": {}, "softmax": {"spelling": "softmax"}, "compact": {"form": "compact"}}
+WRITTEN = {"local": {}, "compact": {"form": "compact"}}
 
 
 @pytest.mark.parametrize("options", WRITTEN.values(), ids=WRITTEN)
