@@ -35,10 +35,8 @@ class Heads:
 
     Attributes:
         program: the head program, with coefficients as the form rounds them.
-        form: name of the form, a key of `passes.forms.FORMS`.
         inline: whether the heads are written out instead of calling a model-local function.
         double: whether the heads' arithmetic is float64.
-        options: the user's choices about the form.
         projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
             only the activation and keeps the operators.
         carried: bias tokens that the network's residual stream carries for the block, as its last rows; 0: it appends
@@ -63,12 +61,7 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion(Heads):
-    """A block and how it will be converted.
-
-    Attributes:
-        block: the block.
-        by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
-    """
+    """A block and how it will be converted; `by_reference` is why a form that replaces blocks keeps W1 and W2."""
 
     block: Block
     by_reference: str = ""

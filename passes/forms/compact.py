@@ -107,15 +107,9 @@ names."""
 
 
 def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tensor, own_key: OwnKey) -> Tensor:
-    """What the heads write, [batch, tokens, heads, 1], in the type of the projections.
+    """What the heads write, [batch, tokens, heads, 1], as are y and z; `b` has the type of the projections.
 
-    Args:
-        b: builds nodes in the type of the projections.
-        conversion: the block.
-        y: pre-activations, [batch, tokens, heads, 1].
-        z: what the values are multiples of, of the same shape.
-        each: the sizes batch and tokens, 1-D.
-        own_key: makes the tokens' own keys.
+    `each` are the sizes batch and tokens, 1-D.
     """
     made, groups = b.typed(conversion.compute_type), groups_of(conversion.program)
     neurons, dimension = conversion.block.neurons, max(group.dimension for group in groups)

@@ -18,7 +18,7 @@ from typing import Any, Literal, Unpack
 import onnx
 
 from passes.options import Options
-from passes.plan import Plan, apply, sublayers_only
+from passes.plan import Plan, apply
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, silent, taken
 from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationError
@@ -158,7 +158,7 @@ def _alone(unit: Unit) -> onnx.ModelProto | None:
     """A model whose heads can be cut out block by block; None if those of the result can."""
     if unit.plan.whole is not None:
         # Bias tokens that the network carries do not belong to a single block.
-        plan = sublayers_only(unit.plan)
+        plan = replace(unit.plan, whole=None)
         return made(replace(unit, planned=plan, model=apply(plan)))
     return None if unit.heads is unit.model else unit.heads
 
