@@ -97,11 +97,8 @@ def _check_exposed(options: Options) -> None:
         if odd is not None or (colon and not glob):
             what = f"unknown tensor '{odd}'" if odd is not None else "no blocks behind the colon"
             raise UsageError(f"expose is '{text}': {what}; write {', '.join(EXPOSED)}, or pattern:GLOB for some blocks")
-    if options.form not in ("compact", "masked") and options.forms.spelling != "softmax":
-        raise UsageError(
-            f"only the forms compact and masked, and local with --option spelling=softmax, can expose tensors, not "
-            f"{options.form}"
-        )
+    if options.form not in ("compact", "masked"):
+        raise UsageError(f"only the forms compact and masked can expose tensors, not {options.form}")
 
 
 class RunKeywords(TypedDict, total=False):
@@ -128,7 +125,6 @@ class RewriteKeywords(RunKeywords, total=False):
     accuracy: float | None
     domain: float | None
     max_tokens: int | None
-    spelling: str
     expose: str | Sequence[str]
     head_dim: int | None
     proof: str

@@ -361,7 +361,7 @@ def test_a_run_that_converts_nothing(path: Path, form: str) -> None:
 
 
 def test_a_run_that_converts_nothing_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(f"{rewrite.__module__}.made", lambda unit: unit.fact(Plan).model)
+    monkeypatch.setattr(f"{rewrite.__module__}.made", lambda unit: unit.plan.model)
     report = rewrite(mlp(SILU), tmp_path / "out.onnx")
     assert [row.heads for row in report.converted] == [8]
     assert report.exit_status is ExitStatus.VALIDATION_FAILED

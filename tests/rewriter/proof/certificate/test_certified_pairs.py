@@ -717,7 +717,7 @@ def rewritten(name: str, **options: Any) -> onnx.ModelProto:
     return report.rewritten
 
 
-WRITTEN = {"local": {}, "softmax": {"spelling": "softmax"}}
+WRITTEN: dict[str, dict[str, str]] = {"local": {}}
 WRITTEN |= {form: {"form": form} for form in ("compact", "masked", "maskless")}
 
 
