@@ -143,16 +143,6 @@ class CompareKeywords(RunKeywords, total=False):
     bisect: bool
 
 
-class BenchKeywords(RunKeywords, total=False):
-    """The options of `rewriter.bench`."""
-
-    tokens: int | Sequence[int]
-    batch: int
-    past: int
-    repeat: int
-    threads: int
-
-
 def taken(given: Mapping[str, Any], *kinds: type) -> Iterator[dict[str, Any]]:
     """The keywords that are options of each of some dataclasses.
 
