@@ -147,7 +147,6 @@ def bench(
 def _rows(
     files: Mapping[str, Path | bytes], provider: str, threads: int, cases: Sequence[Case], repeat: int, run: Run
 ) -> Iterator[TimeRow]:
-    """All models, the original first, on one provider."""
     with run.step("measure", f"loading on {provider}"), started(files, provider, threads) as processes:
         for case in cases:
             progress = partial(run.progress, f"measuring {case.name} on {provider}")
@@ -177,7 +176,6 @@ def _check_inputs(models: Mapping[str, LoadedModel]) -> None:
 
 
 def _file(model: LoadedModel) -> Path | bytes:
-    """What a process loads."""
     if model.mapped:
         raise UsageError("the weights of a model are links of a cache; copy it with `cp -rL`, and measure the copy")
     if model.path is None and model.file_size >= _LARGEST:

@@ -111,7 +111,7 @@ def rewrite(
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):
         unit = run_passes(split(sequence)[1], unit)
-        rewritten, alone = made(unit), _alone(unit)
+        rewritten, alone = unit.model, _alone(unit)
     if not keeps_signature(source.proto, rewritten, unit.fact(AddedOutputs).names):
         raise ValidationError(
             "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
@@ -126,13 +126,8 @@ def rewrite(
     models = source, rewritten, lowered, apart
     report = _finished(run, report, models, claims, wanted, out, force=force, run_models=not certified)
     if report.in_memory is not None:
-        report = replace(report, in_memory=like(model, source.complete(made(unit))))
+        report = replace(report, in_memory=like(model, source.complete(unit.model)))
     return run.finish(report)
-
-
-def made(unit: Unit) -> onnx.ModelProto:
-    """The model that the passes made."""
-    return unit.model
 
 
 def _planned(
@@ -162,7 +157,7 @@ def _alone(unit: Unit) -> onnx.ModelProto | None:
     if unit.fact(Plan).whole is not None:
         # Bias tokens that the network carries do not belong to a single block.
         plan = sublayers_only(unit.fact(Plan))
-        return made(unit.having(plan, model=apply(plan)))
+        return unit.having(plan, model=apply(plan)).model
     heads = unit.stages[MlpToAttention.name]
     return None if heads is unit.model else heads
 

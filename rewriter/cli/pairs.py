@@ -70,14 +70,13 @@ def validate(original: Path, rewritten: Path, **options: Any) -> int:
 @click.argument("b", type=_model)
 @click.option("--graph-only", is_flag=True, help="Compare the files, run nothing.")
 @_RUN
-@declared_options(CompareOptions, only=("atol", "rtol"))
 @_SHOWN
 def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
     """Compare two models: operators, nodes, metadata, weights bit for bit, and what they compute.
 
-    Nodes are matched by name and by structure, so a renamed node does not count as different. Outputs are judged as
-    by `rewrite validate`. Two different graphs may compute the same, so the outputs decide the exit status, and the
-    graphs only where nothing is run.
+    Nodes are matched by name and by structure, so a renamed node does not count as different. Outputs are judged as by
+    `rewrite validate`, which also takes a tolerance. Two different graphs may compute the same, so the outputs decide
+    the exit status, and the graphs only where nothing is run.
     """
     from rewriter import diff as compare
 
@@ -87,7 +86,6 @@ def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
 def _compared(
     compare: Callable[..., Comparison], a: Path, b: Path, *, report: Path | None, verbose: bool, **options: Any
 ) -> int:
-    """Compare two models, print and write what was found."""
     check_report(report, (a, b))
     from rewriter.report.terminal.comparison import show_comparison
 

@@ -112,11 +112,7 @@ class Process:
     known: dict[str, Any] = field(default_factory=dict)
 
     def turn(self, feeds: Feeds | None, seconds: float) -> float:
-        """The median seconds of a run, as `take`; with None on the inputs of the last turn.
-
-        Raises:
-            ValidationError: the model does not run.
-        """
+        """The median seconds of a run, as `take`, or ValidationError; with None on the inputs of the last turn."""
         return float(self.ask((feeds, seconds))["seconds"])
 
     def ask(self, request: object) -> dict[str, Any]:
@@ -139,13 +135,7 @@ class Process:
 def started(models: Mapping[str, Path | bytes], provider: str, threads: int = 0) -> Iterator[dict[str, Process]]:
     """Processes that have loaded models, by name; they are killed at the end of the block.
 
-    Args:
-        models: files, or their bytes.
-        provider: the execution provider.
-        threads: threads per operator; 0 for onnxruntime's default.
-
-    Raises:
-        ValidationError: onnxruntime cannot load a model.
+    ValidationError where onnxruntime cannot load one; `threads` are those per operator, 0 for onnxruntime's default.
     """
     with ExitStack() as stack:
         yield {name: stack.enter_context(_started(name, (each, provider, threads))) for name, each in models.items()}

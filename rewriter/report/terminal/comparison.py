@@ -72,7 +72,6 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
 
 
 def _guilty_table(faults: Sequence[Part]) -> Table:
-    """The guilty parts."""
     heads = (*columns("text", "part", "up to"), *columns("error", "error", "allowed"), Column("what differs there"))
     rows: list[Row] = []
     for fault in faults:
@@ -83,8 +82,6 @@ def _guilty_table(faults: Sequence[Part]) -> Table:
 
 
 def _show_graphs(console: Console, found: GraphDifference) -> None:
-    """All tables and lines about the files."""
-
     def short(text: str | None) -> str | None:
         return text and shortened(text, _PLAIN_TEXT)
 
