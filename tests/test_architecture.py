@@ -40,11 +40,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "rewriter/files/": ("rewriter.files", "rewriter.graph", *_BASE),
     "rewriter/ort/": ("rewriter.ort", *_GROUND),
     "rewriter/proof/": ("rewriter.proof", "rewriter.ort", *_GROUND),
-    "rewriter/timing/": ("rewriter.timing", "rewriter.ort", *_GROUND),
     "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/report/": (
         "rewriter.report",
-        "rewriter.timing",
         "rewriter.compare",
         "rewriter.proof",
         "rewriter.files",

@@ -123,12 +123,12 @@ def rewrite(
     models = source, rewritten, lowered, apart
     report = _finished(run, report, models, claims, wanted, out, force=force, run_models=not certified)
     if report.in_memory is not None:
-        report = replace(report, in_memory=like(model, source.complete(made(unit))))
+        report = replace(report, in_memory=like(model, source.complete(unit.model)))
     return run.finish(report)
 
 
 def made(unit: Unit) -> onnx.ModelProto:
-    """The model that the passes made."""
+    """The model that the passes made; tests plant errors here."""
     return unit.model
 
 
