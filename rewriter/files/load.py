@@ -65,7 +65,7 @@ class LoadedModel:
     """A checked model and where it came from.
 
     Attributes:
-        proto: the model; external data is not loaded, initializers keep their references.
+        proto: the model; large external data is not loaded.
         path: absolute path of the file, as given (a link is not followed); None for a proto in memory.
         base_dir: directory that external data is resolved in, `path.parent` or the cache directory that its links
             stay in; None for a proto in memory.
@@ -288,10 +288,7 @@ def external_bytes(references: tuple[ExternalRef, ...]) -> int:
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
-    """Read the values of one tensor of a model, inline or external, after checking it again.
-
-    Returns:
-        An array with the tensor's dims and element type (`ml_dtypes` for bfloat16, float8 and 4-bit types).
+    """Read one tensor of a model, inline or external, after checking it again; narrow types are those of `ml_dtypes`.
 
     Raises:
         ModelError: the data does not match the dims, or the data file was replaced by something that
@@ -317,22 +314,12 @@ def _values(tensor: onnx.TensorProto, base_dir: Path | None) -> np.ndarray:
     check_inline(tensor)
     try:
         return onnx.numpy_helper.to_array(tensor)
-    except (
-        ValueError,
-        TypeError,
-        OverflowError,
-    ) as error:
-        # Such as a string that is not valid UTF-8.
+    except (ValueError, TypeError, OverflowError) as error:  # such as a string that is not valid UTF-8
         raise ModelError(f"tensor {name} holds values outside its element type; export the model again") from error
 
 
 def self_contained(source: LoadedModel) -> onnx.ModelProto:
-    """A copy of a model with all weights inline.
-
-    Raises:
-        UsageError: the model has 2 GiB or more, which no model in memory can have.
-        ModelError: weights cannot be read.
-    """
+    """A copy of a model with all weights inline. Raises UsageError for 2 GiB or more, ModelError for bad data."""
     if source.size > MAX_FILE:
         raise UsageError(f"the model has {source.size / 2**30:.1f} GiB; a model in memory can have less than 2")
     result = deepcopy(source.complete(source.proto))
@@ -346,11 +333,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:
-    """Parse the bytes of a model file, or `content` in their place; `what` is how messages call the model.
-
-    Raises:
-        ModelError: the bytes are no model; the message says what they look like.
-    """
+    """Parse the bytes of a model file, or `content` in their place. Raises ModelError, saying what they look like."""
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content or data)
     except DecodeError as error:

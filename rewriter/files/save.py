@@ -94,13 +94,7 @@ class StagedModel:
 
 @contextmanager
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
-    """Write a model beside OUT, for the caller to check and `commit`.
-
-    Args:
-        proto: the model to write, without the fallbacks of the source; its external references are those of it.
-        out: the output path.
-        source: the model that `proto` was made from.
-        force: whether an existing OUT may be replaced.
+    """Write a model that was built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
 
     Raises:
         UsageError: `out` breaks a rule of `check_output`, or the disk refuses (full, read-only, quota).

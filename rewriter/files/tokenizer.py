@@ -90,11 +90,7 @@ def _visible(text: str) -> str:
 
 
 def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
-    """Token ids in words: by a `tokenizer.json`, or as numbers without one.
-
-    Raises:
-        UsageError: the package tokenizers is missing, or it does not read the file.
-    """
+    """Token ids in words: by a `tokenizer.json`, or as numbers without one. Raises UsageError as `open_tokenizer`."""
     if tokenizer is None:
         return str
     opened = open_tokenizer(tokenizer)

@@ -24,7 +24,8 @@ from onnx import TensorProto
 
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
 from rewriter.graph.edit import drop_dead
-from rewriter.graph.fused import MICROSOFT, Writer, with_parts
+from rewriter.graph.elementwise import MICROSOFT
+from rewriter.graph.fused import Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs
@@ -139,11 +140,7 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
-    """The nodes that an operator of the tables above stands for.
-
-    Raises:
-        LostError: it does something that the definition leaves out.
-    """
+    """The nodes that define an operator. Raises LostError if it does something that the definition leaves out."""
     written = _Written(node, types, opset)
     if key_of(node) not in DEFINITIONS:
         linear = node.op_type == "LinearAttention"
@@ -257,16 +254,10 @@ class _Written(Writer):
     def attended(
         self, query: str, key: str, value: str, shared: int, bias: str = "", seen: str = "", sink: str = ""
     ) -> str:
-        """What heads make of queries, keys and values by head.
+        """What heads compute from queries, keys and values by head, `shared` heads of queries with each of the keys.
 
-        Args:
-            query: queries.
-            key: keys.
-            value: values.
-            shared: how many heads of queries share one of keys and values.
-            bias: what is added to scores; empty for nothing.
-            seen: whether a query sees a key; empty for always.
-            sink: a score beside those of the keys, of any query; empty for none.
+        `bias` is added to scores, `seen` says whether a query sees a key, and `sink` is a score beside those of the
+        keys; each may be empty.
         """
         key, value = (self.repeated(each, shared) for each in (key, value))
         scale = self.float(self.number("scale", 0.0))
@@ -416,11 +407,7 @@ class _Written(Writer):
         self.outputs(self.joined(made), *([self.put("Concat", *both, axis=0)] if both else []))
 
     def masked(self, sides: Sequence[str], shared: int, pasts: Sequence[str]) -> tuple[str, str, str]:
-        """What heads make of queries, keys and values by head, of which queries see those that a mask keeps.
-
-        Returns:
-            z by head, and keys and values with the cache.
-        """
+        """z by head, where queries see the keys that a mask keeps; and keys and values with the cache."""
         (query, *fresh), past = sides, pasts[0]
         keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""

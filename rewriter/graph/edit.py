@@ -25,13 +25,9 @@ so new constants become Constant nodes."""
 
 @dataclass(frozen=True)
 class Replacement:
-    """The nodes that replace what makes a tensor.
+    """New nodes, in topological order, that produce `output` in place of a region.
 
     Attributes:
-        output: the tensor that the region produces; the new nodes produce a tensor of the same name.
-        nodes: the new nodes, in topological order.
-        initializers: constants of the new nodes.
-        functions: model-local functions that the new nodes call.
         further: replacements elsewhere in the same graph that must be applied together with this one.
         exposed: new tensors that become outputs, if the graph is the main one.
     """

@@ -27,7 +27,6 @@ class Cut:
     Attributes:
         inputs: the tensors that the caller asked to start from, then other operands that do not depend on them, such
             as a shape computed elsewhere.
-        outputs: the tensors that the part ends at.
         nodes: indices of its nodes, in graph order.
     """
 
@@ -76,12 +75,8 @@ def extract(
 ) -> onnx.ModelProto:
     """The part as a model with the opsets, IR version and functions of `model`, and only the weights it needs.
 
-    Args:
-        model: the model that `view` indexes.
-        view: the graph that `part` was cut from.
-        part: the part.
-        read: maps an initializer of `model` to the one of the result.
-        elem_type: declared element type of inputs that type inference knows nothing about; 0 declares none.
+    `read` maps an initializer of `model` to that of the part. `elem_type` is declared for inputs of unknown type; 0
+    declares none.
     """
     result = onnx.ModelProto(ir_version=model.ir_version)
     result.opset_import.extend(model.opset_import)
@@ -127,17 +122,13 @@ def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProt
 # -- consecutive parts, so that a model can run without holding all of its weights ----------------------------------
 #
 # Each part reads only graph inputs and outputs of earlier parts, and together they compute what the graph computes.
-# Constant subexpressions are duplicated into every part that reads them, so that onnxruntime sees a constant there. A
-# node whose weights alone exceed the bound forms a part by itself.
+# Constant subexpressions are duplicated into every part that reads them, so that onnxruntime sees a constant there.
 
 
 def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]:
-    """Split what `wanted` needs of a graph into parts of at most `limit` bytes of weights, unless one node needs more.
+    """Split what `wanted` needs of a main graph into parts of at most `limit` bytes of weights.
 
-    Args:
-        view: the main graph of a model.
-        wanted: tensors that the parts must output.
-        limit: bound on the weights of a part, in bytes.
+    A node that needs more is a part by itself.
     """
     ends = [name for name in dict.fromkeys(wanted) if name not in view.inputs]
 

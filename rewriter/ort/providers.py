@@ -33,14 +33,13 @@ class Provider:
     Attributes:
         name: the name that users write.
         kernel_set: onnxruntime's name for it.
-        package: the package that provides it.
         needs: what must be there for it to start.
         float64: whether it computes in float64; one that rounds to float32 is used only if the user names it.
         coarse: operators whose float64 kernels nevertheless round to float32.
         finds_data: whether it finds the external data of a model that is not loaded from a file.
         defaults: values of options where this tool differs from onnxruntime.
         options: the options it takes; onnxruntime judges their values. Those that take more than a word are left out.
-        given: the options that the user gave.
+        given: the options that the user gave, with their values.
     """
 
     name: str
@@ -121,12 +120,7 @@ def parse_provider(text: str) -> Provider:
 
 
 def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
-    """The distinct providers to use, as text; if none is named, all that work.
-
-    Raises:
-        ProviderError: a provider is unknown or does not start.
-        UsageError: an option is wrong.
-    """
+    """The distinct providers to use, as text; if none is named, all that work. Raises as `require_provider`."""
     chosen = dict.fromkeys(require_provider(text).text for text in texts)
     return tuple(chosen) or available_providers()
 
@@ -152,12 +146,7 @@ def require_provider(text: str) -> Provider:
 
 @functools.cache
 def load_onnxruntime() -> Any:
-    """Import onnxruntime and silence its log.
-
-    Raises:
-        MemoryError: its libraries do not fit into the memory that this process may have.
-        ProviderError: it is missing or broken.
-    """
+    """Import onnxruntime and silence its log. Raises ProviderError, or MemoryError where its libraries do not fit."""
     try:
         with _quiet_stderr():  # the import itself may log devices, before the severity can be set
             import onnxruntime

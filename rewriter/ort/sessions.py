@@ -36,7 +36,6 @@ class Session:
     """A loaded model.
 
     Attributes:
-        inputs: names of the inputs.
         outputs: names of the outputs, in the order of the graph, each once.
         load_seconds: how long onnxruntime took to read, optimise and place the model.
         cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU, as
@@ -61,14 +60,9 @@ class Session:
     ) -> dict[str, Any]:
         """Run the model once.
 
-        Args:
-            feeds: maps inputs to arrays; bfloat16 as `ml_dtypes.bfloat16`.
-            outputs: names of the outputs to compute; all by default.
-            over: results of another run: memory of their shapes is filled before outputs are written into it, so that
-                what is never written shows. onnxruntime refuses that for shapes that the file does not declare.
-
-        Returns:
-            Maps outputs to arrays; a sequence is a list, a map the list of its keys and values, a missing value None.
+        bfloat16 is `ml_dtypes.bfloat16`; a sequence becomes a list, a map the list of its keys and values, a missing
+        value None. `over` are results of another run: memory of their shapes is filled before outputs are written into
+        it, so that what is never written shows. onnxruntime refuses that for shapes that the file does not declare.
 
         Raises:
             ValidationError: onnxruntime rejected the inputs or failed.
@@ -137,13 +131,12 @@ def open_session(
 
     Args:
         model: the file, the protobuf (below 2 GB) or its bytes.
-        provider: the execution provider, with options if any; nodes without a kernel there run on the CPU.
-        optimise: whether to apply onnxruntime's default graph optimisation, or none at all.
+        provider: with options if any; nodes without a kernel there run on the CPU.
+        optimise: apply onnxruntime's default graph optimisation, or none at all.
         base_dir: directory of the external data of a protobuf or of bytes.
-        prepack: let kernels copy weights into a layout of their own; otherwise external weights stay in the page cache.
-        spin: behave as onnxruntime does by default, which is only useful where time is measured: idle threads spin, and
-            the memory of a run is kept for the next one.
-        threads: number of threads per operator; by default one per core, which a small model does not repay.
+        prepack: let kernels copy weights into their own layout; otherwise external weights stay in the page cache.
+        spin: as onnxruntime by default, for measured time only: idle threads spin, and memory is kept between runs.
+        threads: per operator; by default one per core, which a small model does not repay.
 
     Raises:
         ProviderError: the execution provider is not available.

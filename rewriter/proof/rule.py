@@ -44,7 +44,6 @@ class Judgement:
     """One output of two models, over all cases.
 
     Attributes:
-        name: the output.
         error: ||B - A|| / ||A|| of the case that uses most of what is allowed.
         rounding: what rounding amounts to in the original there, in the same unit.
         allowed: the largest error that the rule allows there.
@@ -80,15 +79,11 @@ def compared(
     rewritten: Results,
     tolerance: tuple[float, float] | None = None,
 ) -> Judgement:
-    """Apply the rule to one output.
+    """Apply the rule to one output, or an element of a sequence, which not every case need have.
 
-    Args:
-        name: the output, or an element of a sequence; not every case need have it.
-        original: the original's results without optimisation, case by case.
-        variants: results of the original that differ by rounding alone: with optimisation, with noise.
-        rewritten: the results to be judged.
-        tolerance: (atol, rtol) in place of the rule, for floats: |B - A| <= atol + rtol |A| for every entry that is
-            finite; then errors are in the output's units.
+    `variants` are results of the original that differ by rounding alone: with optimisation, with noise. A `tolerance`
+    (atol, rtol) replaces the rule for floats: |B - A| <= atol + rtol |A| for every finite entry; errors are then in the
+    output's units.
     """
     places = [name in case for case in original]
     if [name in case for case in rewritten] != places:

@@ -70,7 +70,6 @@ class ProviderRun:
         cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
             shapes, which onnxruntime leaves there on purpose.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
-        failures: outputs that differ: on which input, and where.
     """
 
     compared: Mapping[str, Judgement]
@@ -89,7 +88,6 @@ class Validation:
         certificate: what was proved for every input; None if the models could not be compared at all.
         providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
         blocks: the tests of the blocks that are not certified, in graph order.
-        cases: the inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
         failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
         unproved: what a rewriting has to prove and did not, without a counterexample.
@@ -138,11 +136,7 @@ class Judge:
     """Judges a rewritten model against its original.
 
     Attributes:
-        original: the specification.
-        rewritten: what is judged.
         claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
-        settings: inputs and providers.
-        progress: called with (activity, steps done, total steps).
         lowered: the form of the original whose tensors the claims name, if that is not the original itself. That it
             computes what the original does is shown too.
         alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are judged in
