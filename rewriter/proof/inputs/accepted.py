@@ -30,8 +30,8 @@ from rewriter.proof.settings import LARGE, Settings
 
 _ROUNDS, _AT_ONCE = 6, 12
 """How often sizes are tried, and how many in one session."""
-_LARGEST, _ROWS = 2**21, 4
-"""Number of elements, and of rows, that are tried at most."""
+_LARGEST, _ROWS = 2**22, 4
+"""Number of elements of all inputs, and of rows, that are tried at most."""
 _SETTING = (1, 17, 0)
 _SIDES = (Kind.HEIGHT, Kind.WIDTH)
 
@@ -94,7 +94,7 @@ def run_accepted(
         reasons = dict(each.split(": ", 1) for each in run(named, ways[:1], wide=False).skipped)
         return [reasons.get(case.name, "") for case in named]
 
-    for sizes in _Search(maker, refusals).found():
+    for sizes in _SizeSearch(maker, refusals).found():
         accepted |= {case.name: case for case in make_cases(model, **making, kinds=sizes)}
     if not accepted:
         raise ValidationError(
@@ -134,7 +134,7 @@ Point = tuple[int, ...]
 """The size of each group of kinds of dimensions."""
 
 
-class _Search:
+class _SizeSearch:
     """Tries sizes, with one row and without a past."""
 
     def __init__(self, maker: Maker, refusals: Refusals) -> None:
@@ -154,11 +154,11 @@ class _Search:
         for _ in range(_ROUNDS):
             point = max(self._accepted(trials), key=math.prod, default=None)
             if point is not None:
-                changed = [place for place, size in enumerate(point) if size != self._start[place]]
+                changed = {kind for kind, size in self._sizes(point).items() if size != self._sizes(self._start)[kind]}
                 others = [self._scaled(point, share) for share in (0.5, 2, 4, 8)]
                 smaller = [each for each in others if each not in self._tried and min(each) > 0]
                 found = sorted((point, *self._accepted(smaller)), reverse=True)
-                return [{kind: each[at] for at in changed for kind in self._groups[at]} for each in found[:2]]
+                return [{kind: self._sizes(each)[kind] for kind in changed} for each in found[:2]]
             # Another node refuses these: one size may be right by now, and the next one is wrong.
             known = {_read(self._tried[base])[0] for base in bases}
             bases += [each for each in trials if _read(self._tried[each])[0] not in known][:1]
@@ -172,10 +172,7 @@ class _Search:
 
     def _accepted(self, points: Sequence[Point]) -> Iterator[Point]:
         """Try sizes."""
-        cases = []
-        for point in points:
-            sizes = {kind: size for kinds, size in zip(self._groups, point, strict=True) for kind in kinds}
-            cases.append(self._maker.at(sizes).case(_SETTING))
+        cases = [self._at(point).case(_SETTING) for point in points]
         self._tried.update(zip(points, self._refusals(cases), strict=True))
         yield from (point for point in points if not self._tried[point])
 
@@ -196,10 +193,16 @@ class _Search:
     def _fits(self, point: Point) -> bool:
         """Whether sizes are small enough, or smaller than the usual ones."""
         elements, usual = (
-            math.prod(n ** len(k) for n, k in zip(p, self._groups, strict=True)) for p in (point, self._start)
+            sum(map(math.prod, self._at(each).sizes(_SETTING)[0].values())) for each in (point, self._start)
         )
         rows = dict(zip(self._groups, point, strict=True)).get((Kind.BATCH,), 1)
-        return 0 < elements <= max(_LARGEST, usual) and rows <= _ROWS
+        return min(point) > 0 and elements <= max(_LARGEST, usual) and rows <= _ROWS
+
+    def _at(self, point: Point) -> Maker:
+        return self._maker.at(self._sizes(point))
+
+    def _sizes(self, point: Point) -> dict[Kind, int]:
+        return {kind: size for kinds, size in zip(self._groups, point, strict=True) for kind in kinds}
 
 
 def _but(point: Point, place: int) -> Point:
