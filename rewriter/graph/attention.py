@@ -25,7 +25,7 @@ from onnx import TensorProto
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
 from rewriter.graph.edit import drop_dead
 from rewriter.graph.elementwise import MICROSOFT
-from rewriter.graph.fused import Writer, with_parts
+from rewriter.graph.fused import PRODUCTS, Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs
@@ -218,11 +218,9 @@ class _Written(Writer):
         return next(filter(None, kinds))
 
     def float(self, number: float) -> str:
-        """A number of the type of what it computes."""
         return self.constant(number, self.kind)
 
     def part(self, tensor: str, axis: int, start: int, stop: int) -> str:
-        """Entries `start` to `stop` along an axis."""
         return self.put("Slice", tensor, *(self.constant([each]) for each in (start, stop, axis)))
 
     def size(self, tensor: str, axis: int) -> str:
@@ -230,11 +228,9 @@ class _Written(Writer):
         return self.part(self.put("Shape", tensor), 0, axis, axis + 1)
 
     def axis(self, tensor: str, *axes: int) -> str:
-        """With further axes of length 1."""
         return self.along("Unsqueeze", tensor, axes)
 
     def along(self, operator: str, tensor: str, axes: Sequence[int], **attributes: Any) -> str:
-        """An operator along axes."""
         if self.opset < _AXES_AS_INPUT:
             return self.put(operator, tensor, axes=axes, **attributes)
         return self.put(operator, tensor, self.constant(axes), **attributes)
@@ -309,7 +305,6 @@ class _Written(Writer):
         )
 
     def grouped(self) -> None:
-        """GroupQueryAttention."""
         given = self.given
         heads, groups = (integer_of(self.node, name, 0) for name in ("num_heads", "kv_num_heads"))
         if integer_of(self.node, "causal", 1) != 1:
@@ -442,14 +437,10 @@ class _Written(Writer):
 
     def added(self) -> None:
         """SkipLayerNormalization and its kind: a sum, and the norm of it."""
-        centred = self.node.op_type == "SkipLayerNormalization"
-        given, after = self.node.input, 3 + centred
-        biases = [name for name in given[after : after + 1] if name]  # of what optimisers put first
-        total = self.put("Add", self.put("Add", given[0], *biases) if biases else given[0], given[1])
-        norm = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
-        scales = [name for name in given[2:after] if name]
-        made = self.put(norm, total, *scales, axis=-1, epsilon=self.number("epsilon", 1e-12))
-        self.outputs(made, "", "", total)
+        parts = PRODUCTS[key_of(self.node)](self.node)
+        if parts is None:
+            raise self.lost("how its mean and deviation are computed is not known")
+        self.nodes.extend(parts)
 
     def embedded(self) -> None:
         """EmbedLayerNormalization: the norm of a sum of rows of tables, and how many tokens a mask keeps."""
@@ -479,7 +470,6 @@ class _Written(Writer):
         return self.put("Reshape", numbers, self.constant([blocks[0], -1]), name="weight")
 
     def product(self) -> None:
-        """MatMulNBits."""
         made = self.put("MatMul", self.node.input[0], self.put("Transpose", self.weight(), perm=[1, 0]))
         self.outputs(self.put("Add", made, self.node.input[5]) if any(self.node.input[5:]) else made)
 
@@ -496,7 +486,6 @@ class _Written(Writer):
         self.outputs(made if alpha == 1.0 else self.put("Mul", made, self.float(alpha)))
 
     def rows(self) -> None:
-        """GatherBlockQuantized: rows of a table."""
         packed, place, scales, zeros = [*self.node.input, ""][:4]
         axes = [integer_of(self.node, "gather_axis", 0), integer_of(self.node, "quantize_axis", 1)]
         blocks = [each for each in self.types.get(scales, TensorType.UNKNOWN).shape or () if isinstance(each, int)]

@@ -6,7 +6,7 @@ A block of a large model can then be run, and proved, in the memory of one block
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
@@ -15,9 +15,6 @@ import onnx
 
 from rewriter.graph.view import GraphView, needed
 from rewriter.graph.walk import reads
-
-ReadTensor = Callable[[onnx.TensorProto], onnx.TensorProto]
-"""Returns the initializer to put into the part, such as a copy with its bytes inline."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +68,11 @@ def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> 
 
 
 def extract(
-    model: onnx.ModelProto, view: GraphView, part: Cut, read: ReadTensor, *, elem_type: int = onnx.TensorProto.FLOAT
+    model: onnx.ModelProto, view: GraphView, part: Cut, *, elem_type: int = onnx.TensorProto.FLOAT
 ) -> onnx.ModelProto:
     """The part as a model with the opsets, IR version and functions of `model`, and only the weights it needs.
 
-    `read` maps an initializer of `model` to that of the part. `elem_type` is declared for inputs of unknown type; 0
-    declares none.
+    `elem_type` is declared for inputs of unknown type; 0 declares none.
     """
     result = onnx.ModelProto(ir_version=model.ir_version)
     result.opset_import.extend(model.opset_import)
@@ -86,7 +82,7 @@ def extract(
     for index in part.nodes:
         graph.node.append(view.nodes[index])
     needed = {name for node in graph.node for name in reads(node)} | set(part.outputs)
-    graph.initializer.extend(read(view.initializers[name]) for name in sorted(needed) if name in view.initializers)
+    graph.initializer.extend(view.initializers[name] for name in sorted(needed) if name in view.initializers)
     graph.input.extend(_value(view, name, elem_type) for name in part.inputs if name in needed)
     graph.output.extend(_value(view, name) for name in part.outputs)
     return result

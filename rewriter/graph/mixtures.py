@@ -79,12 +79,10 @@ class _Mixture(Writer):
 
     @cached_property
     def given(self) -> Mapping[str, str]:
-        """The operands that it has."""
         return {key: name for key, name in zip(EXPERTS[key_of(self.node)], self.node.input, strict=False) if name}
 
     @cached_property
     def activation(self) -> bytes:
-        """The name of its activation."""
         return next((each.s for each in self.node.attribute if each.name == "activation_type"), b"relu")
 
     @cached_property
@@ -156,7 +154,6 @@ class _Mixture(Writer):
     # -- the nodes -------------------------------------------------------------------------------------------------
 
     def written(self) -> Sequence[onnx.NodeProto]:
-        """All nodes."""
         given, last = self.given, self.constant([-1])
         hidden, kind = self.sizes["fc2"][1], self.weights[given["fc1"]].data_type
         if self.node.op_type == "QMoE":
@@ -197,7 +194,6 @@ class _Mixture(Writer):
         return self.put("Add", data, self.put("Unsqueeze", self.put("Cast", bias, to=kind), self.constant([1])))
 
     def activated(self, data: str, kind: int) -> str:
-        """The activation of every expert's neurons."""
         if self.activation == b"relu":
             return self.put("Relu", data)
         if self.activation == b"gelu":

@@ -106,5 +106,5 @@ class Side:
 
     def extracted(self, part: Cut, path: Path = (), elem_type: int = 0) -> LoadedModel:
         """A part of a graph as a model; weights stay where they are. `elem_type` is that of inputs of unknown type."""
-        proto = extract(self.model.proto, self.views[path], part, lambda tensor: tensor, elem_type=elem_type)
+        proto = extract(self.model.proto, self.views[path], part, elem_type=elem_type)
         return LoadedModel(proto, None, self.model.base_dir, (), 0)

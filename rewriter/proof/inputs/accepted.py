@@ -22,11 +22,10 @@ from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case, Maker, States, Texts, make_cases
-from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.run import ModelRuns, Way, open_model, run_model
-from rewriter.proof.settings import LARGE, Settings
+from rewriter.proof.settings import LARGE, Settings, spelled
 
 _ROUNDS, _AT_ONCE = 6, 12
 """How often sizes are tried, and how many in one session."""
@@ -171,7 +170,6 @@ class _SizeSearch:
         return tuple(size if size == usual else min(int(size * share), max(size, usual)) for size, usual in pairs)
 
     def _accepted(self, points: Sequence[Point]) -> Iterator[Point]:
-        """Try sizes."""
         cases = [self._at(point).case(_SETTING) for point in points]
         self._tried.update(zip(points, self._refusals(cases), strict=True))
         yield from (point for point in points if not self._tried[point])

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from rewriter.errors import UsageError
 from rewriter.graph.types import declared_types
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import Given, spelled
 from rewriter.proof.inputs.specs import numpy_type
+from rewriter.proof.settings import Given, spelled
 from rewriter.text import one_line, quoted
 
 _ONLY = "the given inputs"

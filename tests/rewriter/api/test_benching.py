@@ -13,8 +13,7 @@ import pytest
 from rewriter import UsageError, bench, rewrite
 from rewriter.api.benching import inputs_of
 from rewriter.files.load import load_model
-from rewriter.proof.inputs.given import as_given
-from rewriter.proof.settings import Settings
+from rewriter.proof.settings import Settings, as_given
 from rewriter.timing import BenchOptions
 from rewriter.timing.measure import Process, Turn, measure
 from tests.committed import FOLDER
