@@ -73,11 +73,7 @@ class StagedModel:
         return self._renaming and not os.path.lexists(self.path)
 
     def commit(self) -> None:
-        """Rename the staged file to OUT, atomically and durably. A second call does nothing.
-
-        Raises:
-            UsageError: OUT meanwhile breaks a rule of `check_output`, or the rename failed.
-        """
+        """Rename the staged file to OUT, atomically and durably. A second call does nothing. Raises UsageError."""
         if self.committed:
             return
         # The proof may have taken hours since the first check; someone may have created OUT.

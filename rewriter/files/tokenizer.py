@@ -37,8 +37,7 @@ TokenText = Callable[[int], str]
 def open_tokenizer(tokenizer: Any) -> Any:
     """A `tokenizers.Tokenizer` without padding and truncation; from a `tokenizer.json`, a folder with one, or a copy.
 
-    Raises:
-        UsageError: `tokenizers` is not installed, or the tokenizer cannot be read.
+    Raises UsageError where `tokenizers` is not installed, or cannot read it.
     """
     try:
         from tokenizers import Tokenizer

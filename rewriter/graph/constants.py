@@ -196,11 +196,7 @@ def computed(
     versions: Mapping[str, int],
     constants: Sequence[onnx.TensorProto] = (),
 ) -> list[Any]:
-    """What nodes, in topological order, compute from known tensors, by onnx's reference evaluator.
-
-    Raises:
-        Exception: of any kind, for nodes that nothing would run.
-    """
+    """What nodes, in topological order, compute from known tensors, by onnx's evaluator. Raises any Exception."""
     from onnx.reference import ReferenceEvaluator  # slow to import
 
     helper = onnx.helper

@@ -133,10 +133,8 @@ def inlined(model: onnx.ModelProto, only: Collection[Name] | None = None) -> onn
     """A copy of the model without its local functions, or without those in `only`.
 
     Functions that import another operator set stay, and all of them if a call passes an attribute on that may be absent
-    while the function that is called has a default for it: onnx cannot inline that.
-
-    Raises:
-        RuntimeError: one of `only` cannot be inlined.
+    while the function that is called has a default for it: onnx cannot inline that. Raises RuntimeError where that
+    concerns one of `only`.
     """
     copy = deepcopy(model)
     # onnx leaves out an attribute that a call does not give, default or not.

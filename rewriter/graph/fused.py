@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import key_of
-from rewriter.graph.walk import all_graphs
+from rewriter.graph.walk import all_graphs, own_names
 
 Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
 """Gives the nodes that an operator stands for; None for one that stays as it is."""
@@ -106,10 +106,7 @@ def with_parts(
 
 def names_in(model: onnx.ModelProto) -> set[str]:
     """The names of all tensors."""
-    graphs = list(all_graphs(model.graph))
-    found = {each.name for graph in graphs for each in (*graph.input, *graph.initializer)}
-    found |= {sparse.values.name for graph in graphs for sparse in graph.sparse_initializer}
-    return found | {name for graph in graphs for node in graph.node for name in node.output}
+    return set[str]().union(*map(own_names, all_graphs(model.graph)))
 
 
 def apart(

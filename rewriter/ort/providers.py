@@ -94,9 +94,7 @@ PROVIDERS = (
 def parse_provider(text: str) -> Provider:
     """Parse `NAME` or `NAME:KEY=VALUE,...`, without checking whether the provider works.
 
-    Raises:
-        ProviderError: there is no provider of that name.
-        UsageError: it does not have an option, or the option does not take a value.
+    Raises ProviderError for an unknown name, UsageError for an unknown option or a bad value.
     """
     name, colon, rest = text.partition(":")
     known = next((provider for provider in PROVIDERS if name in (provider.name, provider.kernel_set)), None)
@@ -131,12 +129,7 @@ def available_providers() -> tuple[str, ...]:
 
 
 def require_provider(text: str) -> Provider:
-    """Parse a provider and check that it works.
-
-    Raises:
-        ProviderError: there is no such provider, or no session starts on it; the message says what to install.
-        UsageError: an option is wrong.
-    """
+    """Parse a provider and check that it works. Raises as `parse_provider`, and ProviderError if no session starts."""
     provider = parse_provider(text)
     reason = _obstacle(provider)
     if reason is not None:
@@ -184,25 +177,19 @@ def _start(ort: Any, provider: Provider) -> str | None:
         ort.preload_dlls()  # finds the CUDA libraries of pip packages
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }'
+    )
     try:
-        product = onnx.helper.make_node("MatMul", ["x", "x"], ["y"])
-        model = model_of(product, ("x", onnx.TensorProto.FLOAT), ("y", onnx.TensorProto.FLOAT), [2, 2])
-        session = ort.InferenceSession(model, options, providers=provider.onnxruntime, enable_fallback=0)
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=provider.onnxruntime, enable_fallback=0
+        )
         if provider.kernel_set not in session.get_providers():
             return "onnxruntime fell back to the CPU"
         session.run(None, {"x": np.ones((2, 2), np.float32)})
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no base class
         return one_line(error, 160)
     return None
-
-
-def model_of(node: onnx.NodeProto, given: tuple[str, int], made: tuple[str, int], shape: list[int] | None) -> bytes:
-    """A model of one node, from name and element type of its input and its output."""
-    x, y = (onnx.helper.make_tensor_value_info(*each, shape) for each in (given, made))
-    graph = onnx.helper.make_graph([node], "tiny", [x], [y])
-    opset = onnx.helper.make_opsetid("", 17)
-    data: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
-    return data
 
 
 @contextlib.contextmanager

@@ -63,23 +63,14 @@ class Settings:
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings with default providers filled in.
-
-    Raises:
-        ProviderError: a provider is unknown or does not start.
-        UsageError: options contradict each other, or this system does not support them.
-    """
+    """The settings with default providers filled in. Raises as `require_provider`."""
     from rewriter.ort.providers import chosen_providers
 
     return replace(settings, providers=chosen_providers(settings.providers))
 
 
 def as_given(inputs: Inputs) -> Given:
-    """What a caller passes as `inputs`, in one of two forms.
-
-    Raises:
-        UsageError: it is neither a path nor arrays by name.
-    """
+    """What a caller passes as `inputs`, in one of two forms. Raises UsageError for anything else."""
     if isinstance(inputs, (str, os.PathLike)):
         return Path(inputs)
     cases = (inputs,) if isinstance(inputs, Mapping) else tuple(inputs)

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,8 @@ def run_accepted(
 
     `beside` is the file that a tokenizer may lie beside, by default the original's; `options` are those of `run_model`.
 
-    Raises:
-        UsageError: the inputs do not fit the model, none can be made, or it accepts none of those that were given.
-        ValidationError: the original cannot be loaded, or accepts nothing.
+    Raises UsageError for inputs that do not fit the model, ValidationError where it does not load or accepts none.
     """
-    model = side.model.proto
 
     def run(cases: Sequence[Case], ways: Sequence[Way] = ways, **changed: Any) -> ModelRuns:
         try:
@@ -67,7 +65,7 @@ def run_accepted(
             raise ValidationError(f"{what}: {error}") from error
 
     if settings.inputs is not None:
-        runs = run(load_cases(settings.inputs, model))
+        runs = run(load_cases(settings.inputs, side.model.proto))
         if not runs.cases:
             what = f"{spelled(settings.inputs)}: the original model runs on none of these inputs"
             raise UsageError(f"{what}: {runs.skipped[0]}")
@@ -76,14 +74,13 @@ def run_accepted(
     texts = sample_tokens(beside)
     making: dict[str, Any] = {"seed": settings.seed, "dims": settings.dims, "most": most, "texts": texts}
     making["states"] = _encoder(beside, texts) if beside is not None and texts else None
-    cases = make_cases(model, **making, full=full, few=few)
-    runs = run(cases)
+    make = partial(make_cases, side.model.proto, full=full, **making)
+    runs = run(make(few=few))
     if few and runs.skipped:
-        cases = make_cases(model, **making, full=full)
-        runs = run(cases)
+        runs = run(make())
     if not runs.skipped:
         return runs
-    maker, accepted = Maker(model, **making), {case.name: case for case in runs.cases}
+    maker, accepted = Maker(side.model.proto, **making), {case.name: case for case in runs.cases}
     shapes = {name: values.shape for name, values in maker.case(_SETTING).feeds.items()}
     if any(shapes == {name: values.shape for name, values in case.feeds.items()} for case in runs.cases):
         return runs  # otherwise what it accepts may be a single token, which fits any length
@@ -94,11 +91,11 @@ def run_accepted(
         return [reasons.get(case.name, "") for case in named]
 
     for sizes in _SizeSearch(maker, refusals).found():
-        accepted |= {case.name: case for case in make_cases(model, **making, kinds=sizes)}
+        accepted |= {case.name: case for case in make_cases(side.model.proto, kinds=sizes, **making)}
     if not accepted:
         raise ValidationError(
-            f"the original model runs on none of the {len(cases)} inputs tried, nor at other sizes; give some with "
-            f"--inputs, or sizes with --dim ({runs.skipped[0]})"
+            f"the original model runs on none of the {len(runs.skipped)} inputs tried, nor at other sizes; give some "
+            f"with --inputs, or sizes with --dim ({runs.skipped[0]})"
         )
     return runs if len(accepted) == len(runs.cases) else run(tuple(accepted.values()))
 
