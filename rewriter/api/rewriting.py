@@ -81,13 +81,15 @@ def rewrite(
     """
     of_rewriting, of_proof = taken(options, Options, Settings)
     choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
+    certified = validate == "certificate"
+    if certified and (settings.inputs is not None or settings.providers or settings.dims):
+        raise UsageError("--certificate-only runs no model: leave out --inputs, --provider and --dim")
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
         unfit = {"passes": passes, "--force": force, "--inputs": settings.inputs, "--expose": choices.forms.expose}
         one = next((name for name, given in unfit.items() if given), None)
         if one is not None:
             raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
         return _folder(Path(model), output, options, progress or silent, dry_run=dry_run, validate=validate)
-    certified = validate == "certificate"
     if validate and not certified and not dry_run:
         settings = checked(settings)
     arrange = passes or (lambda each: each)

@@ -25,9 +25,8 @@ from passes.record import Record
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, check_known, options_of, values_of
-from rewriter.proof.inputs.given import Inputs as GivenInputs
-from rewriter.proof.inputs.given import as_given
-from rewriter.proof.settings import Settings
+from rewriter.proof.settings import Inputs as GivenInputs
+from rewriter.proof.settings import Settings, as_given
 from rewriter.proof.validate import Progress
 from rewriter.report.report import Report
 from rewriter.text import clean

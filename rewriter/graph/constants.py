@@ -91,11 +91,7 @@ class Constants:
         return value if value.size <= _SMALL and value.dtype.kind not in "OUS" else None
 
     def numbers(self, tensor: str) -> list[int]:
-        """The elements of a constant as integers.
-
-        Raises:
-            LostError: as `of`, or an element depends on an unknown size.
-        """
+        """The elements of a constant as integers. Raises LostError as `of`, or for an unknown size."""
         value = np.asarray(self.of(tensor)).reshape(-1)
         if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float64)).all():
             raise LostError("it depends on a size that is not known", tensor)
@@ -200,18 +196,7 @@ def computed(
     versions: Mapping[str, int],
     constants: Sequence[onnx.TensorProto] = (),
 ) -> list[Any]:
-    """What nodes make of known tensors, by onnx's reference evaluator.
-
-    Args:
-        nodes: in an order in which they can be run.
-        values: the tensors that they read.
-        outputs: the tensors that are asked for.
-        versions: operator sets by domain.
-        constants: initializers that they read as well.
-
-    Raises:
-        Exception: of any kind, for nodes that nothing would run.
-    """
+    """What nodes, in topological order, compute from known tensors, by onnx's evaluator. Raises any Exception."""
     from onnx.reference import ReferenceEvaluator  # slow to import
 
     helper = onnx.helper

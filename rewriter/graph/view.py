@@ -42,8 +42,6 @@ class Miss:
     """Why something was not found in a graph.
 
     Attributes:
-        reason: words that a user can act on.
-        node: where it failed.
         kind: `domain`: only the range of the pre-activations is missing; `attention`: it is attention.
     """
 
@@ -53,11 +51,7 @@ class Miss:
 
 
 class LostError(Exception):
-    """A tensor cannot be followed or computed.
-
-    Attributes:
-        miss: why, and at which node.
-    """
+    """A tensor cannot be followed or computed: `miss` says why, and at which node."""
 
     def __init__(self, reason: str, node: str, kind: Literal["", "domain"] = "") -> None:
         super().__init__(reason)
@@ -84,7 +78,7 @@ class GraphView:
             all of its initializers as inputs: IR version 3 required that and exporters kept the habit, so it does not
             mean that the weights are meant to be replaced.
         inputs: names of the graph's inputs, without those that only declare an initializer.
-        types: maps a tensor to its element type and shape, as far as inference knows them.
+        types: of a tensor, as far as inference knows them.
         opsets: maps an operator domain to its version; the default domain is the empty string.
     """
 

@@ -68,10 +68,6 @@ class InputSpec:
     """One graph input that has no default.
 
     Attributes:
-        name: its name.
-        dtype: its numpy element type.
-        shape: its dimensions; each a number, a symbolic name, or None.
-        role: its role.
         kinds: what each axis counts.
         rows: its numbers are below this: the rows of the smallest table that it indexes; None if nothing bounds them.
         sizes: an axis to the size that its readers need.

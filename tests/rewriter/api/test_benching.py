@@ -14,8 +14,7 @@ from rewriter import UsageError, bench, rewrite
 from rewriter.api.benching import inputs_of
 from rewriter.files.load import load_model
 from rewriter.ort.timing import Feeds, Process, measure
-from rewriter.proof.inputs.given import as_given
-from rewriter.proof.settings import Settings
+from rewriter.proof.settings import Settings, as_given
 from tests.committed import FOLDER
 from tests.textmodels import SILU, mlp, text_model
 
