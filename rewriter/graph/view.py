@@ -170,7 +170,9 @@ class GraphView:
             if name in ends or node is None or node.op_type not in through:
                 yield name
                 continue
-            fresh = [each for each in dict.fromkeys(node.input) if each and each not in seen]
+            # Of what CastLike reads second, only the type counts.
+            operands = node.input[:1] if node.op_type == "CastLike" else node.input
+            fresh = [each for each in dict.fromkeys(operands) if each and each not in seen]
             seen.update(fresh)
             pending += fresh
 
