@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 import onnx
 
-from rewriter.graph.constants import Constants, Read, small
+from rewriter.graph.constants import AnyArray, Constants, Read, small
 from rewriter.graph.types import Dim, TensorType, type_of
 from rewriter.graph.view import GraphView, LostError
 
@@ -49,14 +49,19 @@ class Shapes:
     """The shapes of one view; callers may add to `known`. `values` are computed from constants and shapes."""
 
     def __init__(
-        self, view: GraphView, symbols: Mapping[str, int], unknown: int | None = None, read: Read = small
+        self,
+        view: GraphView,
+        symbols: Mapping[str, int],
+        unknown: int | None = None,
+        read: Read = small,
+        given: Mapping[str, AnyArray] | None = None,
     ) -> None:
-        """Give symbolic dimensions the sizes in `symbols`, and all others `unknown`."""
+        """Give symbolic dimensions the sizes in `symbols`, all others `unknown`, and inputs the values `given`."""
         self.view = view
         self.known: dict[str, Sizes] = {}
         self._symbols, self._unknown = dict(symbols), unknown
         self._noted: dict[str, Sizes] = {}
-        self.values = Constants(view, read, self.of)
+        self.values = Constants(view, read, self.of, given)
 
     def of(self, tensor: str) -> Sizes | None:
         """The shape of a tensor, None where its rank is unknown."""

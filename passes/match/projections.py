@@ -319,6 +319,8 @@ class _Reader:
             own = tensor == block.output and self._same_rank(block, tensor)
             shapes = self._shape_nodes(tensor) if own else set()
             readers = set(self._view.consumers.get(tensor, ())) - shapes
+            if self._packed:  # nothing is replaced: a CastLike that reads its type alone may stay
+                readers = {at for at in readers if not self._view.reads_type(at, tensor)}
             if len(readers) != 1 or tensor in self._view.outputs:
                 raise LostError("something else reads the activation's output", tensor)
             if tensor == block.output:

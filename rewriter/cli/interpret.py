@@ -204,8 +204,13 @@ def heads(
     written += "" if page is None else f", page written to {page}"
     last = f"{total} heads in {len(found.sublayers)} sublayers, {len(found)} tensors{written}"
     if not found.sublayers:
-        reason = "what there is is not understood" if found.missed else "the model has no attention and no MLP block"
-        _echo([*lines, f"rewrite: no heads were found: {reason}"], STANDARD)
+        kinds = [miss.kind == "attention" for miss in found.missed if miss.kind == "attention" or miss.node]
+        counts = (kinds.count(True), "attention layer"), (kinds.count(False), "MLP block")
+        lost = " and ".join(counted(*each) for each in counts if each[0])
+        reason = f"; {lost} {'is' if len(kinds) == 1 else 'are'} listed above with the reason"
+        if not kinds:
+            reason = ", for the reason above" if found.missed else ": the model has no attention and no MLP block"
+        _echo([*lines, f"rewrite: no heads were found{reason}"], STANDARD)
         return int(ExitStatus.NOTHING_TO_CONVERT)
     _echo((*lines, last), report)
     return int(ExitStatus.CONVERTED)

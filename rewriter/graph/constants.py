@@ -33,7 +33,7 @@ _DEPTH = 64
 
 COMPUTED = SAME_NUMBERS | {
     *(name for domain, name in elementwise.OPERATORS if not domain),
-    *("Transpose", "Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear"),
+    *("Transpose", "Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear", "ScatterElements"),
 }
 """Operators of ONNX whose output is not larger than their operands."""
 
@@ -51,10 +51,18 @@ def small(tensor: onnx.TensorProto) -> AnyArray:
 class Constants:
     """Computes constants of one view, which must not change meanwhile; only small ones are kept."""
 
-    def __init__(self, view: GraphView, read: Read = small, sizes: Sizes = lambda _: None) -> None:
+    def __init__(
+        self,
+        view: GraphView,
+        read: Read = small,
+        sizes: Sizes = lambda _: None,
+        given: Mapping[str, AnyArray] | None = None,
+    ) -> None:
+        """Compute with weights as `read` has them, `sizes` of tensors, and `given` values of inputs."""
         self._view = view
         self._read = read
         self._sizes = sizes
+        self._given = given or {}
         self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
 
     def __contains__(self, tensor: str) -> bool:
@@ -119,6 +127,8 @@ class Constants:
         return known
 
     def _computed(self, tensor: str, depth: int, *, wide: bool) -> AnyArray:
+        if tensor in self._given:
+            return self._given[tensor]
         if tensor in self._view.overridable:
             raise LostError("a caller may override it", tensor)
         if tensor in self._view.initializers:
