@@ -39,7 +39,6 @@ _STEP = 1e-2
 _POINTS = 16
 SPELLINGS: Mapping[str, Mapping[str, Any]] = {
     "local": {},
-    "softmax": {"spelling": "softmax"},
     "compact": {"form": "compact"},
     "masked": {"form": "masked"},
 }

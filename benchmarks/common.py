@@ -1,6 +1,6 @@
 """Shared by the benchmarks: interleaved timing, the environment, results as JSON, tables.
 
-Times on a shared machine drift, so nothing is compared across runs (`rewriter.timing.measure`). Models are timed in
+Times on a shared machine drift, so nothing is compared across runs (`rewriter.ort.timing`). Models are timed in
 processes of their own by `rewriter.bench`; `interleaved` is for other tasks.
 """
 
@@ -21,7 +21,7 @@ import click
 
 from rewriter.errors import ProviderError
 from rewriter.ort.providers import require_provider
-from rewriter.timing.measure import rounds
+from rewriter.ort.timing import rounds
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

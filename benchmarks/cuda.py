@@ -27,18 +27,16 @@ from benchmarks.performance.subjects import SUBJECTS, Subject
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.api.benching import inputs_of
-from rewriter.errors import UsageError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import load_onnxruntime, require_provider
+from rewriter.ort.timing import Feeds, Ratio, ratio, rounds, take
 from rewriter.proof.settings import Settings
 from rewriter.text import one_line
-from rewriter.timing import BenchOptions
-from rewriter.timing.measure import Feeds, Ratio, Turn, ratio, rounds, take
 
 PAST = 128
 """Tokens in the key-value cache of a decoding step, for models that have one."""
 
-_TURN, _WARM = 0.05, 0.01
+_TURN = 0.05
 _NAMES = ("original", "rewritten", "control")
 
 Label = tuple[str, str, str]
@@ -203,12 +201,8 @@ def _settings(path: Path, tokens: Sequence[int]) -> Iterator[tuple[str, int, Fee
     """Mode, length and inputs: each prefill, and one decoding step, with a cache if the model takes one."""
     proto = load_model(path).proto
     for length in tokens:
-        yield "prefill", length, inputs_of(proto, BenchOptions(tokens=(length,)), Settings())[0][1]
-    try:
-        ((_, step),) = inputs_of(proto, BenchOptions(tokens=(1,), past=PAST), Settings())
-    except UsageError:
-        ((_, step),) = inputs_of(proto, BenchOptions(tokens=(1,)), Settings())
-    yield "decode", 1, step
+        yield "prefill", length, inputs_of(proto, Settings(), (length,))[0].feeds
+    yield "decode", 1, inputs_of(proto, Settings(), (1,), past=PAST)[0].feeds
 
 
 def _measured(pair: tuple[Path, Path], on: str, feeds: Feeds, repeat: int, *, graphs: bool) -> dict[str, list[float]]:
@@ -219,7 +213,7 @@ def _measured(pair: tuple[Path, Path], on: str, feeds: Feeds, repeat: int, *, gr
     found: dict[str, list[float]] = {side: [] for side in _NAMES}
     for order in rounds(_NAMES, repeat):
         for side in order:
-            found[side].append(float(np.median(take(sessions[side], feeds, Turn(None, _TURN, _WARM)))))
+            found[side].append(take(sessions[side], feeds, _TURN))
     return found
 
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks.forms`: time and memory of each form against the length of the sequence.
 
-Time: one MLP in every form beside the original, each in its own process (`rewriter.timing`), as medians and ratios; a
+Time: one MLP in every form beside the original, each in its own process (`rewriter.ort.timing`): medians and ratios; a
 second process of the original gives the noise. Memory: the peak of one run in a process of its own
 (`benchmarks.memory`). Writes tables and a JSON file.
 """
@@ -21,7 +21,7 @@ from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
 from benchmarks.memory import available, peak_bytes
 from passes.forms import FORMS
 from rewriter import rewrite
-from rewriter.timing.measure import Ratio, Start, all_started, measure, ratio
+from rewriter.ort.timing import Ratio, measure, ratio, started
 
 ORIGINAL, CONTROL = "original", "control"
 _MEGABYTE = 2**20
@@ -107,7 +107,7 @@ def time_rows(shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats
     model = mlp(shape, random_weights())
     built = {form: _built(model, form, max(tokens)) for form in forms}
     models = {ORIGINAL: model, CONTROL: model, **built}
-    with all_started({name: Start(each.SerializeToString(), "cpu", 0) for name, each in models.items()}) as processes:
+    with started({name: each.SerializeToString() for name, each in models.items()}, "cpu") as processes:
         for length in tokens:
             x = np.random.default_rng(0).normal(0.0, 1.0, (1, length, shape.width)).astype(np.float32)
             seconds = measure(processes, {"hidden_states": x}, repeats)

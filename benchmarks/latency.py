@@ -18,7 +18,7 @@ import onnx
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, GATED, Shape, decoder, mlp, random_weights
 from rewriter import bench, rewrite
-from rewriter.timing.measure import Ratio
+from rewriter.ort.timing import Ratio
 
 PARTS = {"model": decoder, "mlp": mlp}
 

@@ -26,7 +26,7 @@ from benchmarks.kinds import nodes_of
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.ort.sessions import open_session
-from rewriter.timing.measure import Ratio, ratio
+from rewriter.ort.timing import Ratio, ratio
 
 ORIGINAL, CONTROL = "original", "control"
 _HEADS, _FIRST = "/heads/", "h.0."

@@ -22,8 +22,8 @@ from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
+from rewriter.ort.timing import Ratio, ratio
 from rewriter.proof.inputs.cases import make_cases
-from rewriter.timing.measure import Ratio, ratio
 
 
 @dataclass(frozen=True)

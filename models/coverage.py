@@ -43,6 +43,8 @@ LABELS = {
 
 MOST_PROCESSES = 2
 
+UNMENTIONED = "`heads` does not mention it"
+
 WIDENED_TOLERANCE = 2.0**-8
 """Tolerance for bfloat16 files that run in float32, relative to the largest output: one unit of bfloat16."""
 
@@ -226,9 +228,9 @@ def _indexed(path: Path, outcome: Outcome) -> Outcome:
     found = sum(isinstance(each.sublayer, Attention) for each in index.sublayers)
     if found == outcome.attention:
         return replace(outcome, found=found)
-    reasons = tuple(f"{miss.reason} ({miss.node})" for miss in index.missed)
+    reasons = (f"{miss.reason} ({miss.node})" for miss in index.missed)
     lost = tuple(each for each in reasons if "attention" in each or ".attn" in each)
-    return replace(outcome, found=found, lost=lost or reasons or ("no reason is given",))
+    return replace(outcome, found=found, lost=lost or (UNMENTIONED,))
 
 
 def agrees_widened(original: Path, rewritten: Path, hints: Hints) -> bool:

@@ -59,11 +59,8 @@ TOKENS = 128
 class FormCost:
     """One block in one form: arithmetic on sizes, no weight is read.
 
-    Attributes:
-        form: a key of `passes.forms.FORMS`.
-        heads: attention heads of each sublayer.
-        keys: keys against which each query is scored.
-        pattern_bytes: the pattern of all heads at once; most forms compute it in chunks, `local` never stores it.
+    `heads` are those of each sublayer. `pattern_bytes` is the pattern of all heads at once; most forms compute it in
+    chunks, `local` never stores it.
     """
 
     form: str
@@ -77,9 +74,6 @@ class BlockAccount:
     """One MLP block, whether converted or left.
 
     Attributes:
-        name: the block.
-        d_model: width of its input, None where unknown.
-        d_ff: its number of neurons.
         parameters: number of elements of its weights, those of all experts.
         share: its share of the multiply-adds of the model's linear operators for one token.
         heads: heads of the chosen form; None for a block that is left.
@@ -102,13 +96,10 @@ class Accounting:
     """The whole model.
 
     Attributes:
-        blocks: the MLP blocks, converted ones first.
         head_dimension: d_head of the model's own attention, None where it was not found.
-        attention_heads: heads per sublayer of that attention.
         share: the blocks' total share of the multiply-adds of linear operators.
         remaining: nonlinear operators (neither softmax nor normalisation) that remain after conversion, and how many;
             they include the elementwise products of gates that `--gate product` keeps.
-        tokens: N, for which the costs of the forms are stated.
     """
 
     blocks: tuple[BlockAccount, ...]
@@ -127,13 +118,7 @@ class Accounting:
 
 
 def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS) -> Accounting:
-    """The accounting of a plan.
-
-    Args:
-        plan: the plan.
-        head_dimension: d_head; by default that of the model's own attention.
-        tokens: N, for which costs are stated.
-    """
+    """The accounting of a plan; costs are for N = `tokens`, and d_head by default that of the model's own attention."""
     heads, found = own_attention(plan.views, plan.recognised)
     d_head = head_dimension or found
     operators = {view.path: Dataflow(view, Constants(view)).operators for view in plan.views}

@@ -15,7 +15,7 @@ from passes.fit.unnamed import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
-from passes.options import DEFAULT_OPTIONS, FormOptions, Options
+from passes.options import DEFAULT_OPTIONS, LOCAL, FormOptions, Options
 from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.groups import spread_error
 from passes.programs.head import FACTORED
@@ -35,10 +35,8 @@ class Heads:
 
     Attributes:
         program: the head program, with coefficients as the form rounds them.
-        form: name of the form, a key of `passes.forms.FORMS`.
         inline: whether the heads are written out instead of calling a model-local function.
         double: whether the heads' arithmetic is float64.
-        options: the user's choices about the form.
         projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
             only the activation and keeps the operators.
         carried: bias tokens that the network's residual stream carries for the block, as its last rows; 0: it appends
@@ -63,12 +61,7 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion(Heads):
-    """A block and how it will be converted.
-
-    Attributes:
-        block: the block.
-        by_reference: why the linear operators stay, in forms that otherwise replace the whole block.
-    """
+    """A block and how it will be converted; `by_reference` is why a form that replaces blocks keeps W1 and W2."""
 
     block: Block
     by_reference: str = ""
@@ -95,7 +88,7 @@ class Conversion(Heads):
     @property
     def longest(self) -> int | None:
         """The longest sequence that the form can process, None for any."""
-        return None if self.form in ("local", "compact", "masked") else self.options.positions
+        return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
 
     @property
     def widened(self) -> bool:
@@ -134,20 +127,14 @@ class Conversion(Heads):
         return None if neurons is None else neurons * len(self.program.attention)
 
 
-def decide(view: GraphView, block: Block, options: Options, *, factored: bool, quick: bool, inline: bool) -> Conversion:
-    """Choose the program and the arithmetic of `block`.
+def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion:
+    """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError where there is none.
 
-    Args:
-        view: the graph that contains the block.
-        block: the block.
-        options: the user's choices.
-        factored: whether the form takes the offsets of logits out of the exponentials (docs/decisions/0003).
-        quick: whether to choose the program with the fewest operations, not that with the fewest heads.
-        inline: write the heads out instead of calling a model-local function.
-
-    Raises:
-        LostError: there is none.
+    Form `local` takes the program with the fewest operations, and the offsets of logits out of the exponentials
+    (docs/decisions/0003). Other forms take the one with the fewest heads and keys, which cost them queries, patterns
+    and bias tokens, and write softmax as the paper does.
     """
+    factored = options.form == LOCAL
     opset, types = view.opsets.get("", 1), {block.elem_type, block.gate_type, block.value_type}
     odd = next((elem_type for elem_type in sorted(types) if elem_type not in ARITHMETIC), None)
     why = ""
@@ -159,7 +146,7 @@ def decide(view: GraphView, block: Block, options: Options, *, factored: bool, q
         why = f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in"
     if why:
         raise LostError(why, block.output)
-    program = _program(block, options, quick=quick)
+    program = _program(block, options, quick=factored and options.precision == "model")
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     dtype = np.float64 if wide else np.float32
     program = program.rounded(dtype, factored=factored)

@@ -14,12 +14,14 @@ DEFAULT_MAX_TOKENS = 512
 _USUAL_HEAD_DIMENSION = 64
 """d_head where the model's own attention is not found."""
 
+LOCAL = "local"
+"""The form that takes the offsets of logits out of the exponentials, and programs with the fewest operations."""
+
 WHOLE = "whole"
 """The form of a network: blocks of form `maskless` on one stream, which the network's own heads read too."""
 
-FORM_NAMES = ("local", "compact", "masked", "maskless", "staged", WHOLE)
-"""The keys of `passes.forms.FORMS`, repeated here because the forms import this module, and `WHOLE`; a test compares
-both."""
+FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)
+"""The keys of `passes.forms.FORMS`, repeated here because the forms import this module; a test compares both."""
 
 EXPOSED = ("q", "scores", "pattern", "z")
 """Tensors of a sublayer that can be outputs of the model."""
@@ -36,17 +38,10 @@ class FormOptions:
         metavar="N",
         least=1,
     )
-    spelling: str = option(
-        "fused",
-        "Form local: evaluate softmax fused with what follows, or write an operator Softmax over stacked scores.",
-        choices=("fused", "softmax"),
-        see="forms.md#softmax-in-form-local",
-        rare=True,
-    )
     expose: tuple[str, ...] = option(
         (),
         "Make tensors of the heads outputs: q, scores, pattern or z, as pattern,z or pattern:GLOB for some blocks "
-        "(forms compact and masked, and --option spelling=softmax; repeatable).",
+        "(forms compact and masked; repeatable).",
         metavar="NAMES[:GLOB]",
         see="forms.md#tensors-as-outputs",
     )
@@ -89,7 +84,7 @@ class Options:
         reached: largest measured |y| by pre-activation; used if `domain` is None.
     """
 
-    form: str = option("local", "How heads become nodes.", choices=FORM_NAMES, see="forms.md")
+    form: str = option(LOCAL, "How heads become nodes.", choices=FORM_NAMES, see="forms.md")
     scope: str = option(
         "mlp",
         "Convert MLP blocks, or every elementwise activation of a linear operator's output.",

@@ -19,7 +19,7 @@ from passes.match.blocks import QUANTISING, Block, Finder, Left
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
 from passes.options import WHOLE, Options
-from passes.recognise import Made, Recognised, inline_values, recognise
+from passes.recognise import Recognised, inline_values, recognise
 from passes.record import with_record
 from passes.whole.route import Whole, unfit, whole_for
 from passes.whole.widen import carry_whole
@@ -45,12 +45,8 @@ class Plan:
     Attributes:
         model: the model to which the plan refers: the one that was given, or its lowered form.
         views: the indices of its graphs, the main graph first.
-        conversions: the blocks to convert, in graph order.
         left: the candidates that stay, with reasons, in graph order.
         notes: remarks on the model as a whole, such as an option that could not be followed.
-        whole: what form `whole` does, which carries the bias tokens through the network.
-        recognised: the heads of earlier runs.
-        options: what the user chose.
     """
 
     model: onnx.ModelProto
@@ -92,24 +88,6 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
     return _plan(lower(model, keep=unused, whole=recognised.functions), options, recognised) if unused else plan
 
 
-def apply(plan: Plan) -> onnx.ModelProto:
-    """A new model in which the plan is carried out; `plan.model` stays as it is."""
-    return emit(carried(plan))
-
-
-def sublayers_only(plan: Plan) -> Plan:
-    """The same plan with bias tokens in each sublayer, with which blocks can be proved one at a time."""
-    return replace(plan, whole=None)
-
-
-def carried(plan: Plan) -> Plan:
-    """The plan for the graph that carries the bias tokens; the same plan if it has no route for them."""
-    if plan.whole is None:
-        return plan
-    model, views, conversions = carry_whole(plan.model, plan.views[0], plan.whole, plan.conversions)
-    return replace(plan, model=model, views=views, conversions=conversions, whole=None)
-
-
 def _through_network(plan: Plan) -> Plan:
     """The plan of form `whole`, for the network as a whole or not at all."""
     misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
@@ -130,8 +108,11 @@ def _through_network(plan: Plan) -> Plan:
     return replace(plan, conversions=(), left=(*left, *plan.left))
 
 
-def emit(plan: Plan) -> onnx.ModelProto:
+def apply(plan: Plan) -> onnx.ModelProto:
     """A new model in which every block that the plan converts is attention heads; its metadata have the plan."""
+    if plan.whole is not None:  # the graph that carries the bias tokens first
+        model, views, conversions = carry_whole(plan.model, plan.views[0], plan.whole, plan.conversions)
+        plan = replace(plan, model=model, views=views, conversions=conversions, whole=None)
     result = deepcopy(plan.model)
     conversions = plan.conversions
     replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
@@ -160,7 +141,8 @@ def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
 def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
-    options = _with_head_dimension(chosen, views, recognised)
+    d_head = chosen.forms.head_dimension or own_attention(views, recognised)[1]
+    options = replace(chosen, forms=replace(chosen.forms, head_dimension=d_head))
     namer = Namer(_reserved(views).union(each.record.name for each in recognised.blocks))
     notes = list(recognised.notes)
     plain = _why_no_functions(model, views[0].opsets.get("", 1))
@@ -169,7 +151,9 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     left: list[Left] = []
     for view in views:
         blocks, rejected = Finder(view, namer, options).run(recognised.nodes(view))
-        left += [_already(view, each) for each in recognised.blocks if each.record.path == view.path]
+        for made in (each for each in recognised.blocks if each.record.path == view.path):
+            miss = Miss("it is attention heads already", made.record.output)
+            left.append(Left(made.record.name, view.where, made.label, "", "", miss))
         for block in blocks:
             decision = _unwanted(block, options) or convert(view, block, options, inline=inline)
             if isinstance(decision, Conversion):
@@ -184,13 +168,6 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
         notes.append(f"local functions that hold parts of blocks are inlined: {', '.join(lowered.inlined)}")
     plan = Plan(model, views, tuple(conversions), tuple(left), tuple(notes), recognised=recognised, options=chosen)
     return _through_network(plan) if conversions and options.form == WHOLE else plan
-
-
-def _with_head_dimension(options: Options, views: tuple[GraphView, ...], recognised: Recognised) -> Options:
-    """The options, with d_head of the model's own attention where the user gave none."""
-    if options.forms.head_dimension is not None:
-        return options
-    return replace(options, forms=replace(options.forms, head_dimension=own_attention(views, recognised)[1]))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
@@ -240,11 +217,6 @@ def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:
     names = (name for view in views for node in view.nodes for name in (node.name, *node.output))
     given = (name for view in views for name in (*view.initializers, *view.inputs))
     return frozenset(name.partition("/heads")[0] for name in (*names, *given) if "/heads" in name)
-
-
-def _already(view: GraphView, made: Made) -> Left:
-    name = made.record.name
-    return Left(name, view.where, made.label, "", "", Miss("it is attention heads already", made.record.output))
 
 
 def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:

@@ -47,13 +47,9 @@ class UntrueError(Exception):
 
 @dataclass(frozen=True)
 class Made:
-    """A block that is heads already.
+    """A block that is heads already: outputs of their nodes, and the local functions that they call, (domain, name).
 
-    Attributes:
-        record: what the plan says of it, which is true.
-        activation: its activation; None where only the fitted heads are known.
-        nodes: outputs of the nodes of the heads.
-        functions: the local functions that they call, (domain, name).
+    The activation is None where only the fitted heads are known.
     """
 
     record: BlockRecord
@@ -70,12 +66,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Recognised:
-    """The heads of earlier runs in a model.
-
-    Attributes:
-        blocks: the blocks that are heads, in the order of the plan.
-        notes: what was ignored, and why.
-    """
+    """The heads of earlier runs in a model; the notes say what was ignored, and why."""
 
     blocks: tuple[Made, ...] = ()
     notes: tuple[str, ...] = ()

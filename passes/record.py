@@ -53,10 +53,7 @@ class BlockRecord(Heads):
     """What a plan says of one block: what its heads compute, and what they were written from.
 
     Attributes:
-        name: the block.
-        path: the way from the main graph to the graph that contains it.
         activation: name in the table of activations, or `f` for a function that it does not name.
-        parameters: its parameters.
         bound: the claimed error over max(1, |f|): program, rounded coefficients, and naming.
         y: the pre-activation; like value and output no tensor of a file whose block has `projections`.
         output: the tensor with the activation's values.
@@ -82,13 +79,7 @@ class BlockRecord(Heads):
 
 @dataclass(frozen=True)
 class Record:
-    """A plan as a file carries it.
-
-    Attributes:
-        tool: the version of the tool that wrote it.
-        options: the options that differ from their defaults.
-        blocks: the blocks that are heads.
-    """
+    """A plan as a file carries it: the version of the tool, options that differ from their defaults, and blocks."""
 
     tool: str
     options: Mapping[str, Any]

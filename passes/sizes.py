@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 import onnx
 
-from rewriter.graph.constants import Constants, Read, small
+from rewriter.graph.constants import AnyArray, Constants, Read, small
 from rewriter.graph.types import Dim, TensorType, type_of
 from rewriter.graph.view import GraphView, LostError
 
@@ -29,11 +29,7 @@ Sizes = tuple[int | None, ...]
 
 
 def factors(size: int) -> tuple[int, int, int]:
-    """A size as number, exponent of the batch and exponent of the tokens.
-
-    Raises:
-        LostError: it is no such product, such as N + 1.
-    """
+    """A size as number, exponents of the batch and of the tokens. Raises LostError where it is none, such as N + 1."""
     powers = []
     for prime in (BATCH, TOKENS):
         powers.append(0)
@@ -50,22 +46,22 @@ def token_axes(sizes: Sizes) -> tuple[int, ...]:
 
 
 class Shapes:
-    """The shapes of one view.
-
-    Attributes:
-        known: shapes by tensor, to which callers may add those that they infer.
-        values: what can be computed from constants and shapes.
-    """
+    """The shapes of one view; callers may add to `known`. `values` are computed from constants and shapes."""
 
     def __init__(
-        self, view: GraphView, symbols: Mapping[str, int], unknown: int | None = None, read: Read = small
+        self,
+        view: GraphView,
+        symbols: Mapping[str, int],
+        unknown: int | None = None,
+        read: Read = small,
+        given: Mapping[str, AnyArray] | None = None,
     ) -> None:
-        """Give symbolic dimensions the sizes in `symbols`, and all others `unknown`."""
+        """Give symbolic dimensions the sizes in `symbols`, all others `unknown`, and inputs the values `given`."""
         self.view = view
         self.known: dict[str, Sizes] = {}
         self._symbols, self._unknown = dict(symbols), unknown
         self._noted: dict[str, Sizes] = {}
-        self.values = Constants(view, read, self.of)
+        self.values = Constants(view, read, self.of, given)
 
     def of(self, tensor: str) -> Sizes | None:
         """The shape of a tensor, None where its rank is unknown."""
@@ -115,15 +111,9 @@ class Shapes:
             return None
 
     def infer(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes]:
-        """The shapes of a node's outputs.
+        """The shapes of a node's outputs. Raises LostError where they cannot be told.
 
-        Args:
-            node: the node.
-            fixed: the number that exporters write for N where it is fixed. It means the tokens only where nothing else
-                fits.
-
-        Raises:
-            LostError: they cannot be told.
+        `fixed` is what exporters write for a fixed N. It means the tokens only where nothing else fits.
         """
         if not self.view.is_onnx(node):  # such as a fused activation in a block
             return [self.of(node.input[0]) or ()] * len(node.output)

@@ -1,4 +1,5 @@
 # The public names, and where each is; rewriter/__init__.py reads this file too, and imports a name when it is used.
+from rewriter.api.benching import Benchmark as Benchmark
 from rewriter.api.benching import bench as bench
 from rewriter.api.certifying import certify as certify
 from rewriter.api.comparing import diff as diff
@@ -27,7 +28,6 @@ from rewriter.interpret.rank import head_tokens as head_tokens
 from rewriter.interpret.run import run_with_cache as run_with_cache
 from rewriter.interpret.text import Text as Text
 from rewriter.interpret.why import why as why
-from rewriter.report.benchmark import Benchmark as Benchmark
 from rewriter.report.certification import Certification as Certification
 from rewriter.report.comparison import Comparison as Comparison
 from rewriter.report.folder import FolderReport as FolderReport

@@ -31,14 +31,9 @@ class Option:
     Attributes:
         name: keyword in Python; on the command line with dashes.
         kind: the type of its value, or of its entries if it is repeatable: bool, int, float or str; object if the
-            command line parses it in a way of its own.
-        default: its default.
-        help: what it does, in a sentence or two.
+            command line parses it specially.
         choices: the values it accepts; empty for any.
-        metavar: the name of its value in help texts.
-        least: the smallest value it accepts.
-        above: exclusive lower bound of its value.
-        below: exclusive upper bound of its value.
+        least: inclusive lower bound of its value; `above` and `below` are exclusive bounds.
         repeatable: whether it is a sequence, with one entry for each time the option is given.
         flag: name on the command line, if not derived from the keyword.
         see: page of docs/ with more about it, with an anchor if needed.
@@ -60,11 +55,7 @@ class Option:
     rare: bool = False
 
     def checked(self, value: Any) -> Any:
-        """The value; a single entry of a repeatable option becomes a tuple.
-
-        Raises:
-            UsageError: the value is not one of the choices, or out of range.
-        """
+        """The value, or UsageError where it is unfit; a single entry of a repeatable option becomes a tuple."""
         if self.repeatable:
             single = replace(self, repeatable=False)
             return tuple(map(single.checked, (value,) if isinstance(value, (str, int)) else value or ()))
@@ -82,11 +73,7 @@ class Option:
         return self.flag or f"--{self.name.replace('_', '-')}"
 
     def parsed(self, text: str | None) -> Any:
-        """The value that a text on the command line stands for; None stands for no text, which is true for a flag.
-
-        Raises:
-            UsageError: the text is no such value, or out of range.
-        """
+        """The value of a text on the command line, or UsageError; None is a flag without a value, which is true."""
         if self.kind is bool:
             if text not in _TRUTH:
                 raise UsageError(f"{self.name} is '{text}'; it must be true or false")
@@ -141,12 +128,7 @@ def options_of(kind: type) -> tuple[Option, ...]:
 
 
 def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
-    """An instance, nested dataclasses included, from keywords whose values are checked.
-
-    Raises:
-        UsageError: a value is not one of the choices, or out of range.
-        TypeError: a keyword is unknown.
-    """
+    """An instance from checked keywords; UsageError where a value is unfit, TypeError where a keyword is unknown."""
     known = {found.name: found for found in options_of(kind)}
     check_known(given, known)
     return _built(kind, {name: known[name].checked(value) for name, value in given.items()})

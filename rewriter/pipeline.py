@@ -1,72 +1,61 @@
-"""The pass pipeline: runs graph passes in order, and checks the model after each one.
+"""The passes in order, with the model checked after each one.
 
-A pass turns a `Unit` into another one. Preparing passes bring the model into an equivalent form that later passes can
-match; rewriting passes follow. The pipeline does not know what a pass does: any object with the attributes of `Pass`
-can be one. See CONTRIBUTING.md for an example in twenty lines.
+Planning is separate from applying: the passes before `MlpToAttention` make equivalent models and the `Plan`, and a dry
+run ends there. Any object with the attributes of `Pass` can run before `Lower`, or after `MlpToAttention`.
+CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import onnx
 
+from passes.options import Options
+from passes.plan import Plan, apply, make_plan
 from rewriter.errors import ModelError, UsageError, ValidationError
 from rewriter.files.soundness import check_structure
-
-Fact = TypeVar("Fact")
+from rewriter.graph.walk import all_graphs
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A model on its way through a pipeline.
+    """A model on its way through the passes.
 
     Attributes:
         model: the current model. A pass never modifies it, but makes a new one.
         read: returns the values of a tensor, external data included.
-        facts: results of earlier passes for later ones, by type.
-        stages: the model after each pass that ran, by the name of the pass.
+        planned: what `Lower` leaves.
+        heads: the model as `MlpToAttention` leaves it.
     """
 
     model: onnx.ModelProto
     read: Callable[[onnx.TensorProto], Any]
-    facts: Mapping[type, Any] = field(default_factory=dict)
-    stages: Mapping[str, onnx.ModelProto] = field(default_factory=dict)
+    planned: Plan | None = None
+    heads: onnx.ModelProto | None = None
 
-    def fact(self, kind: type[Fact]) -> Fact:
-        """The result of this type that an earlier pass left.
+    @property
+    def plan(self) -> Plan:
+        """The plan. Raises UsageError where there is none yet."""
+        if self.planned is None:
+            raise UsageError(f"pass '{MlpToAttention.name}' must come after '{Lower.name}', which has not run")
+        return self.planned
 
-        Raises:
-            LookupError: no earlier pass left one.
-        """
-        if kind not in self.facts:
-            raise LookupError(f"no pass before this one leaves a {kind.__name__}")
-        found: Fact = self.facts[kind]
-        return found
-
-    def having(self, *facts: object, model: onnx.ModelProto | None = None) -> Unit:
-        """The unit with `facts` added, and with `model` if one is given."""
-        known = {**self.facts, **{type(fact): fact for fact in facts}}
-        return replace(self, model=self.model if model is None else model, facts=known)
+    @property
+    def added(self) -> frozenset[str]:
+        """The outputs that `MlpToAttention` added behind the others, as it was asked to."""
+        made = () if self.heads is None else self.heads.graph.output[len(self.plan.model.graph.output) :]
+        return frozenset(value.name for value in made)
 
 
-@runtime_checkable
 class Pass(Protocol):
     """A graph pass; best written as a frozen dataclass, with the pass's options as fields."""
 
     @property
     def name(self) -> str:
-        """One word, unique in the pipeline."""
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """The names of passes that must have run before."""
-
-    @property
-    def prepares(self) -> bool:
-        """Whether the pass only brings the model into an equivalent form for later ones. A dry run ends after these."""
+        """One word."""
 
     def run(self, unit: Unit) -> Unit:
         """The unit after the pass."""
@@ -75,15 +64,70 @@ class Pass(Protocol):
         """Check the promises of this pass beyond those of every pass; raise AssertionError if one is broken."""
 
 
+@dataclass(frozen=True)
+class Lower:
+    """Take fused operators and local functions apart where a block needs their parts, and plan."""
+
+    options: Options
+    name = "lower"
+
+    def run(self, unit: Unit) -> Unit:
+        """Leave the plan."""
+        plan = make_plan(unit.model, self.options, unit.read)
+        return replace(unit, model=plan.model, planned=plan)
+
+    def ensures(self, unit: Unit) -> None:
+        """Nothing beyond a valid model: the proof compares the lowered form with the original in float64."""
+
+
+@dataclass(frozen=True)
+class MlpToAttention:
+    """Replace the planned MLP blocks by attention heads; the plan goes into the model's metadata.
+
+    In form `whole` the bias tokens are appended once, after the embeddings, and carried through the network
+    (Theorem 6).
+    """
+
+    name = "mlp-to-attention"
+
+    def run(self, unit: Unit) -> Unit:
+        """The model with the heads. Raises UsageError where another pass changed the model after its plan."""
+        if unit.model is not unit.plan.model:
+            raise UsageError(
+                f"the model was changed between its plan and '{self.name}'; put passes of your own before 'lower' or "
+                "after the last pass"
+            )
+        model = apply(unit.plan)
+        return replace(unit, model=model, heads=model)
+
+    def ensures(self, unit: Unit) -> None:
+        """Check that every planned block has nodes of its own."""
+        made = {node.name.partition("/heads/")[0] for graph in all_graphs(unit.model.graph) for node in graph.node}
+        missing = [one.block.name for one in unit.plan.conversions if one.block.name not in made]
+        if missing:
+            raise AssertionError(f"no node is made for {missing[0]}")
+
+
+def pipeline(options: Options) -> tuple[Pass, ...]:
+    """The passes that the options ask for, in order."""
+    return Lower(options), MlpToAttention()
+
+
+def split(passes: Sequence[Pass]) -> tuple[Sequence[Pass], Sequence[Pass]]:
+    """The passes that plan, and those that apply. Raises UsageError where none converts."""
+    place = next((place for place, each in enumerate(passes) if each.name == MlpToAttention.name), None)
+    if place is None:
+        raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
+    return passes[:place], passes[place:]
+
+
 def run_passes(passes: Sequence[Pass], unit: Unit) -> Unit:
     """Run passes in order; each result is checked before the next pass sees it.
 
     Raises:
-        UsageError: two passes have the same name, or a required pass has not run.
         ValidationError: a pass broke an invariant; the message names it.
     """
     for each in passes:
-        _require(each, unit)
         after = each.run(unit)
         if after.model is not unit.model:
             _check(each, unit, after)
@@ -91,42 +135,8 @@ def run_passes(passes: Sequence[Pass], unit: Unit) -> Unit:
             each.ensures(after)
         except AssertionError as error:
             raise ValidationError(f"pass '{each.name}' broke its promise: {error}; this is a bug in it") from error
-        unit = replace(after, stages={**unit.stages, each.name: after.model})
+        unit = after
     return unit
-
-
-def require_current(each: Pass, planned: onnx.ModelProto, unit: Unit) -> None:
-    """Refuse to carry out a plan that was made on another model than the pass is given.
-
-    Raises:
-        UsageError: another pass changed the model in between.
-    """
-    if unit.model is not planned:
-        raise UsageError(
-            f"the model was changed between its plan and '{each.name}'; put passes of your own before 'lower' or after "
-            "the last pass"
-        )
-
-
-def split(passes: Sequence[Pass]) -> tuple[Sequence[Pass], Sequence[Pass]]:
-    """The preparing passes at the start, and the rest."""
-    count = next((index for index, each in enumerate(passes) if not each.prepares), len(passes))
-    return passes[:count], passes[count:]
-
-
-def _require(each: Pass, unit: Unit) -> None:
-    if each.name in unit.stages:
-        raise UsageError(f"pass '{each.name}' is in the pipeline twice; name each pass once")
-    missing = [name for name in each.requires if name not in unit.stages]
-    if missing:
-        raise UsageError(f"pass '{each.name}' must come after '{missing[0]}', which has not run")
-
-
-@dataclass(frozen=True)
-class AddedOutputs:
-    """A fact that a pass leaves: the outputs that it added behind the others, as it was asked to."""
-
-    names: frozenset[str]
 
 
 def keeps_signature(old: onnx.ModelProto, new: onnx.ModelProto, added: frozenset[str] = frozenset()) -> bool:
@@ -142,10 +152,7 @@ def keeps_signature(old: onnx.ModelProto, new: onnx.ModelProto, added: frozenset
 
 
 def _check(each: Pass, before: Unit, after: Unit) -> None:
-    """Check the invariants of every pass: the model is valid and keeps its signature."""
-    added = after.fact(AddedOutputs).names if AddedOutputs in after.facts else frozenset[str]()
-    added |= frozenset(value.name for value in before.model.graph.output)
-    if not keeps_signature(before.model, after.model, added):
+    if not keeps_signature(before.model, after.model, after.added):
         raise ValidationError(
             f"pass '{each.name}' changed the model's inputs, outputs, opset or IR version; this is a bug in the pass"
         )

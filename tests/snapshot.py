@@ -30,7 +30,6 @@ CASES: tuple[Mapping[str, Any], ...] = (
     {"form": "masked", "expose": ("pattern,z",)},
     {"gate": "product"},
     {"scope": "all"},
-    {"spelling": "softmax"},
     {"inline": True},
 )
 

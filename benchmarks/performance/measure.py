@@ -16,10 +16,8 @@ from benchmarks.decoder import decoder, random_weights
 from benchmarks.kinds import KindTime, kind_times, nodes_of
 from benchmarks.performance.subjects import Subject
 from rewriter import bench, rewrite
-from rewriter.api.benching import inputs_of
+from rewriter.api.benching import Benchmark, inputs_of
 from rewriter.proof.settings import Settings
-from rewriter.report.benchmark import Benchmark
-from rewriter.timing import BenchOptions
 
 Row = dict[str, Any]
 KEY = ("model", "type", "tokens", "layers")
@@ -100,7 +98,7 @@ def _rows(subject: Subject, tokens: Sequence[int], setting: Setting, *, half: bo
             )
             pair = {"original": original, "rewritten": heads}
             model = onnx.load(original, load_external_data=False)
-            ((_, feeds),) = inputs_of(model, BenchOptions((length,)), Settings())
+            feeds = inputs_of(model, Settings(), (length,))[0].feeds
             nodes = {name: nodes_of(path, "cpu", feeds, setting.threads) for name, path in pair.items()}
             kinds = {
                 "original": kind_times("original", nodes["original"], [nodes["rewritten"]]),
@@ -125,8 +123,8 @@ def _row(
         "milliseconds": {"original": original.milliseconds, "rewritten": rewritten.milliseconds},
         "rewritten": asdict(rewritten.over_original),
         "control": asdict(control.over_original),
-        "load_seconds": [row.load_seconds for row in found.models],
-        "peak_mb": [row.peak_mb for row in found.models],
+        "load_seconds": [row.load_seconds for row in found.times],
+        "peak_mb": [row.peak_mb for row in found.times],
         "kinds": {name: [_kind(time) for time in times] for name, times in kinds.items()},
     }
 

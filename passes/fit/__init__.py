@@ -1,5 +1,1 @@
-"""Fitting head programs to functions.
-
-`runtime.fit_function` fits at run time and needs numpy only; `python -m benchmarks.fit` writes the entries of
-`passes/programs/programs.json`. Both judge a program in `float32`, the arithmetic of the graph.
-"""
+"""Fitting head programs to functions at run time; `python -m benchmarks.fit` fits those of the table."""

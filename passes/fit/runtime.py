@@ -28,14 +28,8 @@ _STEEPNESS = 2.0**40
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
     """The smallest program found for `f` on |y| <= reach that is within the tolerance, or why there is none.
 
-    Where none is, the closest is returned if it is within `WORTH_RETURNING`; its `max_error` says how close it is.
-
-    Args:
-        f: elementwise values at an array of points (float64).
-        reach: largest |y|.
-        tolerance: error wanted, in units of max(1, largest |f|).
-        name: name of the program.
-        allowed: absolute error wanted at most, whatever the largest |f|.
+    Where none is, the closest is returned if it is within `WORTH_RETURNING`; its `max_error` says how close it is. The
+    tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`.
     """
     if not 0.0 < reach < math.inf:
         return f"its domain |y| <= {reach:g} is not an interval; give --option domain=R"

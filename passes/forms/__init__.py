@@ -8,7 +8,7 @@ from math import ceil
 
 from passes.conversion import Conversion, decide
 from passes.forms.compact import emit_compact, prepare_compact
-from passes.forms.local import emit_local, prepare_local
+from passes.forms.local import emit_local
 from passes.forms.square import (
     activation,
     emit_masked,
@@ -19,7 +19,7 @@ from passes.forms.square import (
     prepare_maskless,
 )
 from passes.match.blocks import Block
-from passes.options import Options
+from passes.options import LOCAL, WHOLE, Options
 from passes.programs.groups import groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView, LostError, Miss
@@ -33,24 +33,18 @@ class Form:
     """One form.
 
     Attributes:
-        name: its name.
         help: what is in the graph.
-        options: the names of the options that change something in this form and not in all.
         cost: heads, queries and keys of a prepared conversion that reads a number of columns, for some tokens.
         prepare: completes a conversion during planning; raises LostError where the form cannot take the block.
-        emit: makes the nodes for a conversion.
-        quick: whether it takes programs with the fewest operations, and takes the offsets of logits out of the
-            exponentials (docs/decisions/0003). Other forms take programs with the fewest heads and keys, which cost
-            them queries, patterns and bias tokens, and write softmax as the paper does.
+        options: the names of the options that change something in this form and not in all.
     """
 
     name: str
     help: str
-    options: tuple[str, ...]
     cost: Callable[[Conversion, int, int], Counts]
     prepare: Callable[[GraphView, Conversion], Conversion]
     emit: Callable[[GraphView, Conversion], Replacement]
-    quick: bool = False
+    options: tuple[str, ...] = ()
 
 
 def _local(conversion: Conversion, width: int, tokens: int) -> Counts:
@@ -79,34 +73,25 @@ def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:
     return (ceil(made / d_head), *heads, ceil((width + hidden) / d_head)), rows, rows
 
 
-_LOCAL, _WHOLE = "each query against its own key and bias keys", "one stream for the network, all masks in W_QK"
 _THREE = "three sublayers: linear, activation, linear"
 
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
-        Form("local", _LOCAL, ("spelling",), _local, prepare_local, emit_local, quick=True),
-        Form("compact", "the pattern over {self, bias tokens}", (), _compact, prepare_compact, emit_compact),
-        Form("masked", "one attention sublayer under a mask", (), _square, prepare_masked, emit_masked),
-        Form("maskless", "positions and -omega in W_QK, no mask", (), _square, prepare_maskless, emit_maskless),
-        Form("staged", _THREE, ("head_dim",), _staged, prepare_maskless, emit_staged),
-        Form("whole", _WHOLE, (), _square, prepare_maskless, emit_whole),
+        Form(LOCAL, "each query against its own key and bias keys", _local, lambda _, each: each, emit_local),
+        Form("compact", "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
+        Form("masked", "one attention sublayer under a mask", _square, prepare_masked, emit_masked),
+        Form("maskless", "positions and -omega in W_QK, no mask", _square, prepare_maskless, emit_maskless),
+        Form("staged", _THREE, _staged, prepare_maskless, emit_staged, options=("head_dim",)),
+        Form(WHOLE, "one stream for the network, all masks in W_QK", _square, prepare_maskless, emit_whole),
     )
 }
 """Form name to form."""
 
 
-def choose(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion:
-    """The conversion of a block with the program that suits the form, before `Form.prepare`. Raises LostError."""
-    form = FORMS[options.form]
-    factored = form.quick and options.forms.spelling != "softmax"
-    quick = factored and options.precision == "model"
-    return decide(view, block, options, factored=factored, quick=quick, inline=inline)
-
-
 def convert(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion | Miss:
     """The decision about a block: its conversion in the form that the options name, or why there is none."""
     try:
-        return FORMS[options.form].prepare(view, choose(view, block, options, inline=inline))
+        return FORMS[options.form].prepare(view, decide(view, block, options, inline=inline))
     except LostError as lost:
         return lost.miss

@@ -39,18 +39,7 @@ LARGEST_SINGLE = 2.0**60
 
 
 class Builder(Fragment):
-    """A fragment whose numbers have the type of some arithmetic.
-
-    Args:
-        prefix: of the names of its tensors and nodes.
-        opset: version of the default domain.
-        compute_type: element type of the arithmetic.
-        wanted: the members of `EXPOSED` that become outputs of the model.
-
-    Attributes:
-        compute_type: element type of the arithmetic.
-        exposed: the tensors that become outputs of the model.
-    """
+    """A fragment whose numbers have the type `compute_type`; the members `wanted` of `EXPOSED` become outputs."""
 
     def __init__(self, prefix: str, *, opset: int, compute_type: int, wanted: Sequence[str] = ()) -> None:
         super().__init__(prefix)
@@ -226,15 +215,9 @@ class Builder(Fragment):
         added: Tensor | None = None,
         sizes: Sequence[int | None] = (None, None, None, None),
     ) -> Variable:
-        """The softmax over the last axis of query key^T, [..., queries, keys], in this builder's type.
+        """The softmax over the last axis of query key^T (+ `added`), [..., queries, keys]; 0 where `mask` is False.
 
-        Args:
-            query: [..., queries, d_head].
-            key: [..., keys, d_head].
-            suffix: of the names `scores` and `pattern`, which can be outputs of the model.
-            mask: where False, the weight is 0.
-            added: scores that are added.
-            sizes: the shape of the pattern, for such outputs.
+        Scores and pattern, whose names have the suffix, can be outputs of the model; `sizes` is their shape then.
         """
         turned = self.transpose(key, (0, 1, 3, 2), f"key_transposed{suffix}")
         made = "unmasked_" if mask is not None else "own_" if added is not None else ""

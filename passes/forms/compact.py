@@ -45,16 +45,15 @@ _LARGEST_VALUE = 2.0**20
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
     """The projections as plain matrices; where they are something else, the linear operators stay as they are."""
-    prepared = prepare_spelled(view, conversion)
+    prepared = _as_written(prepare_softmax(view, conversion))
     try:
         return replace(prepared, projections=projections_of(view, conversion.block))
     except LostError as lost:
         return replace(prepared, by_reference=lost.miss.reason)
 
 
-def prepare_spelled(view: GraphView, conversion: Conversion) -> Conversion:
-    """The program as written, where the linear operators stay; in float32 where float64 is not needed."""
-    prepared = prepare_softmax(view, conversion)
+def _as_written(prepared: Conversion) -> Conversion:
+    """The program as written; in float32 where float64 is not needed."""
     if not prepared.widened or prepared.program.double or _beyond_float32(prepared.program):
         return prepared
     program = _narrowed(prepared.program)
@@ -108,15 +107,9 @@ names."""
 
 
 def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tensor, own_key: OwnKey) -> Tensor:
-    """What the heads write, [batch, tokens, heads, 1], in the type of the projections.
+    """What the heads write, [batch, tokens, heads, 1], as are y and z; `b` has the type of the projections.
 
-    Args:
-        b: builds nodes in the type of the projections.
-        conversion: the block.
-        y: pre-activations, [batch, tokens, heads, 1].
-        z: what the values are multiples of, of the same shape.
-        each: the sizes batch and tokens, 1-D.
-        own_key: makes the tokens' own keys.
+    `each` are the sizes batch and tokens, 1-D.
     """
     made, groups = b.typed(conversion.compute_type), groups_of(conversion.program)
     neurons, dimension = conversion.block.neurons, max(group.dimension for group in groups)

@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder, replacement
-from passes.forms.compact import emit_compact, prepare_spelled
 from passes.forms.spelling import (
     BIAS_ARRAYS,
     LARGEST_PART,
@@ -43,15 +42,8 @@ from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
 
 
-def prepare_local(view: GraphView, conversion: Conversion) -> Conversion:
-    """Every block can be converted, with an operator Softmax from opset 11."""
-    return prepare_spelled(view, conversion) if conversion.options.spelling == "softmax" else conversion
-
-
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
-    if conversion.options.spelling == "softmax":
-        return emit_compact(view, conversion)
     return _Emitter(view, conversion).run()
 
 

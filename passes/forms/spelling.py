@@ -47,13 +47,9 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Spelling:
-    """A function, as its nodes.
+    """A function, as its nodes. Its name says all that they depend on.
 
-    Attributes:
-        name: name of the model-local function, which says all that its nodes depend on.
-        inputs: its formal inputs.
-        double: whether the arithmetic is float64 (else float32).
-        emit: adds the nodes, of which the last is called `output`; its docstring becomes that of the function.
+    `emit` adds them, the last is called `output`; its docstring becomes that of the model-local function.
     """
 
     name: str

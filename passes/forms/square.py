@@ -80,12 +80,11 @@ def neuron_scores(bias_tokens: int) -> str:
 
 def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
     """The conversion; LostError where the model's opset is too old for heads with a literal softmax."""
-    opset, form = view.opsets.get("", 1), conversion.form
+    opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
-        what = "--option spelling=softmax" if form == "local" else f"form {form}"
         raise LostError(
-            f"{what} needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a newer opset "
-            "first, or use form local",
+            f"form {conversion.form} needs opset {SMALLEST_OPSET}, and the model has {opset}; convert the model to a "
+            "newer opset first, or use form local",
             conversion.block.output,
         )
     return conversion

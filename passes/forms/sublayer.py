@@ -58,15 +58,7 @@ class StreamColumns:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The weights of one block's heads.
-
-    Attributes:
-        b: builds the nodes.
-        layout: the columns that the heads read.
-        neurons: the number of heads.
-        elem_type: element type of the model's weights.
-        by_token: whether what they project is [batch, tokens, heads, d_head], not by head.
-    """
+    """The weights of one block's heads, which project by head, or to [batch, tokens, heads, d_head] if `by_token`."""
 
     b: Builder
     layout: StreamColumns

@@ -87,16 +87,11 @@ class Block:
     Attributes:
         name: unique in the model; the module path where the exporter recorded one.
         where: the scope, empty for the main graph.
-        path: the path from the main graph to the graph that contains it.
         region: the nodes between the pre-activation and the second operator's input.
         gate: the pre-activation y (of the gate, in a gated block).
         value: the factor of the activation in a gated block; the gate itself otherwise.
-        first: the linear operators that produce the pre-activations.
-        second: the linear operators that consume the activation's output.
-        identified: the activation.
-        elem_type: TensorProto element type of the activation's output, 0 when unknown.
-        gate_type: that of the gate, which differs where the region contains casts.
-        value_type: that of the value.
+        elem_type: TensorProto element type of the activation's output, 0 when unknown; those of the gate and the value
+            differ where the region contains casts.
         channels: size of the last axis of the output, where no operator that follows tells the number of neurons.
         product: whether only h(gate) of a gated block is replaced, and its product with the value stays in the graph.
         part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
@@ -200,7 +195,6 @@ class Dataflow:
 
     Attributes:
         facts: tensor name to fact; a tensor without an entry is opaque or constant.
-        operators: node index to linear operator.
         sinks: activation output to the linear operators that consume it.
         blocked: activation output to the reason why another consumer is not a linear operator.
         extended: activation outputs that are part of a larger activation.
@@ -571,7 +565,7 @@ class Finder:
     """Finds the MLP blocks and near misses of one graph, in time linear in the number of nodes."""
 
     def __init__(self, view: GraphView, namer: Namer, options: Options) -> None:
-        """Look in `view`, give blocks names by `namer`, and follow the scope, gate and fit of the options."""
+        """Follow the scope, gate and fit of the options."""
         constants = Constants(view)
         self._view = view
         self._namer = namer

@@ -24,17 +24,11 @@ class LinearOperator:
     """A node that maps its data linearly by a constant weight.
 
     Attributes:
-        node: index of the node in its view.
         kind: the operator as reports print it, for example `MatMul` or `Conv 1x1`.
-        data: name of the data input.
-        weight: name of the weight, whose values are never read.
-        output: name of the output.
         rowwise: whether the same map is applied to each token separately, as the operators of an MLP do; a convolution
             with a spatial kernel is not rowwise.
         axis: the axis of data and output that it maps, counted from the end: -1 for X W, -2 for W X and -rank + 1
             for a convolution.
-        in_features: size of the input axis, None when unknown.
-        out_features: size of the output axis, None when unknown.
         transposed: whether a matrix is stored as [out, in].
         added: a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm.
         experts: how many matrices there are, of which each token meets one, some or all; 0 where all meet the same.

@@ -32,13 +32,7 @@ _AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "Dequantize
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered model.
-
-    Attributes:
-        model: the lowered model; the original object where there was nothing to lower.
-        fused: names of the outputs of decomposed operators.
-        inlined: names of the local functions that were inlined.
-    """
+    """A lowered model (the original if there is nothing to lower), outputs of operators and functions taken apart."""
 
     model: onnx.ModelProto
     fused: frozenset[str]
@@ -48,13 +42,7 @@ class Lowered:
 def lower(
     model: onnx.ModelProto, keep: frozenset[str] = frozenset(), *, whole: frozenset[tuple[str, str]] = frozenset()
 ) -> Lowered:
-    """Lower `model`.
-
-    Args:
-        model: the model.
-        keep: outputs of fused operators that stay.
-        whole: local functions that stay, (domain, name): those of heads that an earlier run made.
-    """
+    """Lower `model`, except fused operators with the outputs `keep` and functions `whole`, heads of an earlier run."""
     # Those that contain a linear operator or an activation, or call one that does.
     model, functions = _inlined(model, sorted(functions_with(model, _is_part, whole)))
     found = [

@@ -72,12 +72,10 @@ class Projections:
     """A whole MLP block in plain matrices.
 
     Attributes:
-        query: gives the pre-activation y.
         value: gives the factor of the activation in a gated block; `query` itself in a plain one.
         output: W2, with the bias that its operator adds; `data` is the activation's output.
         result: the output of the second operator, after its bias.
-        rank: number of axes of the block's input.
-        result_rank: that of its result: the same, or 2 where batch and tokens are one axis.
+        result_rank: as many axes as the input's, or 2 where batch and tokens are one axis.
         shapes: outputs of Shape nodes that read a tensor between the operators; they are computed from the input
             instead, since that tensor goes.
     """
@@ -321,6 +319,8 @@ class _Reader:
             own = tensor == block.output and self._same_rank(block, tensor)
             shapes = self._shape_nodes(tensor) if own else set()
             readers = set(self._view.consumers.get(tensor, ())) - shapes
+            if self._packed:  # nothing is replaced: a CastLike that reads its type alone may stay
+                readers = {at for at in readers if not self._view.reads_type(at, tensor)}
             if len(readers) != 1 or tensor in self._view.outputs:
                 raise LostError("something else reads the activation's output", tensor)
             if tensor == block.output:

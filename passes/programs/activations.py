@@ -34,9 +34,6 @@ class Activation:
     """One entry of the table.
 
     Attributes:
-        name: canonical name.
-        parameters: names of the solved parameters.
-        function: values of the activation, given points and parameters.
         solve: parameters from the values of an unknown function; None when it cannot be this activation.
         program: makes the head program; None where none is known.
         usual: the parameters of the plain activation, which reports omit.

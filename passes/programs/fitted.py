@@ -21,10 +21,9 @@ from passes.programs.program import Program
 def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
     """The fitted programs of one kind, as (activation, program), in the order of the table.
 
-    Args:
-        kind: `plain`, which hold for all reals; `gate`, one head with few nonzero values (in a gate each costs a head,
-            and self costs two); `precise`, one head with an error below float64's rounding; `powers`, whose weights are
-            powers of one exponential.
+    The kinds: `plain`, which hold for all reals; `gate`, one head with few nonzero values (in a gate each costs a head,
+    and self costs two); `precise`, one head with an error below float64's rounding; `powers`, whose weights are powers
+    of one exponential.
     """
     rows = _file()[kind if kind in ("precise", "powers") else "programs"]
     chosen = (entry for entry in rows if bool(entry.get("gate")) is (kind == "gate"))

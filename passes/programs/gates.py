@@ -49,10 +49,6 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
 
     The error that the line adds is |M(g)| |line - g|, with M(g) the multiple of the self value in h. Where M vanishes
     on one side, the line need not reach far there.
-
-    Args:
-        program: a program in the arithmetic of its model, not itself a gate.
-        arithmetic: provides the lines.
     """
     line, added, domain = _closest(program, arithmetic)
     return replace(
@@ -114,15 +110,7 @@ def _floor(g: Array, h: Array, *, squares: bool) -> Array:
 
 @cache
 def gate(program: Program, arithmetic: Arithmetic) -> Program:
-    """The program of h(g) u, given that of h.
-
-    Args:
-        program: a program of one head.
-        arithmetic: provides e and the error up to which the limit counts as reached.
-
-    Raises:
-        ValueError: the program has another number of heads.
-    """
+    """The program of h(g) u, given that of h, which has one head; ValueError if it has another number."""
     if len(program.heads) != 1:
         raise ValueError(f"{program.name} is not a program of one head")
     (head,) = program.heads

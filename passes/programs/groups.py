@@ -28,12 +28,7 @@ from passes.programs.program import Program
 
 @dataclass(frozen=True)
 class Group:
-    """One head per neuron.
-
-    Attributes:
-        head: logits and values; c is 0 or 1.
-        factor: factor of its output.
-    """
+    """One head per neuron, with c 0 or 1; the factor is that of its output."""
 
     head: Head
     factor: float = 1.0
@@ -118,13 +113,9 @@ def _group(head: Head) -> Group:
 
 @dataclass(frozen=True)
 class SharedKey:
-    """One key as a graph stores it.
+    """One key as a graph stores it: logit `slope y + offset`, factor `weight` of its exponential.
 
-    Attributes:
-        slope: factor of the query in the logit.
-        offset: offset of the logit, 0 where it is in the weight.
-        weight: factor of the key's exponential.
-        part: the weight times the value, or times the multiple of the value.
+    The offset is 0 where it is in the weight; `part` is the weight times the value, or times the multiple of the value.
     """
 
     slope: float
@@ -145,10 +136,7 @@ class SharedKey:
 class SharedKeys:
     """Heads over the same keys.
 
-    Attributes:
-        heads: the heads.
-        keys: where values are multiples of z, all keys, those of the heads first; None for a head with other values.
-        own: the number of keys with a nonzero multiple.
+    `keys`, where values are multiples of z, are all keys, those of the heads first (`own` have a nonzero multiple).
     """
 
     heads: tuple[Head, ...]
@@ -160,10 +148,7 @@ class SharedKeys:
 class Progression:
     """Shared keys with the shares w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1.
 
-    Attributes:
-        step: the difference of neighbouring slopes.
-        weights: the w but for the last, which is 1.
-        part: the first weight times its multiple.
+    `weights` are the w but for the last; `part` is the first weight times its multiple.
     """
 
     step: float

@@ -35,7 +35,6 @@ class Powers:
         shifts: the s, as many.
         pairs: how many fractions of two levels there are; theirs are the last parts and shifts.
         base: h far from 0.
-        factor: factor of Phi.
     """
 
     step: float

@@ -26,9 +26,6 @@ class Program:
 
     Attributes:
         name: the name that reports print, such as `silu` or `gelu_erf_k11`.
-        heads: attention heads per neuron.
-        linear: factor of z outside the heads (a head that attends only to itself).
-        constant: constant outside the heads.
         max_error: the largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic for the
             given coefficients. It is derived or measured on a dense grid with a margin: a claim, which the certificate
             of a rewritten model proves. Only Mish's ln 2 means the real number.

@@ -27,24 +27,14 @@ class AttentionOnlyPass(FunctionalPass):
     """
 
     def __init__(self, *, needed: bool = False, **options: Unpack[RewriteKeywords]) -> None:
-        """Keep the options of `rewriter.rewrite`.
-
-        Args:
-            needed: a model without a block that can be converted breaks the precondition. By default it passes
-                through as it is.
-            **options: those of `rewriter.rewrite`.
-        """
+        """Keep the options of `rewriter.rewrite`; `needed`: a model without a block breaks the precondition."""
         self._needed = needed
         self._options = options
         self._result: ir.Model | None = None
         self.report: Report | None = None
 
     def requires(self, model: ir.Model) -> None:
-        """Check that the model is sound, and has a block that can be converted where one is needed.
-
-        Raises:
-            PreconditionError: it is unsound, an option is wrong, or there is no such block.
-        """
+        """Raise PreconditionError where the model is unsound, an option is wrong, or a block is needed and missing."""
         try:
             plan = rewrite(model, dry_run=True, **self._options)
         except RewriteError as error:
@@ -65,11 +55,7 @@ class AttentionOnlyPass(FunctionalPass):
         return PassResult(self._result, modified=made is not None)
 
     def ensures(self, model: ir.Model) -> None:
-        """Check that this very model was proved to compute what the one that came in computes.
-
-        Raises:
-            PostconditionError: the proof failed, or judged another model.
-        """
+        """Raise PostconditionError where the proof failed, or judged another model."""
         if self.report is None or model is not self._result:
             raise PostconditionError("this model is not the one that the pass made and proved")
         if self.report.exit_status is ExitStatus.VALIDATION_FAILED:

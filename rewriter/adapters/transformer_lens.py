@@ -52,8 +52,7 @@ def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
         hook_z and, where `cfg.use_attn_result` is set, hook_result.
 
     Raises:
-        UsageError: the file has no heads for an MLP of the model, or they do not
-            compute what that MLP does.
+        UsageError: the file has no heads for an MLP of the model, or they do not compute what that MLP does.
         ModelError: the file is unreadable, malformed or unsafe.
     """
     if not hasattr(bridge, "blocks") or not hasattr(bridge, "clear_hook_registry"):
@@ -73,7 +72,6 @@ def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
 
 
 def _layers(index: HeadIndex, count: int) -> list[str]:
-    """The neuron heads of each layer. Raises UsageError."""
     names = [f"blocks.{number}.mlp_heads" for number in range(count)]
     known = [each.name for each in index.sublayers if isinstance(each.sublayer, NeuronHeads)]
     for name in names:
@@ -89,7 +87,6 @@ def _layers(index: HeadIndex, count: int) -> list[str]:
 
 
 def _compare(block: Any, made: Any, width: int) -> None:
-    """Raises UsageError if the heads cannot replace the block's MLP, or do not compute what it does."""
     owner, last = _owner(block)
     mlp, called = block.mlp, getattr(owner, last, None)
     if called is None or called is not mlp:
@@ -107,7 +104,6 @@ def _compare(block: Any, made: Any, width: int) -> None:
 
 
 def _owner(block: Any) -> tuple[Any, str]:
-    """The wrapped module that calls the MLP of a block, and under which name."""
     owner = block.original_component
     *path, last = str(block.mlp.name).split(".")
     for part in path:

@@ -1,55 +1,116 @@
-"""`bench`: how fast models run beside the original. Nothing is written."""
+"""`bench`: how long models take beside the original. Nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Unpack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import onnx
 
-from rewriter.api.run import BenchKeywords, Run, described, environment, name_of, settings_of, taken
+from rewriter.api.run import Run, RunKeywords, described, environment, name_of, settings_of
 from rewriter.compare.graphs import signature_differences
-from rewriter.errors import UsageError
+from rewriter.errors import ExitStatus, UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
-from rewriter.options import build, values_of
-from rewriter.proof.inputs.cases import Maker
+from rewriter.ort.timing import Ratio, measure, ratio, started
+from rewriter.proof.inputs.cases import Case, Maker
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress
-from rewriter.report.benchmark import Benchmark, ModelRow, TimeRow
-from rewriter.timing import TOKENS, BenchOptions
-from rewriter.timing.measure import Feeds, Process, Start, all_started, measure, ratio
+from rewriter.report.report import Result
 
 CONTROL = "control"
 """Name of the original as its own competitor."""
 
-Case = tuple[str, Feeds]
-
+_TOKENS = 128
 _LARGEST = 2**31
 """Bytes that protobuf serialises."""
 
-_OPTION = {Kind.SEQUENCE: "tokens", Kind.BATCH: "batch", Kind.PAST: "past"}
+
+@dataclass(frozen=True)
+class TimeRow:
+    """One model on one set of inputs.
+
+    Attributes:
+        model: its path; `control` for the second process of the original.
+        provider: the execution provider.
+        inputs: size of the inputs, or the name of their case.
+        rounds: the median in each round, in milliseconds; `milliseconds` is the median of these.
+        over_original: ratio to the original; None for the original.
+        load_seconds: how long onnxruntime took to read, optimise and place the model.
+        peak_mb: the most memory that loading and all runs took, in 10^6 bytes; None where the system does not tell.
+        cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU; None if unknown.
+    """
+
+    model: str
+    provider: str
+    inputs: str
+    rounds: tuple[float, ...]
+    over_original: Ratio | None
+    load_seconds: float
+    peak_mb: float | None
+    cpu_nodes: Sequence[str] | None
+    also: ClassVar = ("milliseconds",)
+
+    @property
+    def milliseconds(self) -> float:
+        """The median time of one run."""
+        return float(np.median(self.rounds))
 
 
-@described(BenchKeywords, BenchOptions, Settings)
+@dataclass(frozen=True, repr=False)
+class Benchmark(Result):
+    """What `bench` measured; `options` are keywords of `rewriter.bench`, and `seconds` the time by step."""
+
+    original: str
+    others: tuple[str, ...]
+    control: str
+    times: tuple[TimeRow, ...]
+    options: Mapping[str, Any]
+    environment: Mapping[str, str]
+    seconds: Mapping[str, float]
+
+    exit_status = ExitStatus.CONVERTED
+
+    @property
+    def summary(self) -> str:
+        """How long each model takes beside the original, and the control."""
+        parts = [f"{name} takes {self._over(name)} times as long as {self.original}" for name in self.others]
+        return f"MEASURED  {'; '.join(parts)} (control {self._over(self.control)}), in {self.seconds['total']:.1f} s"
+
+    def _over(self, name: str) -> str:
+        values = [row.over_original.paired for row in self.times if row.model == name and row.over_original]
+        low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+        return low if low == high else f"{low} to {high}"
+
+
+@described(RunKeywords, Settings)
 def bench(
     original: Source,
     rewritten: Source,
     *more: Source,
+    tokens: int | Sequence[int] = (),
+    repeat: int = 10,
+    threads: int = 0,
     progress: Progress | None = None,
-    **options: Unpack[BenchKeywords],
+    **options: Unpack[RunKeywords],
 ) -> Benchmark:
     """Measure models against the original: times and memory.
 
-    Each model runs in a process of its own, and they take turns. The original is also its own competitor, `control`,
+    Each model runs in its own process, and they take turns. The original is also its own competitor, `control`,
     whose ratio is the noise.
 
     Args:
         original: path of an ONNX file, or a model in memory.
         rewritten: path of the model to compare it with, or a model in memory.
         *more: further models.
+        tokens: numbers of tokens of a sequence; default: 128, or what the model fixes.
+        repeat: number of rounds, in which each model has one turn.
+        threads: threads per operator; 0: one per core, as onnxruntime does.
         progress: called with (current activity, steps done, total steps).
         **options: listed below.
 
@@ -59,108 +120,84 @@ def bench(
         ProviderError: a requested execution provider is not available.
         ValidationError: a model does not run.
     """
-    of_bench, of_run = taken(options, BenchOptions, Settings)
-    asked, settings, run = build(BenchOptions, of_bench), checked(settings_of(of_run)), Run(progress)
+    lengths = (tokens,) if isinstance(tokens, int) else tuple(tokens)
+    for name, value, least in (*(("tokens", each, 1) for each in lengths), ("repeat", repeat, 3)):
+        if value < least:
+            raise UsageError(f"{name} is {value}; it must be an integer of at least {least}")
+    settings, run = checked(settings_of(options)), Run(progress)
     with run.step("load", "loading"):
-        models = [load_model(model) for model in (original, rewritten, *more)]
-        names = _names([name_of(model) for model in (original, rewritten, *more)])
-        _check_inputs(models, names)
-        cases = inputs_of(models[0].proto, asked, settings)
-    rows: list[ModelRow] = []
-    times: list[TimeRow] = []
-    for provider in settings.providers:
-        starts = {name: _start(model, provider, asked) for name, model in zip(names, models, strict=True)}
-        with (
-            run.step("measure", f"loading on {provider}"),
-            all_started({**starts, CONTROL: starts[names[0]]}) as processes,
-        ):
-            for case in cases:
-                times += _times(processes, case, names[0], provider, asked.repeat, run)
-            for name, process in processes.items():
-                peak, left = process.peak_bytes, process.loaded["cpu_nodes"]
-                megabytes = None if peak is None else 1e-6 * peak
-                known = None if left is None else tuple(left)
-                rows.append(ModelRow(name, provider, process.loaded["load_seconds"], megabytes, known))
-    return Benchmark(
-        original=names[0],
-        others=tuple(names[1:]),
-        control=CONTROL,
-        models=tuple(rows),
-        times=tuple(times),
-        options={**values_of(asked), **{name: getattr(settings, name) for name in ("providers", "dims", "seed")}},
-        environment=environment(),
-        seconds=run.seconds(),
-    )
+        sources = (original, rewritten, *more)
+        loaded = [load_model(model) for model in sources]
+        paths = [name_of(model) for model in sources]
+        names = [each if each not in paths[:place] else f"{each} ({place})" for place, each in enumerate(paths)]
+        models = dict(zip(names, loaded, strict=True))
+        _check_inputs(models)
+        cases = inputs_of(loaded[0].proto, settings, lengths)
+        files = {name: _file(model) for name, model in models.items()}
+    rows = [
+        row
+        for provider in settings.providers
+        for row in _rows({**files, CONTROL: files[names[0]]}, provider, threads, cases, repeat, run)
+    ]
+    asked = {"tokens": lengths, "repeat": repeat, "threads": threads}
+    asked |= {name: getattr(settings, name) for name in ("providers", "dims", "seed")}
+    return Benchmark(names[0], tuple(names[1:]), CONTROL, tuple(rows), asked, environment(), run.seconds())
 
 
-def _names(paths: Sequence[str]) -> list[str]:
-    """What the reports call the models: their paths, with a number where one occurs twice."""
-    return [path if path not in paths[:place] else f"{path} ({place})" for place, path in enumerate(paths)]
+def _rows(
+    files: Mapping[str, Path | bytes], provider: str, threads: int, cases: Sequence[Case], repeat: int, run: Run
+) -> Iterator[TimeRow]:
+    with run.step("measure", f"loading on {provider}"), started(files, provider, threads) as processes:
+        for case in cases:
+            progress = partial(run.progress, f"measuring {case.name} on {provider}")
+            found = measure(processes, case.feeds, repeat, lambda done, progress=progress: progress(done, repeat))
+            baseline = next(iter(found.values()))
+            for name, seconds in found.items():
+                known = processes[name].known
+                yield TimeRow(
+                    model=name,
+                    provider=provider,
+                    inputs=case.name,
+                    rounds=tuple(1e3 * each for each in seconds),
+                    over_original=None if seconds is baseline else ratio(seconds, baseline),
+                    load_seconds=known["load_seconds"],
+                    peak_mb=None if known["peak_bytes"] is None else 1e-6 * known["peak_bytes"],
+                    cpu_nodes=known["cpu_nodes"],
+                )
 
 
-def _check_inputs(models: Sequence[LoadedModel], names: Sequence[str]) -> None:
-    for model, name in zip(models[1:], names[1:], strict=True):
-        differences = [
-            text for text in signature_differences(models[0].proto, model.proto) if text.startswith("input ")
-        ]
-        if differences:
-            raise UsageError(f"{name} (B) takes other inputs than {names[0]} (A): {'; '.join(differences)}")
+def _check_inputs(models: Mapping[str, LoadedModel]) -> None:
+    first, *others = models
+    for name in others:
+        differences = signature_differences(models[first].proto, models[name].proto)
+        found = [text for text in differences if text.startswith("input ")]
+        if found:
+            raise UsageError(f"{name} (B) takes other inputs than {first} (A): {'; '.join(found)}")
 
 
-def _start(model: LoadedModel, provider: str, options: BenchOptions) -> Start:
+def _file(model: LoadedModel) -> Path | bytes:
     if model.mapped:
         raise UsageError("the weights of a model are links of a cache; copy it with `cp -rL`, and measure the copy")
     if model.path is None and model.file_size >= _LARGEST:
         raise UsageError("a model in memory of 2 GiB or more cannot be measured: save it, and give its path")
-    source = model.path if model.path is not None else model.proto.SerializeToString()
-    return Start(source, provider, options.threads)
+    return model.proto.SerializeToString() if model.path is None else model.path
 
 
-def _times(
-    processes: Mapping[str, Process], case: Case, original: str, provider: str, repeat: int, run: Run
-) -> Iterator[TimeRow]:
-    """All models on one set of inputs."""
-    name, feeds = case
-
-    def told(done: int) -> None:
-        run.progress(f"measuring {name} on {provider}", done, repeat)
-
-    found = measure(processes, feeds, repeat, told)
-    for model, seconds in found.items():
-        low, middle, high = (1e3 * float(each) for each in np.percentile(seconds, [25, 50, 75]))
-        over = None if model == original else ratio(seconds, found[original])
-        yield TimeRow(model, provider, name, middle, low, high, over, tuple(1e3 * each for each in seconds))
-
-
-def inputs_of(model: onnx.ModelProto, options: BenchOptions, settings: Settings) -> list[Case]:
-    """The inputs on which a model is measured, under the name of their size, or of their case in the file.
+def inputs_of(model: onnx.ModelProto, settings: Settings, tokens: Sequence[int] = (), past: int = 0) -> list[Case]:
+    """The inputs on which a model is measured: made for each number of `tokens`, or those of the file.
 
     Raises:
         UsageError: the model has no such dimension, or fixes it; or the file does not fit the model.
     """
     if settings.inputs is not None:
-        if options.tokens or options.past or options.batch > 1 or settings.dims:
-            raise UsageError("sizes come with the inputs of a file: leave out tokens, batch, past and dim")
-        return [(case.name, case.feeds) for case in load_cases(settings.inputs, model)]
+        if tokens or settings.dims:
+            raise UsageError("sizes come with the inputs of a file: leave out tokens and dim")
+        return list(load_cases(settings.inputs, model))
     maker = Maker(model, seed=settings.seed, dims=settings.dims)
-    return [_made(maker, options, tokens) for tokens in options.tokens or (None,)]
-
-
-def _made(maker: Maker, options: BenchOptions, tokens: int | None) -> Case:
-    setting = options.batch, TOKENS if tokens is None else tokens, options.past
-    _, sizes = maker.sizes(setting)
-    asked = {Kind.SEQUENCE: tokens, Kind.BATCH: options.batch, Kind.PAST: options.past}
-    for kind, size in asked.items():
-        if size is not None and (kind is Kind.SEQUENCE or size != BenchOptions.batch * (kind is Kind.BATCH)):
-            _check(kind, size, sizes[kind], has=kind in maker.varied)
-    kinds = [kind for kind in (Kind.BATCH, Kind.SEQUENCE, Kind.PAST) if kind in maker.varied]
-    shown = [f"{_OPTION[kind]} {sizes[kind]}" for kind in kinds if kind is not Kind.BATCH or options.batch > 1]
-    return ", ".join(shown) or "fixed shapes", maker.case(setting).feeds
-
-
-def _check(kind: Kind, asked: int, got: int, *, has: bool) -> None:
-    option = _OPTION[kind]
-    if not has:
-        raise UsageError(f"{option} {asked}: no input of the model has an open dimension for it; leave {option} out")
-    if got != asked:
-        raise UsageError(f"{option} {asked}: the model's inputs and tables allow {got}")
+    for asked in tokens:
+        if Kind.SEQUENCE not in maker.varied:
+            raise UsageError(f"tokens {asked}: no input of the model has an open dimension for it; leave tokens out")
+        got = maker.sizes((1, asked, past))[1][Kind.SEQUENCE]
+        if got != asked:
+            raise UsageError(f"tokens {asked}: the model's inputs and tables allow {got}")
+    return [maker.case((1, each, past)) for each in tokens or (_TOKENS,)]

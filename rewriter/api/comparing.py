@@ -93,11 +93,7 @@ def diff(
         are the same), else 1.
 
     Raises:
-        UsageError: what needs the models to be run is asked for without `outputs`, or as for `validate`.
-        ModelError: as for `validate`.
-        ProviderError: as for `validate`.
-        ValidationError: as for `validate`.
-        TypeError: an option does not exist.
+        UsageError: what needs the models to be run is asked for without `outputs`; all else as for `validate`.
     """
     if options.get("bisect") and not outputs:
         raise UsageError("bisect needs the models to be run: leave the outputs in")
@@ -187,7 +183,6 @@ class _Pair:
     run: Run
 
     def judged(self, result: Comparison) -> Comparison:
-        """The verdict."""
         known = self.known
         with self.run.step("validate", "proving"):
             proof = Judge(
@@ -273,7 +268,6 @@ class _Pair:
 
 
 def _refuted(fault: Part, proof: Validation) -> Part:
-    """A fault, with what the certificate says of its tensor first."""
     refusals = () if proof.certificate is None else proof.certificate.refusals
     found = tuple(
         each.text for each in refusals if each.refuted and (each.path, each.original) == ((), fault.found.name)

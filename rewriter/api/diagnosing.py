@@ -104,7 +104,6 @@ def _state(provider: Provider) -> tuple[bool, str]:
 
 
 def _memory() -> int | None:
-    """Available memory in bytes, no more than a container may have."""
     try:
         found = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
         available = int(found["MemAvailable"].split()[0]) * 1024

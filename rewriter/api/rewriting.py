@@ -1,6 +1,6 @@
 """`rewrite`, from loading to the report: load, run the preparing passes, plan, run the rest, save, prove, rename.
 
-This is the only module that knows the whole sequence. The passes are those of `passes.pipeline`; the proof judges the
+This is the only module that knows the whole sequence. The passes are those of `rewriter.pipeline`; the proof judges the
 saved file, which gets its final name only after it passed. A folder, such as optimum writes, is converted model by
 model in a copy, which gets its name when all of them passed.
 """
@@ -18,15 +18,14 @@ from typing import Any, Literal, Unpack
 import onnx
 
 from passes.options import Options
-from passes.pipeline import MlpToAttention, pipeline
-from passes.plan import Plan, apply, sublayers_only
+from passes.plan import Plan, apply
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, silent, taken
 from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
-from rewriter.pipeline import AddedOutputs, Pass, Unit, keeps_signature, run_passes, split
+from rewriter.pipeline import Pass, Unit, keeps_signature, pipeline, run_passes, split
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.run import Way
@@ -82,13 +81,15 @@ def rewrite(
     """
     of_rewriting, of_proof = taken(options, Options, Settings)
     choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
+    certified = validate == "certificate"
+    if certified and (settings.inputs is not None or settings.providers or settings.dims):
+        raise UsageError("--certificate-only runs no model: leave out --inputs, --provider and --dim")
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
         unfit = {"passes": passes, "--force": force, "--inputs": settings.inputs, "--expose": choices.forms.expose}
         one = next((name for name, given in unfit.items() if given), None)
         if one is not None:
             raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
         return _folder(Path(model), output, options, progress or silent, dry_run=dry_run, validate=validate)
-    certified = validate == "certificate"
     if validate and not certified and not dry_run:
         settings = checked(settings)
     arrange = passes or (lambda each: each)
@@ -99,77 +100,73 @@ def rewrite(
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
-    if MlpToAttention.name not in [each.name for each in arrange(pipeline(choices))]:
-        raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
     start = Unit(source.proto, partial(read_tensor, source))
-    choices, sequence, unit = _planned(run, source, start, arrange, choices, None if certified else settings)
+    choices, applying, unit = _planned(run, source, start, arrange, choices, None if certified else settings)
     if validate and not dry_run and (certified or source.size <= LARGE):
-        unit = _noted(unit, domain_notes(unit.fact(Plan), run=not certified))
-    plan = unit.fact(Plan)
+        unit = _noted(unit, domain_notes(unit.plan, run=not certified))
+    plan = unit.plan
     report = planned_report(name_of(model), source, plan, choices)
     if dry_run or not plan.conversions:
         return run.finish(report)
     with run.step("apply", "replacing them by attention heads"):
-        unit = run_passes(split(sequence)[1], unit)
+        unit = run_passes(applying, unit)
         rewritten, alone = made(unit), _alone(unit)
-    if not keeps_signature(source.proto, rewritten, unit.fact(AddedOutputs).names):
+    if not keeps_signature(source.proto, rewritten, unit.added):
         raise ValidationError(
             "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
         )
     claims = claims_of(plan, choices.accuracy)
-    if choices.forms.expose and not unit.fact(AddedOutputs).names:
+    if choices.forms.expose and not unit.added:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
-    claims = tuple(replace(claim, exposed=exposed_by(claim.name, unit.fact(AddedOutputs).names)) for claim in claims)
+    claims = tuple(replace(claim, exposed=exposed_by(claim.name, unit.added)) for claim in claims)
     lowered = replace(source, proto=plan.model, path=None)
     apart = None if alone is None else replace(source, proto=alone, path=None)
     wanted = settings if validate else None
     models = source, rewritten, lowered, apart
     report = _finished(run, report, models, claims, wanted, out, force=force, run_models=not certified)
     if report.in_memory is not None:
-        report = replace(report, in_memory=like(model, source.complete(made(unit))))
+        report = replace(report, in_memory=like(model, source.complete(unit.model)))
     return run.finish(report)
 
 
 def made(unit: Unit) -> onnx.ModelProto:
-    """The model that the passes made."""
+    """The model that the passes made; tests plant errors here."""
     return unit.model
 
 
 def _planned(
     run: Run, source: LoadedModel, start: Unit, arrange: Arrange, choices: Options, settings: Settings | None
-) -> tuple[Options, tuple[Pass, ...], Unit]:
-    """The options, the passes, and their outcome; planned again where pre-activations had to be measured first.
+) -> tuple[Options, Sequence[Pass], Unit]:
+    """The options, the passes that apply the plan, and the plan, made again where pre-activations had to be measured.
 
     Without settings nothing is measured.
     """
 
-    def planned() -> tuple[tuple[Pass, ...], Unit]:
-        sequence = tuple(arrange(pipeline(choices)))
-        return sequence, run_passes(split(sequence)[0], start)
+    def planned() -> tuple[Sequence[Pass], Unit]:
+        planning, applying = split(tuple(arrange(pipeline(choices))))
+        return applying, run_passes(planning, start)
 
     with run.step("plan", "finding the MLP blocks"):
-        sequence, unit = planned()
+        applying, unit = planned()
     notes: tuple[str, ...] = ()
-    if unit.fact(Plan).undetermined and settings is not None:
+    if unit.plan.undetermined and settings is not None:
         with run.step("calibrate", "measuring pre-activations"):
-            choices, notes = _calibrated(run, source, unit.fact(Plan), choices, settings)
-            sequence, unit = planned()
-    return choices, sequence, _noted(unit, notes)
+            choices, notes = _calibrated(run, source, unit.plan, choices, settings)
+            applying, unit = planned()
+    return choices, applying, _noted(unit, notes)
 
 
 def _alone(unit: Unit) -> onnx.ModelProto | None:
     """A model whose heads can be cut out block by block; None if those of the result can."""
-    if unit.fact(Plan).whole is not None:
+    if unit.plan.whole is not None:
         # Bias tokens that the network carries do not belong to a single block.
-        plan = sublayers_only(unit.fact(Plan))
-        return made(unit.having(plan, model=apply(plan)))
-    heads = unit.stages[MlpToAttention.name]
-    return None if heads is unit.model else heads
+        plan = replace(unit.plan, whole=None)
+        return made(replace(unit, planned=plan, model=apply(plan)))
+    return None if unit.heads is unit.model else unit.heads
 
 
 def _noted(unit: Unit, notes: tuple[str, ...]) -> Unit:
-    plan = unit.fact(Plan)
-    return unit.having(replace(plan, notes=(*plan.notes, *notes)))
+    return replace(unit, planned=replace(unit.plan, notes=(*unit.plan.notes, *notes)))
 
 
 def _calibrated(

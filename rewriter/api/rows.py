@@ -146,15 +146,8 @@ def converted_row(conversion: Conversion) -> BlockRow:
 
 def left_row(left: Left) -> BlockRow:
     """The row of a candidate that stays as it is."""
-    return BlockRow(
-        name=left.name,
-        status="left",
-        activation=left.activation,
-        first=left.first,
-        second=left.second,
-        reason=left.miss.reason,
-        node=left.miss.node,
-    )
+    row = BlockRow(left.name, "left", left.activation, left.first, left.second)
+    return replace(row, reason=left.miss.reason, node=left.miss.node)
 
 
 def shape_of(model: onnx.ModelProto, size: int) -> Shape:

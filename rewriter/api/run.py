@@ -25,9 +25,8 @@ from passes.record import Record
 from rewriter.errors import RewriteError, UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, check_known, options_of, values_of
-from rewriter.proof.inputs.given import Inputs as GivenInputs
-from rewriter.proof.inputs.given import as_given
-from rewriter.proof.settings import Settings
+from rewriter.proof.settings import Inputs as GivenInputs
+from rewriter.proof.settings import Settings, as_given
 from rewriter.proof.validate import Progress
 from rewriter.report.report import Report
 from rewriter.text import clean
@@ -70,12 +69,7 @@ class Run:
 
 
 def checked_options(**given: Any) -> Options:
-    """The options of the rewriting, from keywords.
-
-    Raises:
-        UsageError: a value is unknown, out of range, or incompatible with another one.
-        TypeError: a keyword is unknown.
-    """
+    """The options of the rewriting, from keywords; UsageError where a value is unfit, TypeError for other keywords."""
     options = build(Options, given)
     values = values_of(options.forms)
     for each in options_of(FormOptions):
@@ -90,18 +84,14 @@ def checked_options(**given: Any) -> Options:
 
 
 def _check_exposed(options: Options) -> None:
-    """Raise UsageError where tensors cannot be exposed as asked."""
     for text in options.forms.expose:
         names, colon, glob = text.partition(":")
         odd = next((name for name in names.split(",") if name not in EXPOSED), None)
         if odd is not None or (colon and not glob):
             what = f"unknown tensor '{odd}'" if odd is not None else "no blocks behind the colon"
             raise UsageError(f"expose is '{text}': {what}; write {', '.join(EXPOSED)}, or pattern:GLOB for some blocks")
-    if options.form not in ("compact", "masked") and options.forms.spelling != "softmax":
-        raise UsageError(
-            f"only the forms compact and masked, and local with --option spelling=softmax, can expose tensors, not "
-            f"{options.form}"
-        )
+    if options.form not in ("compact", "masked"):
+        raise UsageError(f"only the forms compact and masked can expose tensors, not {options.form}")
 
 
 class RunKeywords(TypedDict, total=False):
@@ -128,7 +118,6 @@ class RewriteKeywords(RunKeywords, total=False):
     accuracy: float | None
     domain: float | None
     max_tokens: int | None
-    spelling: str
     expose: str | Sequence[str]
     head_dim: int | None
     proof: str
@@ -143,22 +132,8 @@ class CompareKeywords(RunKeywords, total=False):
     bisect: bool
 
 
-class BenchKeywords(RunKeywords, total=False):
-    """The options of `rewriter.bench`."""
-
-    tokens: int | Sequence[int]
-    batch: int
-    past: int
-    repeat: int
-    threads: int
-
-
 def taken(given: Mapping[str, Any], *kinds: type) -> Iterator[dict[str, Any]]:
-    """The keywords that are options of each of some dataclasses.
-
-    Raises:
-        TypeError: a keyword is no option of any.
-    """
+    """The keywords that are options of each of some dataclasses; TypeError where one is not an option of any."""
     names = [[each.name for each in options_of(kind)] for kind in kinds]
     check_known(given, [name for each in names for name in each])
     for each in names:
@@ -166,12 +141,7 @@ def taken(given: Mapping[str, Any], *kinds: type) -> Iterator[dict[str, Any]]:
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """The options of the proof, from keywords; default providers are not filled in yet.
-
-    Raises:
-        UsageError: a value is unknown or out of range.
-        TypeError: a keyword is unknown.
-    """
+    """The options of the proof, from keywords as `checked_options`; default providers are not filled in yet."""
     inputs, dims = given.get("inputs"), dict(given.get("dims") or {})
     return build(Settings, {**given, "inputs": None if inputs is None else as_given(inputs), "dims": dims})
 
@@ -231,7 +201,6 @@ def _version(name: str) -> str:
 
 @cache
 def _processor() -> str:
-    """The processor's name, from /proc/cpuinfo on Linux and from `platform.processor` elsewhere."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

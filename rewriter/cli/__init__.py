@@ -156,11 +156,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> tuple[click.Command, list[str]]:
-    """The subcommand that the first word names and the other words, or the plain command and all words.
-
-    Raises:
-        UsageError: the first word looks like a subcommand and no file has that name, or two models are given.
-    """
+    """The subcommand that the first word names and the other words, or the plain command and all words."""
     if not arguments:
         return convert, ["--help"]
     first = arguments[0]

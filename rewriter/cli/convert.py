@@ -21,6 +21,7 @@ from rewriter.cli.options import (
     report_option,
 )
 from rewriter.errors import UsageError
+from rewriter.files.atomic import write_text
 from rewriter.proof.settings import Settings
 
 if TYPE_CHECKING:
@@ -161,9 +162,9 @@ def convert(
 
             certification_of(model, result.output, result.validation.certificate).write(certificate)
         if html is not None:
-            from rewriter.report.html import write_page
+            from rewriter.report.html import render
 
-            write_page(result, html)
+            write_text(html, render(result))
         show_report(console, result)
 
     how = {"quiet": quiet, "verbose": verbose}

@@ -78,7 +78,6 @@ def _show(console: Console, found: Inspection) -> None:
 
 
 def _forms(accounting: Accounting) -> Table:
-    """The cost of a block in each form; blocks of equal cost share a row."""
     from passes.forms import FORMS
     from rewriter.report.tables import Column, Table, columns
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
@@ -49,14 +49,22 @@ _top = click.option(
 )
 
 
-def _logits(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int | None, int | None]:
-    """The entry of a logit, and the one that is subtracted: N, or N-M."""
-    entry, minus, other = (text or "").partition("-")
+class Logit(NamedTuple):
+    """Entry `logit` of the output's last axis at a token, less entry `minus`."""
+
+    logit: int
+    minus: int | None
+    position: int
+
+
+def _logit_of(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Logit | None:
     if text is None:
-        return None, None
-    if not entry.isdecimal() or (minus and not other.isdecimal()):
-        raise click.BadParameter(f"'{text}' is neither N nor N-M, such as 318 or 318-262")
-    return int(entry), int(other) if minus else None
+        return None
+    read = re.fullmatch(r"(\d+)(?:-(\d+))?(?::(-?\d+))?", text, re.ASCII)
+    if read is None:
+        raise click.BadParameter(f"'{text}' is not N[-M][:TOKEN], such as 318, 318-262 or 318:5")
+    logit, minus, position = read.groups()
+    return Logit(int(logit), None if minus is None else int(minus), int(position or -1))
 
 
 def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command]:
@@ -100,24 +108,15 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
     return decorated
 
 
-def _one_logit(*, required: bool = True) -> Callable[[Command], Command]:
-    """The options of commands that take a logit apart: the inputs, and which entry of which token."""
-    options = (
-        click.option(
-            "--logit",
-            "pair",
-            metavar="N[-M]",
-            required=required,
-            callback=_logits,
-            help="Entry N of the output's last axis; N-M: its difference from entry M.",
-        ),
-        click.option("--position", type=int, metavar="N", default=-1, show_default=True, help="The token."),
+def _logit(told: str, *, required: bool = False) -> Callable[[Command], Command]:
+    """`--logit`, which the command receives as a `Logit`."""
+    entry = f"{told}entry N of the output's last axis, less entry M, at TOKEN; default: the last one."
+    return click.option(
+        "--logit", metavar="N[-M][:TOKEN]", required=required, callback=_logit_of, help=entry[0].upper() + entry[1:]
     )
-    return lambda command: _inputs("The inputs: one case.")(with_options(options)(command))
 
 
 def _files_of(inputs: Path | Text) -> tuple[Path, ...]:
-    """The files that inputs are read from, which no output may replace."""
     paths = (inputs,) if isinstance(inputs, Path) else (inputs.tokenizer, inputs.arrays)
     return tuple(Path(path) for path in paths if isinstance(path, Path))
 
@@ -147,9 +146,7 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     help="Write a page with patterns, activations and tokens of heads on one sequence of --inputs.",
 )
 @_inputs("With --html: the inputs, one case.", optional=True)
-@click.option(
-    "--logit", "pair", metavar="N[-M]", callback=_logits, help="With --html: attribute entry N of the output."
-)
+@_logit("With --html: attribute ")
 @report_option("the list of heads")
 def heads(
     model: Path,
@@ -158,7 +155,7 @@ def heads(
     report: Path | None,
     page: Path | None,
     inputs: Path | Text | None,
-    pair: tuple[int | None, int | None],
+    logit: Logit | None,
     tokenizer: Path | None,
 ) -> int:
     """List every head of MODEL, original heads and the heads of its neurons; -o also writes their weights.
@@ -166,15 +163,16 @@ def heads(
     MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. Whatever is not understood
     is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
+    from rewriter.files.atomic import write_text
     from rewriter.files.save import check_output
     from rewriter.interpret.index import check_suffix
     from rewriter.interpret.index import heads as index
     from rewriter.interpret.page import head_pictures
-    from rewriter.report.html.page import write_heads_page
+    from rewriter.report.html import render_heads
 
     files = (model, output, *(() if inputs is None else _files_of(inputs)))
     if page is None:
-        first = next((name for name, value in (("inputs", inputs), ("logit", pair[0])) if value is not None), None)
+        first = next((name for name, value in (("inputs", inputs), ("logit", logit)) if value is not None), None)
         if first is not None:
             raise UsageError(f"--{first} is for the page; add --html FILE.html")
     elif inputs is None:
@@ -190,7 +188,8 @@ def heads(
         check_output(output, source=found.source, force=False)
         found.write(output)
     if page is not None and inputs is not None:
-        write_heads_page(head_pictures(model, inputs, logit=pair[0], minus=pair[1], tokenizer=tokenizer), page)
+        asked = {} if logit is None else logit._asdict()
+        write_text(page, render_heads(head_pictures(model, inputs, tokenizer=tokenizer, **asked)))
     facts = found.to_json()
     write_report(report, lambda: facts)
     lines = [
@@ -205,8 +204,13 @@ def heads(
     written += "" if page is None else f", page written to {page}"
     last = f"{total} heads in {len(found.sublayers)} sublayers, {len(found)} tensors{written}"
     if not found.sublayers:
-        reason = "what there is is not understood" if found.missed else "the model has no attention and no MLP block"
-        _echo([*lines, f"rewrite: no heads were found: {reason}"], STANDARD)
+        kinds = [miss.kind == "attention" for miss in found.missed if miss.kind == "attention" or miss.node]
+        counts = (kinds.count(True), "attention layer"), (kinds.count(False), "MLP block")
+        lost = " and ".join(counted(*each) for each in counts if each[0])
+        reason = f"; {lost} {'is' if len(kinds) == 1 else 'are'} listed above with the reason"
+        if not kinds:
+            reason = ", for the reason above" if found.missed else ": the model has no attention and no MLP block"
+        _echo([*lines, f"rewrite: no heads were found{reason}"], STANDARD)
         return int(ExitStatus.NOTHING_TO_CONVERT)
     _echo((*lines, last), report)
     return int(ExitStatus.CONVERTED)
@@ -273,7 +277,8 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     usage="this output, neuron or head cannot be attributed",
 )
 @_model
-@_one_logit(required=False)
+@_inputs("The inputs: one case.")
+@_logit("Attribute ")
 @click.option(
     "--why",
     metavar="HEAD[:QUERY[:KEY]]",
@@ -285,22 +290,22 @@ def attribute(
     model: Path,
     *,
     inputs: Path | Text,
-    pair: tuple[int | None, int | None],
+    logit: Logit | None,
     why: str | None,
     top: int,
     report: Path | None,
-    position: int,
 ) -> int:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
     Patterns, gates of neurons and normalisation denominators are held at their values; both sums equal the logit, and
     the residual is printed. With --why a neuron, as blocks.0.mlp_heads[68], or an original head, as
-    blocks.1.attn[0]:6:2, is attributed to what it reads. QUERY is --position by default, KEY what it attends to most.
+    blocks.1.attn[0]:6:2, is attributed to what it reads. QUERY is the last token by default, KEY what it attends to
+    most.
     """
     check_report(report, (model, *_files_of(inputs)))
-    if (pair[0] is None) == (why is None):
+    if (logit is None) == (why is None):
         raise UsageError("pass --logit N or --why HEAD" + ("" if why is None else ", not both"))
-    lines, facts = _why(model, inputs, why, position, top) if why else _logit(model, inputs, pair, position, top)
+    lines, facts = _why(model, inputs, why or "", top) if logit is None else _attributed(model, inputs, logit, top)
     write_report(report, lambda: facts)
     _echo(lines, report)
     return 0
@@ -310,11 +315,11 @@ Told = tuple[list[str], dict[str, Any]]
 """Lines to print, and the report."""
 
 
-def _logit(model: Path, inputs: Path | Text, pair: tuple[int | None, int | None], position: int, top: int) -> Told:
+def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Told:
     from rewriter.interpret.attribute import attribute as attributed
     from rewriter.report.report import plain_data
 
-    found = attributed(model, inputs, pair[0] or 0, minus=pair[1], position=position)
+    found = attributed(model, inputs, **logit._asdict())
     sums = {"direct": found.direct, "paths": found.paths}
     texts = {"tokens": list(found.tokens), "entries": list(found.entries)} if found.tokens else {}
     all_parts = {name: {part: array.tolist() for part, array in parts.items()} for name, parts in sums.items()}
@@ -331,7 +336,7 @@ def _difference(entries: Iterable[str]) -> str:
     return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
 
 
-def _why(model: Path, inputs: Path | Text, asked: str, position: int, top: int) -> Told:
+def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Told:
     from rewriter.interpret.why import why
     from rewriter.report.report import plain_data
 
@@ -339,7 +344,7 @@ def _why(model: Path, inputs: Path | Text, asked: str, position: int, top: int) 
     if read is None:
         raise UsageError(f"--why: '{asked}' is not HEAD[:QUERY[:KEY]], such as blocks.1.attn[0]:6:2")
     head, query, key = read.groups()
-    found = why(model, inputs, head, query=int(query or position), key=None if key is None else int(key))
+    found = why(model, inputs, head, query=int(query or -1), key=None if key is None else int(key))
 
     def at(token: int) -> str:
         return f"token {token}" + (f" '{found.tokens[token]}'" if found.tokens else "")
@@ -375,9 +380,10 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
     MODEL, ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed"
 )
 @_model
-@_one_logit()
+@_inputs("The inputs: one case.")
+@_logit("", required=True)
 @file_option("-o", "--out", metavar="FILE.json", help="Write the pruned graph, with its scores, to FILE.json.")
-def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out: Path | None, position: int) -> int:
+def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -> int:
     """Make the attribution graph of a logit: tokens, biases, heads and neurons, and their direct effects.
 
     Edges are exact with patterns and normalisation denominators held, without transcoders and without error nodes. The
@@ -389,11 +395,11 @@ def graph(model: Path, *, inputs: Path | Text, pair: tuple[int, int | None], out
     from rewriter.interpret.graph import attribution_graph
     from rewriter.report.report import plain_data, write_json
 
-    found = attribution_graph(model, inputs, pair[0], minus=pair[1], position=position)
+    found = attribution_graph(model, inputs, **logit._asdict())
     made = plain_data(found.to_json())
     if out is not None:
         write_json(out, made)
-    spelled = found.entries != tuple(str(entry) for entry in pair if entry is not None)
+    spelled = found.entries != tuple(str(entry) for entry in logit[:2] if entry is not None)
     facts, written = made["metadata"], "" if out is None else f", written to {out}"
     lines = (
         f"logit {found.logit:.6g}{_difference(found.entries) if spelled else ''}",

@@ -175,10 +175,8 @@ def check_page(page: Path | None, others: Sequence[Path | None], *, force: bool 
 def declared_options(*kinds: type, only: Collection[str] | None = None, **instead: Any) -> Callable[[Any], Any]:
     """Add the options of dataclasses to a command, which receives them under their Python names.
 
-    Args:
-        *kinds: the dataclasses.
-        only: names of the options to add; default: all that are not rare.
-        **instead: click attributes that differ for this command, by option name, as `name={"help": ...}`.
+    Those named `only` are added, by default all that are not rare; `instead` are click attributes that differ for this
+    command, by option name, as `name={"help": ...}`.
     """
     every = [each for kind in kinds for each in options_of(kind)]
     found = [each for each in every if (not each.rare if only is None else each.name in only)]

@@ -20,11 +20,13 @@ from rewriter.cli.options import (
 )
 from rewriter.compare import CompareOptions
 from rewriter.proof.settings import Settings
-from rewriter.timing import BenchOptions
+from rewriter.text import first_of
 
 if TYPE_CHECKING:
+    from rewriter.api.benching import Benchmark, TimeRow
     from rewriter.report.certification import Certification
     from rewriter.report.comparison import Comparison
+    from rewriter.report.terminal.console import Console
 
 _model = click.Path(path_type=Path)
 _pair = with_options((click.argument("original", type=_model), click.argument("rewritten", type=_model)))
@@ -68,14 +70,13 @@ def validate(original: Path, rewritten: Path, **options: Any) -> int:
 @click.argument("b", type=_model)
 @click.option("--graph-only", is_flag=True, help="Compare the files, run nothing.")
 @_RUN
-@declared_options(CompareOptions, only=("atol", "rtol"))
 @_SHOWN
 def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
     """Compare two models: operators, nodes, metadata, weights bit for bit, and what they compute.
 
-    Nodes are matched by name and by structure, so a renamed node does not count as different. Outputs are judged as
-    by `rewrite validate`. Two different graphs may compute the same, so the outputs decide the exit status, and the
-    graphs only where nothing is run.
+    Nodes are matched by name and by structure, so a renamed node does not count as different. Outputs are judged as by
+    `rewrite validate`, which also takes a tolerance. Two different graphs may compute the same, so the outputs decide
+    the exit status, and the graphs only where nothing is run.
     """
     from rewriter import diff as compare
 
@@ -85,7 +86,6 @@ def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
 def _compared(
     compare: Callable[..., Comparison], a: Path, b: Path, *, report: Path | None, verbose: bool, **options: Any
 ) -> int:
-    """Compare two models, print and write what was found."""
     check_report(report, (a, b))
     from rewriter.report.terminal.comparison import show_comparison
 
@@ -130,7 +130,9 @@ def certify(original: Path, rewritten: Path, *, check: Path | None, accuracy: fl
 @command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")
 @_pair
 @click.argument("more", type=_model, nargs=-1)
-@declared_options(BenchOptions)
+@click.option(
+    "--tokens", type=int, metavar="N", multiple=True, help="Number of tokens of a sequence (repeatable). Default: 128."
+)
 @declared_options(
     Settings,
     only=("providers", "inputs"),
@@ -155,7 +157,29 @@ def bench(
     """
     check_report(report, (original, rewritten, *more))
     from rewriter import bench as measure
-    from rewriter.report.terminal.comparison import show_benchmark
 
     models = (original, rewritten, *more)
-    return carried_out(report, lambda told: measure(*models, progress=told, **options), show_benchmark)
+    return carried_out(report, lambda told: measure(*models, progress=told, **options), _show_times)
+
+
+def _show_times(console: Console, found: Benchmark) -> None:
+    from rewriter.report.tables import Cell, Column, Row, Table
+
+    several = len({row.provider for row in found.times}) > 1
+
+    def cells(row: TimeRow) -> Row:
+        over, place = row.over_original, row.provider if several else None
+        ratios = (None,) * 3 if over is None else (over.paired, f"{over.low:.3f} to {over.high:.3f}", over.of_fastest)
+        what = (row.inputs, place, row.model, row.milliseconds, *ratios, row.load_seconds, row.peak_mb)
+        return tuple(Cell(each, f"{each:.3f}") if isinstance(each, float) else each for each in what)
+
+    heads = (Column("inputs"), Column("provider"), Column("model", "name"))
+    ratios = (Column("over original", "ratio"), Column("its quartiles"), Column("of fastest", "ratio"))
+    heads = (*heads, Column("ms", "ratio"), *ratios, Column("load s", "ratio"), Column("peak memory MB", "count"))
+    title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
+    console.part(Table(title, heads, tuple(map(cells, found.times))).filled())
+    left = ((row.model, row.provider, tuple(row.cpu_nodes or ())) for row in found.times)
+    for name, provider, nodes in dict.fromkeys(left):
+        if nodes:
+            console.line(f"{name} on {provider}, ran on the CPU: {first_of(nodes)}", "yellow")
+    console.line(found.summary, "bold green")

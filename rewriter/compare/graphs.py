@@ -127,10 +127,8 @@ class _Numbered:
     """The nodes and weights of a model by number; B's take over numbers of A's.
 
     Attributes:
-        loaded: the model.
-        model: the same as the certificate sees it; `main` is its main graph.
-        nodes: number and node, in graph order, of the main graph.
-        known: the numbers of these.
+        model: the model as the certificate sees it; `main` is its main graph.
+        nodes: number and node, in graph order, of the main graph; `known` are their numbers.
         makers: tensor of the main graph to the number of the node that makes it.
         weights: number and tensor of initializers and Constant nodes; those of bodies behind the way to the body.
     """
@@ -201,7 +199,6 @@ def _regions(a: _Numbered, b: _Numbered) -> Iterator[Change]:
 
 
 def _what(a: Scope, b: Scope, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:
-    """What changed in a node that has a counterpart."""
     if len(ours) != 1 or len(theirs) != 1 or key_of(ours[0]) != key_of(theirs[0]):
         return
     parts: list[dict[str, object]] = []
@@ -227,7 +224,6 @@ def _span(nodes: Sequence[onnx.NodeProto]) -> str | None:
 
 
 def _weight_changes(a: _Numbered, b: _Numbered) -> Iterator[Change]:
-    """Weights of one name with other bytes, and those that one side has neither by name nor by content."""
     held = [{number for number, _ in side.weights.values()} for side in (a, b)]
     for name in sorted(a.weights.keys() | b.weights.keys()):
         (one, ours), (two, theirs) = (side.weights.get(name, ("", None)) for side in (a, b))
@@ -275,7 +271,6 @@ def _declared_changes(a: LoadedModel, b: LoadedModel) -> Iterator[Change]:
 
 
 def _stated(proto: onnx.ModelProto, used: set[str]) -> dict[str, dict[str, str]]:
-    """By kind, the names and texts of what a model states."""
     versions = {domain: str(version) for domain, version in opsets(proto.opset_import).items()}
     producer = f"{decoded(proto.producer_name)} {decoded(proto.producer_version)}".strip()
     about = {"IR version": str(proto.ir_version), "producer": producer, "graph": proto.graph.name}

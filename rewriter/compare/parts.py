@@ -118,13 +118,9 @@ class Bisection:
     """Two models with their boundaries, and how to run the parts: A without graph optimisation, B with it.
 
     Attributes:
-        a: the original.
-        b: the other model.
         marks: tensor to label, in A's order, as of `boundaries`.
         cases: inputs that A accepts.
-        provider: execution provider.
         points: where A gets noise, with the bounds that are certified there.
-        progress: called with a description of the step, the number of steps done, and the number of all steps.
     """
 
     a: Side
@@ -136,11 +132,7 @@ class Bisection:
     progress: Progress = lambda _what, _done, _total: None
 
     def parts(self) -> tuple[Part, ...]:
-        """Run every part of B alone on the values of A, in the order of the boundaries.
-
-        Raises:
-            ValidationError: A cannot be loaded with additional outputs.
-        """
+        """Run every part of B alone on A's values, in order; ValidationError where A cannot have further outputs."""
         found: list[Part] = []
         count, tensors = _FIRST, list(self.marks)
         while len(found) < len(tensors):
@@ -180,7 +172,6 @@ class Bisection:
         return replace(part, causes=tuple(causes[:_MOST_CAUSES]))
 
     def _cuts(self, tensor: str) -> tuple[Cut, Cut]:
-        """The part of A that ends in a tensor, and that of B."""
         a, b = (upstream(side.main, frozenset(self.marks), [tensor]) for side in (self.a, self.b))
         return a, b
 

@@ -176,8 +176,7 @@ _SKIPPED = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
 def files_of(folder: Path) -> tuple[Path, ...]:
     """The files of a folder and of the folders in it, sorted, relative to it; folders of tools are left out.
 
-    Raises:
-        UsageError: the folder cannot be read, or holds links or devices, which are not followed.
+    Raises UsageError where it cannot be read, or holds links or devices, which are not followed.
     """
 
     def fail(error: OSError) -> None:
@@ -215,11 +214,7 @@ def check_new_folder(out: Path, source: Path) -> None:
 
 @contextmanager
 def copied_folder(source: Path, files: Sequence[Path], out: Path) -> Iterator[Path]:
-    """Copy files of `source` to a hidden folder beside `out`, which `publish` renames; else it is removed at the end.
-
-    Raises:
-        UsageError: a file cannot be read or written.
-    """
+    """Copy files of `source` to a hidden folder beside `out`, which `publish` renames; otherwise it is removed."""
     with ExitStack() as stack:
         with os_errors("write", out):
             staged, _ = stack.enter_context(hidden(out.absolute(), FOLDER))

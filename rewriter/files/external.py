@@ -188,14 +188,9 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
-    """Let the external data of `proto` name the blobs that its links point to, if those are links of a cache.
+    """Let the external data of `proto`, read from `folder`, name the blobs that its links in a cache point to.
 
-    Args:
-        proto: a model that was read from `folder`; changed in place if one of its data files is such a link.
-        folder: the directory of the model.
-
-    Returns:
-        The directory in which external data is resolved: that of the cache if locations were changed, else `folder`.
+    Returns the directory in which external data is resolved: the cache's if locations were changed, else `folder`.
     """
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]

@@ -28,6 +28,7 @@ from rewriter.files.external import ExternalRef, open_inside, read_external, res
 from rewriter.files.mapped import without_weights
 from rewriter.files.soundness import check_structure, overridden, sort_main_graph
 from rewriter.files.tensors import byte_count, check_inline, element_type
+from rewriter.graph.extract import bytes_of
 from rewriter.graph.view import key_of
 from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors
 from rewriter.text import first_of, quoted
@@ -37,6 +38,9 @@ MAX_FILE = 2**31 - 1
 
 SMALL = 2**13
 """Bytes of the largest external tensor that is read with the model: 1,024 numbers of 64 bits."""
+
+_MOST_SMALL = 2**28
+"""Bytes of all of them: the ranges may overlap, so that a small file names gigabytes."""
 
 _MOST_DENSE = 2**30
 """Bytes of the sparse tensors of a model once they are written out."""
@@ -65,7 +69,7 @@ class LoadedModel:
     """A checked model and where it came from.
 
     Attributes:
-        proto: the model; external data is not loaded, initializers keep their references.
+        proto: the model; large external data is not loaded.
         path: absolute path of the file, as given (a link is not followed); None for a proto in memory.
         base_dir: directory that external data is resolved in, `path.parent` or the cache directory that its links
             stay in; None for a proto in memory.
@@ -177,10 +181,12 @@ def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]
 
 def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
     """Put the bytes of small external tensors into the model, beside their references, which `as_stored` restores."""
+    left = _MOST_SMALL
     for tensor in iter_tensors(proto):
         if not is_external(tensor):
             tensor.ClearField("external_data")  # without a meaning
-        elif byte_count(tensor) <= SMALL:
+        elif byte_count(tensor) <= min(SMALL, left):
+            left -= byte_count(tensor)
             tensor.raw_data = read_external(tensor, base_dir).tobytes()
             tensor.data_location = onnx.TensorProto.DEFAULT
 
@@ -200,7 +206,7 @@ def as_stored(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
     """Replace sparse initializers and Constants by dense ones, as runtimes do. Raises ModelError."""
     every = [*iter_sparse(proto)]
-    if sum(math.prod(each.dims) * element_type(each.values).bits for each in every) > 8 * _MOST_DENSE:
+    if sum(bytes_of(onnx.TensorProto(dims=each.dims, data_type=each.values.data_type)) for each in every) > _MOST_DENSE:
         raise ModelError(
             f"the sparse tensors of the model have more than {_MOST_DENSE / 2**30:.0f} GiB when they are written out; "
             "save it with dense weights as external data"
@@ -222,14 +228,16 @@ def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.Tensor
     bounds = dims if indices.ndim == 2 else (math.prod(dims),)
     fits = indices.dtype == np.int64 and values.ndim == 1 and indices.shape in ((number,), (number, len(dims)))
     places = indices.reshape(number, len(bounds)) if fits else None
-    if places is None or ((places < 0) | (places >= bounds)).any() or len(np.unique(places, axis=0)) < number:
+    known = places is not None and not ((places < 0) | (places >= bounds)).any()
+    strides = np.array([math.prod(bounds[axis + 1 :]) for axis in range(len(bounds))], np.int64)
+    flat = places @ strides if known else []
+    if len(np.unique(flat)) < number or not known:
         raise ModelError(
             f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values; "
             "export the model again"
         )
     full = np.zeros(dims, values.dtype)
-    if number:
-        full.reshape(-1)[np.ravel_multi_index(tuple(places.T), bounds)] = values
+    full.reshape(-1)[flat] = values
     return onnx.numpy_helper.from_array(full, name)
 
 
@@ -288,10 +296,7 @@ def external_bytes(references: tuple[ExternalRef, ...]) -> int:
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
-    """Read the values of one tensor of a model, inline or external, after checking it again.
-
-    Returns:
-        An array with the tensor's dims and element type (`ml_dtypes` for bfloat16, float8 and 4-bit types).
+    """Read one tensor of a model, inline or external, after checking it again; narrow types are those of `ml_dtypes`.
 
     Raises:
         ModelError: the data does not match the dims, or the data file was replaced by something that
@@ -317,22 +322,12 @@ def _values(tensor: onnx.TensorProto, base_dir: Path | None) -> np.ndarray:
     check_inline(tensor)
     try:
         return onnx.numpy_helper.to_array(tensor)
-    except (
-        ValueError,
-        TypeError,
-        OverflowError,
-    ) as error:
-        # Such as a string that is not valid UTF-8.
+    except (ValueError, TypeError, OverflowError) as error:  # such as a string that is not valid UTF-8
         raise ModelError(f"tensor {name} holds values outside its element type; export the model again") from error
 
 
 def self_contained(source: LoadedModel) -> onnx.ModelProto:
-    """A copy of a model with all weights inline.
-
-    Raises:
-        UsageError: the model has 2 GiB or more, which no model in memory can have.
-        ModelError: weights cannot be read.
-    """
+    """A copy of a model with all weights inline. Raises UsageError for 2 GiB or more, ModelError for bad data."""
     if source.size > MAX_FILE:
         raise UsageError(f"the model has {source.size / 2**30:.1f} GiB; a model in memory can have less than 2")
     result = deepcopy(source.complete(source.proto))
@@ -346,11 +341,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:
-    """Parse the bytes of a model file, or `content` in their place; `what` is how messages call the model.
-
-    Raises:
-        ModelError: the bytes are no model; the message says what they look like.
-    """
+    """Parse the bytes of a model file, or `content` in their place. Raises ModelError, saying what they look like."""
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content or data)
     except DecodeError as error:

@@ -47,15 +47,10 @@ def without_weights(data: bytes, location: str) -> bytes | None:
 def inlined(
     model: onnx.ModelProto, lengths: Mapping[str, int], read: Callable[[onnx.TensorProto], bytes | memoryview]
 ) -> tuple[int, Iterator[bytes | memoryview]]:
-    """Serialise a model with the bytes of some initializers of its main graph inline.
+    """Serialise a model with the bytes of some initializers of its main graph inline: the size, and the pieces.
 
-    Args:
-        model: the model; it is not changed.
-        lengths: the initializers that are to be inline, with their sizes in bytes.
-        read: returns the bytes of one of them; called when they are due, so that one weight is in memory at a time.
-
-    Returns:
-        The size in bytes, and the pieces in order.
+    `lengths` are the sizes of those initializers. `read` is called when the bytes of one are due, so that one weight is
+    in memory at a time.
     """
     if not lengths:
         whole = model.SerializeToString(deterministic=True)
@@ -117,8 +112,7 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
 def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[tuple[int, int, int, int]]:
     """The fields of a message: number, where it begins, and where its contents start and end.
 
-    Raises:
-        _OddError: the bytes are not a message, or its field `message` has no contents.
+    Raises _OddError where the bytes are not a message, or its field `message` has no contents.
     """
     begin = start
     while begin < last:

@@ -73,11 +73,7 @@ class StagedModel:
         return self._renaming and not os.path.lexists(self.path)
 
     def commit(self) -> None:
-        """Rename the staged file to OUT, atomically and durably. A second call does nothing.
-
-        Raises:
-            UsageError: OUT meanwhile breaks a rule of `check_output`, or the rename failed.
-        """
+        """Rename the staged file to OUT, atomically and durably. A second call does nothing. Raises UsageError."""
         if self.committed:
             return
         # The proof may have taken hours since the first check; someone may have created OUT.
@@ -94,13 +90,7 @@ class StagedModel:
 
 @contextmanager
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
-    """Write a model beside OUT, for the caller to check and `commit`.
-
-    Args:
-        proto: the model to write, without the fallbacks of the source; its external references are those of it.
-        out: the output path.
-        source: the model that `proto` was made from.
-        force: whether an existing OUT may be replaced.
+    """Write a model that was built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
 
     Raises:
         UsageError: `out` breaks a rule of `check_output`, or the disk refuses (full, read-only, quota).

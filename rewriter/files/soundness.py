@@ -253,13 +253,7 @@ def _title(node: onnx.NodeProto) -> str:
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """Check the local functions of a model, in time linear in its size.
-
-    Raises:
-        ModelError: a function is defined twice, unnamed, in the domain of ONNX under a name that is not an operator's,
-            or recursive (directly or mutually), or inlining would yield more than `MAX_INLINED` nodes; or more than
-            `MAX_CALLS` functions call each other in a chain.
-    """
+    """Check the local functions of a model, in time linear in its size. Raises ModelError."""
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
         key = ("" if function.domain in ONNX_DOMAINS else function.domain, function.name, function.overload)

@@ -84,11 +84,7 @@ def filled_fields(tensor: onnx.TensorProto) -> list[str]:
 
 
 def check_inline(tensor: onnx.TensorProto) -> None:
-    """Check that a tensor holds its values inline, in one field, and as many as its dims require.
-
-    Raises:
-        ModelError: values are missing, left over, in two fields, in the wrong field, or in segments.
-    """
+    """Raise ModelError unless a tensor holds its values inline, in one field, and as many as its dims require."""
     element, name = element_type(tensor), quoted(tensor.name)
     count = count_elements(tensor.dims, tensor.name, element.bits)
     if tensor.HasField("segment"):

@@ -37,8 +37,7 @@ TokenText = Callable[[int], str]
 def open_tokenizer(tokenizer: Any) -> Any:
     """A `tokenizers.Tokenizer` without padding and truncation; from a `tokenizer.json`, a folder with one, or a copy.
 
-    Raises:
-        UsageError: `tokenizers` is not installed, or the tokenizer cannot be read.
+    Raises UsageError where `tokenizers` is not installed, or cannot read it.
     """
     try:
         from tokenizers import Tokenizer
@@ -90,11 +89,7 @@ def _visible(text: str) -> str:
 
 
 def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
-    """Token ids in words: by a `tokenizer.json`, or as numbers without one.
-
-    Raises:
-        UsageError: the package tokenizers is missing, or it does not read the file.
-    """
+    """Token ids in words: by a `tokenizer.json`, or as numbers without one. Raises UsageError as `open_tokenizer`."""
     if tokenizer is None:
         return str
     opened = open_tokenizer(tokenizer)

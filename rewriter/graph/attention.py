@@ -24,7 +24,8 @@ from onnx import TensorProto
 
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
 from rewriter.graph.edit import drop_dead
-from rewriter.graph.fused import MICROSOFT, Writer, with_parts
+from rewriter.graph.elementwise import MICROSOFT
+from rewriter.graph.fused import PRODUCTS, Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs
@@ -139,11 +140,7 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
-    """The nodes that an operator of the tables above stands for.
-
-    Raises:
-        LostError: it does something that the definition leaves out.
-    """
+    """The nodes that define an operator. Raises LostError if it does something that the definition leaves out."""
     written = _Written(node, types, opset)
     if key_of(node) not in DEFINITIONS:
         linear = node.op_type == "LinearAttention"
@@ -221,11 +218,9 @@ class _Written(Writer):
         return next(filter(None, kinds))
 
     def float(self, number: float) -> str:
-        """A number of the type of what it computes."""
         return self.constant(number, self.kind)
 
     def part(self, tensor: str, axis: int, start: int, stop: int) -> str:
-        """Entries `start` to `stop` along an axis."""
         return self.put("Slice", tensor, *(self.constant([each]) for each in (start, stop, axis)))
 
     def size(self, tensor: str, axis: int) -> str:
@@ -233,11 +228,9 @@ class _Written(Writer):
         return self.part(self.put("Shape", tensor), 0, axis, axis + 1)
 
     def axis(self, tensor: str, *axes: int) -> str:
-        """With further axes of length 1."""
         return self.along("Unsqueeze", tensor, axes)
 
     def along(self, operator: str, tensor: str, axes: Sequence[int], **attributes: Any) -> str:
-        """An operator along axes."""
         if self.opset < _AXES_AS_INPUT:
             return self.put(operator, tensor, axes=axes, **attributes)
         return self.put(operator, tensor, self.constant(axes), **attributes)
@@ -257,16 +250,10 @@ class _Written(Writer):
     def attended(
         self, query: str, key: str, value: str, shared: int, bias: str = "", seen: str = "", sink: str = ""
     ) -> str:
-        """What heads make of queries, keys and values by head.
+        """What heads compute from queries, keys and values by head, `shared` heads of queries with each of the keys.
 
-        Args:
-            query: queries.
-            key: keys.
-            value: values.
-            shared: how many heads of queries share one of keys and values.
-            bias: what is added to scores; empty for nothing.
-            seen: whether a query sees a key; empty for always.
-            sink: a score beside those of the keys, of any query; empty for none.
+        `bias` is added to scores, `seen` says whether a query sees a key, and `sink` is a score beside those of the
+        keys; each may be empty.
         """
         key, value = (self.repeated(each, shared) for each in (key, value))
         scale = self.float(self.number("scale", 0.0))
@@ -318,7 +305,6 @@ class _Written(Writer):
         )
 
     def grouped(self) -> None:
-        """GroupQueryAttention."""
         given = self.given
         heads, groups = (integer_of(self.node, name, 0) for name in ("num_heads", "kv_num_heads"))
         if integer_of(self.node, "causal", 1) != 1:
@@ -416,11 +402,7 @@ class _Written(Writer):
         self.outputs(self.joined(made), *([self.put("Concat", *both, axis=0)] if both else []))
 
     def masked(self, sides: Sequence[str], shared: int, pasts: Sequence[str]) -> tuple[str, str, str]:
-        """What heads make of queries, keys and values by head, of which queries see those that a mask keeps.
-
-        Returns:
-            z by head, and keys and values with the cache.
-        """
+        """z by head, where queries see the keys that a mask keeps; and keys and values with the cache."""
         (query, *fresh), past = sides, pasts[0]
         keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
@@ -455,14 +437,10 @@ class _Written(Writer):
 
     def added(self) -> None:
         """SkipLayerNormalization and its kind: a sum, and the norm of it."""
-        centred = self.node.op_type == "SkipLayerNormalization"
-        given, after = self.node.input, 3 + centred
-        biases = [name for name in given[after : after + 1] if name]  # of what optimisers put first
-        total = self.put("Add", self.put("Add", given[0], *biases) if biases else given[0], given[1])
-        norm = "LayerNormalization" if centred else "SimplifiedLayerNormalization"
-        scales = [name for name in given[2:after] if name]
-        made = self.put(norm, total, *scales, axis=-1, epsilon=self.number("epsilon", 1e-12))
-        self.outputs(made, "", "", total)
+        parts = PRODUCTS[key_of(self.node)](self.node)
+        if parts is None:
+            raise self.lost("how its mean and deviation are computed is not known")
+        self.nodes.extend(parts)
 
     def embedded(self) -> None:
         """EmbedLayerNormalization: the norm of a sum of rows of tables, and how many tokens a mask keeps."""
@@ -492,7 +470,6 @@ class _Written(Writer):
         return self.put("Reshape", numbers, self.constant([blocks[0], -1]), name="weight")
 
     def product(self) -> None:
-        """MatMulNBits."""
         made = self.put("MatMul", self.node.input[0], self.put("Transpose", self.weight(), perm=[1, 0]))
         self.outputs(self.put("Add", made, self.node.input[5]) if any(self.node.input[5:]) else made)
 
@@ -509,7 +486,6 @@ class _Written(Writer):
         self.outputs(made if alpha == 1.0 else self.put("Mul", made, self.float(alpha)))
 
     def rows(self) -> None:
-        """GatherBlockQuantized: rows of a table."""
         packed, place, scales, zeros = [*self.node.input, ""][:4]
         axes = [integer_of(self.node, "gather_axis", 0), integer_of(self.node, "quantize_axis", 1)]
         blocks = [each for each in self.types.get(scales, TensorType.UNKNOWN).shape or () if isinstance(each, int)]

@@ -33,7 +33,7 @@ _DEPTH = 64
 
 COMPUTED = SAME_NUMBERS | {
     *(name for domain, name in elementwise.OPERATORS if not domain),
-    *("Transpose", "Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear"),
+    *("Transpose", "Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear", "ScatterElements"),
 }
 """Operators of ONNX whose output is not larger than their operands."""
 
@@ -51,10 +51,18 @@ def small(tensor: onnx.TensorProto) -> AnyArray:
 class Constants:
     """Computes constants of one view, which must not change meanwhile; only small ones are kept."""
 
-    def __init__(self, view: GraphView, read: Read = small, sizes: Sizes = lambda _: None) -> None:
+    def __init__(
+        self,
+        view: GraphView,
+        read: Read = small,
+        sizes: Sizes = lambda _: None,
+        given: Mapping[str, AnyArray] | None = None,
+    ) -> None:
+        """Compute with weights as `read` has them, `sizes` of tensors, and `given` values of inputs."""
         self._view = view
         self._read = read
         self._sizes = sizes
+        self._given = given or {}
         self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
 
     def __contains__(self, tensor: str) -> bool:
@@ -91,11 +99,7 @@ class Constants:
         return value if value.size <= _SMALL and value.dtype.kind not in "OUS" else None
 
     def numbers(self, tensor: str) -> list[int]:
-        """The elements of a constant as integers.
-
-        Raises:
-            LostError: as `of`, or an element depends on an unknown size.
-        """
+        """The elements of a constant as integers. Raises LostError as `of`, or for an unknown size."""
         value = np.asarray(self.of(tensor)).reshape(-1)
         if value.dtype.kind not in "iub" and not np.isfinite(value.astype(np.float64)).all():
             raise LostError("it depends on a size that is not known", tensor)
@@ -123,6 +127,8 @@ class Constants:
         return known
 
     def _computed(self, tensor: str, depth: int, *, wide: bool) -> AnyArray:
+        if tensor in self._given:
+            return self._given[tensor]
         if tensor in self._view.overridable:
             raise LostError("a caller may override it", tensor)
         if tensor in self._view.initializers:
@@ -200,18 +206,7 @@ def computed(
     versions: Mapping[str, int],
     constants: Sequence[onnx.TensorProto] = (),
 ) -> list[Any]:
-    """What nodes make of known tensors, by onnx's reference evaluator.
-
-    Args:
-        nodes: in an order in which they can be run.
-        values: the tensors that they read.
-        outputs: the tensors that are asked for.
-        versions: operator sets by domain.
-        constants: initializers that they read as well.
-
-    Raises:
-        Exception: of any kind, for nodes that nothing would run.
-    """
+    """What nodes, in topological order, compute from known tensors, by onnx's evaluator. Raises any Exception."""
     from onnx.reference import ReferenceEvaluator  # slow to import
 
     helper = onnx.helper

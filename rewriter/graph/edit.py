@@ -25,13 +25,9 @@ so new constants become Constant nodes."""
 
 @dataclass(frozen=True)
 class Replacement:
-    """The nodes that replace what makes a tensor.
+    """New nodes, in topological order, that produce `output` in place of a region.
 
     Attributes:
-        output: the tensor that the region produces; the new nodes produce a tensor of the same name.
-        nodes: the new nodes, in topological order.
-        initializers: constants of the new nodes.
-        functions: model-local functions that the new nodes call.
         further: replacements elsewhere in the same graph that must be applied together with this one.
         exposed: new tensors that become outputs, if the graph is the main one.
     """
@@ -137,10 +133,8 @@ def inlined(model: onnx.ModelProto, only: Collection[Name] | None = None) -> onn
     """A copy of the model without its local functions, or without those in `only`.
 
     Functions that import another operator set stay, and all of them if a call passes an attribute on that may be absent
-    while the function that is called has a default for it: onnx cannot inline that.
-
-    Raises:
-        RuntimeError: one of `only` cannot be inlined.
+    while the function that is called has a default for it: onnx cannot inline that. Raises RuntimeError where that
+    concerns one of `only`.
     """
     copy = deepcopy(model)
     # onnx leaves out an attribute that a call does not give, default or not.

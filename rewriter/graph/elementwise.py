@@ -22,12 +22,15 @@ Evaluate = Callable[[Sequence[Array], Mapping[str, Any]], Array]
 
 MICROSOFT = "com.microsoft"
 
-_erf_scalar = np.frompyfunc(math.erf, 1, 1)
+
+def _each(function: Callable[[float], float], x: Array) -> Array:
+    # Nearly twice as fast as numpy.vectorize, and no list in memory; numpy itself has no erf.
+    return np.fromiter(map(function, x.flat), np.float64, x.size).reshape(x.shape)
 
 
 def erf(x: Array) -> Array:
     """Error function, entry by entry, to the last bit of float64 (math.erf)."""
-    return np.asarray(_erf_scalar(x), dtype=np.float64)
+    return _each(math.erf, x)
 
 
 def sigmoid(x: Array) -> Array:
@@ -41,12 +44,9 @@ def softplus(x: Array) -> Array:
     return np.logaddexp(0.0, x)
 
 
-_erfc_scalar = np.frompyfunc(math.erfc, 1, 1)
-
-
 def normal_cdf(x: Array) -> Array:
     """The normal distribution function Phi(x); erfc keeps the left tail accurate."""
-    return 0.5 * np.asarray(_erfc_scalar(-x / math.sqrt(2.0)), dtype=np.float64)
+    return 0.5 * _each(math.erfc, -x / math.sqrt(2.0))
 
 
 def gelu_erf(x: Array) -> Array:
@@ -77,7 +77,7 @@ def _with_bias(function: Callable[[Array], Array]) -> Evaluate:
     return lambda args, _: function(args[0] + args[1] if len(args) > 1 else args[0])
 
 
-_OWN: dict[tuple[str, str], Evaluate] = {
+OWN: dict[tuple[str, str], Evaluate] = {
     # Casts are exact here: what a region computes is identified in float64, and its rounding is measured by the proof.
     **dict.fromkeys((("", "Cast"), ("", "CastLike"), ("", "Dropout")), lambda args, _: args[0]),
     ("", "Clip"): _clip,
@@ -91,7 +91,7 @@ _OWN: dict[tuple[str, str], Evaluate] = {
     (MICROSOFT, "QuickGelu"): _swish(1.7020000219345093),
 }
 
-OPERATORS = frozenset(_OWN) | {
+OPERATORS = frozenset(OWN) | {
     ("", name)
     for name in (
         *("Identity", "Neg", "Add", "Sum", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Abs", "Sqrt", "Reciprocal"),
@@ -119,14 +119,10 @@ def is_elementwise(node: onnx.NodeProto) -> bool:
 
 
 def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
-    """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1.
-
-    Raises:
-        KeyError: the node is not elementwise.
-    """
+    """Apply an elementwise node to float64 inputs, in float64; truth values are 0 and 1. Raises KeyError for others."""
     if not is_elementwise(node):
         raise KeyError(node.op_type)
-    own = _OWN.get(key_of(node))
+    own = OWN.get(key_of(node))
     with np.errstate(all="ignore"):
         if own is not None:
             return np.asarray(own(args, attributes(node)), dtype=np.float64)

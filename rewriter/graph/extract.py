@@ -6,7 +6,7 @@ A block of a large model can then be run, and proved, in the memory of one block
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
@@ -16,9 +16,6 @@ import onnx
 from rewriter.graph.view import GraphView, needed
 from rewriter.graph.walk import reads
 
-ReadTensor = Callable[[onnx.TensorProto], onnx.TensorProto]
-"""Returns the initializer to put into the part, such as a copy with its bytes inline."""
-
 
 @dataclass(frozen=True)
 class Cut:
@@ -27,7 +24,6 @@ class Cut:
     Attributes:
         inputs: the tensors that the caller asked to start from, then other operands that do not depend on them, such
             as a shape computed elsewhere.
-        outputs: the tensors that the part ends at.
         nodes: indices of its nodes, in graph order.
     """
 
@@ -72,16 +68,11 @@ def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> 
 
 
 def extract(
-    model: onnx.ModelProto, view: GraphView, part: Cut, read: ReadTensor, *, elem_type: int = onnx.TensorProto.FLOAT
+    model: onnx.ModelProto, view: GraphView, part: Cut, *, elem_type: int = onnx.TensorProto.FLOAT
 ) -> onnx.ModelProto:
     """The part as a model with the opsets, IR version and functions of `model`, and only the weights it needs.
 
-    Args:
-        model: the model that `view` indexes.
-        view: the graph that `part` was cut from.
-        part: the part.
-        read: maps an initializer of `model` to the one of the result.
-        elem_type: declared element type of inputs that type inference knows nothing about; 0 declares none.
+    `elem_type` is declared for inputs of unknown type; 0 declares none.
     """
     result = onnx.ModelProto(ir_version=model.ir_version)
     result.opset_import.extend(model.opset_import)
@@ -91,7 +82,7 @@ def extract(
     for index in part.nodes:
         graph.node.append(view.nodes[index])
     needed = {name for node in graph.node for name in reads(node)} | set(part.outputs)
-    graph.initializer.extend(read(view.initializers[name]) for name in sorted(needed) if name in view.initializers)
+    graph.initializer.extend(view.initializers[name] for name in sorted(needed) if name in view.initializers)
     graph.input.extend(_value(view, name, elem_type) for name in part.inputs if name in needed)
     graph.output.extend(_value(view, name) for name in part.outputs)
     return result
@@ -127,17 +118,13 @@ def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProt
 # -- consecutive parts, so that a model can run without holding all of its weights ----------------------------------
 #
 # Each part reads only graph inputs and outputs of earlier parts, and together they compute what the graph computes.
-# Constant subexpressions are duplicated into every part that reads them, so that onnxruntime sees a constant there. A
-# node whose weights alone exceed the bound forms a part by itself.
+# Constant subexpressions are duplicated into every part that reads them, so that onnxruntime sees a constant there.
 
 
 def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]:
-    """Split what `wanted` needs of a graph into parts of at most `limit` bytes of weights, unless one node needs more.
+    """Split what `wanted` needs of a main graph into parts of at most `limit` bytes of weights.
 
-    Args:
-        view: the main graph of a model.
-        wanted: tensors that the parts must output.
-        limit: bound on the weights of a part, in bytes.
+    A node that needs more is a part by itself.
     """
     ends = [name for name in dict.fromkeys(wanted) if name not in view.inputs]
 

@@ -17,10 +17,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from rewriter.graph.edit import set_nodes
+from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import key_of
-from rewriter.graph.walk import all_graphs
+from rewriter.graph.walk import all_graphs, own_names
 
-MICROSOFT = "com.microsoft"
 Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
 """Gives the nodes that an operator stands for; None for one that stays as it is."""
 
@@ -59,15 +59,10 @@ class Writer:
         return self.put("Constant", value=numpy_helper.from_array(array))
 
     def dequantised(self, packed: str, scales: str, zeros: str, bits: int, blocks: Sequence[int], kind: int) -> str:
-        """(number - zero point) scale as type `kind`, of 4 or 8 bits.
+        """(number - zero point) scale as type `kind`, for numbers of 4 or 8 bits.
 
-        Args:
-            packed: the numbers, block by block.
-            scales: one for each block.
-            zeros: zero points, as numbers of type `kind`; empty for the middle of the range.
-            bits: bits of a number.
-            blocks: how many blocks there are, by axes; the result has one axis more, of a block's numbers.
-            kind: the element type.
+        Scales and zero points (of type `kind`; empty for the middle of the range) are one for each of the `blocks`; the
+        result has one axis more, of a block's numbers.
         """
         each = self.constant([*blocks, 1])
         middle = self.put("Reshape", zeros, each) if zeros else self.constant(2 ** (bits - 1), kind)
@@ -111,10 +106,7 @@ def with_parts(
 
 def names_in(model: onnx.ModelProto) -> set[str]:
     """The names of all tensors."""
-    graphs = list(all_graphs(model.graph))
-    found = {each.name for graph in graphs for each in (*graph.input, *graph.initializer)}
-    found |= {sparse.values.name for graph in graphs for sparse in graph.sparse_initializer}
-    return found | {name for graph in graphs for node in graph.node for name in node.output}
+    return set[str]().union(*map(own_names, all_graphs(model.graph)))
 
 
 def apart(
@@ -349,12 +341,8 @@ def saturating(
 ) -> frozenset[str]:
     """The outputs of operators that quantise what is negative to 0, and that no Relu precedes: quantisers drop it.
 
-    Their zero point is the smallest number of its type.
-
-    Args:
-        graph: the graph, without its bodies.
-        read: gives the values of an initializer, or None.
-        given: the initializers that a caller may replace.
+    Their zero point is the smallest number of its type. `read` gives the values of an initializer, or None; those in
+    `given` may be replaced by a caller. Bodies are left out.
     """
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.name not in given}
     single = {each.name: each for each in graph.initializer if each.name in ranks and math.prod(each.dims) == 1}
@@ -379,10 +367,7 @@ def in_parts(
     definitions: Mapping[tuple[str, str], Definition] = FUSED,
     relu: str = "relu",
 ) -> list[onnx.NodeProto]:
-    """The nodes that an operator stands for, itself where it is one; where its output is in `low`, with a Relu.
-
-    `relu` is part of the name of that.
-    """
+    """The nodes that define an operator, itself by default; where its output is in `low`, with a Relu named `relu`."""
     saturates = bool(node.output) and node.output[0] in low
     write = definitions.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates else None)
     *parts, last = (write and write(node)) or [node]

@@ -23,7 +23,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from rewriter.graph.fused import MICROSOFT, Writer, with_parts
+from rewriter.graph.elementwise import MICROSOFT
+from rewriter.graph.fused import Writer, with_parts
 from rewriter.graph.view import integer_of, key_of, opsets
 from rewriter.graph.walk import all_graphs
 from rewriter.text import quoted
@@ -60,16 +61,9 @@ def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
 def plain_experts(
     node: onnx.NodeProto, weights: Mapping[str, TensorProto], opset: int
 ) -> Sequence[onnx.NodeProto] | str | None:
-    """The plain operators that a mixture of experts stands for.
+    """The plain operators that define a mixture of experts; None for any other operator.
 
-    Args:
-        node: any operator.
-        weights: initializers by name, whose values are not read.
-        opset: the version of the default operator set.
-
-    Returns:
-        The nodes, of which the last makes the output; the reason, where the operator is not written out; None where it
-        is no mixture of experts.
+    The last node has its output. Where the operator is not written out, the reason. Values of weights are not read.
     """
     if key_of(node) not in EXPERTS:
         return None
@@ -85,12 +79,10 @@ class _Mixture(Writer):
 
     @cached_property
     def given(self) -> Mapping[str, str]:
-        """The operands that it has."""
         return {key: name for key, name in zip(EXPERTS[key_of(self.node)], self.node.input, strict=False) if name}
 
     @cached_property
     def activation(self) -> bytes:
-        """The name of its activation."""
         return next((each.s for each in self.node.attribute if each.name == "activation_type"), b"relu")
 
     @cached_property
@@ -162,7 +154,6 @@ class _Mixture(Writer):
     # -- the nodes -------------------------------------------------------------------------------------------------
 
     def written(self) -> Sequence[onnx.NodeProto]:
-        """All nodes."""
         given, last = self.given, self.constant([-1])
         hidden, kind = self.sizes["fc2"][1], self.weights[given["fc1"]].data_type
         if self.node.op_type == "QMoE":
@@ -203,7 +194,6 @@ class _Mixture(Writer):
         return self.put("Add", data, self.put("Unsqueeze", self.put("Cast", bias, to=kind), self.constant([1])))
 
     def activated(self, data: str, kind: int) -> str:
-        """The activation of every expert's neurons."""
         if self.activation == b"relu":
             return self.put("Relu", data)
         if self.activation == b"gelu":

@@ -16,14 +16,7 @@ NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation `x_hat * scale + bias` over the last axis.
-
-    Attributes:
-        output: its result.
-        scale: the constant; empty for none.
-        bias: the constant; empty for none.
-        data: x; empty where it is not found.
-    """
+    """A normalisation `x_hat * scale + bias` of `data` over the last axis; what is missing is empty."""
 
     output: str
     scale: str

@@ -27,9 +27,6 @@ class Fragment:
     """New nodes that refer to tensors of a model by name.
 
     A new tensor is called `<prefix>/<name>`, and so is its producer.
-
-    Attributes:
-        prefix: of the names of new tensors and nodes.
     """
 
     def __init__(self, prefix: str) -> None:

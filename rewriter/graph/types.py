@@ -60,7 +60,7 @@ class TensorType:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions, None when unknown."""
+        """Number of dimensions."""
         return None if self.shape is None else len(self.shape)
 
     def __str__(self) -> str:
@@ -80,6 +80,9 @@ _OPERANDS, _OUTPUTS = 24, 4
 _SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _OPERANDS - 1)
 """An output of the type and shape of the first operand; one of its type, in a shape that no operand tells."""
 
+_BLOCKED = "com.microsoft.nchwc"
+"""Domain of onnxruntime's operators on images whose channels are in blocks, and perhaps padded."""
+
 _LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
     (domain, name): rules
     for domain, rules, names in (
@@ -89,8 +92,8 @@ _LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
         ("com.microsoft", {0: ("Gather", 2, 0), 1: ("Compress", 0, 1), 2: ("Gather", 2, 0)}, "EmbedLayerNormalization"),
         ("com.microsoft", {0: _TYPE}, "Attention MultiHeadAttention GroupQueryAttention BiasAdd"),
         ("com.microsoft", {0: _TYPE}, "FusedConv NhwcFusedConv FusedGemm FusedMatMul GemmFastGelu"),
-        ("com.microsoft.nchwc", {0: _TYPE}, "Conv ReorderInput ReorderOutput Upsample"),
-        ("com.microsoft.nchwc", {0: _TYPE}, "MaxPool AveragePool GlobalAveragePool"),
+        (_BLOCKED, {0: _SAME}, "ReorderInput"),
+        (_BLOCKED, {0: _TYPE}, "ReorderOutput Upsample"),
     )
     for name in names.split()
 }
@@ -168,8 +171,12 @@ def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
 
 def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     """An operator that onnx knows, with the type and shape of a fused one that attributes decide; else the node."""
-    if node.domain != "com.microsoft" or not node.input or len(node.output) != 1:
+    if node.domain not in ("com.microsoft", _BLOCKED) or not node.input or len(node.output) != 1:
         return node
+    if node.domain == _BLOCKED and (node.domain, node.op_type) not in _LIKE:
+        plain = onnx.NodeProto.FromString(node.SerializeToString())  # Conv and pooling, as onnx has them
+        plain.ClearField("domain")
+        return plain
     sizes = {attribute.name: attribute.i for attribute in node.attribute}
     turned = [name for name, size in sizes.items() if "trans" in name and size]
     if node.op_type == "FusedMatMul" and not turned:
@@ -185,10 +192,14 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     elif node.op_type == "FusedMatMul" and turned == ["transB"] and weight is not None and len(weight.dims) > 1:
         matrix.data_type = weight.data_type
         matrix.dims.extend((*weight.dims[:-2], *weight.dims[:-3:-1]))
+    elif node.op_type == "ReorderOutput" and not sizes.get("channels_last"):  # a 1x1 kernel makes the same shape
+        matrix.data_type = onnx.TensorProto.FLOAT
+        matrix.dims.extend((sizes.get("channels", 0), 1, 1, 1))
     else:
         return node
     graph.initializer.append(_stub(matrix, bare=True))
-    return onnx.helper.make_node("MatMul", [node.input[0], matrix.name], node.output)
+    operator = "MatMul" if node.domain != _BLOCKED else "Conv"
+    return onnx.helper.make_node(operator, [node.input[0], matrix.name], node.output)
 
 
 def declared_types(graph: onnx.GraphProto, outer: Mapping[str, TensorType] | None = None) -> dict[str, TensorType]:

@@ -42,8 +42,6 @@ class Miss:
     """Why something was not found in a graph.
 
     Attributes:
-        reason: words that a user can act on.
-        node: where it failed.
         kind: `domain`: only the range of the pre-activations is missing; `attention`: it is attention.
     """
 
@@ -53,11 +51,7 @@ class Miss:
 
 
 class LostError(Exception):
-    """A tensor cannot be followed or computed.
-
-    Attributes:
-        miss: why, and at which node.
-    """
+    """A tensor cannot be followed or computed: `miss` says why, and at which node."""
 
     def __init__(self, reason: str, node: str, kind: Literal["", "domain"] = "") -> None:
         super().__init__(reason)
@@ -84,7 +78,7 @@ class GraphView:
             all of its initializers as inputs: IR version 3 required that and exporters kept the habit, so it does not
             mean that the weights are meant to be replaced.
         inputs: names of the graph's inputs, without those that only declare an initializer.
-        types: maps a tensor to its element type and shape, as far as inference knows them.
+        types: of a tensor, as far as inference knows them.
         opsets: maps an operator domain to its version; the default domain is the empty string.
     """
 
@@ -111,11 +105,9 @@ class GraphView:
             # A body may capture anything, so a control-flow node is never counted as constant.
             if node.op_type in _RANDOM or subgraphs(node):
                 continue
-            named = [name for name in node.input if name]
+            named = [name for name in _operands(node) if name]
             # A node without operands is constant only if it is a Constant: a custom operator may produce anything.
             is_source = node.op_type == "Constant" and self.is_onnx(node)
-            if node.op_type == "CastLike" and self.is_onnx(node):
-                named = named[:1]  # of the other operand only the type counts, which is the same in every run
             if is_source or (named and all(name in constant for name in named)):
                 constant.update(node.output)
         constant.discard("")
@@ -145,6 +137,10 @@ class GraphView:
         nodes = (self.nodes[index] for index in self.consumers.get(tensor, ()))
         return [node for node in nodes if node.op_type != "Shape"]
 
+    def reads_type(self, index: int, tensor: str) -> bool:
+        """Whether a node reads the type of a tensor alone."""
+        return tensor not in _operands(self.nodes[index])
+
     def has_further_readers(self, node: onnx.NodeProto) -> bool:
         """Whether an output of a node except the first is read, such as the mask of a Dropout."""
         return any(name in self.consumers or name in self.outputs for name in node.output[1:])
@@ -170,7 +166,7 @@ class GraphView:
             if name in ends or node is None or node.op_type not in through:
                 yield name
                 continue
-            fresh = [each for each in dict.fromkeys(node.input) if each and each not in seen]
+            fresh = [each for each in dict.fromkeys(_operands(node)) if each and each not in seen]
             seen.update(fresh)
             pending += fresh
 
@@ -181,6 +177,11 @@ class GraphView:
     def is_onnx(self, node: onnx.NodeProto) -> bool:
         """Whether `node` belongs to the default operator domain."""
         return node.domain in ONNX_DOMAINS
+
+
+def _operands(node: onnx.NodeProto) -> Sequence[str]:
+    """What a node computes with: of the second operand of a CastLike, only the type counts, which no input changes."""
+    return node.input[:1] if key_of(node) == ("", "CastLike") else node.input
 
 
 def key_of(node: onnx.NodeProto) -> tuple[str, str]:

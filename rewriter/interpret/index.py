@@ -240,9 +240,12 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     attending = re.compile("Softmax|.*Attention").fullmatch
-    inside = [(each.where, node) for each in plan.views[1:] for node in each.nodes if attending(node.op_type)]
-    reason = "attention in a body is not indexed"
-    bodies = [Miss(reason, f"{where}/{label(node)}", "attention") for where, node in inside]
+    bodies = [
+        Miss("attention in a body is not indexed", f"{each.where}/{label(node)}", "attention")
+        for each in plan.views[1:]
+        for place, node in enumerate(each.nodes)
+        if attending(node.op_type) and place not in plan.recognised.nodes(each)
+    ]
     builder = _Builder(tracer, Constants(view, read, lambda _: None), fold_ln=fold_ln, wide=wide, norms=not whole)
     named = named_sublayers(view, attention, neurons)
     tensors = {name: tensor for each in named for name, tensor in builder.of(each)}

@@ -118,7 +118,7 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
         for start in range(0, len(wanted), _TOGETHER):
             # Parts of the model, one after the other: all weights in float64 may not fit into memory.
             part = upstream(view, frozenset(found), wanted[start : start + _TOGETHER])
-            proto = extract(index.proto, view, part, lambda tensor: tensor)
+            proto = extract(index.proto, view, part)
             found |= open_reference(proto, index.source.base_dir).run(found)
     except NoReference as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason

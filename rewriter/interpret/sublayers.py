@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 
-from passes.forms import choose
+from passes.conversion import decide
 from passes.match.blocks import Block, Dataflow
 from passes.match.names import Namer
 from passes.match.projections import Projection, Projections, projections_of
@@ -122,7 +122,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
 def _heads(
     view: GraphView, block: Block, projections: Projections, program: str, *, whole: bool = False
 ) -> NeuronHeads:
-    chosen = choose(view, block, Options(form=PROGRAMS[program]), inline=True)
+    chosen = decide(view, block, Options(form=PROGRAMS[program]), inline=True)
     return NeuronHeads(
         name=block.name,
         node=view.producer[projections.result if whole else block.output],

@@ -103,11 +103,13 @@ class Signal:
 
 def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphView, read: Read, number: int) -> Shapes:
     """The shapes of the main graph's tensors in a small case; `model` is `file` with operators written out."""
-    given: Mapping[str, Shape] = {}
+    given, integers = dict[str, Shape](), dict[str, NDArray[Any]]()
     batch, tokens, past = _CASES[number]
     with suppress(UsageError):  # no inputs can be made
         maker = Maker(file)
-        given, _ = maker.sizes((batch, tokens, past if maker.cached else 0))
+        feeds = maker.case((batch, tokens, past if maker.cached else 0)).feeds
+        given = {name: array.shape for name, array in feeds.items()}
+        integers = {name: array for name, array in feeds.items() if array.dtype.kind in "iu"}
     skeleton, symbols = skeleton_of(model), dict[str, int]()
     for value in skeleton.graph.input:
         for axis, dim in enumerate(value.type.tensor_type.shape.dim):
@@ -115,7 +117,7 @@ def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphVie
             size = given[value.name][axis] if value.name in given else 2 * len(symbols) + tokens if axis else batch
             dim.dim_value = dim.dim_value or symbols.setdefault(name, size)
     forget_symbols(skeleton)  # declared shapes would win over what follows from these sizes
-    shapes = Shapes(view, symbols, read=read)
+    shapes = Shapes(view, symbols, read=read, given=integers)
     for tensor, sizes in shapes_in_numbers(inferred_graph(skeleton)).items():
         shapes.set(tensor, sizes)
     for node in view.nodes:  # where inference stopped
@@ -218,11 +220,8 @@ class Tracer:
             return self._moved(node, output, follow(node.input[0]))
         if key == ("", "Concat"):
             return _concatenated([follow(name) for name in node.input], attributes(node)["axis"])
-        if key == ("", "TensorScatter"):  # rows of a cache, in its order: where they stand does not matter
-            axis, new = integer_of(node, "axis", -2), follow(node.input[1])
-            rest = list(new.shape)
-            rest[axis] = self.shape(node.input[0])[axis] - new.shape[axis]
-            return _concatenated([new, Signal(tuple(rest), ())], axis)
+        if key in _WRITES:
+            return self._written(node, follow)
         if key == ("", "Neg"):
             return follow(node.input[0]).scaled(-1.0)
         if key in (("", "Mul"), ("", "Div")):
@@ -232,6 +231,20 @@ class Tracer:
         product = linear_operator(self.view, self.constants, self.view.producer[output])
         reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
         raise LostError(reason, label(node))
+
+    def _written(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
+        """Entries written into others, such as new keys into a cache: where, the inputs of the case say."""
+        old, new, where = (node.input[place] for place in (0, *_WRITES[key_of(node)]))
+        try:
+            places = {where: self._shapes.values.of(where)}
+        except Exception as error:  # onnx's evaluator raises of any kind
+            raise LostError("where it writes is not known", label(node)) from error
+
+        def write(pieces: list[NDArray[Any]]) -> NDArray[Any]:
+            given = dict(zip((old, new), pieces, strict=True))
+            return np.asarray(computed([node], given | places, node.output, {"": self.view.opsets.get("", 1)})[0])
+
+        return _joined([follow(old), follow(new)], write)
 
     def _normed(self, norm: Norm, data: Signal) -> Signal:
         """Through a normalisation."""
@@ -337,6 +350,11 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
         piece if piece.sources else replace(piece, shape=tuple(shape))
         for piece, shape in zip(pieces, apart, strict=True)
     ]
+    return _joined(pieces, lambda arrays: np.concatenate(arrays, axis))
+
+
+def _joined(pieces: list[Signal], join: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Signal:
+    """One tensor of the entries of several."""
     found = []
     for name in dict.fromkeys(source.name for piece in pieces for source in piece.sources):
         index, factor = [], []
@@ -344,11 +362,14 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
             own = next((source for source in piece.sources if source.name == name), None)
             index.append(np.full(piece.shape, -1) if own is None else own.index)
             factor.append(np.ones(piece.shape) if own is None else own.factor)
-        found.append(EntrySource(name, np.concatenate(index, axis), np.concatenate(factor, axis)))
-    shape = np.concatenate([np.broadcast_to(0, piece.shape) for piece in pieces], axis).shape
+        found.append(EntrySource(name, join(index), join(factor)))
+    shape = join([np.zeros(piece.shape, np.int8) for piece in pieces]).shape
     norm = next((piece.norm for piece in pieces if piece.norm), None)
     return Signal(shape, tuple(found), any(piece.rotary for piece in pieces), norm)
 
+
+_WRITES = {("", "ScatterND"): (2, 1), ("", "ScatterElements"): (2, 1), ("", "TensorScatter"): (1, 2)}
+"""Operators that write entries into their first input: which operand has these, and which says where."""
 
 _ROWS = ("Gather", "GatherND")
 """Operators that take rows of a table."""

@@ -33,14 +33,13 @@ class Provider:
     Attributes:
         name: the name that users write.
         kernel_set: onnxruntime's name for it.
-        package: the package that provides it.
         needs: what must be there for it to start.
         float64: whether it computes in float64; one that rounds to float32 is used only if the user names it.
         coarse: operators whose float64 kernels nevertheless round to float32.
         finds_data: whether it finds the external data of a model that is not loaded from a file.
         defaults: values of options where this tool differs from onnxruntime.
         options: the options it takes; onnxruntime judges their values. Those that take more than a word are left out.
-        given: the options that the user gave.
+        given: the options that the user gave, with their values.
     """
 
     name: str
@@ -95,9 +94,7 @@ PROVIDERS = (
 def parse_provider(text: str) -> Provider:
     """Parse `NAME` or `NAME:KEY=VALUE,...`, without checking whether the provider works.
 
-    Raises:
-        ProviderError: there is no provider of that name.
-        UsageError: it does not have an option, or the option does not take a value.
+    Raises ProviderError for an unknown name, UsageError for an unknown option or a bad value.
     """
     name, colon, rest = text.partition(":")
     known = next((provider for provider in PROVIDERS if name in (provider.name, provider.kernel_set)), None)
@@ -121,12 +118,7 @@ def parse_provider(text: str) -> Provider:
 
 
 def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
-    """The distinct providers to use, as text; if none is named, all that work.
-
-    Raises:
-        ProviderError: a provider is unknown or does not start.
-        UsageError: an option is wrong.
-    """
+    """The distinct providers to use, as text; if none is named, all that work. Raises as `require_provider`."""
     chosen = dict.fromkeys(require_provider(text).text for text in texts)
     return tuple(chosen) or available_providers()
 
@@ -137,12 +129,7 @@ def available_providers() -> tuple[str, ...]:
 
 
 def require_provider(text: str) -> Provider:
-    """Parse a provider and check that it works.
-
-    Raises:
-        ProviderError: there is no such provider, or no session starts on it; the message says what to install.
-        UsageError: an option is wrong.
-    """
+    """Parse a provider and check that it works. Raises as `parse_provider`, and ProviderError if no session starts."""
     provider = parse_provider(text)
     reason = _obstacle(provider)
     if reason is not None:
@@ -152,12 +139,7 @@ def require_provider(text: str) -> Provider:
 
 @functools.cache
 def load_onnxruntime() -> Any:
-    """Import onnxruntime and silence its log.
-
-    Raises:
-        MemoryError: its libraries do not fit into the memory that this process may have.
-        ProviderError: it is missing or broken.
-    """
+    """Import onnxruntime and silence its log. Raises ProviderError, or MemoryError where its libraries do not fit."""
     try:
         with _quiet_stderr():  # the import itself may log devices, before the severity can be set
             import onnxruntime
@@ -195,25 +177,19 @@ def _start(ort: Any, provider: Provider) -> str | None:
         ort.preload_dlls()  # finds the CUDA libraries of pip packages
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2, 2] x) => (float[2, 2] y) { y = MatMul(x, x) }'
+    )
     try:
-        product = onnx.helper.make_node("MatMul", ["x", "x"], ["y"])
-        model = model_of(product, ("x", onnx.TensorProto.FLOAT), ("y", onnx.TensorProto.FLOAT), [2, 2])
-        session = ort.InferenceSession(model, options, providers=provider.onnxruntime, enable_fallback=0)
+        session = ort.InferenceSession(
+            model.SerializeToString(), options, providers=provider.onnxruntime, enable_fallback=0
+        )
         if provider.kernel_set not in session.get_providers():
             return "onnxruntime fell back to the CPU"
         session.run(None, {"x": np.ones((2, 2), np.float32)})
     except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions share no base class
         return one_line(error, 160)
     return None
-
-
-def model_of(node: onnx.NodeProto, given: tuple[str, int], made: tuple[str, int], shape: list[int] | None) -> bytes:
-    """A model of one node, from name and element type of its input and its output."""
-    x, y = (onnx.helper.make_tensor_value_info(*each, shape) for each in (given, made))
-    graph = onnx.helper.make_graph([node], "tiny", [x], [y])
-    opset = onnx.helper.make_opsetid("", 17)
-    data: bytes = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8).SerializeToString()
-    return data
 
 
 @contextlib.contextmanager

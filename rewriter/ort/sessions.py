@@ -1,11 +1,12 @@
 """Inference sessions of onnxruntime, without log output and with one-line errors.
 
-onnxruntime's Python interface does not support bfloat16 arrays: such inputs are passed as their bits, and such outputs
-come back through a `Cast` to float32, which is exact.
+onnxruntime's Python interface does not support bfloat16 arrays, which are passed and read as their bits.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,13 @@ from numpy.typing import NDArray
 
 from rewriter.errors import ValidationError
 from rewriter.graph.edit import written_out
-from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, model_of, require_provider
+from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, require_provider
 from rewriter.text import one_line, quoted
 
 __all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 
 _BFLOAT16 = "tensor(bfloat16)"
+_FOLDER = "session.model_external_initializers_file_folder_path"
 _MAP = re.compile(r"map\(\w+,tensor\((\w+)\)\)")
 _NO_KERNEL = re.compile(r"(?:NOT_IMPLEMENTED : Could not find an implementation|Provider type) for (\w+)\b")
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
@@ -36,7 +38,6 @@ class Session:
     """A loaded model.
 
     Attributes:
-        inputs: names of the inputs.
         outputs: names of the outputs, in the order of the graph, each once.
         load_seconds: how long onnxruntime took to read, optimise and place the model.
         cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU, as
@@ -61,18 +62,11 @@ class Session:
     ) -> dict[str, Any]:
         """Run the model once.
 
-        Args:
-            feeds: maps inputs to arrays; bfloat16 as `ml_dtypes.bfloat16`.
-            outputs: names of the outputs to compute; all by default.
-            over: results of another run: memory of their shapes is filled before outputs are written into it, so that
-                what is never written shows. onnxruntime refuses that for shapes that the file does not declare.
+        bfloat16 is `ml_dtypes.bfloat16`; a sequence becomes a list, a map the list of its keys and values, a missing
+        value None. `over` are results of another run: memory of their shapes is filled before outputs are written into
+        it, so that what is never written shows. onnxruntime refuses that for shapes that the file does not declare.
 
-        Returns:
-            Maps outputs to arrays; a sequence is a list, a map the list of its keys and values, a missing value None.
-
-        Raises:
-            ValidationError: onnxruntime rejected the inputs or failed.
-            MemoryError: onnxruntime ran out of memory.
+        Raises ValidationError where onnxruntime rejects the inputs or fails, MemoryError where it runs out of memory.
         """
         wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
@@ -137,25 +131,18 @@ def open_session(
 
     Args:
         model: the file, the protobuf (below 2 GB) or its bytes.
-        provider: the execution provider, with options if any; nodes without a kernel there run on the CPU.
-        optimise: whether to apply onnxruntime's default graph optimisation, or none at all.
-        base_dir: directory of the external data of a protobuf or of bytes.
-        prepack: let kernels copy weights into a layout of their own; otherwise external weights stay in the page cache.
-        spin: behave as onnxruntime does by default, which is only useful where time is measured: idle threads spin, and
-            the memory of a run is kept for the next one.
-        threads: number of threads per operator; by default one per core, which a small model does not repay.
+        provider: with options if any; nodes without a kernel there run on the CPU.
+        optimise: apply onnxruntime's default graph optimisation, or none at all.
+        base_dir: directory of the external data of a model in memory.
+        prepack: let kernels copy weights into their own layout; otherwise external weights stay in the page cache.
+        spin: as onnxruntime by default, for measured time only: idle threads spin, and memory is kept between runs.
+        threads: per operator; by default one per core, which a small model does not repay.
 
-    Raises:
-        ProviderError: the execution provider is not available.
-        UsageError: an option of the provider is wrong.
-        ValidationError: onnxruntime cannot load the model.
-        MemoryError: onnxruntime ran out of memory.
+    Raises as `require_provider`, ValidationError where it does not load, MemoryError where memory runs out.
     """
-    known = require_provider(provider)
-    ort = load_onnxruntime()
+    known, ort = require_provider(provider), load_onnxruntime()
     options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
+    options.log_severity_level, options.intra_op_num_threads = 4, threads
     level = ort.GraphOptimizationLevel
     options.graph_optimization_level = level.ORT_ENABLE_ALL if optimise else level.ORT_DISABLE_ALL
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
@@ -164,8 +151,7 @@ def open_session(
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:
-        folder = str(base_dir.resolve())
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+        options.add_session_config_entry(_FOLDER, str(base_dir.resolve()))
     start = time.perf_counter()
     try:
         source = _source(model if known.finds_data else _with_data(model, base_dir))
@@ -295,11 +281,5 @@ def _array_of(value: Any) -> NDArray[Any]:
         return np.asarray(value.numpy())
     import ml_dtypes
 
-    with_values = load_onnxruntime().InferenceSession(_widening_model(), providers=["CPUExecutionProvider"])
-    (wide,) = with_values.run_with_ort_values(["wide"], {"narrow": value})
-    return np.asarray(wide.numpy().astype(ml_dtypes.bfloat16))
-
-
-def _widening_model() -> bytes:
-    cast = onnx.helper.make_node("Cast", ["narrow"], ["wide"], to=onnx.TensorProto.FLOAT)
-    return model_of(cast, ("narrow", onnx.TensorProto.BFLOAT16), ("wide", onnx.TensorProto.FLOAT), None)
+    bits = ctypes.string_at(value.data_ptr(), 2 * math.prod(value.shape()))
+    return np.frombuffer(bits, ml_dtypes.bfloat16).reshape(value.shape())

@@ -19,7 +19,6 @@ class Claim:
     """The claim about one replaced block.
 
     Attributes:
-        name: the block's name.
         inputs: the tensors that the replaced region reads: the pre-activation and, for a gated block, the value.
         output: the tensor that the region produces.
         block_inputs: data inputs of the first linear operators.
@@ -29,7 +28,6 @@ class Claim:
         elem_type: the least precise element type at the ends of the region, by which accuracy is judged.
         gated: whether the activation is multiplied by a value, which is the last of `inputs`.
         unstable: whether the float64 rounding of the program far exceeds that of the operators around it.
-        path: path of the graph that contains the block, as in `GraphView`.
         width: number of channels of the block's inputs; None if unknown.
         domain: largest |pre-activation| that the claim covers; the proof fails if the model's own exceed it.
         axis: axis of the region's channels, counted from the end.
@@ -107,12 +105,6 @@ class Side:
         return self.views[()]
 
     def extracted(self, part: Cut, path: Path = (), elem_type: int = 0) -> LoadedModel:
-        """A part of a graph as a model of its own; weights stay where they are.
-
-        Args:
-            part: the nodes.
-            path: the graph.
-            elem_type: declared element type of inputs of which none is known; 0 declares none.
-        """
-        proto = extract(self.model.proto, self.views[path], part, lambda tensor: tensor, elem_type=elem_type)
+        """A part of a graph as a model; weights stay where they are. `elem_type` is that of inputs of unknown type."""
+        proto = extract(self.model.proto, self.views[path], part, elem_type=elem_type)
         return LoadedModel(proto, None, self.model.base_dir, (), 0)

@@ -61,7 +61,7 @@ class Point:
         elem_type: the element type that it is computed in; it may be cast to another one.
         error: certified bound, over max(1, |x|).
         argument: the tensor y, or g of a gate; empty if unknown.
-        value: the tensor u of a gate; empty for an activation.
+        value: u of a gate; empty for an activation.
     """
 
     tensor: str
@@ -118,15 +118,7 @@ def rounds_to_bytes(node: onnx.NodeProto) -> bool:
 def noisy(
     model: LoadedModel, cases: Sequence[Case], points: Sequence[Point], ways: Sequence[Way], **options: Any
 ) -> Mapping[Way, Sequence[Results]]:
-    """The results of a model with noise, draw by draw, in each way; nothing where it does not run.
-
-    Args:
-        model: the model, or a part of one.
-        cases: what it reads.
-        points: where noise is added; those that the model lacks are left out.
-        ways: how to run it.
-        **options: further ones of `run_model`.
-    """
+    """The results of a model with noise at the points that it has, draw by draw, in each way; empty if it fails."""
     proto, draws = nudged(model.proto, points)
     drawn = [Case(case.name, {**case.feeds, **draw}) for draw in draws for case in cases]
     starts = range(0, len(drawn), len(cases) or 1)
@@ -142,15 +134,9 @@ def rounded(
 ) -> list[Results]:
     """Results of a model, or of a part of one, that differ from `plain` by rounding alone.
 
-    With graph optimisation; with noise, draw by draw; and in float64, but for outputs where an operator decides
-    something by rounding, which makes another function of it there. What does not run in some way says nothing.
-
-    Args:
-        model: the model; a part of one may begin behind the argument of an activation, or behind the value of a gate.
-        cases: what it reads.
-        plain: its results without optimisation.
-        provider: execution provider.
-        points: where noise is added.
+    With graph optimisation; with noise, draw by draw; and in float64, except outputs where an operator decides
+    something by rounding, which makes another function of it there. A run that fails is left out. `plain` are the
+    results without optimisation.
     """
     fused, unfused = Way(provider, optimise=True), Way(provider, optimise=False)
     found: list[Results] = []

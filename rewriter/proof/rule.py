@@ -44,7 +44,6 @@ class Judgement:
     """One output of two models, over all cases.
 
     Attributes:
-        name: the output.
         error: ||B - A|| / ||A|| of the case that uses most of what is allowed.
         rounding: what rounding amounts to in the original there, in the same unit.
         allowed: the largest error that the rule allows there.
@@ -80,15 +79,11 @@ def compared(
     rewritten: Results,
     tolerance: tuple[float, float] | None = None,
 ) -> Judgement:
-    """Apply the rule to one output.
+    """Apply the rule to one output, or an element of a sequence, which not every case need have.
 
-    Args:
-        name: the output, or an element of a sequence; not every case need have it.
-        original: the original's results without optimisation, case by case.
-        variants: results of the original that differ by rounding alone: with optimisation, with noise.
-        rewritten: the results to be judged.
-        tolerance: (atol, rtol) in place of the rule, for floats: |B - A| <= atol + rtol |A| for every entry that is
-            finite; then errors are in the output's units.
+    `variants` are results of the original that differ by rounding alone: with optimisation, with noise. A `tolerance`
+    (atol, rtol) replaces the rule for floats: |B - A| <= atol + rtol |A| for every finite entry; errors are then in the
+    output's units.
     """
     places = [name in case for case in original]
     if [name in case for case in rewritten] != places:
@@ -130,12 +125,12 @@ def compared(
     worst = replace(worst, max_abs=largest_gap(ours, theirs))
     if worst.proves_nothing or worst.error <= worst.allowed:
         return worst
-    return replace(
-        worst,
-        case=place,
-        reason=f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
-        f"{worst.rounding:.3g} of rounding{_entry(ours[place], theirs[place], _gaps(ours[place], theirs[place]))}",
+    a, b = ours[place], theirs[place]
+    reason = (
+        f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
+        f"{worst.rounding:.3g} of rounding{_entry(a, b, np.nan_to_num(_gaps(a, b), posinf=0.0))}"
     )
+    return replace(worst, case=place, reason=reason)
 
 
 def names_in(*runs: Results) -> list[str]:
@@ -144,10 +139,9 @@ def names_in(*runs: Results) -> list[str]:
 
 
 def _gaps(a: Array, b: Array) -> Array:
-    """|b - a|, 0 where one of them is not finite."""
+    """|b - a| in float64."""
     with np.errstate(all="ignore"):
-        gaps = np.abs(b.astype(np.float64) - a.astype(np.float64))
-    return np.where(np.isfinite(gaps), gaps, 0.0)
+        return np.abs(b.astype(np.float64) - a.astype(np.float64))
 
 
 def _entry(a: Array, b: Array, weight: Array) -> str:
@@ -163,7 +157,7 @@ def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: flo
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wide = a.astype(np.float64)
         with np.errstate(all="ignore"):
-            over = np.abs(b.astype(np.float64) - wide) - (atol + rtol * np.abs(wide))
+            over = _gaps(a, b) - (atol + rtol * np.abs(wide))
         over = np.where(np.isfinite(wide), np.where(np.isnan(over), np.inf, over), 0.0)
         if np.max(over, initial=0.0) > excess:
             excess, worst, where = float(np.max(over)), place, _entry(a, b, over)
@@ -196,8 +190,7 @@ def largest_gap(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
         if a.shape != b.shape or a.dtype.kind in "OUS":
             found.append(0.0 if np.array_equal(a, b) else math.inf)
         else:
-            with np.errstate(all="ignore"):
-                found.append(magnitude(b.astype(np.float64) - a.astype(np.float64)))
+            found.append(magnitude(_gaps(a, b)))
     return max(found)
 
 
@@ -213,9 +206,7 @@ def _share(a: Array, b: Array, size: float) -> float:
     """||b - a|| over the norm of the original; over entries that are finite in both."""
     if a.shape != b.shape:
         return 0.0
-    with np.errstate(all="ignore"):
-        gap = b.astype(np.float64) - a.astype(np.float64)
-    apart = _norm(gap)
+    apart = _norm(_gaps(a, b))
     return apart / size if size else (np.inf if apart else 0.0)
 
 

@@ -64,13 +64,7 @@ class Way:
 
 @dataclass(eq=False)
 class Ran:
-    """The results of one way of running a model.
-
-    Attributes:
-        results: the outputs, case by case; not kept where the run was there to find gaps only.
-        cpu_nodes: as in `Session`.
-        defined: as in `Session`.
-    """
+    """The results of one way of running a model, case by case, unless it was run for its gaps alone."""
 
     results: Results = ()
     cpu_nodes: tuple[str, ...] | None = ()
@@ -91,9 +85,8 @@ class ModelRuns:
         cases: the cases that the model accepts.
         skipped: the names of the others, with reasons.
         ways: the results of each way, with zeros at the gaps.
-        truth: its float64 evaluation, too; None if there is none.
+        truth: its float64 evaluation, likewise; None if there is none.
         segments: number of parts that were loaded one after the other.
-        gaps: the elements that are left out.
     """
 
     cases: tuple[Case, ...]
@@ -124,19 +117,10 @@ def run_model(
 ) -> ModelRuns:
     """Run a model, or a part of one.
 
-    Args:
-        side: the model.
-        cases: its inputs; of a part, what it does not read is left out.
-        ways: how to run it.
-        outputs: the tensors that are wanted; by default the graph's outputs. Those inside the model keep onnxruntime
-            from fusing nodes.
-        wide: whether to evaluate it in float64, if it is loaded as a whole.
-        may_refuse: whether cases that the first way cannot run are dropped; otherwise they are an error.
-        by_blocks: never load it as a whole.
-        gaps: elements to leave out; by default those that differ between two runs in the same way. Where there are
-            more cases, they are the same over and over.
-        progress: called with (activity, steps done, total steps).
-        what: the model's name in progress messages.
+    Of a case, what a part does not read is left out. `outputs` are by default the graph's; those inside the model keep
+    onnxruntime from fusing nodes. `wide` evaluates it in float64 too, unless `by_blocks`. With `may_refuse`, cases that
+    the first way cannot run are dropped. `gaps` are elements to leave out, by default those that differ between two
+    runs in the same way; where there are more cases, they repeat.
 
     Raises:
         ValidationError: onnxruntime cannot load it, or refuses a case although `may_refuse` is not set.
@@ -189,10 +173,7 @@ def _run_part(
     *,
     may_refuse: bool,
 ) -> dict[int, str]:
-    """Run one segment in one way, and add what it computes to the values of each case.
-
-    Returns the cases that it refused, with reasons.
-    """
+    """Run one segment in one way; add what it computes to the values of each case. The refused cases, with reasons."""
     refused: dict[int, str] = {}
     if not flow:
         return refused

@@ -1,16 +1,24 @@
-"""The options of the proof.
+"""The options of the proof, and the inputs that callers give.
 
-`checked` verifies that this machine can follow them: the providers start. The module imports
-little at the top, because the command line loads it even when nothing will be proved.
+The module imports little at the top, because the command line loads it even when nothing will be proved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from rewriter.errors import UsageError
 from rewriter.options import option
-from rewriter.proof.inputs.given import Given
+
+Given = Path | Mapping[str, Any]
+"""An npz file, or what would be in one: arrays by `input`, or by `case/input`."""
+
+Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""The path of an npz file, arrays by input name, or several cases of those."""
 
 PROOFS = ("auto", "whole", "blocks")
 """How much of a model is loaded at a time: all of it (`whole`), or one block or segment (`blocks`)."""
@@ -55,12 +63,25 @@ class Settings:
 
 
 def checked(settings: Settings) -> Settings:
-    """The settings with default providers filled in.
-
-    Raises:
-        ProviderError: a provider is unknown or does not start.
-        UsageError: options contradict each other, or this system does not support them.
-    """
+    """The settings with default providers filled in. Raises as `require_provider`."""
     from rewriter.ort.providers import chosen_providers
 
     return replace(settings, providers=chosen_providers(settings.providers))
+
+
+def as_given(inputs: Inputs) -> Given:
+    """What a caller passes as `inputs`, in one of two forms. Raises UsageError for anything else."""
+    if isinstance(inputs, (str, os.PathLike)):
+        return Path(inputs)
+    cases = (inputs,) if isinstance(inputs, Mapping) else tuple(inputs)
+    if not cases or not all(isinstance(case, Mapping) and case for case in cases):
+        raise UsageError("inputs must be the path of an npz file, arrays by input name, or a list of those")
+    prefixes = [""] if len(cases) == 1 else [f"{number}/" for number in range(len(cases))]
+    return {
+        f"{prefix}{name}": value for prefix, case in zip(prefixes, cases, strict=True) for name, value in case.items()
+    }
+
+
+def spelled(given: Given) -> str:
+    """What messages call the inputs."""
+    return given.name if isinstance(given, Path) else "inputs"

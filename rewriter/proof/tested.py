@@ -49,7 +49,6 @@ class BlockTest:
     """The test of one block.
 
     Attributes:
-        name: the block.
         sizes: the shapes of its input that were run, as batch x tokens.
         error: largest error of the block, as a share of its output's norm, in float64; None without an evaluation.
         allowed: the largest error that was allowed there.
@@ -71,16 +70,7 @@ class BlockTest:
 def tested_block(
     original: Side, rewritten: Side, claim: Claim, ways: Sequence[Way], seed: int, own: Sequence[Case], by_blocks: bool
 ) -> BlockTest:
-    """Test one block.
-
-    Args:
-        original: the original, in the form whose tensors the claim names.
-        rewritten: the rewritten model, in a form whose blocks can be cut out.
-        claim: where the block is, and the error that is claimed.
-        ways: providers, with and without optimisation.
-        seed: of the inputs.
-        own: inputs of the model.
-        by_blocks: never load the original as a whole.
+    """Test one block of the original, in the form whose tensors the claim names. `own` are inputs of the model.
 
     Raises:
         ValidationError: the block cannot be cut out of both models, or there are no inputs for it.
@@ -140,11 +130,7 @@ def tested_block(
 def recorded(
     original: Side, claim: Claim, names: Sequence[str], way: Way, own: Sequence[Case], *, by_blocks: bool
 ) -> list[Case]:
-    """What the model itself gives a block that also reads shapes which are computed elsewhere; its inputs are scaled.
-
-    Raises:
-        ValidationError: the block is in a body, whose tensors cannot be recorded.
-    """
+    """What the model itself gives a block that also reads shapes computed elsewhere; its inputs are scaled."""
     if claim.path or set(names) - set(original.main.producer) - set(original.main.inputs):
         raise ValidationError("it reads what is made elsewhere, so no inputs can be made for it")
     results = run_model(original, own, [way], outputs=names, by_blocks=by_blocks).ways[way].results
@@ -161,11 +147,7 @@ def recorded(
 
 
 def drawn_case(view: GraphView, claim: Claim, batch: int, tokens: int, scale: float, seed: int) -> Case:
-    """Random inputs of a block; an axis whose size the model declares has that size.
-
-    Raises:
-        ValidationError: nothing tells how many channels an input has.
-    """
+    """Random inputs of a block; an axis whose size the model declares has that size."""
     rng = np.random.default_rng([seed, batch, tokens])
     made = {}
     for name in claim.block_inputs:
@@ -184,11 +166,7 @@ def drawn_case(view: GraphView, claim: Claim, batch: int, tokens: int, scale: fl
 
 
 def _accepted(claim: Claim, block: Side, drawn: Sequence[Case], way: Way) -> tuple[list[Case], Results]:
-    """The cases that the original's block accepts (a static shape may fix sizes), within the domain; its results.
-
-    Raises:
-        ValidationError: there are none.
-    """
+    """The cases that the original's block accepts (a static shape may fix sizes), within the domain; its results."""
     runs = run_model(block, drawn, [way], outputs=(*claim.block_outputs, claim.gate), may_refuse=True)
     kept, results = [], []
     for case, found in zip(runs.cases, runs.ways[way].results, strict=True):

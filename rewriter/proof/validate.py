@@ -53,6 +53,8 @@ _BYTES = (
     "may come out, as on another processor"
 )
 
+_EMPTY = "the run proves nothing about {}: rounding alone moves it as far as it is large; the verdict rests on {}"
+
 _TESTED = "leave out --certificate-only to have it run, or use form local, compact, masked or maskless"
 _NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
 
@@ -70,7 +72,6 @@ class ProviderRun:
         cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
             shapes, which onnxruntime leaves there on purpose.
         cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
-        failures: outputs that differ: on which input, and where.
     """
 
     compared: Mapping[str, Judgement]
@@ -89,7 +90,6 @@ class Validation:
         certificate: what was proved for every input; None if the models could not be compared at all.
         providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
         blocks: the tests of the blocks that are not certified, in graph order.
-        cases: the inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
         failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
         unproved: what a rewriting has to prove and did not, without a counterexample.
@@ -138,11 +138,7 @@ class Judge:
     """Judges a rewritten model against its original.
 
     Attributes:
-        original: the specification.
-        rewritten: what is judged.
         claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
-        settings: inputs and providers.
-        progress: called with (activity, steps done, total steps).
         lowered: the form of the original whose tensors the claims name, if that is not the original itself. That it
             computes what the original does is shown too.
         alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are judged in
@@ -164,13 +160,7 @@ class Judge:
     run: bool = True
 
     def verdict(self) -> Validation:
-        """The certificate, the run, and the tests of blocks that are not certified.
-
-        Raises:
-            ValidationError: the original does not run on any of the inputs, or a model cannot be loaded.
-            ProviderError: a provider is not available.
-            UsageError: the inputs do not fit the model.
-        """
+        """The certificate, the run, and the tests of blocks that are not certified. Raises as `run_accepted`."""
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
         # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
@@ -250,15 +240,15 @@ class Judge:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
         blocks, uncompared = [], list[str]()
+        apart = new if self.alone is None else Side.of(self.alone)
         for number, claim in enumerate(tested):
             self.progress(f"testing {claim.name}", number, len(tested))
-            apart = new if self.alone is None else Side.of(self.alone)
             try:
-                seed = self.settings.seed
-                blocks.append(tested_block(named, apart, claim, ways, seed, before.cases, self._by_blocks))
+                test = tested_block(named, apart, claim, ways, self.settings.seed, before.cases, self._by_blocks)
             except ValidationError as error:
                 uncompared.append(f"{claim.name} could not be tested: {error}")
-                blocks.append(BlockTest(claim.name, (), None, None, (uncompared[-1],)))
+                test = BlockTest(claim.name, (), None, None, (uncompared[-1],))
+            blocks.append(test)
         runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
             *refuted,
@@ -266,17 +256,12 @@ class Judge:
             *(failure for each in runs.values() for failure in each.failures),
         ]
         uncompared += [text for each in runs.values() for text in each.uncompared]
-        notes = [*_by_definition(before, after), *misdeclared(old, before), *told(before)]
-        if any(rounds_to_bytes(node) for _, node in _nodes(old)):
-            notes.append(_BYTES)
-        judged = (each for run in runs.values() for each in run.compared.values())
-        empty = dict.fromkeys(each.name for each in judged if each.proves_nothing)
+        coarse = [_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
+        notes = [*_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
+        empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
         if empty:
             rest = "the certificate" if certificate.certified else "the tests of the blocks"
-            notes.append(
-                f"the run proves nothing about {', '.join(empty)}: rounding alone moves it as far as it is large; the "
-                f"verdict rests on {rest}"
-            )
+            notes.append(_EMPTY.format(", ".join(empty), rest))
         return Validation(
             certificate=certificate,
             providers=runs,

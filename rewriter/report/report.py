@@ -33,11 +33,7 @@ _Part = TypeVar("_Part")
 
 
 class Result(ABC):
-    """A result with an exit status; true if all is well.
-
-    Attributes:
-        exit_status: the exit status that the command line would have.
-    """
+    """A result with the exit status that the command line would have; true if all is well."""
 
     exit_status: ExitStatus
     also: ClassVar[tuple[str, ...]] = ()

@@ -27,13 +27,7 @@ in per cent."""
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell that is not written as its column is.
-
-    Attributes:
-        value: what it is sorted by.
-        text: what is shown, our own words; empty for the value itself.
-        style: `good`, `bad`, or a style of the terminal.
-    """
+    """A cell that is shown as `text`, and sorted by its value; `style` is `good`, `bad`, or one of the terminal."""
 
     value: str | float | None
     text: str = ""
@@ -63,13 +57,7 @@ def columns(kind: Kind, *names: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings; the first cell of a row names it.
-
-    Attributes:
-        title: what the rows are.
-        columns: headings.
-        rows: values, as many per row as columns; None where there is none.
-    """
+    """Rows under headings, None where a row has no value; the first cell of a row names it."""
 
     title: str
     columns: tuple[Column, ...]

@@ -53,8 +53,6 @@ SPELLINGS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("r = Relu(y) h = Mul(r, r)", {}, ""),
     ("h = Elu(y)", {}, ""),
     ("t = Tanh(y) s = Sigmoid(t) h = Mul(y, s)", {"domain": 8.0, "accuracy": 1e-3}, "f"),
-    (SILU, {"spelling": "softmax"}, "silu"),
-    (ERF_GELU, {"spelling": "softmax"}, "gelu"),
     ("h = Tanh(y)", {"form": "compact"}, ""),
     (SILU, {"form": "masked"}, "silu"),
     (SILU, {"form": "masked", "expose": "pattern"}, "silu"),

@@ -102,7 +102,6 @@ def test_the_command_line_has_every_declared_option() -> None:
         ("fit=false", "fit", False),
         ("head-dim=16", "head_dim", 16),
         ("seed=7", "seed", 7),
-        ("spelling=softmax", "spelling", "softmax"),
     ],
 )
 def test_rare_options_by_name(text: str, name: str, value: Any) -> None:
@@ -113,11 +112,11 @@ def test_rare_options_by_name(text: str, name: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("speling=softmax", "unknown option 'speling'; did you mean 'spelling'?"),
+        ("hed-dim=8", "unknown option 'hed_dim'; did you mean 'head_dim'?"),
         ("=3", "unknown option ''"),
         ("form=local", "'form' has a flag of its own: --form"),
-        ("spelling=bold", "unknown spelling 'bold'; known are: fused, softmax"),
-        ("spelling", "spelling has no value; write --option spelling=VALUE"),
+        ("precision=bold", "unknown precision 'bold'; known are: model, double"),
+        ("precision", "precision has no value; write --option precision=VALUE"),
         ("domain=", "domain has no value; write --option domain=R"),
         ("domain=wide", "domain is 'wide'; it must be a number above 0"),
         ("domain=nan", "domain is nan; it must be a number above 0"),
@@ -145,7 +144,6 @@ def test_choices_are_the_keys_of_the_forms() -> None:
     ("form", "given", "words"),
     [
         ("maskless", {"head_dim": 8}, "head dim is for form staged"),
-        ("compact", {"spelling": "softmax"}, "spelling is for form local"),
     ],
 )
 def test_options_that_change_nothing_are_refused(form: str, given: dict[str, Any], words: str) -> None:

@@ -59,7 +59,7 @@ def patch(where: str, what: str, *, only_carried: bool = False) -> Patch:
 
     def wrapper(right: Part) -> Part:
         def wrong(unit: Unit) -> onnx.ModelProto:
-            made, plan = right(unit), unit.fact(Plan)
+            made, plan = right(unit), unit.plan
             assert isinstance(made, onnx.ModelProto)
             if not only_carried or plan.whole is not None:
                 _edit(made, plan, place, at, what)
@@ -142,7 +142,7 @@ _EDITS: Mapping[str, Callable[[onnx.ModelProto, Plan, str, str], None]] = {
 
 
 def _instead(_: Part, __: str, what: str) -> Part:
-    return lambda unit: copied(changes.value(what, plan=unit.fact(Plan)))
+    return lambda unit: copied(changes.value(what, plan=unit.plan))
 
 
 def _planned(right: Part, _: str, what: str) -> Part:

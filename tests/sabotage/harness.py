@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import rewriter
-from passes.plan import Plan
 from rewriter import ExitStatus
 from rewriter.errors import RewriteError
 
@@ -147,7 +146,7 @@ def _recording(right: Part, saved: list[bytes]) -> Part:
 
 def _planning(right: Part, planned: list[tuple[str, ...]]) -> Part:
     def planning(unit: Any) -> Any:
-        planned.append(tuple(conversion.block.name for conversion in unit.fact(Plan).conversions))
+        planned.append(tuple(conversion.block.name for conversion in unit.plan.conversions))
         return right(unit)
 
     return planning

@@ -50,7 +50,6 @@ Way = Mapping[str, Any]
 WAYS: tuple[Way, ...] = (
     *({"command": "rewrite", "form": form, "scope": scope} for form in FORM_NAMES for scope in ("mlp", "all")),
     {"command": "rewrite", "inline": True, "gate": "product"},
-    {"command": "rewrite", "spelling": "softmax"},
     {"command": "rewrite", "form": "compact", "expose": ("pattern,z:*",)},
     {"command": "inspect", "scope": "all"},
     {"command": "heads", "fold_ln": True},

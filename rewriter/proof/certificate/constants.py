@@ -107,10 +107,7 @@ def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int
     if node.op_type in _CALCULATED:
         if any(value.dtype not in (np.float32, np.float64) for value in values.values()):
             return None
-        single = all(value.dtype == np.float32 for value in values.values())
         values = {name: value.astype(np.float64) for name, value in values.items()}
-        if not single and node.op_type == "Mul":
-            return None
     expands, joined = node.op_type == "Expand", sum(values[name].size for name in node.input)
     entries = np.prod(values[node.input[1]], dtype=float) if expands else joined if node.op_type == "Concat" else 0
     if entries > _MOST_ENTRIES:
@@ -119,18 +116,31 @@ def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int
         made = np.asarray(computed([node], values, node.output, versions)[tensor.place])
     except Exception:  # noqa: BLE001 - whatever does not run is no constant
         return None
-    return made if node.op_type != "Add" or _exact(*(values[name] for name in node.input), made) else None
+    exact = node.op_type not in _CALCULATED or _exact(node.op_type, *(values[name] for name in node.input), made)
+    return made if exact else None
 
 
 def _kind(values: np.ndarray) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
 
 
-def _exact(a: np.ndarray, b: np.ndarray, total: np.ndarray) -> bool:
-    """Whether a sum in floating-point numbers is that of the reals (Knuth's two-sum)."""
+def _exact(operator: str, a: np.ndarray, b: np.ndarray, made: np.ndarray) -> bool:
+    """Whether a sum or product in float64 is that of the reals (Knuth's two-sum, Dekker's product)."""
     with np.errstate(all="ignore"):
-        more = total - a
-        return bool(((a - (total - more)) + (b - more) == 0).all())
+        if operator == "Add":
+            more = made - a
+            lost = (a - (made - more)) + (b - more)
+        else:
+            (a, c), (b, d) = map(_halves, (a, b))
+            lost = ((a * b - made) + a * d + c * b) + c * d
+        return bool((lost == 0).all())
+
+
+def _halves(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two numbers of 26 bits each, whose sum it is."""
+    wide = (2.0**27 + 1) * values
+    high = wide - (wide - values)
+    return high, values - high
 
 
 def before_casts(tensor: Tensor, passed: list[Tensor] | None = None) -> Tensor:

@@ -187,9 +187,10 @@ class Model:
         if proto.functions:
             # A runtime may have an operator of this name.
             kept = [each for each in proto.functions if _default(each.domain) in _KNOWN_DOMAINS]
-            proto = deepcopy(proto)
-            for each in kept:
-                proto.functions.remove(each)
+            if kept:
+                proto = deepcopy(proto)
+                for each in kept:
+                    proto.functions.remove(each)
             try:
                 proto = inlined(proto)
             except (RuntimeError, onnx.checker.ValidationError) as error:

@@ -255,8 +255,9 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
     if key_of(node) not in OPERATORS and node.op_type not in FURTHER:
         return None
     operands = [scope.find(name) for name in node.input if name]
-    least = max((each.type.rank or 1 for each in operands if folded(each) is None), default=1)
-    values = [(each, folded(each)) for each in operands if not _one_number(each, depth, least)]
+    axes = {each: _axes_of_number(each, depth) for each in operands}
+    most = max((each.type.rank or 1 for each, size in axes.items() if size is None), default=1)
+    values = [(each, folded(each)) for each, size in axes.items() if size is None or size > most]
     found = {extent(each, depth + 1) for each, value in values if value is None or value.ndim > 1}
     fronts, widths = {each.front for each in found}, {each.width for each in found}
     widths |= {value.size for _, value in values if value is not None and value.ndim <= 1}
@@ -264,9 +265,12 @@ def _extent(tensor: Tensor, depth: int) -> Extent | None:
     return Extent(front, widths.pop() if len(widths) == 1 else None)
 
 
-def _one_number(tensor: Tensor, depth: int, axes: int) -> bool:
-    """Whether it is a number that constants make, of so few axes that it gives no tensor beside it others."""
+@remembered
+def _axes_of_number(tensor: Tensor, depth: int) -> int | None:
+    """How many axes a number that constants make has; None where it is anything else."""
     value, node = folded(tensor), tensor.node
     if value is not None or node is None or key_of(node) not in OPERATORS or depth > DEEPEST:
-        return value is not None and value.ndim <= axes and value.size == 1
-    return all(_one_number(tensor.scope.find(name), depth + 1, axes) for name in node.input if name)
+        return value.ndim if value is not None and value.size == 1 else None
+    axes = [_axes_of_number(tensor.scope.find(name), depth + 1) for name in node.input if name]
+    known = [each for each in axes if each is not None]
+    return max(known) if known and len(known) == len(axes) else None

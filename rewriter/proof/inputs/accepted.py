@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,15 @@ from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case, Maker, States, Texts, make_cases
-from rewriter.proof.inputs.given import spelled
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.run import ModelRuns, Way, open_model, run_model
-from rewriter.proof.settings import LARGE, Settings
+from rewriter.proof.settings import LARGE, Settings, spelled
 
 _ROUNDS, _AT_ONCE = 6, 12
 """How often sizes are tried, and how many in one session."""
-_LARGEST, _ROWS = 2**21, 4
-"""Number of elements, and of rows, that are tried at most."""
+_LARGEST, _ROWS = 2**22, 4
+"""Number of elements of all inputs, and of rows, that are tried at most."""
 _SETTING = (1, 17, 0)
 _SIDES = (Kind.HEIGHT, Kind.WIDTH)
 
@@ -54,11 +54,8 @@ def run_accepted(
 
     `beside` is the file that a tokenizer may lie beside, by default the original's; `options` are those of `run_model`.
 
-    Raises:
-        UsageError: the inputs do not fit the model, none can be made, or it accepts none of those that were given.
-        ValidationError: the original cannot be loaded, or accepts nothing.
+    Raises UsageError for inputs that do not fit the model, ValidationError where it does not load or accepts none.
     """
-    model = side.model.proto
 
     def run(cases: Sequence[Case], ways: Sequence[Way] = ways, **changed: Any) -> ModelRuns:
         try:
@@ -68,7 +65,7 @@ def run_accepted(
             raise ValidationError(f"{what}: {error}") from error
 
     if settings.inputs is not None:
-        runs = run(load_cases(settings.inputs, model))
+        runs = run(load_cases(settings.inputs, side.model.proto))
         if not runs.cases:
             what = f"{spelled(settings.inputs)}: the original model runs on none of these inputs"
             raise UsageError(f"{what}: {runs.skipped[0]}")
@@ -77,14 +74,13 @@ def run_accepted(
     texts = sample_tokens(beside)
     making: dict[str, Any] = {"seed": settings.seed, "dims": settings.dims, "most": most, "texts": texts}
     making["states"] = _encoder(beside, texts) if beside is not None and texts else None
-    cases = make_cases(model, **making, full=full, few=few)
-    runs = run(cases)
+    make = partial(make_cases, side.model.proto, full=full, **making)
+    runs = run(make(few=few))
     if few and runs.skipped:
-        cases = make_cases(model, **making, full=full)
-        runs = run(cases)
+        runs = run(make())
     if not runs.skipped:
         return runs
-    maker, accepted = Maker(model, **making), {case.name: case for case in runs.cases}
+    maker, accepted = Maker(side.model.proto, **making), {case.name: case for case in runs.cases}
     shapes = {name: values.shape for name, values in maker.case(_SETTING).feeds.items()}
     if any(shapes == {name: values.shape for name, values in case.feeds.items()} for case in runs.cases):
         return runs  # otherwise what it accepts may be a single token, which fits any length
@@ -94,12 +90,12 @@ def run_accepted(
         reasons = dict(each.split(": ", 1) for each in run(named, ways[:1], wide=False).skipped)
         return [reasons.get(case.name, "") for case in named]
 
-    for sizes in _Search(maker, refusals).found():
-        accepted |= {case.name: case for case in make_cases(model, **making, kinds=sizes)}
+    for sizes in _SizeSearch(maker, refusals).found():
+        accepted |= {case.name: case for case in make_cases(side.model.proto, kinds=sizes, **making)}
     if not accepted:
         raise ValidationError(
-            f"the original model runs on none of the {len(cases)} inputs tried, nor at other sizes; give some with "
-            f"--inputs, or sizes with --dim ({runs.skipped[0]})"
+            f"the original model runs on none of the {len(runs.skipped)} inputs tried, nor at other sizes; give some "
+            f"with --inputs, or sizes with --dim ({runs.skipped[0]})"
         )
     return runs if len(accepted) == len(runs.cases) else run(tuple(accepted.values()))
 
@@ -134,7 +130,7 @@ Point = tuple[int, ...]
 """The size of each group of kinds of dimensions."""
 
 
-class _Search:
+class _SizeSearch:
     """Tries sizes, with one row and without a past."""
 
     def __init__(self, maker: Maker, refusals: Refusals) -> None:
@@ -154,11 +150,11 @@ class _Search:
         for _ in range(_ROUNDS):
             point = max(self._accepted(trials), key=math.prod, default=None)
             if point is not None:
-                changed = [place for place, size in enumerate(point) if size != self._start[place]]
+                changed = {kind for kind, size in self._sizes(point).items() if size != self._sizes(self._start)[kind]}
                 others = [self._scaled(point, share) for share in (0.5, 2, 4, 8)]
                 smaller = [each for each in others if each not in self._tried and min(each) > 0]
                 found = sorted((point, *self._accepted(smaller)), reverse=True)
-                return [{kind: each[at] for at in changed for kind in self._groups[at]} for each in found[:2]]
+                return [{kind: self._sizes(each)[kind] for kind in changed} for each in found[:2]]
             # Another node refuses these: one size may be right by now, and the next one is wrong.
             known = {_read(self._tried[base])[0] for base in bases}
             bases += [each for each in trials if _read(self._tried[each])[0] not in known][:1]
@@ -171,11 +167,7 @@ class _Search:
         return tuple(size if size == usual else min(int(size * share), max(size, usual)) for size, usual in pairs)
 
     def _accepted(self, points: Sequence[Point]) -> Iterator[Point]:
-        """Try sizes."""
-        cases = []
-        for point in points:
-            sizes = {kind: size for kinds, size in zip(self._groups, point, strict=True) for kind in kinds}
-            cases.append(self._maker.at(sizes).case(_SETTING))
+        cases = [self._at(point).case(_SETTING) for point in points]
         self._tried.update(zip(points, self._refusals(cases), strict=True))
         yield from (point for point in points if not self._tried[point])
 
@@ -196,10 +188,16 @@ class _Search:
     def _fits(self, point: Point) -> bool:
         """Whether sizes are small enough, or smaller than the usual ones."""
         elements, usual = (
-            math.prod(n ** len(k) for n, k in zip(p, self._groups, strict=True)) for p in (point, self._start)
+            sum(map(math.prod, self._at(each).sizes(_SETTING)[0].values())) for each in (point, self._start)
         )
         rows = dict(zip(self._groups, point, strict=True)).get((Kind.BATCH,), 1)
-        return 0 < elements <= max(_LARGEST, usual) and rows <= _ROWS
+        return min(point) > 0 and elements <= max(_LARGEST, usual) and rows <= _ROWS
+
+    def _at(self, point: Point) -> Maker:
+        return self._maker.at(self._sizes(point))
+
+    def _sizes(self, point: Point) -> dict[Kind, int]:
+        return {kind: size for kinds, size in zip(self._groups, point, strict=True) for kind in kinds}
 
 
 def _but(point: Point, place: int) -> Point:

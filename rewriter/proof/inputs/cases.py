@@ -44,49 +44,20 @@ Setting = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One set of inputs.
-
-    Attributes:
-        name: what distinguishes it, such as `batch 3, sequence 17`.
-        feeds: maps every graph input without a default to an array.
-    """
+    """A set of inputs, under a name such as `batch 3, sequence 17`."""
 
     name: str
     feeds: Mapping[str, NDArray[Any]]
 
 
 def make_cases(
-    model: onnx.ModelProto,
-    *,
-    seed: int = 0,
-    dims: Mapping[str, int] | None = None,
-    kinds: Mapping[Kind, int] | None = None,
-    most: int | None = None,
-    full: bool = False,
-    few: bool = False,
-    texts: Texts = (),
-    states: States | None = None,
+    model: onnx.ModelProto, *, full: bool = False, few: bool = False, most: int | None = None, **options: Any
 ) -> tuple[Case, ...]:
-    """Generate inputs for `model`.
+    """Two to seven cases for `model`, whose weights are not read; `options` are those of `Maker`.
 
-    Args:
-        model: the model; its weights are not read.
-        seed: the same seed gives the same inputs; the values of an input do not depend on the other inputs.
-        dims: maps a symbolic dimension to the size that it has in every case.
-        kinds: sizes of kinds of dimensions, in every case.
-        most: no sequence has more tokens.
-        full: a sequence of `most` tokens is among the cases, if the model takes it.
-        few: only the first case and the last two.
-        texts: texts as token ids, which take turns with random numbers, if the model has these tokens.
-        states: what an encoder makes of them, for a decoder.
-
-    Returns:
-        Two to seven cases.
-
-    Raises:
-        UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
+    With `full`, a sequence of `most` tokens is among them, if the model takes it; `few` are the first and the last two.
     """
-    maker = Maker(model, seed=seed, dims=dims, kinds=kinds, most=most, texts=texts, states=states)
+    maker = Maker(model, most=most, **options)
     with_past = (1, 1 if maker.branches else 2, 5), (1, 1, 9), (3, 1, 17)
     settings: list[Setting] = [(3, 17, 0), (1, 64, 0), (1, 17, 0)]
     settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
@@ -114,7 +85,7 @@ class Maker:
         free: those of them whose size the caller has not fixed.
         branches: whether an input says if there is a past.
         cached: whether there may be a past.
-        texts: texts as token ids, if the model has these tokens.
+        texts: texts as token ids, which take turns with random numbers, if the model has these tokens.
     """
 
     def __init__(
@@ -128,7 +99,20 @@ class Maker:
         texts: Texts = (),
         states: States | None = None,
     ) -> None:
-        """As `make_cases`. Raises UsageError if `dims` names a dimension that the model does not have."""
+        """Read what the model needs.
+
+        Args:
+            model: the model; its weights are not read.
+            seed: the same seed gives the same inputs; the values of an input do not depend on the other inputs.
+            dims: maps a symbolic dimension to the size that it has in every case.
+            kinds: sizes of kinds of dimensions, in every case.
+            most: no sequence has more tokens.
+            texts: texts as token ids.
+            states: what an encoder makes of them, for a decoder.
+
+        Raises:
+            UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
+        """
         inputs = Inputs(model)
         self.specs = tuple(inputs.specs.values())
         self.longest = min((each for each in (inputs.longest, most) if each is not None), default=None)

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from rewriter.errors import UsageError
 from rewriter.graph.types import declared_types
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.given import Given, spelled
 from rewriter.proof.inputs.specs import numpy_type
+from rewriter.proof.settings import Given, spelled
 from rewriter.text import one_line, quoted
 
 _ONLY = "the given inputs"
@@ -29,10 +29,7 @@ def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
     """The cases that a user gave, checked against `model`.
 
     Names, element types (integers and floats may be widened), ranks and fixed dimensions are checked. Inputs with a
-    default may be omitted.
-
-    Raises:
-        UsageError: a file cannot be read, or the inputs do not fit the model.
+    default may be omitted. Raises UsageError.
     """
     arrays, told = (_read(given) if isinstance(given, Path) else given), spelled(given)
     defaults = {tensor.name for tensor in model.graph.initializer}

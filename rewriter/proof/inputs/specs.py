@@ -68,10 +68,6 @@ class InputSpec:
     """One graph input that has no default.
 
     Attributes:
-        name: its name.
-        dtype: its numpy element type.
-        shape: its dimensions; each a number, a symbolic name, or None.
-        role: its role.
         kinds: what each axis counts.
         rows: its numbers are below this: the rows of the smallest table that it indexes; None if nothing bounds them.
         sizes: an axis to the size that its readers need.
@@ -280,8 +276,12 @@ class Inputs:
                 self._look_up(view, node, table, self._flows[node.input[index]] if given else {_COUNTED})
         if key_of(node) in _ATTENTION:
             _note_attention(node, shapes, operands)
-        if node.op_type in {"TensorScatter", "ScatterND", "ScatterElements"} and operands[0] is not None:
+        if node.op_type == "TensorScatter" and operands[0] is not None:
             self._hold(node, operands[0], operands[2])
+        if node.op_type in {"ScatterND", "ScatterElements"}:
+            (held,) = view.back(node.input[0], ("Transpose", "Identity", "Cast"))
+            if held in self.specs:
+                self._hold(node, self.specs[held], None)
         kernel = shapes[1] if node.op_type == "Conv" and len(shapes) > 1 else ()
         if len(kernel) > 1 and isinstance(kernel[1], int) and operands[0] is not None:
             operands[0].sizes[1] = kernel[1] * integer_of(node, "group", 1)

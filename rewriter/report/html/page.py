@@ -14,11 +14,9 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from rewriter.errors import UsageError
-from rewriter.files.atomic import write_text
 from rewriter.report.report import Report
 from rewriter.report.sections import certainty, sections, summary_lines, warnings
 from rewriter.report.tables import Cell, Column, written
@@ -27,11 +25,6 @@ from rewriter.text import shortened
 _LONGEST, _LONGEST_SENTENCE = 240, 600
 """Characters of a name on the page, and of a sentence; of longer ones both ends are shown."""
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
-
-
-def write_page(report: Report, path: Path) -> None:
-    """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
-    write_text(path, render(report))
 
 
 def require_jinja() -> Any:
@@ -44,11 +37,7 @@ def require_jinja() -> Any:
 
 
 def render(report: Report) -> str:
-    """The page of a report; what it lacks (blocks, proof) gets no section.
-
-    Raises:
-        UsageError: jinja2 is missing.
-    """
+    """The page of a report; what it lacks (blocks, proof) gets no section."""
     verdict, _, meaning = report.summary.partition("  ")
     found = sections(report)
     return _filled(
@@ -113,17 +102,8 @@ def shown(value: Cell | str | float | None, column: Column) -> Cell:
 # -- heads ---------------------------------------------------------------------------------------------------------
 
 
-def write_heads_page(data: Mapping[str, Any], path: Path) -> None:
-    """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
-    write_text(path, render_heads(data))
-
-
 def render_heads(data: Mapping[str, Any]) -> str:
-    """The page of heads; its script writes the data, JSON in the page, as text only.
-
-    Raises:
-        UsageError: jinja2 is missing.
-    """
+    """The page of heads; its script writes the data, JSON in the page, as text only."""
     style, made = f"{resource('style.css')}\n{resource('heads.css')}", _shortened(data)
     for head in made["heads"]:
         # Patterns are most of the page: as whole numbers, which the script divides again, they are half as long.

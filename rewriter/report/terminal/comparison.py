@@ -9,7 +9,6 @@ from math import isfinite
 from rewriter.compare.graphs import GraphDifference
 from rewriter.compare.parts import Part
 from rewriter.proof.validate import Validation
-from rewriter.report.benchmark import Benchmark, TimeRow
 from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison
 from rewriter.report.sections import proved, skipped, tested
@@ -73,7 +72,6 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
 
 
 def _guilty_table(faults: Sequence[Part]) -> Table:
-    """The guilty parts."""
     heads = (*columns("text", "part", "up to"), *columns("error", "error", "allowed"), Column("what differs there"))
     rows: list[Row] = []
     for fault in faults:
@@ -84,8 +82,6 @@ def _guilty_table(faults: Sequence[Part]) -> Table:
 
 
 def _show_graphs(console: Console, found: GraphDifference) -> None:
-    """All tables and lines about the files."""
-
     def short(text: str | None) -> str | None:
         return text and shortened(text, _PLAIN_TEXT)
 
@@ -124,38 +120,3 @@ def show_certification(console: Console, found: Certification) -> None:
             console.line(f"{what}: {'; '.join(sentences)}")
     console.failures(found.problems, "in the JSON of -o")
     console.line(f"{found.summary}, in {certificate.seconds:.1f} s", "bold green" if found else "bold red")
-
-
-# -- a measurement -------------------------------------------------------------------------------------------------
-
-
-def show_benchmark(console: Console, found: Benchmark) -> None:
-    """Print everything about a measurement."""
-    several = len({row.provider for row in found.times}) > 1
-
-    def of(provider: str) -> str | None:
-        return provider if several else None
-
-    def time(row: TimeRow) -> Row:
-        over = row.over_original
-        times = (row.inputs, of(row.provider), row.model, f"{row.milliseconds:.3f}", f"{row.low:.3f} to {row.high:.3f}")
-        if over is None:
-            return (*times, None, None, None)
-        return (*times, f"{over.paired:.3f}", f"{over.low:.3f} to {over.high:.3f}", f"{over.of_fastest:.3f}")
-
-    words = ("ms", "quartiles", "over original", "its quartiles", "of fastest")
-    heads = (Column("inputs"), Column("provider"), Column("model", "name"), *map(Column, words))
-    title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
-    console.part(Table(title, heads, tuple(map(time, found.times))).filled())
-    heads = (Column("model", "name"), Column("provider"), Column("load s", "ratio"), Column("peak memory MB", "count"))
-    rows = (
-        (row.model, of(row.provider), row.load_seconds, None if row.peak_mb is None else round(row.peak_mb))
-        for row in found.models
-    )
-    console.part(Table("Loading, and memory beyond that of the empty process", heads, tuple(rows)).filled())
-    for row in found.models:
-        if row.cpu_nodes:
-            nodes = ", ".join(row.cpu_nodes[:_FEW])
-            more = f" and {len(row.cpu_nodes) - _FEW} more" if len(row.cpu_nodes) > _FEW else ""
-            console.line(f"{row.model} on {row.provider}, ran on the CPU: {nodes}{more}", "yellow")
-    console.line(found.summary, "bold green")

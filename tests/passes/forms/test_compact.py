@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
@@ -81,9 +79,8 @@ def test_gelu_is_float32_with_offsets_first() -> None:
     assert (query[..., 0] == 1.0).all()
 
 
-@pytest.mark.parametrize("options", [{"form": "compact"}, {"spelling": "softmax"}], ids=["compact", "local"])
-def test_values_beyond_float32_are_float64(options: dict[str, Any]) -> None:
+def test_values_beyond_float32_are_float64() -> None:
     """The values of exp reach e^160; as float32 numbers they would be infinite."""
-    report = rewrite(mlp("k = Mul(y, $0.3) h = Exp(k)"), **options)
+    report = rewrite(mlp("k = Mul(y, $0.3) h = Exp(k)"), form="compact")
     assert report.problems == ()
     assert report.exit_status == 0

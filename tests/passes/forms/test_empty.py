@@ -19,7 +19,6 @@ from tests.textmodels import SILU, mlp
 FORMS: tuple[dict[str, Any], ...] = (
     {},
     {"inline": True},
-    {"spelling": "softmax"},
     {"form": "compact"},
     {"form": "masked"},
     {"form": "maskless", "max_tokens": 20},

@@ -13,10 +13,8 @@ import pytest
 from rewriter import UsageError, bench, rewrite
 from rewriter.api.benching import inputs_of
 from rewriter.files.load import load_model
-from rewriter.proof.inputs.given import as_given
-from rewriter.proof.settings import Settings
-from rewriter.timing import BenchOptions
-from rewriter.timing.measure import Process, Turn, measure
+from rewriter.ort.timing import Feeds, Process, measure
+from rewriter.proof.settings import Settings, as_given
 from tests.committed import FOLDER
 from tests.textmodels import SILU, mlp, text_model
 
@@ -29,9 +27,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
     turn = Process.turn
 
-    def logged(self: Process, request: Turn) -> list[float]:
+    def logged(self: Process, feeds: Feeds | None, seconds: float) -> float:
         log.append(self.name)
-        return turn(self, request)
+        return turn(self, feeds, seconds)
 
     monkeypatch.setattr(Process, "turn", logged)
     monkeypatch.setattr(measure, "__kwdefaults__", {"seconds": 0.0})
@@ -40,20 +38,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_measurement(quick: list[str]) -> None:
     model = mlp(SILU)
-    found = bench(
-        model, rewrite(model, validate=False).rewritten, model, tokens=(5, 7), batch=2, repeat=3, providers=["cpu"]
-    )
+    heads = rewrite(model, validate=False).rewritten
+    found = bench(model, heads, model, tokens=(5, 7), repeat=3, providers=["cpu"])
     names = ["<memory>", "<memory> (1)", "<memory> (2)", "control"]
-    assert [row.model for row in found.models] == names
     assert [(row.model, row.inputs) for row in found.times] == [
-        (name, f"batch 2, tokens {tokens}") for tokens in (5, 7) for name in names
+        (name, f"batch 1, sequence {tokens}") for tokens in (5, 7) for name in names
     ]
     assert {name: quick.count(name) for name in names} == dict.fromkeys(names, 2 * 4), (
         "to warm up, and one turn a round"
     )
     for row in found.times:
         assert len(row.rounds) == 3
-        assert row.low <= row.milliseconds <= row.high
+        assert row.milliseconds == np.median(row.rounds) > 0.0
+        assert row.load_seconds > 0.0
         assert (row.over_original is None) == (row.model == "<memory>")
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert data["options"]["tokens"] == [5, 7]
@@ -76,19 +73,20 @@ def test_a_file_gives_what_cannot_be_made(tmp_path: Path) -> None:
         '<ir_version: 8, opset_import: ["": 17]> g (string[n] words) => (string[n] y) { y = Identity(words) }'
     )
     np.savez(tmp_path / "words.npz", words=np.asarray(["a", "b"]))
-    ((_, feeds),) = inputs_of(model, BenchOptions(), Settings(inputs=as_given(tmp_path / "words.npz")))
-    assert list(feeds["words"]) == ["a", "b"]
+    (words,) = inputs_of(model, Settings(inputs=as_given(tmp_path / "words.npz")))
+    assert list(words.feeds["words"]) == ["a", "b"]
     with pytest.raises(UsageError, match="no values can be made for input 'words'"):
         bench(model, model)
 
 
 def shapes(path: Path, **given: Any) -> dict[str, tuple[int, ...]]:
-    ((_, feeds),) = inputs_of(load_model(path).proto, BenchOptions(**given), Settings())
-    return {name: array.shape for name, array in feeds.items()}
+    """Shapes of the inputs made for a model."""
+    (case,) = inputs_of(load_model(path).proto, Settings(), **given)
+    return {name: array.shape for name, array in case.feeds.items()}
 
 
 def test_sizes() -> None:
-    assert shapes(DECODER, tokens=(7,), batch=2)["input_ids"] == (2, 7)
+    assert shapes(DECODER, tokens=(7,))["input_ids"] == (1, 7)
     assert shapes(DECODER)["input_ids"] == (1, 64), "as many as the table of positions has"
     assert shapes(VISION) == {"pixel_values": (1, 3, 16, 16)}
 
@@ -97,7 +95,6 @@ def test_sizes() -> None:
     ("path", "given", "message"),
     [
         (VISION, {"tokens": 5}, "^tokens 5: no input of the model has an open dimension for it; leave tokens out$"),
-        (DECODER, {"past": 5}, "^past 5: no input of the model has an open dimension for it; leave past out$"),
         (DECODER, {"tokens": 65}, "^tokens 65: the model's inputs and tables allow 64$"),
         (DECODER, {"tokens": (3, 0)}, "^tokens is 0; it must be"),
         (DECODER, {"repeat": 1}, "^repeat is 1; it must be"),

@@ -11,7 +11,7 @@ from onnx import parser
 
 from rewriter import rewrite
 from rewriter.cli import run
-from rewriter.timing.measure import measure
+from rewriter.ort.timing import measure
 from tests.textmodels import SILU, mlp, text_model
 
 Capture = pytest.CaptureFixture[str]
@@ -36,7 +36,7 @@ def test_measures(capsys: Capture) -> None:
     arguments = ["--tokens", "3", "--tokens", "5", "--provider", "cpu"]
     assert run(["bench", "a.onnx", "b.onnx", *arguments, "--json", "found.json"]) == 0
     text = capsys.readouterr().out
-    for part in ("Time of one run: median of 10 rounds", "tokens 3", "tokens 5", "peak memory MB"):
+    for part in ("Time of one run: median of 10 rounds", "sequence 3", "sequence 5", "peak memory MB"):
         assert part in text
     assert text.splitlines()[-1].startswith("MEASURED  b.onnx takes ")
     assert " times as long as a.onnx (control " in text.splitlines()[-1]

@@ -52,7 +52,7 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("heads", ["--logit", "5"], "--logit is for the page; add --html FILE.html"),
     ("heads", ["--text", "a"], "there is no tokenizer.json beside the model; add --tokenizer FILE"),
     ("heads", ["--html", "h.html"], "--html shows heads on inputs; add --inputs FILE.npz"),
-    ("heads", [*PAGE, "--logit", "5-"], "'5-' is neither N nor N-M, such as 318"),
+    ("heads", [*PAGE, "--logit", "5-"], "'5-' is not N[-M][:TOKEN], such as 318"),
     ("heads", [*PAGE, "--logit", "5000"], "there is no logit 5000"),
     ("heads", [*PAGE, "--tokenizer", "t.json"], "no such file"),
     ("heads", ["--html", "none/h.html", *GIVEN], "does not exist"),
@@ -73,7 +73,7 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
     ("attribute", [*LOGIT, "--tokenizer", "t.json"], "'t.json': no such file"),
     ("attribute", ["--logit", "5", "--text", "a", "--tokenizer", "nowhere.json"], "'nowhere.json': no such file"),
     ("graph", [*GIVEN, "--logit", "4000"], "there is no logit 4000"),
-    ("graph", [*GIVEN, "--logit", "5-x"], "'5-x' is neither N nor N-M, such as 318 or 318-262"),
+    ("graph", [*GIVEN, "--logit", "5-x"], "'5-x' is not N[-M][:TOKEN], such as 318, 318-262 or 318:5"),
     ("graph", [*LOGIT, "-o", "nowhere/graph.json"], "does not exist"),
     ("rank", ["--top", "0"], "0 is not in the range x>=1"),
     ("rank", ["--against", str(MODEL)], "--against needs --inputs or --text"),
@@ -250,6 +250,9 @@ def test_table_of_attributions(room: Path, capsys: pytest.CaptureFixture[str]) -
     found = json.loads(told(capsys, "attribute", *GIVEN, "--logit", "5-6", "--json"))
     assert sum(float(np.sum(part)) for part in found["paths"].values()) == pytest.approx(found["logit"], abs=1e-9)
     assert abs(found["residuals"]["direct"]) < 1e-9
+    found = json.loads(told(capsys, "attribute", *GIVEN, "--logit", "5:2", "--json"))
+    assert found["logit"] == pytest.approx(attribute(MODEL, "x.npz", 5, position=2).logit, abs=1e-12)
+    assert found["logit"] != pytest.approx(wanted.logit, abs=1e-3)
 
 
 def test_attribution_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +276,7 @@ def test_why(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "attribute", *GIVEN, "--why", "blocks.1.attn[2]:3:1", "--top", "2").splitlines()
     assert lines[0] == f"score {score.total:.6g} of blocks.1.attn[2] at token 3 for token 1"
     assert lines[2:] == [f"  {value:+12.6f}  {row} x {column}" for row, column, value in score.top(2)]
-    found = json.loads(told(capsys, "attribute", *GIVEN, "--why", "blocks.1.mlp_heads.7", "--position", "2", "--json"))
+    found = json.loads(told(capsys, "attribute", *GIVEN, "--why", "blocks.1.mlp_heads.7:2", "--json"))
     neuron = why(MODEL, "x.npz", "blocks.1.mlp_heads[7]", query=2)
     assert (found["head"], found["query"], found["key"]) == (neuron.head, 2, None)
     assert dict(zip(found["sources"], found["table"], strict=True)) == dict(

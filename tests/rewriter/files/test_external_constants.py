@@ -118,9 +118,35 @@ def test_indices_that_are_no_places(indices: Any) -> None:
         load_model(model)
 
 
-def test_sparse_tensors_that_are_too_large() -> None:
+@pytest.mark.parametrize(("shape", "where"), [([], np.zeros((1, 0))), ([1] * 64, np.zeros((1, 64))), ([0], [])])
+def test_sparse_tensors_of_odd_ranks(shape: list[int], where: Any) -> None:
+    model, at = mlp("h = Mul(y, $1.0)"), np.asarray(where, np.int64)
+    held = helper.make_tensor("S", onnx.TensorProto.FLOAT, [len(at)], np.ones(len(at)))
+    made = onnx.SparseTensorProto(values=held, indices=numpy_helper.from_array(at, "at"), dims=shape)
+    model.graph.sparse_initializer.append(made)
+    (dense,) = (each for each in load_model(model).proto.graph.initializer if each.name == "S")
+    np.testing.assert_array_equal(numpy_helper.to_array(dense), np.ones(shape))
+
+
+def test_small_tensors_over_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of megabytes would otherwise become gigabytes in memory."""
+    monkeypatch.setattr("rewriter.files.load._MOST_SMALL", 100)
+    model = mlp("h = Mul(y, $1.0)", constants={f"c{number}": tensor(f"c{number}", np.ones(8)) for number in range(9)})
+    path = stored(model, tmp_path / "model.onnx")
+    loaded = onnx.load(path, load_external_data=False)
+    (places,) = ({each.external_data[1].value for each in loaded.graph.initializer if each.name == "c0"},)
+    for each in loaded.graph.initializer:
+        if each.name.startswith("c"):
+            each.external_data[1].value = next(iter(places))
+    onnx.save(loaded, path)
+    held = [each for each in load_model(path).proto.graph.initializer if each.raw_data]
+    assert 0 < sum(len(each.raw_data) for each in held) <= 100
+
+
+@pytest.mark.parametrize(("kind", "one"), [(onnx.TensorProto.FLOAT, 1.0), (onnx.TensorProto.STRING, b"a")])
+def test_sparse_tensors_that_are_too_large(kind: int, one: Any) -> None:
     model = mlp("h = Mul(y, S)")
-    held = helper.make_tensor("S", onnx.TensorProto.FLOAT, [1], [1.0])
+    held = helper.make_tensor("S", kind, [1], [one])
     at = helper.make_tensor("at", onnx.TensorProto.INT64, [1], [1])
     model.graph.sparse_initializer.append(onnx.SparseTensorProto(values=held, indices=at, dims=[2**40]))
     with pytest.raises(ModelError, match="more than 1 GiB when they are written out"):

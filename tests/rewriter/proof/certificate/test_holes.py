@@ -41,27 +41,26 @@ PLACES = {
     "14d_random_in_a_kept_function": "Noise",
     "15_crash_shape_inf": "Reshape 'y'",
 }
-"""What is refused, with the place; `12c` is certified, and says where."""
+"""Pair to the place where it is refused."""
 STEMS = sorted(path.name.removesuffix("_a.onnx") for path in FOLDER.glob("*_a.onnx"))
 
 
-def said(files: list[Path]) -> str:
-    """Why a pair is refused, by the certificate or when it is loaded."""
+def refusal(*models: Path | onnx.ModelProto) -> str:
+    """Why a pair is not certified, or not loaded; empty where it is certified."""
     try:
-        found = certify(*files)
+        return "; ".join(certify(*models).problems)
     except ModelError as error:
         return str(error)
-    assert found.exit_status == 1
-    return found.problems[0]
 
 
-@pytest.mark.parametrize("stem", STEMS)
-def test_a_pair_is_refused_at_its_place_or_says_its_domain(stem: str) -> None:
-    files = [FOLDER / f"{stem}_{side}.onnx" for side in "ab"]
-    if stem.startswith("12c"):
-        assert certify(*files).certificate.domain == 512.0
-        return
-    assert PLACES[stem] in said(files)
+@pytest.mark.parametrize("stem", [stem for stem in STEMS if not stem.startswith("12c")])
+def test_a_pair_is_refused_at_its_place(stem: str) -> None:
+    assert PLACES[stem] in refusal(*(FOLDER / f"{stem}_{side}.onnx" for side in "ab"))
+
+
+def test_what_holds_in_a_domain_says_so() -> None:
+    files = [FOLDER / f"12c_gate_no_claim_domain_512_{side}.onnx" for side in "ab"]
+    assert certify(*files).certificate.domain == 512.0
 
 
 def test_a_plan_claims_an_accuracy_that_the_user_repeats() -> None:
@@ -154,13 +153,16 @@ VARIANTS: dict[str, tuple[str, str, str]] = {
     # 13: where the original runs
     "seven rows, a product": (MATRIX, "y = MatMul(x, S)", "r = Reshape(x, s74) y = MatMul(r, S)"),
     "one row, squeezed": (
-        "float[n, m, 4] x", "y = MatMul(x, S)", "r = Squeeze(x, zero) p = MatMul(r, S) y = Unsqueeze(p, zero)"),
+        "float[n, m, 4] x", "y = MatMul(x, S)",
+        "r = Squeeze(x, zero) p = MatMul(r, S) y = Unsqueeze(p, zero)"),
     "seven rows, an activation": (
         MATRIX, "r = Relu(x) y = MatMul(r, S)", "r = Reshape(x, s74) q = Max(r, k0) y = MatMul(q, S)"),
     "sizes of 0 beside -1": (
-        CUBE, "r = Reshape(x, rows4) y = MatMul(r, S)", "q = Reshape(x, s0m4) r = Reshape(q, rows4) y = MatMul(r, S)"),
+        CUBE, "r = Reshape(x, rows4) y = MatMul(r, S)",
+        "q = Reshape(x, s0m4) r = Reshape(q, rows4) y = MatMul(r, S)"),
     "rows of another width": (
-        CUBE, "r = Reshape(x, rows4) y = MatMul(r, S)", "q = Reshape(x, rows8) r = Reshape(q, rows4) y = MatMul(r, S)"),
+        CUBE, "r = Reshape(x, rows4) y = MatMul(r, S)",
+        "q = Reshape(x, rows8) r = Reshape(q, rows4) y = MatMul(r, S)"),
     "an empty sequence, shifted": (
         CUBE, "p = MatMul(x, S) y = Add(p, b4)",
         "r = Reshape(x, rows4) p = Gemm(r, S, b4) s = Shape(x) y = Reshape(p, s)"),
@@ -197,6 +199,4 @@ def model(inputs: str, body: str) -> onnx.ModelProto:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_of_them_is_refused(name: str) -> None:
     inputs, *bodies = VARIANTS[name]
-    found = certify(*(model(inputs, body) for body in bodies))
-    assert found.exit_status == 1
-    assert found.problems[0]
+    assert refusal(*(model(inputs, body) for body in bodies))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +18,7 @@ from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.accepted import run_accepted
+from rewriter.proof.inputs.cases import Case, Maker
 from rewriter.proof.run import ModelRuns, Way
 from rewriter.proof.settings import Settings
 from tests.committed import FOLDER as MODELS
@@ -91,6 +94,22 @@ def test_a_single_token_is_not_enough() -> None:
     model = model_of("g (float[batch, sequence, 4] x) => (float y) <float[1, 60, 4] p> { y = Add(x, p) }")
     shapes = {run.feeds["x"].shape for run in accepted(model).cases}
     assert {(1, 1, 4), (1, 60, 4), (3, 60, 4)} <= shapes
+
+
+def test_no_inputs_of_gigabytes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few tokens: each may have many features."""
+    tried, case = [0], Maker.case
+
+    def counted(self: Maker, *given: Any, **further: Any) -> Case:
+        tried.append(sum(math.prod(shape) for shape in self.sizes(given[0])[0].values()))
+        assert max(tried) < 10**8
+        return case(self, *given, **further)
+
+    monkeypatch.setattr(Maker, "case", counted)
+    text = "g (float[batch, sequence, 4096] x) => (float y) <int64[1] one = {1}, int64[1] two = {2}, float[1000000] p>"
+    accepted(
+        model_of(text + "{ s = Shape(x) n = Slice(s, one, two) f = Cast<to=1>(n) e = Expand(f, n) y = Add(e, p) }")
+    )
 
 
 def test_one_row() -> None:

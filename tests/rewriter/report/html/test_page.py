@@ -6,15 +6,14 @@ import json
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rewriter import Report, rewrite
-from rewriter.report.html import page, render, write_page
+from rewriter import rewrite
+from rewriter.report.html import page, render
 from rewriter.report.html.page import render_heads, short
-from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large, passed
+from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large
 from tests.textmodels import SILU, mlp
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -246,13 +245,6 @@ def test_names_change_nothing_but_text_in_the_page_of_heads(text: str) -> None:
     assert len(shown["model"]) <= 245
     assert shown["model"].isprintable()
     assert shown["heads"][0]["tokens"][0]["top"][0][0] == shown["model"]
-
-
-def test_write(tmp_path: Path) -> None:
-    report: Report = passed()
-    write_page(report, tmp_path / "page.html")
-    assert (tmp_path / "page.html").read_text(encoding="utf-8") == render(report)
-    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
 def test_short_keeps_both_ends() -> None:

@@ -1,0 +1,224 @@
+"""Times of models beside each other: one process per model, taking turns; ratios are within a round.
+
+The speed of a shared machine drifts, so nothing is compared across runs. Every model has one turn per round, in
+changing order. Each has its own process, because onnxruntime's worker threads spin for a while after a run: in one
+process every run competes with the other sessions' workers (docs/decisions/0023).
+
+The process runs `main`. It gets pickles and answers in JSON, since a process that ran a hostile model is no longer
+trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewriter.errors import RewriteError, ValidationError
+from rewriter.ort.sessions import open_session
+from rewriter.text import one_line
+
+TURN = 0.1
+"""Seconds of a turn."""
+
+_SETTLE = 0.05
+"""Seconds after a turn in which onnxruntime's idle threads stop spinning, which would slow down the next turn."""
+
+_STATUS = Path("/proc/self/status")
+
+Feeds = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One candidate over the baseline.
+
+    Attributes:
+        of_medians: median time over the baseline's median time.
+        paired: median over the rounds of the ratio within the round.
+        low: lower quartile of these ratios.
+        high: upper quartile.
+        of_fastest: fastest time over the baseline's fastest, which excludes disturbances that only add time.
+    """
+
+    of_medians: float
+    paired: float
+    low: float
+    high: float
+    of_fastest: float
+
+    def __str__(self) -> str:
+        return f"{self.of_medians:.3f} ({self.paired:.3f}, {self.low:.3f} to {self.high:.3f})"
+
+
+def ratio(candidate: Sequence[float], baseline: Sequence[float]) -> Ratio:
+    """Statistics of a candidate's times relative to the baseline's, round by round."""
+    low, middle, high = map(float, np.percentile(np.divide(candidate, baseline), [25, 50, 75]))
+    medians = float(np.median(candidate) / np.median(baseline))
+    return Ratio(medians, middle, low, high, min(candidate) / min(baseline))
+
+
+def rounds(names: Sequence[str], number: int) -> Iterator[tuple[str, ...]]:
+    """The order of the turns in each of `number` rounds: all rotations, each followed by its reverse.
+
+    No candidate always follows the same other one, and even two rounds are balanced: ABC CBA BCA ACB CAB BAC.
+    """
+    forward = [(*names[start:], *names[:start]) for start in range(len(names))]
+    return islice(cycle([tuple(order) for each in forward for order in (each, each[::-1])]), number)
+
+
+def take(session: Any, feeds: Feeds, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Run a model for `seconds`, at least once: the median seconds of a run; `session` has the method `run`.
+
+    The first fifth does not count unless nothing else is left: threads wake up and caches fill.
+    """
+    runs: list[tuple[float, float]] = []
+    first = clock()
+    while not runs or clock() - first < seconds:
+        start = clock()
+        session.run(feeds)
+        runs.append((start - first, clock() - start))
+    return float(np.median([took for began, took in runs if began >= seconds / 5] or [runs[-1][1]]))
+
+
+@dataclass(eq=False)
+class Process:
+    """A model, loaded in its own process.
+
+    Attributes:
+        name: how errors call the model.
+        known: what the process has answered: `load_seconds`, `cpu_nodes` (nodes that onnxruntime placed on the CPU on
+            another provider; None if unknown), and, after a turn, `peak_bytes` (the most memory that the model has
+            taken so far; None where the system does not tell).
+    """
+
+    name: str
+    child: subprocess.Popen[bytes]
+    pipe: Connection
+    known: dict[str, Any] = field(default_factory=dict)
+
+    def turn(self, feeds: Feeds | None, seconds: float) -> float:
+        """The median seconds of a run, as `take`, or ValidationError; with None on the inputs of the last turn."""
+        return float(self.ask((feeds, seconds))["seconds"])
+
+    def ask(self, request: object) -> dict[str, Any]:
+        """Send a request and wait for the answer."""
+        try:
+            with suppress(ConnectionError):
+                self.pipe.send(request)
+            self.known |= json.loads(self.pipe.recv_bytes())
+        except (EOFError, ConnectionError, ValueError):
+            status = self.child.wait()
+            how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+            said = f"{self.name}: its process was ended {how}: the model crashes onnxruntime, or memory ran out"
+            raise ValidationError(said) from None
+        if "error" in self.known:
+            raise ValidationError(f"{self.name}: {self.known['error']}")
+        return self.known
+
+
+@contextmanager
+def started(models: Mapping[str, Path | bytes], provider: str, threads: int = 0) -> Iterator[dict[str, Process]]:
+    """Processes that have loaded models, by name; they are killed at the end of the block.
+
+    ValidationError where onnxruntime cannot load one; `threads` are those per operator, 0 for onnxruntime's default.
+    """
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(_started(name, (each, provider, threads))) for name, each in models.items()}
+
+
+@contextmanager
+def _started(name: str, start: tuple[Path | bytes, str, int]) -> Iterator[Process]:
+    ours, theirs = Pipe()
+    # The child must import this very package, which may have come onto `sys.path` in ways that it does not inherit. It
+    # gets a new session so that Ctrl-C reaches the parent only.
+    child = subprocess.Popen(  # noqa: S603 - our own code and a number
+        [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    theirs.close()
+    try:
+        process = Process(name, child, ours)
+        process.ask(start)
+        yield process
+    finally:
+        child.kill()
+        child.wait()
+        ours.close()
+
+
+def measure(
+    processes: Mapping[str, Process],
+    feeds: Feeds,
+    repeat: int,
+    progress: Callable[[int], None] = lambda _done: None,
+    *,
+    seconds: float = TURN,
+) -> dict[str, list[float]]:
+    """The median seconds of a run in each turn of each model: `repeat` turns of `seconds`, after one to warm up."""
+    for process in processes.values():
+        process.turn(feeds, seconds)
+    found: dict[str, list[float]] = {name: [] for name in processes}
+    for done, order in enumerate(rounds(tuple(processes), repeat), start=1):
+        for name in order:
+            found[name].append(processes[name].turn(None, seconds))
+        progress(done)
+    return found
+
+
+def main(handle: int) -> None:
+    """Load the model and run it as told, until the parent is gone; `handle` is the child's end of the pipe."""
+    pipe = Connection(handle)
+
+    def tell(**message: Any) -> None:
+        pipe.send_bytes(json.dumps(message).encode())
+
+    try:
+        model, provider, threads = pipe.recv()
+        before = resident_peak()
+        session = open_session(model, provider, spin=True, threads=threads)
+        tell(load_seconds=session.load_seconds, cpu_nodes=session.cpu_nodes)
+        feeds: Feeds = {}
+        while True:
+            given, seconds = pipe.recv()
+            feeds = feeds if given is None else given
+            took = take(session, feeds, seconds)
+            time.sleep(_SETTLE)
+            peak = resident_peak()
+            tell(seconds=took, peak_bytes=None if peak is None or before is None else peak - before)
+    except (EOFError, ConnectionError):
+        pass
+    except MemoryError:
+        tell(error="out of memory")
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it
+        tell(error=error.args[0] if isinstance(error, RewriteError) else one_line(error))
+
+
+def resident_peak() -> int | None:
+    """High-water mark of the resident set of this process in bytes; None where there is no /proc.
+
+    getrusage would include the parent's memory at the time of the fork.
+    """
+    if not _STATUS.exists():
+        return None
+    lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)

@@ -1,0 +1,88 @@
+"""Turns: their order, which runs count, and processes that fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from rewriter.errors import ValidationError
+from rewriter.ort.timing import measure, ratio, rounds, started, take
+from tests.textmodels import SILU, mlp
+
+X = np.ones((1, 3, 4), np.float32)
+
+
+def test_every_model_has_one_turn_a_round_in_changing_order() -> None:
+    orders = ["".join(order) for order in rounds("abc", 6)]
+    assert sorted(orders) == ["abc", "acb", "bac", "bca", "cab", "cba"]
+    assert orders[1] == orders[0][::-1]
+    assert ["".join(order) for order in rounds("ab", 5)] == ["ab", "ba", "ba", "ab", "ab"]
+    assert all(sorted(order) == list("abcdefgh") for order in rounds("abcdefgh", 20))
+
+
+def test_ratio_is_taken_within_rounds() -> None:
+    found = ratio([2.0, 20.0, 200.0], [1.0, 10.0, 100.0])
+    assert (found.of_medians, found.paired, found.low, found.high, found.of_fastest) == (2.0, 2.0, 2.0, 2.0, 2.0)
+    drifting = ratio([3.0, 30.0, 1.0], [1.0, 10.0, 1.0])
+    assert (drifting.of_medians, drifting.paired, drifting.low, drifting.of_fastest) == (3.0, 3.0, 2.0, 1.0)
+
+
+class Clock:
+    """Time that passes only in runs, a second each."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self, _feeds: Any) -> None:
+        self.now += 1.0
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(3.0, 3), (0.5, 1), (0.0, 1)])
+def test_a_turn_goes_on_until_its_time_is_up(seconds: float, runs: int) -> None:
+    clock: Any = Clock()
+    assert take(clock, {}, seconds, clock) == 1.0
+    assert clock.now == runs
+
+
+def test_runs_at_the_start_of_a_turn_do_not_count() -> None:
+    clock: Any = Clock()
+    took = iter([5.0, *[1.0] * 9])
+    clock.run = lambda _feeds: setattr(clock, "now", clock.now + next(took))
+    assert take(clock, {}, 8.0, clock) == 1.0, "of 5, 1, 1, 1 seconds the first is within the first fifth"
+    assert take(clock, {}, 0.5, clock) == 1.0
+
+
+def test_models_in_processes(tmp_path: Path) -> None:
+    path, done = tmp_path / "model.onnx", list[int]()
+    onnx.save(mlp(SILU), path)
+    with started({"file": path, "bytes": path.read_bytes()}, "cpu", 1) as processes:
+        children = [process.child for process in processes.values()]
+        found = measure(processes, {"x": X}, 3, done.append, seconds=0.0)
+        assert len({child.pid for child in children}) == 2
+        for process in processes.values():
+            assert process.known["load_seconds"] > 0.0
+            assert process.known["cpu_nodes"] == []
+            assert process.known["peak_bytes"] is None or process.known["peak_bytes"] >= 0
+        with pytest.raises(ValidationError, match=r"^file: onnxruntime could not run the model: "):
+            processes["file"].turn({"x": X[..., :2]}, 0.0)
+        processes["bytes"].child.kill()
+        processes["bytes"].child.wait()
+        with pytest.raises(ValidationError, match=r"^bytes: its process was ended by SIGKILL"):
+            processes["bytes"].turn({"x": X}, 0.0)
+    assert done == [1, 2, 3]
+    assert {name: len(seconds) for name, seconds in found.items()} == {"file": 3, "bytes": 3}
+    assert all(each > 0.0 for seconds in found.values() for each in seconds)
+    assert all(child.poll() is not None for child in children), "no process is left"
+
+
+def test_a_model_that_does_not_load() -> None:
+    expected = pytest.raises(ValidationError, match=r"^broken: onnxruntime could not load the model: ")
+    with expected, started({"broken": b"not a model"}, "cpu", 1):
+        pass
