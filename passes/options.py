@@ -73,7 +73,6 @@ class FormOptions:
 
 
 DEFAULT_OPTIONS = FormOptions()
-"""The defaults."""
 
 
 @dataclass(frozen=True)
