@@ -263,10 +263,6 @@ def type_of(kind: onnx.TypeProto) -> TensorType:
     """What is declared of a tensor; nothing is known of what is none."""
     if not kind.tensor_type.HasField("shape"):
         return TensorType(kind.tensor_type.elem_type, None)
-    return TensorType(kind.tensor_type.elem_type, tuple(_dim(dim) for dim in kind.tensor_type.shape.dim))
-
-
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
-    if dim.HasField("dim_value"):
-        return dim.dim_value
-    return dim.dim_param or None
+    dims = kind.tensor_type.shape.dim
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
+    return TensorType(kind.tensor_type.elem_type, shape)
