@@ -61,7 +61,7 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 
 def reads(node: onnx.NodeProto) -> list[str]:
     """The tensors that a node may read, including those that its subgraphs capture, in the same order in every run."""
-    return [name for name in (*node.input, *sorted(captured_names(node))) if name]
+    return [name for name in (*node.input, *sorted(captured_names(node), key=str)) if name]
 
 
 def functions_with(
