@@ -254,7 +254,6 @@ def _title(node: onnx.NodeProto) -> str:
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """Check the local functions of a model, in time linear in its size. Raises ModelError."""
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
         key = ("" if function.domain in ONNX_DOMAINS else function.domain, function.name, function.overload)

@@ -99,7 +99,6 @@ shape, and its operands among those of the fused one."""
 
 
 def _function(key: tuple[str, str]) -> onnx.FunctionProto:
-    """A fused operator as a local function, for inference alone."""
     operands, outputs = [f"x{place}" for place in range(_OPERANDS)], [f"y{place}" for place in range(_OUTPUTS)]
     nodes = [
         onnx.helper.make_node(operator, [operands[each] for each in places], [outputs[at]])

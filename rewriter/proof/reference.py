@@ -154,7 +154,6 @@ def _check_type(elem_type: int, what: str) -> None:
 
 
 def _widen(node: onnx.NodeProto, read: Read) -> None:
-    """Prepare a node for float64 operands, in place."""
     node.domain, what = key_of(node)[0], one_line(label(node), 120)
     if _REFUSED.search(node.op_type):
         raise NoReference(f"{what} has no known float64 form")
@@ -249,7 +248,6 @@ _UNTIL_12: Mapping[tuple[str, str], Operator] = {
 
 
 def _operators(opset: int) -> list[type]:
-    """The operators, in some opset of the default domain, as classes for onnx's reference evaluator."""
     from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 
     known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {})}

@@ -238,7 +238,6 @@ class Maker:
     def _values(
         self, spec: InputSpec, shape: tuple[int, ...], kinds: Mapping[Kind, int], setting: Setting, number: int
     ) -> NDArray[Any]:
-        """The array for one input."""
         random = np.random.default_rng([self._seed, zlib.crc32(spec.name.encode()), number])
         made: Any
         match spec.role:
