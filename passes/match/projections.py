@@ -99,7 +99,7 @@ def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Pr
 
     With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight, and one that nodes compute.
     """
-    return _Reader(view, packed=packed).read(block)
+    return _ProjectionReader(view, packed=packed).read(block)
 
 
 def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *, biased: bool = False) -> Projection:
@@ -107,12 +107,12 @@ def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *
 
     If `biased`, a bias in an Add of its own belongs to it.
     """
-    reader = _Reader(view, constants, packed=True)
+    reader = _ProjectionReader(view, constants, packed=True)
     found = reader.matrix(operator)
     return reader.with_bias(operator.output, found)[1] if biased else found
 
 
-class _Reader:
+class _ProjectionReader:
     def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool) -> None:
         self._view, self._packed = view, packed
         self._constants = constants or Constants(view)
