@@ -284,8 +284,8 @@ def _skip_norm(operator: str) -> Definition:
         if bias:
             parts.append(helper.make_node("Add", [f"{total}/skip", bias], [total]))
         epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), _SKIP_EPSILON)
-        operands, given = [total, scale, *([beta] if beta else [])], {"axis": -1, "epsilon": epsilon}
-        return [*parts, helper.make_node(operator, operands, [node.output[0]], **given)]
+        operands = [total, scale, *([beta] if beta else [])]
+        return [*parts, helper.make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon)]
 
     return lowered
 
