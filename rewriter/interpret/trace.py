@@ -7,7 +7,7 @@ is understood by its effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +32,6 @@ from rewriter.graph.view import (
     LostError,
     Miss,
     attributes,
-    integer_of,
     key_of,
     label,
 )

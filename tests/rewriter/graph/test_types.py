@@ -53,7 +53,10 @@ def test_what_is_declared() -> None:
         ("h = com.microsoft.FusedMatMul<transBatchA = 1>(x, w)", UNSHAPED),
         ("h = com.microsoft.Unheard(x)", None),
         ("c = com.microsoft.nchwc.Conv(i, k) h = com.microsoft.nchwc.ReorderOutput<channels = 6>(c)", ("a", 6, 4, 4)),
-        ("c = com.microsoft.nchwc.ReorderInput(i) h = com.microsoft.nchwc.MaxPool<kernel_shape = [4, 4]>(c)", ("a", 3, 2, 2)),
+        (
+            "c = com.microsoft.nchwc.ReorderInput(i) h = com.microsoft.nchwc.MaxPool<kernel_shape = [4, 4]>(c)",
+            ("a", 3, 2, 2),
+        ),
         ("h = com.microsoft.nchwc.ReorderOutput<channels = 6, channels_last = 1>(i)", UNSHAPED),
         ("h = custom.Gelu(x)", None),
         ("h, mean = com.microsoft.SkipLayerNormalization(x, x, b)", ("n", 4)),
