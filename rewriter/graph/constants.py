@@ -52,9 +52,7 @@ class Constants:
     """Computes constants of one view, which must not change meanwhile; only small ones are kept."""
 
     def __init__(self, view: GraphView, read: Read = small, sizes: Sizes = lambda _: None) -> None:
-        self._view = view
-        self._read = read
-        self._sizes = sizes
+        self._view, self._read, self._sizes = view, read, sizes
         self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
 
     def __contains__(self, tensor: str) -> bool:
