@@ -292,7 +292,7 @@ def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[Ext
 
 def external_bytes(references: tuple[ExternalRef, ...]) -> int:
     """Count the bytes that references cover; tied weights share theirs."""
-    return sum(length for *_, length in {(ref.path, ref.offset, ref.length) for ref in references})
+    return sum(length for *_, length in {ref.range for ref in references})
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:

@@ -58,11 +58,8 @@ class Constants:
         sizes: Sizes = lambda _: None,
         given: Mapping[str, AnyArray] | None = None,
     ) -> None:
-        """Compute with weights as `read` has them, `sizes` of tensors, and `given` values of inputs."""
-        self._view = view
-        self._read = read
-        self._sizes = sizes
-        self._given = given or {}
+        """`given`: values of inputs."""
+        self._view, self._read, self._sizes, self._given = view, read, sizes, given or {}
         self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
 
     def __contains__(self, tensor: str) -> bool:
