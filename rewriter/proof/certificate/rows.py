@@ -134,6 +134,8 @@ def runs(tensor: Tensor, *, shaped: bool = False) -> bool:
     behind = wanted[1:]
     if None in wanted or (wanted[0] == -1 and 0 < len(behind) < len(known) - 1 and [*known[-len(behind) :]] == behind):
         return None not in wanted
+    if wanted[-1] == known[-1]:  # channels, of which there are some
+        wanted, known = wanted[:-1], known[:-1]
     copied = {at for at, size in enumerate(wanted[: len(known)]) if size == known[at] or (size == 0 and not zeros)}
     rest = [size for at, size in enumerate(wanted) if at not in copied]
     left = [size for at, size in enumerate(known) if at not in copied]
