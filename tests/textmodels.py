@@ -73,7 +73,7 @@ def integers(**given: Any) -> dict[str, onnx.TensorProto]:
     return {name: onnx.numpy_helper.from_array(np.array(value, np.int64), name) for name, value in given.items()}
 
 
-def filled(model: onnx.ModelProto, numbers: Callable[[list[int]], Array] = np.zeros) -> onnx.ModelProto:
+def filled(model: onnx.ModelProto, numbers: Callable[..., Any] = np.zeros) -> onnx.ModelProto:
     """The model with the weights that its text declares without numbers."""
     for value in model.graph.value_info:
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]

@@ -114,16 +114,3 @@ FILES = {"MODEL": "m.onnx", "OTHER": "other.onnx", "OUT": "out.onnx", "PAGE": "p
 def harmful(text: str) -> set[str]:
     """Characters that are neither printable nor a line break."""
     return {char for char in text if not char.isprintable() and char != "\n"}
-
-
-@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_names_that_are_not_utf8_are_refused(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = {word: str(tmp_path / file) for word, file in FILES.items()}
-    for word in ("MODEL", "OTHER"):
-        data = hostile(SILU, "ABCDEFG").SerializeToString()
-        Path(files[word]).write_bytes(data.replace(b"ABCDEFG", b"AB\xff\xfeEFG"))
-    assert run([files.get(word, word) for word in command.split()]) == 4
-    shown = capsys.readouterr()
-    assert harmful(shown.out + shown.err) == set()
-    assert shown.err.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx", "other.onnx"]

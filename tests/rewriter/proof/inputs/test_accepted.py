@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ HEAD = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
 
 def model_of(text: str) -> onnx.ModelProto:
     """A model whose weights are random."""
-    normal = partial(np.random.default_rng(0).normal, 0.0, 1.0)
-    return filled(onnx.parser.parse_model(f"{HEAD} {text}"), normal)
+    return filled(onnx.parser.parse_model(f"{HEAD} {text}"), np.random.default_rng(0).standard_normal)
 
 
 def accepted(model: onnx.ModelProto | Path, *, few: bool = False, dims: Mapping[str, int] | None = None) -> ModelRuns:
