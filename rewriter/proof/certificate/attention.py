@@ -232,9 +232,11 @@ def _unfold(scope: Scope, name: str, node: onnx.NodeProto, reader: _Reader, name
     used = [part for part in ordered(function) if part.operator == "leaf"]
     leaves = {part: reader.define(scope, f"{name}/layer_{part.value}", part) for part in used}
     heads = f"{name}/rows" if layer else name
-    if len(used) > 1 and not alike(tuple(leaves.values())):
+    together = len(used) > 1 and not alike(tuple(leaves.values()))
+    if together and scope.model.original:
         raise _Unread(UNLIKE)
-    scope.heads[heads] = Region(function, leaves, frozenset(reader.inside), added=added, tokens=reader.tokens)
+    inside = frozenset(reader.inside)
+    scope.heads[heads] = Region(function, leaves, inside, together=together, added=added, tokens=reader.tokens)
     made = onnx.helper.make_node("Heads", [tensor.name for tensor in leaves.values()], [heads])
     scope.define(made, source.elem_type)
     if layer:

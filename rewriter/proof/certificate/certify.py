@@ -739,6 +739,8 @@ def _not_real(a: Tensor, b: Tensor, ours: Region, theirs: Region, *, rows: bool)
     axes, ranks = max(ours.axes, theirs.axes), [each.type.rank for each in ours.leaves.values()]
     if axes and (None in ranks or max(each or 0 for each in ranks) < axes):
         return f"{a.name} may have fewer axes than a constant, which then changes its shape"
+    if theirs.together and not alike(tuple(ours.leaves.values())):
+        return UNLIKE
     if rows and len(ours.leaves) > 1 and not all(alike(tuple(side.leaves.values())) for side in (ours, theirs)):
         return UNLIKE
     if not rows and a.elem_type and b.elem_type and a.elem_type != b.elem_type:

@@ -56,6 +56,7 @@ class Region:
         leaves: leaf to tensor: all that were met on the way and have a say in the shape, even where they cancel.
         inside: the tensors of the region that are no leaves, its own included.
         axes: the most axes that a constant of it has.
+        together: whether it holds only if all leaves have the same shape.
         added: the most that other rows than that of an entry add to it.
         tokens: the longest sequence for which it is there; None where it always is.
     """
@@ -64,6 +65,7 @@ class Region:
     leaves: Mapping[Expression, Tensor]
     inside: frozenset[Tensor] = frozenset()
     axes: int = 0
+    together: bool = False
     added: float = 0.0
     tokens: int | None = None
 
@@ -217,6 +219,7 @@ def _read(expression: Expression, *operands: Region) -> Region:
         leaves,
         frozenset().union(*(each.inside for each in operands)),
         max((each.axes for each in operands), default=0),
+        any(each.together for each in operands),
         max((each.added for each in operands), default=0.0),
         min((each.tokens for each in operands if each.tokens), default=None),
     )

@@ -123,9 +123,10 @@ def runs(tensor: Tensor, *, shaped: bool = False) -> bool:
         return bool(known and made is not None and len(known) - len(made) == known.count(1) - made.count(1))
     width, zeros = extent(source).width, integer_of(node, "allowzero", False)
     if known:
-        front = (f"?{at}" if size is None else size for at, size in enumerate(known))
-        known = (*front,) if width is None else (*front,)[:-1] + (width,)
-    wanted = [dim for each in sizes(scope.find(node.input[1])) or [None] for dim in _dims(each, source, known)]
+        known = tuple(f"?{at}" if size is None else size for at, size in enumerate(known))
+        known = known if width is None else (*known[:-1], width)
+    shape = sizes(scope.find(node.input[1]))
+    wanted = [None] if not shape else [dim for each in shape for dim in _dims(each, source, known)]
     if shaped and -1 not in wanted and (zeros or scope.model.opsets.get("", 0) < ALLOWS_ZERO):
         return True
     if not known:  # of any rank: only the last axis is known
@@ -133,6 +134,8 @@ def runs(tensor: Tensor, *, shaped: bool = False) -> bool:
     behind = wanted[1:]
     if None in wanted or (wanted[0] == -1 and 0 < len(behind) < len(known) - 1 and [*known[-len(behind) :]] == behind):
         return None not in wanted
+    if wanted[-1] == known[-1]:  # channels, of which there are some
+        wanted, known = wanted[:-1], known[:-1]
     copied = {at for at, size in enumerate(wanted[: len(known)]) if size == known[at] or (size == 0 and not zeros)}
     rest = [size for at, size in enumerate(wanted) if at not in copied]
     left = [size for at, size in enumerate(known) if at not in copied]
@@ -145,7 +148,7 @@ def runs(tensor: Tensor, *, shaped: bool = False) -> bool:
     return prod(fixed) % prod(entries) == 0 and all(isinstance(known[at], int) for at in copied)
 
 
-def _dims(part: int | Axes | None, source: Tensor, known: Sequence[Dim] | None) -> Sequence[Dim]:
+def _dims(part: int | Axes, source: Tensor, known: Sequence[Dim] | None) -> Sequence[Dim]:
     """The sizes of a part of a shape, those of `source` being known; None for what is not known."""
     if not isinstance(part, Axes):
         return (part,)
