@@ -96,8 +96,7 @@ def _through_network(plan: Plan) -> Plan:
     else:
         whole = whole_for(plan.views[0], fit, plan.options.forms.max_tokens)
     if isinstance(whole, Whole):
-        limits = [replace(each.options, max_tokens=whole.max_tokens) for each in fit]
-        fit = [replace(each, options=options) for each, options in zip(fit, limits, strict=True)]
+        fit = [replace(each, options=replace(each.options, max_tokens=whole.max_tokens)) for each in fit]
         return replace(plan, conversions=tuple(fit), whole=whole, notes=(*plan.notes, *whole.notes))
     left = [Left.of(each.block, misses[id(each)] or whole) for each in plan.conversions]
     return replace(plan, conversions=(), left=(*left, *plan.left))
