@@ -111,7 +111,6 @@ def _owner(block: Any) -> tuple[Any, str]:
 
 
 def _replace(block: Any, made: Any) -> None:
-    """Put the heads where the MLP was: in the bridge's block, and in the wrapped block that calls it."""
     owner, last = _owner(block)
     setattr(owner, last, made)
     block.submodules["mlp"] = made

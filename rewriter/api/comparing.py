@@ -235,7 +235,6 @@ class _Pair:
         return [] if judged else [each for run in proof.providers.values() for each in run.compared.values()]
 
     def _points(self) -> tuple[Point, ...]:
-        """The activations of A's blocks, where rounding is tried."""
         view = self.known.side.main
         return tuple(
             Point(each.output, (), view.type_of(each.output).elem_type, argument=each.gate)
