@@ -14,10 +14,10 @@ import onnx
 
 from passes.forms import FORMS, convert
 from passes.match.blocks import Block, Dataflow
-from passes.match.linear import MICROSOFT
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
+from rewriter.graph.fused import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
 from rewriter.graph.walk import functions_with, reads
 
@@ -121,8 +121,8 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
     """The accounting of a plan; costs are for N = `tokens`, and d_head by default that of the model's own attention."""
     heads, found = own_attention(plan.views, plan.recognised)
     d_head = head_dimension or found
-    operators = {view.path: Dataflow(view, Constants(view)).operators for view in plan.views}
-    total = sum(_work(view, op.weight) for view in plan.views for op in operators[view.path].values())
+    flows = ((view, Dataflow(view, Constants(view))) for view in plan.views)
+    total = sum(_work(view, op.weight) for view, flow in flows for op in flow.operators.values())
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]
     blocks, works = [], dict[tuple[Path, str], int]()
@@ -132,10 +132,8 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
         works.update(((block.path, weight), _work(view, weight)) for weight in weights)
         work = sum(_work(view, weight) for weight in weights)
         d_model, d_ff = next((op.in_features for op in block.first), None), block.neurons
-        forms: tuple[FormCost, ...] = ()
-        refused: tuple[tuple[str, str], ...] = ()
-        if count is not None and d_model and d_ff:
-            forms, refused = _costs(plan, block, d_model, tokens, d_head)
+        known = count is not None and d_model and d_ff
+        forms, refused = _costs(plan, block, d_model or 0, tokens, d_head) if known else ((), ())
         blocks.append(
             BlockAccount(
                 name=block.name,
@@ -156,9 +154,8 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS)
 def _costs(
     plan: Plan, block: Block, width: int, tokens: int, d_head: int | None
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
-    """The cost of the block in every form that can be used, and why the others cannot."""
     taken, refused = list[FormCost](), list[tuple[str, str]]()
-    limits = replace(plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), head_dimension=d_head)
+    limits = replace(plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), head_dim=d_head)
     for form in FORMS.values():
         found = convert(plan.view_of(block), block, replace(plan.options, form=form.name, forms=limits))
         if isinstance(found, Miss):

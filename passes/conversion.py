@@ -1,7 +1,4 @@
-"""The decision about one block: which program, in which arithmetic and form, or why there is none.
-
-Deciding changes nothing.
-"""
+"""The decision about one block: which program, in which arithmetic and form, or why there is none."""
 
 from __future__ import annotations
 

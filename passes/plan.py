@@ -9,7 +9,6 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
 
 import onnx
 
@@ -60,17 +59,13 @@ class Plan:
 
     def view_of(self, block: Block) -> GraphView:
         """The index of the graph that holds the block."""
-        return self._by_path[block.path]
+        return next(view for view in self.views if view.path == block.path)
 
     @property
     def undetermined(self) -> tuple[Block, ...]:
         """Blocks that are left because the range of their pre-activations is unknown."""
         left = (entry for entry in self.left if entry.miss.kind == "domain")
         return tuple(entry.block for entry in left if entry.block is not None)
-
-    @cached_property
-    def _by_path(self) -> dict[Path, GraphView]:
-        return {view.path: view for view in self.views}
 
 
 def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_values) -> Plan:
@@ -141,8 +136,8 @@ def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
 def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
-    d_head = chosen.forms.head_dimension or own_attention(views, recognised)[1]
-    options = replace(chosen, forms=replace(chosen.forms, head_dimension=d_head))
+    d_head = chosen.forms.head_dim or own_attention(views, recognised)[1]
+    options = replace(chosen, forms=replace(chosen.forms, head_dim=d_head))
     namer = Namer(_reserved(views).union(each.record.name for each in recognised.blocks))
     notes = list(recognised.notes)
     plain = _why_no_functions(model, views[0].opsets.get("", 1))
@@ -180,7 +175,6 @@ def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
 
 
 def _kept_operators(conversions: list[Conversion]) -> list[str]:
-    """Notes on blocks whose linear operators could not be written as projections of the form."""
     reasons: dict[str, list[str]] = {}
     for conversion in conversions:
         if conversion.by_reference:
@@ -193,7 +187,6 @@ def _kept_operators(conversions: list[Conversion]) -> list[str]:
 
 
 def _used(plan: Plan) -> frozenset[str]:
-    """Names of tensors made by the nodes of blocks that are or may be converted."""
     names: set[str] = set()
     for block in (*(conversion.block for conversion in plan.conversions), *plan.undetermined):
         view = plan.view_of(block)

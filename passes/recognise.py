@@ -77,11 +77,6 @@ class Recognised:
         return frozenset[tuple[str, str]]().union(*(each.functions for each in self.blocks))
 
     @property
-    def on_stream(self) -> bool:
-        """Whether blocks read a stream of form `whole`."""
-        return any(each.record.stream for each in self.blocks)
-
-    @property
     def positions(self) -> int:
         """Columns of positions that the queries of the network's own heads have in form `whole`; otherwise 0."""
         streams = (each.record for each in self.blocks if each.record.stream)
@@ -182,7 +177,6 @@ class _Graph:
 
 
 def _described(node: onnx.NodeProto) -> tuple[object, ...]:
-    """What a node computes from what, apart from its name and remarks."""
     return node.op_type, node.domain, list(node.input), list(node.output), list(node.attribute)
 
 

@@ -95,20 +95,16 @@ def with_record(
     """Put the plan into `model`, which is changed: the blocks of earlier runs, and those that were converted now."""
     usual = values_of(Options())
     unusual = {name: value for name, value in values_of(options).items() if value != usual[name]}
-    record = Record(tool_version(), unusual, (*earlier, *map(_record_of, conversions)))
+    try:
+        tool = version("attnonly")
+    except PackageNotFoundError:  # it runs without being installed
+        tool = "unknown"
+    record = Record(tool, unusual, (*earlier, *map(_record_of, conversions)))
     for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
         model.metadata_props.remove(entry)
     text = json.dumps({"version": VERSION} | _as_json(record), separators=(",", ":"), ensure_ascii=False)
     model.metadata_props.add(key=KEY, value=text)
     return model
-
-
-def tool_version() -> str:
-    """The version of this package; `unknown` where it runs without being installed."""
-    try:
-        return version("attnonly")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _record_of(conversion: Conversion) -> BlockRecord:
@@ -140,11 +136,7 @@ def _as_json(value: Any) -> Any:
 
 
 def read_record(model: onnx.ModelProto) -> Record | None:
-    """The plan that a model carries; None if it carries none.
-
-    Raises:
-        UnreadableError: it is not as described above.
-    """
+    """The plan that a model carries; None if it carries none. Raises UnreadableError where it is not as above."""
     found = [entry.value for entry in model.metadata_props if entry.key == KEY]
     if not found:
         return None
@@ -202,13 +194,11 @@ def _check(block: BlockRecord) -> None:
 
 @cache
 def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
-    """The fields of a dataclass that are read: their types, and whether they have a default."""
     hints = get_type_hints(kind)
     return {field.name: (hints[field.name], field.default is not MISSING) for field in fields(kind)}
 
 
 def _parsed(kind: Any, value: Any, where: str) -> Any:
-    """A value of the given type from JSON."""
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, dict):
             raise UnreadableError(f"{where} is no object")
@@ -233,25 +223,18 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
     if get_origin(kind) is UnionType:  # X | None
         return None if value is None else _parsed(arguments[0], value, where)
     if kind is float:
-        return _real(value, where)
-    fits = {
-        str: isinstance(value, str) and len(value) <= _LONGEST,
-        bool: isinstance(value, bool),
-        int: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40,
-    }.get(kind, isinstance(value, dict))  # the options
+        try:
+            number = float.fromhex(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UnreadableError(f"{where} is no hexadecimal number") from error
+        if math.isnan(number):
+            raise UnreadableError(f"{where} is no number")
+        return number
+    fits, what = {
+        str: (isinstance(value, str) and len(value) <= _LONGEST, f"no text of at most {_LONGEST:,} characters"),
+        bool: (isinstance(value, bool), "neither true nor false"),
+        int: (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40, "no size"),
+    }.get(kind, (isinstance(value, dict), "no object"))  # the options
     if not fits:
-        raise UnreadableError(f"{where} is {_NOT.get(kind, 'no object')}")
+        raise UnreadableError(f"{where} is {what}")
     return value
-
-
-_NOT = {str: f"no text of at most {_LONGEST:,} characters", bool: "neither true nor false", int: "no size"}
-
-
-def _real(value: Any, where: str) -> float:
-    try:
-        number = float.fromhex(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UnreadableError(f"{where} is no hexadecimal number") from error
-    if math.isnan(number):
-        raise UnreadableError(f"{where} is no number")
-    return number

@@ -122,11 +122,7 @@ def split(passes: Sequence[Pass]) -> tuple[Sequence[Pass], Sequence[Pass]]:
 
 
 def run_passes(passes: Sequence[Pass], unit: Unit) -> Unit:
-    """Run passes in order; each result is checked before the next pass sees it.
-
-    Raises:
-        ValidationError: a pass broke an invariant; the message names it.
-    """
+    """Run passes in order; each result is checked before the next sees it. Raises ValidationError where it is wrong."""
     for each in passes:
         after = each.run(unit)
         if after.model is not unit.model:

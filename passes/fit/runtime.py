@@ -120,10 +120,9 @@ def _rounding(program: Program, y: Array) -> float:
 # -- one head whose keys are given ------------------------------------------------------------------------------------
 #
 # Each centre t_0 < ... < t_m has a key whose logit, a straight line, is the largest around it: from one centre to the
-# next the slope grows by 1 / (width^2 (t_j+1 - t_j)), and the lines cross half way. Evenly spaced centres give a
-# normalised row of Gaussians; centres that crowd towards a jump of the curvature resolve it. The last centre is that of
-# the token itself, so that beyond it the program is the self value, a straight line; the linear term makes the other
-# end one too. The values then follow from linear least squares.
+# next the slope grows by 1 / (width^2 (t_j+1 - t_j)), and the lines cross half way. Centres that crowd towards a jump
+# of the curvature resolve it. The last centre is that of the token itself, so that beyond it the program is a straight
+# line, the self value; the linear term makes the other end one too. The values follow from linear least squares.
 
 _KEYS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 _WIDTHS = (0.7, 1.0, 1.4, 2.0, 2.8)
@@ -196,7 +195,6 @@ def _centres(low: float, high: float, cuts: list[float], least: float, keys: int
 
 
 def _head(centres: Array, width: float, y: Array, target: Array, tolerance: float) -> tuple[float, Program]:
-    """(largest error, program) of the head with these centres."""
     rise = 1.0 / (width**2 * np.diff(centres))
     slopes, offsets = (np.append(0.0, np.cumsum(steps)) for steps in (rise, -rise * (centres[1:] + centres[:-1]) / 2.0))
     slopes, offsets = slopes[:-1] - slopes[-1], offsets[:-1] - offsets[-1]

@@ -92,7 +92,6 @@ def fitted(
 
 
 def _rounded_up(error: float) -> str:
-    """The error rounded up to one digit."""
     power = 10.0 ** math.floor(math.log10(error))
     return f"{math.ceil(error / power) * power:.0e}"
 

@@ -47,8 +47,7 @@ class Form:
     options: tuple[str, ...] = ()
 
 
-def _local(conversion: Conversion, width: int, tokens: int) -> Counts:
-    del width
+def _local(conversion: Conversion, _: int, tokens: int) -> Counts:
     return (conversion.heads or 0,), tokens, conversion.program.bias_tokens + 1
 
 
@@ -57,8 +56,7 @@ def _compact(conversion: Conversion, width: int, tokens: int) -> Counts:
     return heads, tokens, keys + 1
 
 
-def _square(conversion: Conversion, width: int, tokens: int) -> Counts:
-    del width
+def _square(conversion: Conversion, _: int, tokens: int) -> Counts:
     groups = groups_of(conversion.program)
     rows = tokens + max(group.bias_tokens for group in groups)
     return ((conversion.block.neurons or 0) * len(groups),), rows, rows
@@ -86,7 +84,6 @@ FORMS: dict[str, Form] = {
         Form(WHOLE, "one stream for the network, all masks in W_QK", _square, prepare_maskless, emit_whole),
     )
 }
-"""Form name to form."""
 
 
 def convert(view: GraphView, block: Block, options: Options, *, inline: bool = False) -> Conversion | Miss:

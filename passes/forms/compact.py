@@ -1,14 +1,8 @@
 """Form `compact`: the sublayer of form `masked` at a cost that is linear in the number of tokens (Theorems 3 and 6).
 
-Stream, W_Q, W_K, W_V, W_O and b_O are those of form `masked`. But each query is scored against exactly the keys that
-the mask leaves it, its own and those of the bias tokens, so the pattern is [batch, tokens, heads, 1 + m], with a
-literal Softmax over the last axis; the rest of the square pattern is exactly 0. Keys and
-values of the bias tokens are constants, `k_bias` [m, d_head] and `v_bias` [m, 1], so the stream has no rows for them.
-
-All of it is float32 in models of that type or narrower. A logit is the sum of b and a y in this order, less an affine
-function of y that softmax does not see (`Head.conditioned`): where a product is added without being rounded first, as
-in onnxruntime on usual processors, there is one rounding, of a small number. Programs marked `double` are float64 up
-to z.
+Each query is scored against exactly the keys that the mask of form `masked` leaves it (docs/forms.md#compact). All of
+it is float32 in models of that type or narrower, with logits less an affine function of y (`Head.conditioned`), but
+programs marked `double` are float64 up to z.
 """
 
 from __future__ import annotations
@@ -148,7 +142,6 @@ def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) ->
 
 
 def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacement:
-    """The whole block, with the projections W_Q, W_K, W_V and W_O."""
     del view
     projections, elem_type = conversion.whole_block, conversion.block.elem_type
     neurons, scoring = projections.query.out_features, b.typed(conversion.compute_type)
@@ -169,7 +162,7 @@ def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacemen
     z = y
     if projections.gated:
         z = weights.project(stream, weights.functional(projections.value, "W_V"), neurons, 1, "v")
-    written = write_output(b, weights, _attend(b, conversion, y, z, each, own_key), projections, by_token=True)
+    written = write_output(weights, _attend(b, conversion, y, z, each, own_key), projections)
     b.write(as_before(b, written, data, projections), projections.result, elem_type)
     return replacement(b, conversion, projections.result)
 

@@ -1,11 +1,7 @@
 """Form `local`: every query is scored against exactly its own key and the bias keys.
 
-The nodes replace the activation region. W1 becomes the stacked query and value projection of the d_ff heads, W2 their
-stacked output projection. Both stay in the graph unchanged and are never read, so the linear operators may be anything
-linear. The pre-activations are the queries, the activation's output is the heads' output, each along its row of W2. The
-tensors at both ends keep their names, and the paper's mask is structural.
-
-The functions that compute the heads, or their nodes where heads are written out, are in `passes.forms.spelling`. In a
+The nodes replace the activation region: pre-activations are the queries, the activation's output is the heads' output.
+W1 and W2 stay in the graph as the heads' stacked projections and are never read, so they may be anything linear. In a
 gate, the self values are the line g as attention, and what the heads make of them is multiplied by the gate's value.
 """
 
@@ -32,7 +28,7 @@ from passes.forms.spelling import (
     shared_keys,
     zero_bias,
 )
-from passes.programs.groups import SharedKey, SharedKeys, by_keys, progression_of
+from passes.programs.groups import SharedKey, by_keys, progression_of
 from passes.programs.head import FACTORED, Head
 from passes.programs.line import Line
 from passes.programs.powers import Powers
@@ -77,7 +73,6 @@ class _Emitter:
         return replacement(b, self._conversion, block.output, self._functions)
 
     def _program(self, query: Tensor, source: Tensor) -> Variable:
-        """The program: its heads, and their product with the value of a gate."""
         b, program, block = self._b, self._conversion.program, self._conversion.block
         own = source if program.line is None else self._line(program.line, query)
         if program.powers is not None:
@@ -93,7 +88,6 @@ class _Emitter:
         return b.node("Mul", [source, b.called(result, "weight_of_value")], "gated")
 
     def _line(self, line: Line, query: Tensor) -> Variable:
-        """The line, at the pre-activations `query`."""
         rates = [0.0, *(rate for rate, _ in line.pairs), *([0.5] if line.middle else [])]
         # The step divides the whole, so the sum of weights takes it as a factor, which is exact.
         weights = [line.end, *(weight for _, weight in line.pairs), *([line.middle] if line.middle else [])]
@@ -107,7 +101,6 @@ class _Emitter:
         return self._b.called(self._attend("line/", spelling, inputs), "line")
 
     def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
-        """Heads with equally spaced keys, times `own`."""
         given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
         given |= {"step": powers.step} if powers.step != 1.0 else {}
         given |= {"base": powers.base} if powers.base != 0.0 else {}
@@ -117,7 +110,6 @@ class _Emitter:
         return result if powers.factor == 1.0 else self._times(result, powers.factor, "")
 
     def _sum(self, program: Program, query: Tensor, source: Tensor) -> Variable:
-        """All heads of the program, its linear term and its constant."""
         groups, linear = by_keys(program)
         rest: list[Tensor] = []
         if linear != 0.0:
@@ -133,10 +125,9 @@ class _Emitter:
             total = self._b.node("Add", [total, term], f"sum_{number}")
         return total
 
-    def _group(self, prefix: str, group: SharedKeys, query: Tensor, source: Tensor) -> Variable:
-        if group.keys is not None:
-            return self._shared(prefix, group.keys, group.own, query, source)
-        (head,) = group.heads
+    def _group(self, prefix: str, head: Head | tuple[SharedKey, ...], query: Tensor, source: Tensor) -> Variable:
+        if isinstance(head, tuple):
+            return self._shared(prefix, head, query, source)
         if head.c in (0.0, 1.0):
             return self._plain_head(prefix, head, query, source)
         # The factor is applied after the softmax, where it cannot overflow a value of weight 0 (`Head.unscaled`).
@@ -147,7 +138,6 @@ class _Emitter:
         return self._b.node("Mul", [unscaled, number], f"{prefix}scaled")
 
     def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor) -> Variable:
-        """A single head with values of its own."""
         plain = head.shifted(0.0, -head.gamma)  # softmax depends on differences only, so the self key needs no offset
         tokens = sorted(plain.bias_tokens, key=lambda token: token.slope)
         keys = [SharedKey.of(token.slope, token.offset, token.value, plain.largest_factored) for token in tokens]
@@ -185,8 +175,7 @@ class _Emitter:
         high = LARGEST_SINGLE if last is not None and last.slope > head.beta else math.inf
         return self._b.clipped(source, (low, high), name)
 
-    def _shared(self, prefix: str, keys: Sequence[SharedKey], own: int, query: Tensor, source: Tensor) -> Variable:
-        """Heads over the same keys, all values multiples of the source."""
+    def _shared(self, prefix: str, keys: Sequence[SharedKey], query: Tensor, source: Tensor) -> Variable:
         inputs: dict[str, Tensor] = {"query": query, "value": source}
         progression = progression_of(keys, self._b.dtype)
         if progression is not None:
@@ -200,6 +189,7 @@ class _Emitter:
         else:
             steep = any(key.offset != 0.0 for key in keys)
             inputs |= self._arrays(prefix, keys, SHARED_ARRAYS, parts=True, offsets=steep)
+            own = sum(key.part != 0.0 for key in keys)
             spelling = shared_keys(inputs, len(keys), own, double=self._double)
         return self._attend(prefix, spelling, inputs)
 

@@ -1,14 +1,5 @@
 """Heads in form `local` as model-local functions, or the nodes of their bodies where heads are written out.
 
-    `NeuronAttention`    Theorem 3: one bias token with key and value zero. With logits (q k, 0) the weight of self is
-                         1 / (1 + exp(-q k)), and the value is divided by that sum directly.
-    `NeuronAttention_m`  one head with m bias tokens that have keys and values of their own.
-    `NeuronHeads_n_k`    n heads over the same k keys, every head's own key one of them, whose values are multiples of
-                         `value`: the multiples are averaged first. A linear term is a multiple at every key.
-    `NeuronProgression_k` the same, where the shares of the k keys are successive powers of one exponential.
-    `NeuronPowers_k`     the same for symmetric keys, from partial fractions.
-    `NeuronLine_n`       the line g as attention over n keys, from which gates are made.
-
 A small offset of a logit (`passes.programs.head.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
 e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
 The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Where the self
@@ -290,7 +281,6 @@ def _shares(
 
 
 def _stepped(b: Builder, inputs: Inputs) -> Tensor:
-    """The query, times the step if there is one."""
     return b.node("Mul", [inputs["query"], inputs["step"]], "score") if "step" in inputs else inputs["query"]
 
 
@@ -300,5 +290,4 @@ def _lowest(b: Builder) -> float:
 
 
 def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
-    """A logit whose exponential is a normal number."""
     return b.clipped(logit, (_lowest(b), LARGEST_SINGLE), f"{name}_clipped")

@@ -1,17 +1,10 @@
 """Forms `masked`, `maskless`, `staged` and `whole`: each MLP is attention sublayers over N tokens and m bias tokens.
 
-`masked` (Theorems 3 and 6): bias tokens and indicator columns are appended to the sublayer's input; W_Q, W_K and W_V of
-d_ff heads project this stream; each query attends to itself and to the bias tokens, under a mask computed from the
-runtime length; W_O writes the result, and the bias tokens' rows are dropped.
-
-`maskless` (Theorem 9): the stream is widened by one-hot position columns, and W_QK has -omega on the pairs that a mask
-would forbid (`passes.forms.sublayer`). A sequence of more than `max_tokens` tokens fails at run time, in the node
-`sequence_longer_than_max_tokens_N` whose operands then have different sizes; it never gives wrong numbers.
-
-`staged`: three sublayers per MLP, as in the post (linear, activation, linear; Theorems 7 and 8), on the stream of
-`maskless` with hidden columns behind it (docs/forms.md#three-sublayers). A gated block has 2 d_ff hidden columns, y and
-u; its heads write f(y) u - u to those of u. Writing f(y) - y in place loses no digits where that is again a weighted
-mean of multiples of y, as for SiLU, whose heads write -y sigma(-y).
+docs/forms.md describes them. `masked` has a mask computed from the runtime length (Theorems 3 and 6). `maskless` has
+-omega in W_QK on the pairs that a mask would forbid (Theorem 9, `passes.forms.sublayer`); a sequence that is too long
+fails in a node whose operands then have different sizes, and never gives wrong numbers. `staged` has three sublayers
+(Theorems 7 and 8), with hidden columns y and, if gated, u, to which heads write f(y) u - u. Writing f(y) - y in place
+loses no digits where that is again a weighted mean of multiples of y, as for SiLU, whose heads write -y sigma(-y).
 
 `whole`: the sublayer of `maskless` on the residual stream that the network carries (`passes.whole`): it reads the
 normalised model columns and the stream's own further columns. Queries and keys have the positions' part behind their
@@ -190,9 +183,9 @@ def _sublayer(
     projections, elem_type = conversion.whole_block, conversion.block.elem_type
     weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
     groups, alone = groups_of(conversion.program), count is not None
-    attended = attend_block(b, weights, read, projections, groups, pattern, bounded=alone)
+    attended = attend_block(weights, read, projections, groups, pattern, bounded=alone)
     ones = None if alone else b.rows(read, layout.model, layout.model + 1, 2, "indicator")
-    written: Tensor = write_output(b, weights, attended, projections, ones=ones)
+    written: Tensor = write_output(weights, attended, projections, ones)
     if count is not None:
         written = b.rows(written, 0, count, 1, "tokens_only")
     b.write(as_before(b, written, data, projections), projections.result, elem_type)
@@ -267,7 +260,7 @@ def emit_staged(view: GraphView, conversion: Conversion) -> Replacement:
     finite: Tensor = b.bounded(y, "finite_q")
     if max(group.dimension for group in groups) > 1:
         finite = b.paired(finite, "q_pair")
-    attended = attend(b, weights, ones, groups, finite, of_group, by_positions(b, slots, positions))
+    attended = attend(weights, ones, groups, finite, of_group, by_positions(b, slots, positions))
     by_token = b.reshape(b.transpose(attended, (0, 2, 1, 3), "z_by_token"), (0, 0, neurons), "z_written")
     # In place these are the columns of y, or of u in a gated block; otherwise the last ones, which are still 0.
     target = start + hidden - neurons

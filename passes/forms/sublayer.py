@@ -7,11 +7,8 @@ nodes with constant inputs compute W_Q, W_V and W_O from them, and onnxruntime f
 Projections that are the same for all heads (keys, constant values) have one head.
 
 **Positions** are one-hot columns behind these, with which W_QK replaces a mask (docs/forms.md#positions-and-omega).
-Bias token j has slot j, and tokens have those behind: the weights are static while the number of tokens is not. W_QK is
--omega on forbidden pairs of slots and 0 on allowed ones. (The post's code adds omega to the allowed pairs instead,
-which rounds y to the spacing of floats near omega.) A forbidden weight is at most exp(-omega) times the largest, and
-exactly 0 if omega exceeds -log of the smallest positive number and self - omega does not round back to something near
-self.
+Bias token j has slot j, and tokens have those behind: the weights are static while the number of tokens is not. (The
+post's code adds omega to the allowed pairs, which rounds y to the spacing of floats near omega.)
 
 A head reads only some of the columns: instead of storing zeros of W_Q, W_K and W_V, its product with the stream is one
 with a Slice of it.
@@ -73,7 +70,7 @@ class HeadWeights:
         on_tokens: Tensor = zero if bias is None else b.reshape(bias, (-1, 1, 1), f"{name}_bias_column")
         # Rows: W for the model's columns, b for the one that is 1 on tokens, and 0 for those of the bias tokens.
         parts: list[Tensor] = [
-            b.unsqueeze(self._matrix(projection, name), 2, f"{name}_columns"),
+            b.unsqueeze(self.matrix(projection, name), 2, f"{name}_columns"),
             b.node("Expand", [on_tokens, b.integers(self.neurons, 1, 1)], f"{name}_on_tokens"),
         ]
         if empty:
@@ -109,10 +106,6 @@ class HeadWeights:
             return functional
         return constants if group.head.c == 0.0 else self.b.node("Add", [functional, constants], name)
 
-    def output(self, projection: Projection) -> Tensor:
-        """W_O [neurons, 1, d_model]."""
-        return self.b.unsqueeze(self._matrix(projection, "W_O", rows_are_heads=True), 1, "W_O")
-
     def bias(self, projection: Projection, name: str) -> Tensor | None:
         """The biases of a projection, added up, [neurons] or [1]; None where it has none."""
         vectors = [self._vector(vector, f"{name}_bias_{i}") for i, vector in enumerate(projection.biases)]
@@ -134,7 +127,7 @@ class HeadWeights:
             return b.reshape(made, shape, name)
         return b.transpose(b.reshape(made, shape, f"{name}_by_head"), (0, 2, 1, 3), name)
 
-    def _matrix(self, projection: Projection, name: str, *, rows_are_heads: bool = False) -> Tensor:
+    def matrix(self, projection: Projection, name: str, *, rows_are_heads: bool = False) -> Tensor:
         """The constant matrix with one row per head, [heads, the other side], in the arithmetic's type."""
         b = self.b
         matrix = b.read(projection.weight, self.elem_type, f"{name}_weight")
@@ -301,13 +294,7 @@ def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
 
 
 def attend(
-    b: Builder,
-    weights: HeadWeights,
-    stream: Tensor,
-    groups: tuple[Group, ...],
-    query: Tensor,
-    values: Values,
-    pattern: Pattern,
+    weights: HeadWeights, stream: Tensor, groups: tuple[Group, ...], query: Tensor, values: Values, pattern: Pattern
 ) -> Variable:
     """Queries [batch, heads, rows, d_head] attend to the rows of a stream [batch, rows, width of the layout].
 
@@ -319,12 +306,11 @@ def attend(
         suffix = f"_{number}" if len(groups) > 1 else ""
         key = weights.project(stream, weights.key(group, dimension, f"W_K{suffix}"), 1, dimension, f"k{suffix}")
         weighed = [pattern(group, query, key, suffix), values(group, suffix)]
-        terms.append(b.node("MatMul", weighed, f"z{suffix}"))
-    return add_groups(b, terms, groups)
+        terms.append(weights.b.node("MatMul", weighed, f"z{suffix}"))
+    return add_groups(weights.b, terms, groups)
 
 
 def attend_block(
-    b: Builder,
     weights: HeadWeights,
     stream: Tensor,
     projections: Projections,
@@ -334,7 +320,7 @@ def attend_block(
     bounded: bool = True,
 ) -> Variable:
     """All heads on the stream [batch, rows, width]; if not `bounded`, queries are not clipped."""
-    neurons = weights.neurons
+    b, neurons = weights.b, weights.neurons
     dimension = max(group.dimension for group in groups)
     constants = any(group.head.d or any(token.value for token in group.head.bias_tokens) for group in groups)
     y = weights.functional(projections.query, "W_Q" if dimension == 1 else "W_Q_first")
@@ -349,7 +335,7 @@ def attend_block(
         return weights.project(stream, weight, 1 if group.head.c == 0.0 else neurons, 1, f"v{suffix}")
 
     query = b.bounded(unbounded, "finite_q") if bounded else unbounded
-    return attend(b, weights, stream, groups, query, values, pattern)
+    return attend(weights, stream, groups, query, values, pattern)
 
 
 def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: Tensor, name: str) -> Variable:
@@ -382,23 +368,18 @@ def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -
 
 
 def write_output(
-    b: Builder,
-    weights: HeadWeights,
-    attended: Tensor,
-    projections: Projections,
-    *,
-    by_token: bool = False,
-    ones: Tensor | None = None,
+    weights: HeadWeights, attended: Tensor, projections: Projections, ones: Tensor | None = None
 ) -> Variable:
-    """W_O on [batch, heads, tokens, 1] ([batch, tokens, heads, 1] if `by_token`): [batch, tokens, d_model].
+    """W_O on [batch, heads, tokens, 1] ([batch, tokens, heads, 1] by token): [batch, tokens, d_model].
 
     b_O is added to all rows, or where the column `ones` [batch, tokens, 1] of the stream has 1.
     """
-    neurons, width = projections.output.in_features, projections.output.out_features
-    tokens = attended if by_token else b.transpose(attended, (0, 2, 1, 3), "z_by_token")
+    b, neurons, width = weights.b, projections.output.in_features, projections.output.out_features
+    tokens = attended if weights.by_token else b.transpose(attended, (0, 2, 1, 3), "z_by_token")
     side_by_side = b.reshape(tokens, (0, 0, neurons), "z_side_by_side")
     b.expose("z", side_by_side, (None, None, neurons))
-    flat = b.reshape(weights.output(projections.output), (neurons, width), "W_O_flat")
+    w_o = b.unsqueeze(weights.matrix(projections.output, "W_O", rows_are_heads=True), 1, "W_O")
+    flat = b.reshape(w_o, (neurons, width), "W_O_flat")
     written = b.node("MatMul", [side_by_side, flat], "attn_out")
     bias = weights.bias(projections.output, "b_O")
     if bias is not None and ones is not None:

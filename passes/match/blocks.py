@@ -21,13 +21,13 @@ import onnx
 
 from passes.fit.unnamed import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
-from passes.match.linear import LINEAR_OPERATORS, MICROSOFT, LinearOperator, linear_operator
+from passes.match.linear import LINEAR_OPERATORS, LinearOperator, linear_operator
 from passes.match.names import Namer
 from passes.options import Options
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import ancestors
-from rewriter.graph.fused import FUSED
+from rewriter.graph.fused import FUSED, MICROSOFT
 from rewriter.graph.mixtures import plain_experts
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import (

@@ -95,7 +95,12 @@ class Identifier:
         # All layers of a model share one spelling, and one evaluation serves them all.
         key = self._signature(region)
         if key not in self._known:
-            self._known[key] = self._identify(region)
+            tolerance = _SLACK * self._precision(region)
+            self._known[key] = (
+                identify_function(lambda y: self.evaluate(region, [y]), tolerance)
+                if len(region.leaves) == 1
+                else self._identify_gated(region, tolerance)
+            )
         return self._known[key]
 
     def evaluate(self, region: Region, leaves: Sequence[Array]) -> Array:
@@ -149,12 +154,6 @@ class Identifier:
                 epsilon = max(epsilon, _EPSILON["float32"])
         return epsilon
 
-    def _identify(self, region: Region) -> Identified | Unknown:
-        tolerance = _SLACK * self._precision(region)
-        if len(region.leaves) == 1:
-            return identify_function(lambda y: self.evaluate(region, [y]), tolerance)
-        return self._identify_gated(region, tolerance)
-
     def _identify_gated(self, region: Region, tolerance: float) -> Identified | Unknown:
         # f(g, u) = h(g) u exactly where f(g, u) = f(g, 1) u for all g and u, here at random pairs. Which leaf is the
         # gate is not known from the graph, so both orders are tried.
@@ -164,17 +163,13 @@ class Identifier:
         best: Unknown | None = None
         for slots in ((0, 1), (1, 0)):
 
-            def joint(g: Array, u: Array, slots: tuple[int, int] = slots) -> Array:
-                ordered = [g, u] if slots == (0, 1) else [u, g]
-                return self.evaluate(region, ordered)
-
-            def weight(g: Array, joint: Callable[[Array, Array], Array] = joint) -> Array:
-                return joint(g, np.ones_like(g))
+            def weight(g: Array, u: Array | None = None, slots: tuple[int, int] = slots) -> Array:
+                given = g, np.ones_like(g) if u is None else u
+                return self.evaluate(region, [given[slot] for slot in slots])
 
             expected = weight(gate) * value
-            actual = joint(gate, value)
             with np.errstate(all="ignore"):
-                close = np.abs(actual - expected) <= tolerance * np.maximum(1.0, np.abs(expected))
+                close = np.abs(weight(gate, value) - expected) <= tolerance * np.maximum(1.0, np.abs(expected))
             if not close.all():
                 continue
             # The gate of a bilinear layer is not an activation of the table, but a program exists.

@@ -12,11 +12,8 @@ from math import prod
 from typing import Any
 
 from rewriter.graph.constants import Constants
-from rewriter.graph.fused import einsum_map
+from rewriter.graph.fused import MICROSOFT, einsum_map
 from rewriter.graph.view import GraphView, Miss, attributes, integer_of, key_of, label
-
-MICROSOFT = "com.microsoft"
-"""Domain of onnxruntime's contributed operators."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +172,6 @@ Features = tuple[int | None, int | None]
 
 
 def _matrix(view: GraphView, constants: Constants, weight: str, *, transposed: bool) -> Features:
-    """Input and output features of a weight matrix, None where its shape is unknown."""
     shape = constants.shape(weight) or view.type_of(weight).shape or ()
     rows, columns = (size if isinstance(size, int) else None for size in (*shape[-2:], None, None)[:2])
     return (None, None) if len(shape) < 2 else (columns, rows) if transposed else (rows, columns)

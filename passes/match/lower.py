@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import onnx
 
-from passes.match.linear import LINEAR_OPERATORS, MICROSOFT
+from passes.match.linear import LINEAR_OPERATORS
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.fused import in_parts, saturating
+from rewriter.graph.fused import MICROSOFT, in_parts, saturating
 from rewriter.graph.view import ONNX_DOMAINS, REARRANGED, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external
 
@@ -44,15 +44,12 @@ def lower(
 ) -> Lowered:
     """Lower `model`, except fused operators with the outputs `keep` and functions `whole`, heads of an earlier run."""
     # Those that contain a linear operator or an activation, or call one that does.
-    model, functions = _inlined(model, sorted(functions_with(model, _is_part, whole)))
-    found = [
-        node.output[0]
-        for graph in all_graphs(model.graph)
-        for relus in (_dropped_relus(graph),)
-        for node in graph.node
-        if _parts(node, relus) is not None
-    ]
-    wanted = frozenset(found) - keep
+    functions = sorted(functions_with(model, _is_part, whole))
+    try:
+        model = inlined(model, functions) if functions else model
+    except RuntimeError:  # onnx refuses functions of another operator set, whose nodes would get another meaning
+        functions = []
+    wanted = frozenset(name for graph in all_graphs(model.graph) for name in _fused(graph)) - keep
     if wanted:
         if not functions:  # the inliner has made a copy already
             model = deepcopy(model)
@@ -61,40 +58,27 @@ def lower(
     return Lowered(model, wanted, tuple(f"{domain}::{name}" for domain, name in functions))
 
 
-def _inlined(model: onnx.ModelProto, functions: list[tuple[str, str]]) -> tuple[onnx.ModelProto, list[tuple[str, str]]]:
-    """A copy with these functions inlined, and their names; the model itself where onnx refuses.
-
-    It refuses functions that import another operator set than the model, whose nodes would get another meaning.
-    """
-    if not functions:
-        return model, []
-    try:
-        return inlined(model, functions), functions
-    except RuntimeError:
-        return model, []
-
-
 def _is_part(node: onnx.NodeProto) -> bool:
     return node.op_type in _PARTS_OF_BLOCKS and node.domain in (*ONNX_DOMAINS, MICROSOFT)
 
 
 def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
-    if not any(node.output and node.output[0] in wanted for node in graph.node):
-        return
+    fused = {name: parts for name, parts in _fused(graph).items() if name in wanted}
     result: list[onnx.NodeProto] = []
-    relus = _dropped_relus(graph)
-    for node in graph.node:
-        parts = _parts(node, relus) if node.output and node.output[0] in wanted else None
-        for part in parts or ():
+    for node in graph.node if fused else ():
+        parts = fused.get(node.output[0], []) if node.output else []
+        for part in parts:
             part.metadata_props.extend(node.metadata_props)  # block names come from the exporter's scopes in it
         result.extend(parts or [node])
-    set_nodes(graph, result)
+    if fused:
+        set_nodes(graph, result)
 
 
-def _parts(node: onnx.NodeProto, relus: frozenset[str]) -> list[onnx.NodeProto] | None:
-    """The nodes that a fused operator stands for; None for one that is no other."""
-    made = in_parts(node, relus)
-    return None if made == [node] else made
+def _fused(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
+    """The nodes that each fused operator stands for, by the operator's first output."""
+    relus = _dropped_relus(graph)
+    made = ((node, in_parts(node, relus)) for node in graph.node)
+    return {node.output[0]: parts for node, parts in made if parts is not None and parts != [node]}
 
 
 def _dropped_relus(graph: onnx.GraphProto) -> frozenset[str]:

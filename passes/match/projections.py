@@ -99,7 +99,7 @@ def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Pr
 
     With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight, and one that nodes compute.
     """
-    return _Reader(view, packed=packed).read(block)
+    return _ProjectionReader(view, packed=packed).read(block)
 
 
 def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *, biased: bool = False) -> Projection:
@@ -107,12 +107,12 @@ def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *
 
     If `biased`, a bias in an Add of its own belongs to it.
     """
-    reader = _Reader(view, constants, packed=True)
+    reader = _ProjectionReader(view, constants, packed=True)
     found = reader.matrix(operator)
     return reader.with_bias(operator.output, found)[1] if biased else found
 
 
-class _Reader:
+class _ProjectionReader:
     def __init__(self, view: GraphView, constants: Constants | None = None, *, packed: bool) -> None:
         self._view, self._packed = view, packed
         self._constants = constants or Constants(view)
@@ -141,7 +141,7 @@ class _Reader:
         # Square patterns are per sequence, so the stream is the tensor before any Reshape that merges batch and tokens.
         data = self._unflattened(query.data)
         query, value = replace(query, data=data), replace(value, data=data)
-        rank, result_rank = self._rank(query.data), self._rank(output.data)
+        rank, result_rank = self._view.type_of(query.data).rank, self._view.type_of(output.data).rank
         if rank is None or result_rank is None or rank < 2 or result_rank not in (2, rank):
             raise LostError("the number of axes of its input or output is not known, or changes", block.output)
         return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
@@ -197,9 +197,7 @@ class _Reader:
         return Vector(name, prod(shape))
 
     def _split(self, node: onnx.NodeProto, output: str, channels: int) -> tuple[int, int] | None:
-        axis = integer_of(node, "axis", 0)
-        rank = self._rank(node.input[0])
-        if axis != -1 and (rank is None or axis != rank - 1):
+        if not self._is_last(node, integer_of(node, "axis", 0)):
             return None
         sizes = integers_of(node, "split")
         if len(node.input) > 1 and node.input[1]:
@@ -221,13 +219,14 @@ class _Reader:
         if len(values) < 3 or any(value is None for value in values):
             return None
         start, stop, axis = (value for value in values if value is not None)
-        rank = self._rank(node.input[0])
-        if axis != -1 and (rank is None or axis != rank - 1):
-            return None
-        if len(node.input) > 4 and node.input[4] and self._integer(node.input[4]) != 1:
+        stepped = len(node.input) > 4 and node.input[4] and self._integer(node.input[4]) != 1
+        if stepped or not self._is_last(node, axis):
             return None
         first, last, _ = slice(start, stop).indices(channels)
         return (first, last) if first < last else None
+
+    def _is_last(self, node: onnx.NodeProto, axis: int) -> bool:
+        return axis in (-1, (self._view.type_of(node.input[0]).rank or 0) - 1)
 
     def _integer(self, name: str) -> int | None:
         """An integer that no input changes; half the width of a stacked projection is computed from its shape."""
@@ -276,12 +275,9 @@ class _Reader:
             return (node.output[0], step) if len(step.biases) > len(output.biases) else (result, output)
         return result, output
 
-    def _rank(self, tensor: str) -> int | None:
-        return self._view.type_of(tensor).rank
-
     def _same_rank(self, block: Block, tensor: str) -> bool:
         """Whether a tensor is known to have the rank of the block's input, and so its leading axes."""
-        ranks = {self._rank(name) for name in (tensor, self._unflattened(block.first[0].data))}
+        ranks = {self._view.type_of(name).rank for name in (tensor, self._unflattened(block.first[0].data))}
         return len(ranks) == 1 and None not in ranks
 
     def _shape_nodes(self, tensor: str) -> set[int]:
@@ -291,8 +287,8 @@ class _Reader:
         return {index for index in readers if nodes[index].op_type == "Shape" and not _partial(nodes[index])}
 
     def _shapes(self, block: Block, rank: int) -> tuple[str, ...]:
-        tensors = (block.output, block.gate, block.value)
-        nodes = {index for tensor in tensors if self._rank(tensor) == rank for index in self._shape_nodes(tensor)}
+        tensors = [t for t in (block.output, block.gate, block.value) if self._view.type_of(t).rank == rank]
+        nodes = {index for tensor in tensors for index in self._shape_nodes(tensor)}
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
     def _computed_by(self, weight: str) -> onnx.NodeProto | None:
@@ -309,7 +305,7 @@ class _Reader:
         if node is None or node.op_type not in ("Reshape", "Flatten"):
             return data
         widths = {self._width(name) for name in (data, node.input[0])}
-        deeper = (self._rank(node.input[0]) or 0) > 2
+        deeper = (self._view.type_of(node.input[0]).rank or 0) > 2
         return node.input[0] if deeper and len(widths) == 1 and None not in widths else data
 
     def _check_way_out(self, block: Block) -> None:

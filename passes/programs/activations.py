@@ -122,7 +122,6 @@ def _softsign(y: Array, p: Parameters) -> Array:
 
 
 def _times(function: Function) -> Values:
-    """The function times a factor."""
     return lambda y, p: p[0] * function(y)
 
 
@@ -133,14 +132,6 @@ def _inside(function: Values) -> Values:
 
 def _hard_swish(y: Array) -> Array:
     return y * np.clip(y / 6.0 + 0.5, 0.0, 1.0)
-
-
-def _squared(y: Array) -> Array:
-    return y * y
-
-
-def _relu_squared(y: Array) -> Array:
-    return np.maximum(y, 0.0) ** 2
 
 
 # -- programs that are derived from others ------------------------------------------------------------------------
@@ -184,10 +175,6 @@ def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:
 def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:
     relu = closed_forms.two_slopes((p[0], 0.0), arithmetic)
     return replace(gate(relu, arithmetic), name="relu_squared")
-
-
-def _square_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return line(p[0], arithmetic, "square")
 
 
 def _quick_relu_squared(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -241,7 +228,6 @@ def _near(*wanted: float | None) -> Callable[[Parameters], bool]:
 
 
 _PROBIT = NormalDist().inv_cdf
-_GELU_TANH = elementwise.gelu_tanh
 _BETA, _INNER, _FACTOR, _ENDS = ("beta", "factor"), ("inner", "factor"), ("factor",), ("low", "high")
 _SLOPES, _LINE, _BELOW = ("right", "left"), ("slope", "offset", "left", "right"), ("right", "depth", "rate")
 _LOGISTIC = ("steepness", "height", "low")
@@ -254,45 +240,28 @@ _FROM_ZERO = _only(solve.logistic, lambda p: p[2] == 0.0)
 _CLIPPED_SILU = solve.clipped(solve.self_gated(solve.logit), _silu)
 _CLIPPED_GELU = solve.clipped(solve.self_gated(_PROBIT), _gelu)
 
+
+def _factored(name: str, function: Function, program: Make | None, place: float = 1.0, **makes: Make) -> Activation:
+    """The entry of an activation that has no parameter but a factor, which is read at one place."""
+    return Activation(name, _FACTOR, _times(function), solve.factor(function, place), program, **makes)
+
+
 ACTIVATIONS: tuple[Activation, ...] = (
     Activation("relu", _SLOPES, _two_slopes, _FLAT_BELOW, closed_forms.two_slopes, (1.0, 0.0)),
     Activation("leaky_relu", _SLOPES, _two_slopes, solve.two_slopes, closed_forms.two_slopes),
     Activation("silu", _BETA, _silu, solve.self_gated(solve.logit), closed_forms.silu, _UNIT),
     Activation("gelu", _INNER, _gelu, solve.self_gated(_PROBIT), _gelu_program, _UNIT, _gelu_gate, _quick_gelu),
-    Activation(
-        "gelu_tanh",
-        _FACTOR,
-        _times(_GELU_TANH),
-        solve.factor(_GELU_TANH),
-        _gelu_program,
-        (1.0,),
-        _gelu_gate,
-        _quick_gelu,
-    ),
+    _factored("gelu_tanh", elementwise.gelu_tanh, _gelu_program, gate=_gelu_gate, quick=_quick_gelu),
     Activation("mish", _FACTOR, _mish, solve.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
     Activation("sigmoid", _LOGISTIC, _logistic, _FROM_ZERO, closed_forms.logistic, (1.0, 1.0, 0.0)),
     Activation("tanh", _LOGISTIC, _logistic, solve.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),
-    Activation(
-        "relu_squared",
-        _FACTOR,
-        _times(_relu_squared),
-        solve.factor(_relu_squared),
-        _relu_squared_program,
-        quick=_quick_relu_squared,
-    ),
+    _factored("relu_squared", lambda y: np.maximum(y, 0.0) ** 2, _relu_squared_program, quick=_quick_relu_squared),
     Activation(
         "relu6", _LINE, _clip, _only(solve.clip, _near(1.0, 0.0, 0.0, 6.0)), closed_forms.clip, (1.0, 0.0, 0.0, 6.0)
     ),
     Activation("hard_sigmoid", _LINE, _clip, _only(solve.clip, _near(None, 0.5, 0.0, 1.0)), closed_forms.clip, _HARD),
     Activation("clip", _LINE, _clip, solve.clip, closed_forms.clip),
-    Activation(
-        "hard_swish",
-        _FACTOR,
-        _times(_hard_swish),
-        solve.factor(_hard_swish, 4.0),
-        closed_forms.hard_swish,
-        quick=_quick_hard_swish,
-    ),
+    _factored("hard_swish", _hard_swish, closed_forms.hard_swish, 4.0, quick=_quick_hard_swish),
     Activation("elu", _BELOW, _bent, _only(solve.exponential_linear, _near(1.0, None, 1.0)), _BENT, _ONES, _BENT_GATE),
     Activation("selu", _BELOW, _bent, _only(solve.exponential_linear, _near(*_SELU)), _BENT, _SELU, _BENT_GATE),
     Activation("celu", _BELOW, _bent, solve.exponential_linear, _BENT, _ONES, _BENT_GATE),
@@ -301,16 +270,10 @@ ACTIVATIONS: tuple[Activation, ...] = (
     Activation("softplus", _INNER, _softplus, solve.softplus, _softplus_program, _UNIT),
     Activation("softsign", _INNER, _softsign, solve.softsign, None, _UNIT),
     Activation("exp", ("rate", "factor"), _exp, solve.exponential, closed_forms.exponential, _UNIT),
-    Activation("square", _FACTOR, _times(_squared), solve.factor(_squared), _square_program, quick=_quick_square),
+    _factored("square", lambda y: y * y, lambda p, a: line(p[0], a, "square"), quick=_quick_square),
 )
 
-LINEAR = Activation(
-    "linear",
-    _FACTOR,
-    _times(lambda y: y),
-    solve.factor(lambda y: y),
-    None,
-    gate=lambda p, a: line(p[0], a, "bilinear"),
-    quick=lambda p, _: _linear(p),
+LINEAR = _factored(
+    "linear", lambda y: y, None, gate=lambda p, a: line(p[0], a, "bilinear"), quick=lambda p, _: _linear(p)
 )
 """The gate of a bilinear layer, g u. It is not in the table, since alone it is not an activation."""

@@ -51,7 +51,6 @@ def cheapest_gate(activation: str, tolerance: float) -> Program:
 
 
 def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program], tuple[float, ...]]) -> Program:
-    """The program of the lowest cost that reaches the tolerance; the closest where none does."""
     close = [program for program in known if program.max_error <= tolerance]
     return min(close, key=cost) if close else min(known, key=lambda program: program.max_error)
 

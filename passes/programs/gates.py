@@ -1,26 +1,22 @@
-"""Gates: from a program of h(y) to a program of h(g) u, whose self values read u.
+"""Gates: from a program of h(y) to a program of h(g) u, whose self values read u (docs/programs.md).
 
-Softmax weights are bounded and h is not. `with_line` makes any program a gate in the arithmetic of its model, by way of
-the line g as attention (`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, which
-the other forms pay for, but also float64: h(g) becomes a small difference of weights divided by a small number e. A
-head computes (c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g). Its self key is split in two,
+`with_line` makes any program a gate in the arithmetic of its model, by way of the line g as attention
+(`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, which the other forms pay for,
+but also float64: h(g) becomes a small difference of weights divided by a small number e. A head computes
+(c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g). Its self key is split in two,
 
     e^(s g)  ->  (e^((s + e) g) + e^((s - e) g)) / 2  =  e^(s g) cosh(e g)
     c g + d  ->  c/e + d for the first, -c/e + d for the second
 
-and every key with a nonzero value becomes the self key of a head with value u; all heads have the same keys. For SiLU
-that is two heads and the weight sinh(e g) / e / (cosh(e g) + e^-g). A linear term l g becomes l tanh(e g) / e, in two
-more heads. With x = e g, weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1,
-T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
+and every key with a nonzero value becomes the self key of a head with value u; all heads have the same keys. A linear
+term l g becomes l tanh(e g) / e, in two more heads. With x = e g, weights p of the self key and p_j of the others,
+A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
 
     p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
 
 about x^2/3 of h where p is 0 or 1; `limit_error` measures it over max(1, |h|). Rounding errors are the arithmetic's
-precision over e, so these programs need float64.
-
-In float64 models that is too much. There a gate is the program with the line, written out as heads over pairs of keys
-(`Arithmetic.pairs`): a line with a step of 1/32 costs a twelfth of the keys that the step 2^-24 saves, and rounding is
-the arithmetic's precision over the step.
+precision over e. In float64 models that is too much; there a gate is the program with the line, written out as heads
+over pairs of keys (`Arithmetic.pairs`).
 """
 
 from __future__ import annotations
@@ -61,7 +57,6 @@ def with_line(program: Program, arithmetic: Arithmetic) -> Program:
 
 
 def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, float]:
-    """The line of a gate, the error that it adds, and the domain on which it does so."""
     # Beyond the kinks of a clip, self has no weight, and it does not matter how far a narrow line is off.
     candidates = [(line, program.domain) for line in lines(arithmetic.narrow)]
     for line in lines(arithmetic.lines):
@@ -247,7 +242,6 @@ def _centred(program: Program) -> Program:
 
 
 def _snapped(head: Head, token: BiasToken) -> BiasToken:
-    """A bias token relative to the self key."""
     slope, offset = Fraction(token.slope) - Fraction(head.beta), Fraction(token.offset) - Fraction(head.gamma)
     if abs(offset) <= FACTORED or slope == 0:
         return replace(token, slope=float(slope), offset=float(offset))

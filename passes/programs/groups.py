@@ -6,9 +6,8 @@ outside the program's heads become heads too:
 - A linear term beside a single head whose values are multiples of z is spread over that head's keys. The weights sum to
   one, so l z is the sum over keys of l z p_key, and the weight p_key of a bias token is the self weight of another
   head, in which that key and the self key have changed places. This avoids the cancellation of y minus something close
-  to y: Mish becomes the two heads y p_1 + y p_2, leaky ReLU the heads r y sigma(k y) and l y sigma(-k y). A bias
-  token's own value could not do this, since it is the same for every query. The sums of coefficients round once more,
-  which `spread_error` bounds.
+  to y: Mish becomes the two heads y p_1 + y p_2, leaky ReLU the heads r y sigma(k y) and l y sigma(-k y). The sums of
+  coefficients round once more, which `spread_error` bounds.
 - Otherwise `linear z + constant` is a head that attends only to itself (Theorem 7): no bias tokens, weight 1.
 """
 
@@ -106,9 +105,8 @@ def _group(head: Head) -> Group:
 
 # -- heads over the same keys ---------------------------------------------------------------------------------------
 #
-# The heads of a gate all have the same set of keys, and differ in which of them is their own. Their softmax is computed
-# once, and their sum is a weighted mean of multiples of the value. Where the slopes of the keys are an arithmetic
-# progression, all shares are powers of one exponential.
+# The heads of a gate all have the same set of keys. Their softmax is computed once, and their sum is a weighted mean of
+# multiples of the value. Where slopes are an arithmetic progression, all shares are powers of one exponential.
 
 
 @dataclass(frozen=True)
@@ -130,18 +128,6 @@ class SharedKey:
             return cls(slope, offset, 1.0, value)
         weight = math.exp(offset)
         return cls(slope, 0.0, weight, weight * value)
-
-
-@dataclass(frozen=True)
-class SharedKeys:
-    """Heads over the same keys.
-
-    `keys`, where values are multiples of z, are all keys, those of the heads first (`own` have a nonzero multiple).
-    """
-
-    heads: tuple[Head, ...]
-    keys: tuple[SharedKey, ...] | None = None
-    own: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,8 +160,8 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression |
     return None
 
 
-def by_keys(program: Program) -> tuple[tuple[SharedKeys, ...], float]:
-    """The heads of `program` in groups, and the remaining linear term.
+def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...], float]:
+    """The heads of `program`, or the keys that several share, nonzero multiples first; and the remaining linear term.
 
     A single group of multiples absorbs the linear term, since its weights sum to one. A separate linear term would
     cancel most digits of the head (Mish at y = -15).
@@ -185,14 +171,11 @@ def by_keys(program: Program) -> tuple[tuple[SharedKeys, ...], float]:
         by_keys.setdefault(head.multiples or number, []).append(head)
     alone = len(by_keys) == 1 and program.heads[0].multiples is not None
     linear = program.linear if alone else 0.0
-    groups = []
-    for heads in by_keys.values():
-        shared = len(heads) > 1 or linear != 0.0
-        groups.append(_shared(tuple(heads), linear) if shared else SharedKeys(tuple(heads)))
+    groups = (_shared(each, linear) if len(each) > 1 or linear != 0.0 else each[0] for each in by_keys.values())
     return tuple(groups), program.linear - linear
 
 
-def _shared(heads: tuple[Head, ...], linear: float) -> SharedKeys:
+def _shared(heads: list[Head], linear: float) -> tuple[SharedKey, ...]:
     multiples: dict[tuple[float, float], float] = {}
     for head in heads:
         for token in head.bias_tokens:
@@ -200,5 +183,4 @@ def _shared(heads: tuple[Head, ...], linear: float) -> SharedKeys:
         own = (head.beta, head.gamma)
         multiples[own] = multiples.get(own, linear) + head.c
     keys = [SharedKey.of(slope, offset, multiple) for (slope, offset), multiple in multiples.items()]
-    keys.sort(key=lambda key: key.part == 0.0)
-    return SharedKeys(heads, tuple(keys), sum(key.part != 0.0 for key in keys))
+    return tuple(sorted(keys, key=lambda key: key.part == 0.0))

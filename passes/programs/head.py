@@ -90,10 +90,6 @@ class Head:
             places = -np.subtract.outer(offsets, offsets) / np.subtract.outer(slopes, slopes)
         return np.unique(places[np.isfinite(places)])
 
-    def values(self, z: Array) -> Array:
-        """The values [keys, ...], its own first, where the self value reads z [...]."""
-        return np.array([self.c * z + self.d, *(np.full_like(z, token.value) for token in self.bias_tokens)])
-
     def evaluate(self, y: Array, z: Array) -> Array:
         """The head's output in float64; shapes broadcast."""
         multiple, constant = self.mean(y)
@@ -171,9 +167,7 @@ class Head:
     def conditioned(self) -> Head:
         """This head shifted for float32: the key with the largest logit at y = 0 becomes zero, the flattest if several.
 
-        The rounding error of a logit is proportional to its magnitude, so the keys that share the weight should have
-        small logits. For the GELU programs this at least halves the float32 error. The steep key of ELU alone may be
-        large: it has the whole weight, or none, while the other two share theirs.
+        The keys that share the weight then have small logits, whose rounding errors are proportional to them.
         """
         keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
         offset, slope = max(keys, key=lambda key: (key[0], -abs(key[1]), key[1]))

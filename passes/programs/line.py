@@ -8,10 +8,8 @@ with nodes 0 = r_1 < ... < r_n = 1 that are symmetric about 1/2. So g ~ (1 - e^-
 with logits -r_j d g + ln w_j, in which the first key has the value 1 / (d w_1), the last one minus that, and the others
 are bias tokens of value 0. The step d is a fraction such as 1/4, so float32 is enough: cancellation near g = 0 costs
 about one unit in the last place over d. `max_error` is |S(x) x / (1 - e^-x) - 1|, which a symmetric S has at -x too.
-
-`with_line` makes a gate of any program of h: its self values, which are y, become u times the line. A product of two
-softmaxes is a softmax over pairs of keys, which `heads` writes out. The exponentials of mirrored nodes, r and 1 - r,
-are evaluated as e^(-r x) and e^-x / e^(-r x): their logits are small where they count.
+The exponentials of mirrored nodes, r and 1 - r, are evaluated as e^(-r x) and e^-x / e^(-r x): their logits are small
+where they count.
 """
 
 from __future__ import annotations

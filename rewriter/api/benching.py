@@ -150,7 +150,7 @@ def _rows(
     with run.step("measure", f"loading on {provider}"), started(files, provider, threads) as processes:
         for case in cases:
             progress = partial(run.progress, f"measuring {case.name} on {provider}")
-            found = measure(processes, case.feeds, repeat, lambda done, progress=progress: progress(done, repeat))
+            found = measure(processes, case.feeds, repeat, progress)
             baseline = next(iter(found.values()))
             for name, seconds in found.items():
                 known = processes[name].known

@@ -112,15 +112,11 @@ def _compared(
     if graph:
         with run.step("graph", "comparing the graphs"):
             result = replace(result, files=difference(a, b))
-    if result.signature:
-        result = replace(result, failures=tuple(f"the signatures differ: {text}" for text in result.signature))
-    elif outputs:
+    if outputs and not result.signature:
         with run.step("plan", "finding the blocks"):
             known = known_of(a, b, asked.accuracy)
         pair = _Pair(a, b, settings, asked.tolerance, known, run)
         result = pair.located(pair.judged(result), bisect=asked.bisect)
-    elif result.files is not None and not result.files.same:
-        result = replace(result, failures=("the graphs differ",))
     return replace(result, seconds=run.seconds())
 
 
@@ -195,7 +191,6 @@ class _Pair:
             result,
             proof=proof,
             tolerance=self.tolerance,
-            failures=proof.failures,
             undecided=(
                 *(proof.unproved if known.claims else ()),
                 *proof.uncompared,

@@ -20,7 +20,7 @@ import onnx
 from passes.options import Options
 from passes.plan import Plan, apply
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
-from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, silent, taken
+from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, taken
 from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
@@ -61,12 +61,10 @@ def rewrite(
         passes: called with the pipeline that the options ask for; returns the one to run, such as
             `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
         dry_run: stop after the plan.
-        validate: run the proof. Without it the result is written unproved; with "certificate", no model is run, and
-            every block must be certified.
+        validate: run the proof, or leave the result unproved; "certificate": run no model, every block is certified.
         force: replace existing files.
         progress: called with (current activity, steps done, total steps).
-        **options: the options of the rewriting (`passes.options`) and of the proof (`rewriter.proof.settings`), listed
-            below with their defaults.
+        **options: the options of the rewriting (`passes.options`) and the proof (`rewriter.proof.settings`), below.
 
     Returns:
         The report, which is true if the model was converted (and proved). `Report.exit_status` is 1 if the proof
@@ -80,67 +78,70 @@ def rewrite(
         TypeError: an option does not exist.
     """
     of_rewriting, of_proof = taken(options, Options, Settings)
-    choices, settings = checked_options(**of_rewriting), settings_of(of_proof)
-    certified = validate == "certificate"
-    if certified and (settings.inputs is not None or settings.providers or settings.dims):
+    choices, settings, run = checked_options(**of_rewriting), settings_of(of_proof), Run(progress)
+    runs, proves = validate != "certificate", bool(validate) and not dry_run
+    if not runs and (settings.inputs is not None or settings.providers or settings.dims):
         raise UsageError("--certificate-only runs no model: leave out --inputs, --provider and --dim")
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
         unfit = {"passes": passes, "--force": force, "--inputs": settings.inputs, "--expose": choices.forms.expose}
-        one = next((name for name, given in unfit.items() if given), None)
-        if one is not None:
-            raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
-        return _folder(Path(model), output, options, progress or silent, dry_run=dry_run, validate=validate)
-    if validate and not certified and not dry_run:
-        settings = checked(settings)
-    arrange = passes or (lambda each: each)
-    run = Run(progress)
+        return _folder(Path(model), output, options, unfit, run.progress, dry_run=dry_run, validate=validate)
+    settings = checked(settings) if proves and runs else settings
     with run.step("load", "loading"):
-        # A result in memory must not depend on the file.
-        source = load_model(model, mapped=output is not None or dry_run)
+        source = load_model(model, mapped=output is not None or dry_run)  # a result in memory must not need the file
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
-    start = Unit(source.proto, partial(read_tensor, source))
-    choices, applying, unit = _planned(run, source, start, arrange, choices, None if certified else settings)
-    if validate and not dry_run and (certified or source.size <= LARGE):
-        unit = _noted(unit, domain_notes(unit.plan, run=not certified))
-    plan = unit.plan
-    report = planned_report(name_of(model), source, plan, choices)
-    if dry_run or not plan.conversions:
+    choices, applying, unit = _planned(run, source, passes or (lambda each: each), choices, settings if runs else None)
+    if proves and (source.size <= LARGE or not runs):
+        unit = _noted(unit, domain_notes(unit.plan, run=runs))
+    report = planned_report(name_of(model), source, unit.plan, choices)
+    if dry_run or not report.converted:
         return run.finish(report)
-    with run.step("apply", "replacing them by attention heads"):
-        unit = run_passes(applying, unit)
-        rewritten, alone = made(unit), _alone(unit)
-    if not keeps_signature(source.proto, rewritten, unit.added):
-        raise ValidationError(
-            "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
-        )
-    claims = claims_of(plan, choices.accuracy)
-    if choices.forms.expose and not unit.added:
-        report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
-    claims = tuple(replace(claim, exposed=exposed_by(claim.name, unit.added)) for claim in claims)
-    lowered = replace(source, proto=plan.model, path=None)
-    apart = None if alone is None else replace(source, proto=alone, path=None)
-    wanted = settings if validate else None
-    models = source, rewritten, lowered, apart
-    report = _finished(run, report, models, claims, wanted, out, force=force, run_models=not certified)
+    models, claims, report = _applied(run, report, source, applying, unit, choices)
+    report = _finished(run, report, models, claims, settings if validate else None, out, force=force, run_models=runs)
     if report.in_memory is not None:
-        report = replace(report, in_memory=like(model, source.complete(unit.model)))
+        report = replace(report, in_memory=like(model, source.complete(report.in_memory)))
     return run.finish(report)
 
 
 def made(unit: Unit) -> onnx.ModelProto:
-    """The model that the passes made; tests plant errors here."""
+    """The model that the passes built; tests plant errors here."""
     return unit.model
 
 
+_Models = tuple[LoadedModel, onnx.ModelProto, LoadedModel, LoadedModel | None]
+"""The original; the result; the original as it was lowered; heads that can be cut out, where those of the result
+cannot."""
+
+
+def _applied(
+    run: Run, report: Report, source: LoadedModel, applying: Sequence[Pass], unit: Unit, choices: Options
+) -> tuple[_Models, tuple[Claim, ...], Report]:
+    """The models of the proof, what is claimed of them, and the report with a note where nothing is exposed."""
+    with run.step("apply", "replacing them by attention heads"):
+        unit = run_passes(applying, unit)
+        rewritten, alone = made(unit), _alone(unit)
+    plan, added = unit.plan, unit.added
+    if not keeps_signature(source.proto, rewritten, added):
+        raise ValidationError(
+            "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
+        )
+    claims = (replace(claim, exposed=exposed_by(claim.name, added)) for claim in claims_of(plan, choices.accuracy))
+    if choices.forms.expose and not added:
+        report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
+    lowered = replace(source, proto=plan.model, path=None)
+    apart = None if alone is None else replace(source, proto=alone, path=None)
+    return (source, rewritten, lowered, apart), tuple(claims), report
+
+
 def _planned(
-    run: Run, source: LoadedModel, start: Unit, arrange: Arrange, choices: Options, settings: Settings | None
+    run: Run, source: LoadedModel, arrange: Arrange, choices: Options, settings: Settings | None
 ) -> tuple[Options, Sequence[Pass], Unit]:
     """The options, the passes that apply the plan, and the plan, made again where pre-activations had to be measured.
 
     Without settings nothing is measured.
     """
+    start = Unit(source.proto, partial(read_tensor, source))
 
     def planned() -> tuple[Sequence[Pass], Unit]:
         planning, applying = split(tuple(arrange(pipeline(choices))))
@@ -196,7 +197,7 @@ def _calibrated(
 def _finished(
     run: Run,
     report: Report,
-    models: tuple[LoadedModel, onnx.ModelProto, LoadedModel, LoadedModel | None],
+    models: _Models,
     claims: tuple[Claim, ...],
     settings: Settings | None,
     out: Path | None,
@@ -238,12 +239,19 @@ def _folder(
     source: Path,
     output: str | os.PathLike[str] | None,
     options: Mapping[str, Any],
+    unfit: Mapping[str, object],
     progress: Progress,
     *,
     dry_run: bool,
     validate: bool | Literal["certificate"],
 ) -> FolderReport:
-    """Convert and prove every ONNX file of a folder, and copy the others beside them; all of them or nothing."""
+    """Convert and prove every ONNX file of a folder, and copy the others beside them; all of them or nothing.
+
+    `unfit`: the options that are for one model.
+    """
+    one = next((name for name, given in unfit.items() if given), None)
+    if one is not None:
+        raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")
     out = None if output is None else Path(output)
     if out is None and not dry_run:
         raise UsageError("a folder needs an output; pass one, or --dry-run")

@@ -34,6 +34,7 @@ from rewriter.text import counted, one_line
 
 if TYPE_CHECKING:
     from rewriter.interpret.against import ChangedHeads
+    from rewriter.interpret.index import HeadIndex
     from rewriter.interpret.rank import Compositions, HeadTokens
     from rewriter.interpret.text import Text
 
@@ -168,7 +169,7 @@ def heads(
     from rewriter.interpret.index import check_suffix
     from rewriter.interpret.index import heads as index
     from rewriter.interpret.page import head_pictures
-    from rewriter.report.html import render_heads
+    from rewriter.report.html.page import render_heads
 
     files = (model, output, *(() if inputs is None else _files_of(inputs)))
     if page is None:
@@ -192,13 +193,7 @@ def heads(
         write_text(page, render_heads(head_pictures(model, inputs, tokenizer=tokenizer, **asked)))
     facts = found.to_json()
     write_report(report, lambda: facts)
-    lines = [
-        f"{one_line(each.name, 100):<24} {_described(facts['sublayers'][each.name])}  {one_line(each.module, 160)}"
-        for each in found.sublayers
-    ]
-    for miss in found.missed:
-        where = f" [{one_line(miss.node, 100)}]" if miss.node else ""
-        lines.append(f"not understood: {one_line(miss.reason, 160)}{where}")
+    lines = list(_head_rows(found, facts))
     total = sum(each.sublayer.heads for each in found.sublayers)
     written = "" if output is None else f", written to {output}"
     written += "" if page is None else f", page written to {page}"
@@ -214,6 +209,15 @@ def heads(
         return int(ExitStatus.NOTHING_TO_CONVERT)
     _echo((*lines, last), report)
     return int(ExitStatus.CONVERTED)
+
+
+def _head_rows(found: HeadIndex, facts: Mapping[str, Any]) -> Iterator[str]:
+    for each in found.sublayers:
+        described = _described(facts["sublayers"][each.name])
+        yield f"{one_line(each.name, 100):<24} {described}  {one_line(each.module, 160)}"
+    for miss in found.missed:
+        where = f" [{one_line(miss.node, 100)}]" if miss.node else ""
+        yield f"not understood: {one_line(miss.reason, 160)}{where}"
 
 
 def _described(facts: Mapping[str, Any]) -> str:

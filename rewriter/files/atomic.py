@@ -37,9 +37,7 @@ _ADVICE = {
     errno.ENOSPC: "free some space, or choose an output on another disk",
     errno.EDQUOT: "free some of your quota, or choose an output on another disk",
     errno.EFBIG: "raise the file size limit (ulimit -f), or choose an output on another disk",
-    errno.EACCES: "choose an output directory that you may write to",
-    errno.EPERM: "choose an output directory that you may write to",
-    errno.EROFS: "choose an output directory that you may write to",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "choose an output directory that you may write to"),
     errno.ENAMETOOLONG: "choose a shorter output name",
 }
 

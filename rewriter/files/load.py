@@ -376,7 +376,6 @@ def _read(path: Path) -> bytes:
 
 
 def _instead(path: Path) -> str:
-    """What was meant by the path of a file that does not exist."""
     try:
         names = [each.name for each in path.parent.iterdir() if each.suffix == ".onnx"]
     except OSError:

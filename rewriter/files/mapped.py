@@ -144,7 +144,6 @@ def _varint(data: memoryview, start: int, last: int) -> tuple[int, int]:
 
 
 def _tag(number: int, length: int) -> bytes:
-    """The start of a field of `length` bytes."""
     made = bytearray([number << 3 | _BYTES])
     while length > 127:
         made.append(length & 127 | 128)

@@ -115,9 +115,10 @@ def _check_opsets(model: onnx.ModelProto) -> None:
     if not model.opset_import:
         raise ModelError("the model names no operator set (opset_import is empty); export the model again")
     seen: set[str] = set()
-    for opset in model.opset_import:
+    of_functions = [(each, False) for function in model.functions for each in function.opset_import]
+    for opset, own in [*((each, True) for each in model.opset_import), *of_functions]:
         domain = "" if opset.domain in ONNX_DOMAINS else opset.domain
-        if not isinstance(domain, str) or domain in seen or opset.version < 1:
+        if not isinstance(domain, str) or (own and domain in seen) or not 0 < opset.version < 2**31:
             raise ModelError(
                 f"the operator set of domain {quoted(domain)} is named twice or has no version; export the model again"
             )
@@ -253,7 +254,6 @@ def _title(node: onnx.NodeProto) -> str:
 
 
 def _check_functions(model: onnx.ModelProto) -> None:
-    """Check the local functions of a model, in time linear in its size. Raises ModelError."""
     functions: dict[_Key, onnx.FunctionProto] = {}
     for function in model.functions:
         key = ("" if function.domain in ONNX_DOMAINS else function.domain, function.name, function.overload)

@@ -80,11 +80,7 @@ def spelling(tokenizer: Any, number: int) -> str:
     decoded = str(tokenizer.decode([number], skip_special_tokens=False))
     named = tokenizer.id_to_token(number)
     usable = decoded and "\N{REPLACEMENT CHARACTER}" not in decoded
-    return _visible(decoded if usable or named is None else str(named))
-
-
-def _visible(text: str) -> str:
-    """Line breaks and tabs as their escapes, other control characters replaced."""
+    text = decoded if usable or named is None else str(named)
     return clean(text.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t"))
 
 

@@ -134,7 +134,6 @@ def evaluate(node: onnx.NodeProto, args: Sequence[Array]) -> Array:
 
 @cache
 def _evaluator(node: bytes) -> Any:
-    """Runs a node on float64 inputs, given by name."""
     from onnx.reference import ReferenceEvaluator  # slow to import
 
     made, helper = onnx.NodeProto.FromString(node), onnx.helper

@@ -60,11 +60,14 @@ def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> 
 
     Unlike in `cut`, a node that depends on no stop is kept too, and is computed again from the graph's inputs.
     """
-    above = sorted(ancestors(view, stops.difference(outputs), outputs))
-    made = {name for index in above for name in view.nodes[index].output}
-    read = dict.fromkeys(name for index in above for name in reads(view.nodes[index]))
-    outside = [name for name in read if name not in made and name not in view.initializers]
-    return Cut(tuple(outside), tuple(outputs), tuple(above))
+    return _closed(view, sorted(ancestors(view, stops.difference(outputs), outputs)), outputs)
+
+
+def _closed(view: GraphView, nodes: Sequence[int], outputs: Sequence[str]) -> Cut:
+    """The part of all these nodes, which reads what none of them computes."""
+    made = {name for index in nodes for name in view.nodes[index].output}
+    outside = (name for name in _read(view, nodes) if name not in made and name not in view.initializers)
+    return Cut(tuple(dict.fromkeys(outside)), tuple(outputs), tuple(nodes))
 
 
 def extract(
@@ -135,8 +138,7 @@ def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]
     @functools.cache  # since one weight chain (Transpose, DequantizeLinear) may have many consumers
     def behind(name: str) -> frozenset[str]:
         """The initializers that a constant is computed from."""
-        read = {entry for index in makers([name]) for entry in reads(view.nodes[index])}
-        return frozenset(entry for entry in (name, *read) if entry in view.initializers)
+        return frozenset(entry for entry in (name, *_read(view, makers([name]))) if entry in view.initializers)
 
     def size(names: Iterable[str]) -> int:
         return sum(bytes_of(view.initializers[name]) for name in names)
@@ -180,13 +182,8 @@ def _cuts(
             crossing[number].append(name)
     # An initializer that is also an output has no producer.
     crossing[0] += [name for name in ends if name not in made]
-    cuts = []
-    for inside, outputs in zip(insides, crossing, strict=True):
-        produced = {name for index in inside for name in view.nodes[index].output}
-        outside = (name for name in _read(view, inside) if name not in produced and name not in view.initializers)
-        cuts.append(Cut(tuple(dict.fromkeys(outside)), tuple(outputs), tuple(inside)))
     # A part without outputs computes nothing that anyone reads.
-    return tuple(cut for cut in cuts if cut.outputs)
+    return tuple(_closed(view, *each) for each in zip(insides, crossing, strict=True) if each[1])
 
 
 def bytes_of(tensor: onnx.TensorProto) -> int:

@@ -7,7 +7,7 @@ error in one. The run does, which has onnxruntime's own kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,17 +144,21 @@ def _fused_linear(operator: str) -> Definition:
     """FusedGemm and FusedConv: the linear operator, then the activation that its attributes name."""
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        attributes = {attribute.name: attribute for attribute in node.attribute}
+        given = {attribute.name: attribute for attribute in node.attribute}
+        activation = given["activation"].s.decode("utf-8", "replace") if "activation" in given else ""
         # The fourth input of FusedConv is a tensor that is added before the activation.
-        if "activation" not in attributes or len(node.input) > 3:
-            return None
-        activation = attributes["activation"].s.decode("utf-8", "replace")
-        if activation not in _ACTIVATION_PARAMETERS:
+        if activation not in _ACTIVATION_PARAMETERS or len(node.input) > 3:
             return None
         linear = step(node, operator, list(node.input), last=False)
-        linear.attribute.extend(a for name, a in attributes.items() if not name.startswith("activation"))
+        linear.attribute.extend(a for name, a in given.items() if not name.startswith("activation"))
         result = step(node, activation, list(linear.output), last=True)
-        result.attribute.extend(_activation_attributes(activation, attributes))
+        # FusedGemm has `activation_alpha`, FusedConv a list `activation_params`.
+        names = _ACTIVATION_PARAMETERS[activation]
+        values = dict(
+            zip(names, given["activation_params"].floats if "activation_params" in given else (), strict=False)
+        )
+        values |= {name: given[f"activation_{name}"].f for name in names if f"activation_{name}" in given}
+        result.attribute.extend(helper.make_attribute(*each) for each in values.items())
         return [linear, result]
 
     return lowered
@@ -162,26 +166,11 @@ def _fused_linear(operator: str) -> Definition:
 
 # onnxruntime's graph optimiser writes FusedGemm and FusedConv. Their activations are named like ONNX operators, and
 # these are the attributes that the operators take, in the order of `activation_params`.
-_ACTIVATION_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "Relu": (),
-    "Sigmoid": (),
-    "Tanh": (),
-    "LeakyRelu": ("alpha",),
+_ACTIVATION_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh"), ()),
+    **dict.fromkeys(("LeakyRelu", "Elu"), ("alpha",)),
     "HardSigmoid": ("alpha", "beta"),
-    "Elu": ("alpha",),
 }
-
-
-def _activation_attributes(
-    activation: str, attributes: dict[str, onnx.AttributeProto]
-) -> Iterator[onnx.AttributeProto]:
-    """FusedGemm has `activation_alpha`, FusedConv a list `activation_params`."""
-    names = _ACTIVATION_PARAMETERS[activation]
-    listed = attributes["activation_params"].floats if "activation_params" in attributes else ()
-    given = dict(zip(names, listed, strict=False))
-    given |= {name: attributes[f"activation_{name}"].f for name in names if f"activation_{name}" in attributes}
-    for name, value in given.items():
-        yield onnx.helper.make_attribute(name, value)
 
 
 def _swiglu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
@@ -196,11 +185,10 @@ def _quantised(operator: str, operands: int) -> Definition:
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         if len(node.input) != 3 * operands + 2:
             return None
+        given = [list(node.input[3 * place : 3 * place + 3]) for place in range(operands)]
         parts = [
-            step(
-                node, "DequantizeLinear", list(node.input[start : start + 3]), last=False, part=f"operand_{start // 3}"
-            )
-            for start in range(0, 3 * operands, 3)
+            step(node, "DequantizeLinear", each, last=False, part=f"operand_{place}")
+            for place, each in enumerate(given)
         ]
         parts.append(step(node, operator, [name for part in parts for name in part.output], last=False))
         parts[-1].attribute.extend(node.attribute)
@@ -296,8 +284,8 @@ def _skip_norm(operator: str) -> Definition:
         if bias:
             parts.append(helper.make_node("Add", [f"{total}/skip", bias], [total]))
         epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), _SKIP_EPSILON)
-        operands, given = [total, scale, *([beta] if beta else [])], {"axis": -1, "epsilon": epsilon}
-        return [*parts, helper.make_node(operator, operands, [node.output[0]], **given)]
+        operands = [total, scale, *([beta] if beta else [])]
+        return [*parts, helper.make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon)]
 
     return lowered
 

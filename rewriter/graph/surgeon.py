@@ -80,14 +80,7 @@ class Fragment:
         return [OnnxExporter.export_tensor_proto(constant) for constant in self._constants]
 
     def function(
-        self,
-        domain: str,
-        name: str,
-        inputs: Sequence[str],
-        output: str,
-        *,
-        opset: int,
-        doc: str,
+        self, domain: str, name: str, inputs: Sequence[str], output: str, *, opset: int, doc: str
     ) -> onnx.FunctionProto:
         """The fragment as a model-local function; its constants become Constant nodes."""
         function = gs.Function(

@@ -102,7 +102,6 @@ shape, and its operands among those of the fused one."""
 
 
 def _function(key: tuple[str, str]) -> onnx.FunctionProto:
-    """A fused operator as a local function, for inference alone."""
     operands, outputs = [f"x{place}" for place in range(_OPERANDS)], [f"y{place}" for place in range(_OUTPUTS)]
     nodes = [
         onnx.helper.make_node(operator, [operands[each] for each in places], [outputs[at]])
@@ -274,10 +273,6 @@ def type_of(kind: onnx.TypeProto) -> TensorType:
     """What is declared of a tensor; nothing is known of what is none."""
     if not kind.tensor_type.HasField("shape"):
         return TensorType(kind.tensor_type.elem_type, None)
-    return TensorType(kind.tensor_type.elem_type, tuple(_dim(dim) for dim in kind.tensor_type.shape.dim))
-
-
-def _dim(dim: onnx.TensorShapeProto.Dimension) -> Dim:
-    if dim.HasField("dim_value"):
-        return dim.dim_value
-    return dim.dim_param or None
+    dims = kind.tensor_type.shape.dim
+    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in dims)
+    return TensorType(kind.tensor_type.elem_type, shape)

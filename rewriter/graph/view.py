@@ -69,16 +69,13 @@ class GraphView:
 
     Attributes:
         where: the empty string for the main graph, else a readable path such as `If_3/then_branch`.
-        nodes: the nodes in topological order; everything below refers to them by index.
-        producer: maps a tensor to the index of the node that writes it.
+        nodes: in topological order; everything below refers to them by index.
         consumers: maps a tensor to the indices of the nodes that read it: a node once per operand, and once if a
             subgraph of it captures the tensor.
-        initializers: maps a name to the initializer; its bytes are never touched here.
         overridable: initializers that are graph inputs too, so that a caller may replace them. Empty if the graph lists
             all of its initializers as inputs: IR version 3 required that and exporters kept the habit, so it does not
             mean that the weights are meant to be replaced.
         inputs: names of the graph's inputs, without those that only declare an initializer.
-        types: of a tensor, as far as inference knows them.
         opsets: maps an operator domain to its version; the default domain is the empty string.
     """
 

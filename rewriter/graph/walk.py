@@ -61,7 +61,7 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 
 def reads(node: onnx.NodeProto) -> list[str]:
     """The tensors that a node may read, including those that its subgraphs capture, in the same order in every run."""
-    return [name for name in (*node.input, *sorted(captured_names(node))) if name]
+    return [name for name in (*node.input, *sorted(captured_names(node), key=str)) if name]
 
 
 def functions_with(
@@ -73,16 +73,10 @@ def functions_with(
     """
     every = {(each.domain, each.name): each.node for each in model.functions}
     bodies = {name: [*iter_nodes(nodes)] for name, nodes in every.items() if name not in but}
-    callers: dict[tuple[str, str], list[tuple[str, str]]] = {name: [] for name in bodies}
-    for name, nodes in bodies.items():
-        for node in nodes:
-            callers.get((node.domain, node.op_type), []).append(name)
-    pending = [name for name, nodes in bodies.items() if any(map(wanted, nodes))]
-    found = set[tuple[str, str]]()
-    while pending:
-        if (name := pending.pop()) not in found:
-            found.add(name)
-            pending += callers[name]
+    calls = {name: {(node.domain, node.op_type) for node in nodes} for name, nodes in bodies.items()}
+    found = {name for name, nodes in bodies.items() if any(map(wanted, nodes))}
+    while more := {name for name, called in calls.items() if name not in found and called & found}:
+        found |= more
     return found
 
 

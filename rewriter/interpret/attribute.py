@@ -514,12 +514,15 @@ class FrozenRun:
             return weight("W_O").reshape(own.channels.size, -1)
 
         norm, (pattern, value) = None if own.cross else frozen, (hooked[part] for part in ("pattern", "v"))
-        before = pattern.shape[-1] - len(value)
-        if pattern[..., :before].any():
+        # New keys are the last ones; in an empty cache of fixed size the first.
+        count, keys = len(value), pattern.shape[-1]
+        apart = (slice(keys - count, None), slice(keys - count)), (slice(count), slice(count, None))
+        places = next((new for new, held in apart if not pattern[..., held].any()), None)
+        if places is None:
             raise UsageError(
                 f"{named.name} attends to tokens of a cache, whose parts are not known; give it an empty one"
             )
-        pattern = pattern[..., before:]
+        pattern = pattern[..., places]
         return AttentionStep(
             norm, hooked["z"], weight("b_O"), rows, pattern, value, weight("b_V"), partial(weight, "W_V")
         )

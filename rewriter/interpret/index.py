@@ -233,7 +233,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     smooth = with_dequantised(plain)
     plan = make_plan(smooth, Options(), read)
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
-    view, whole = plan.views[0], plan.recognised.on_stream
+    view, whole = plan.views[0], plan.recognised.positions > 0
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
     tracer = Tracer(view, partial(shapes_of_case, source.proto, plan.model, view, read), read)

@@ -171,6 +171,7 @@ _WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}
 """Between the product and the values, where weights are no Softmax."""
 
 _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice"}
+_ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 
 
 @dataclass(frozen=True, eq=False)
@@ -326,16 +327,20 @@ def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
 
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:
     """(the pattern as the values' product reads it, that product)."""
-    pending, seen = [(tensor, 0)], {tensor}
+    pending, seen = [(tensor, 0, "")], {tensor}
     while pending:
-        name, depth = pending.pop(0)
+        name, depth, rounded = pending.pop(0)
         for reader in tracer.view.consumers.get(name, ()):
             node = tracer.view.nodes[reader]
-            if node.op_type == "MatMul" and node.input[0] == name and node.input[1] not in tracer.constants:
+            product = node.op_type in ("MatMul", "QLinearMatMul") and node.input[0] == name
+            if product and node.input[1 if node.op_type == "MatMul" else 3] not in tracer.constants:
+                if rounded:
+                    raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded)
                 return name, node
-            if node.op_type in _GUARDING and depth < _DEPTH and node.output[0] not in seen:
+            if node.op_type in (*_GUARDING, *_ROUNDING) and depth < _DEPTH and node.output[0] not in seen:
                 seen.add(node.output[0])
-                pending.append((node.output[0], depth + 1))
+                by = label(node) if node.op_type in _ROUNDING else rounded
+                pending.append((node.output[0], depth + 1, by))
     return tensor, None
 
 

@@ -7,7 +7,7 @@ is understood by its effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +18,11 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from passes.match.linear import MICROSOFT, LinearOperator, linear_operator, made_linearly
+from passes.match.linear import LinearOperator, linear_operator, made_linearly
 from passes.sizes import Shapes, Sizes
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants, Read, computed
+from rewriter.graph.fused import MICROSOFT
 from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
 from rewriter.graph.view import (
@@ -31,7 +32,6 @@ from rewriter.graph.view import (
     LostError,
     Miss,
     attributes,
-    integer_of,
     key_of,
     label,
 )

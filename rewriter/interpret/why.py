@@ -112,7 +112,9 @@ def why(
         scores = ScoreTerms(run, place, named.name, own)
         run.start(place + 1, scores.needed)
         t = _at(query, scores.pattern.shape[1])
-        s = key = _at(int(scores.pattern[number, t].argmax()) if key is None else key, scores.pattern.shape[2])
+        s = key = _at(
+            int(scores.pattern[number, t].argmax()) if key is None else key, scores.pattern.shape[2 if own.cross else 1]
+        )
         written = _written(run, place, sorted({t, t if own.cross else s}))
         asked, told = (scores.side(written, side, token, [number]) for side, token in (("Q", t), ("K", s)))
         total, product = scores.at(number, t, s)

@@ -31,7 +31,6 @@ class Provider:
     """One execution provider.
 
     Attributes:
-        name: the name that users write.
         kernel_set: onnxruntime's name for it.
         needs: what must be there for it to start.
         float64: whether it computes in float64; one that rounds to float32 is used only if the user names it.
@@ -39,7 +38,6 @@ class Provider:
         finds_data: whether it finds the external data of a model that is not loaded from a file.
         defaults: values of options where this tool differs from onnxruntime.
         options: the options it takes; onnxruntime judges their values. Those that take more than a word are left out.
-        given: the options that the user gave, with their values.
     """
 
     name: str

@@ -170,7 +170,7 @@ def measure(
     processes: Mapping[str, Process],
     feeds: Feeds,
     repeat: int,
-    progress: Callable[[int], None] = lambda _done: None,
+    progress: Callable[[int, int], object] = lambda _done, _all: None,
     *,
     seconds: float = TURN,
 ) -> dict[str, list[float]]:
@@ -181,7 +181,7 @@ def measure(
     for done, order in enumerate(rounds(tuple(processes), repeat), start=1):
         for name in order:
             found[name].append(processes[name].turn(None, seconds))
-        progress(done)
+        progress(done, repeat)
     return found
 
 

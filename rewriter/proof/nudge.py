@@ -5,9 +5,6 @@ s (eps max(|x|, |g u|) + error max(|u|, |x|)), where eps is one unit in the last
 s in [-1, 1]: sin(FREQUENCY x + phase), which is uncorrelated between values, or 1 everywhere, since errors of one sign
 may add up. Rounding is in units of the argument, since activations are y times a weight that is computed to so many
 digits. Phase and kind are inputs of the model, so that one session serves all draws.
-
-In a model that rounds its activations to 8 bits, one unit in the last place flips a rounding here and there, which
-moves logits by up to percents: any change of a model, or another processor, may choose another token.
 """
 
 from __future__ import annotations
@@ -42,11 +39,8 @@ outputs by 1e-3 and more, and in a small model no draw may show it."""
 FREQUENCY = 12345.678
 """Makes the noise of values that differ by 1e-3 or more uncorrelated."""
 
-_WIDE: Mapping[int, int] = {
-    TensorProto.FLOAT: TensorProto.FLOAT,
-    TensorProto.FLOAT16: TensorProto.FLOAT,
-    TensorProto.DOUBLE: TensorProto.DOUBLE,
-}
+_FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
+_WIDE: Mapping[int, int] = {_FLOAT: _FLOAT, TensorProto.FLOAT16: _FLOAT, _DOUBLE: _DOUBLE}
 """Types that get noise, and the type that it is computed in: onnxruntime has no float16 kernel of Sin."""
 
 _DRAWS = {"phase": 0.0, "steady": 0.0}, {"phase": 1.0, "steady": 0.0}, {"phase": 0.0, "steady": 1.0}
@@ -180,7 +174,7 @@ def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units:
         "FREQUENCY": FREQUENCY,
         "EPS": units * float(ml_dtypes.finfo(helper.tensor_dtype_to_np_dtype(point.elem_type)).eps),
         "ERROR": point.error,
-        "TYPE": "double" if wide == TensorProto.DOUBLE else "float",
+        "TYPE": "double" if wide == _DOUBLE else "float",
         "WIDE": wide,
         "MADE": made,
     }

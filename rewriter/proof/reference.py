@@ -154,7 +154,6 @@ def _check_type(elem_type: int, what: str) -> None:
 
 
 def _widen(node: onnx.NodeProto, read: Read) -> None:
-    """Prepare a node for float64 operands, in place."""
     node.domain, what = key_of(node)[0], one_line(label(node), 120)
     if _REFUSED.search(node.op_type):
         raise NoReference(f"{what} has no known float64 form")
@@ -205,19 +204,11 @@ def _rotary(attributes: Attributes, x: Array, positions: Array, cos: Array, sin:
 # -- what onnx's evaluator computes otherwise --------------------------------------------------------------------------
 
 
-def _flattened(function: Operator, attributes: Attributes, x: Array) -> Array:
-    """Softmax and its logarithm before opset 13: over all axes from `axis` on."""
-    axis = int(attributes.get("axis", 1)) % x.ndim
-    return np.asarray(function(x.reshape(*x.shape[:axis], -1))).reshape(x.shape)
-
-
-def _log_softmax(x: Array) -> Array:
-    shifted = x - x.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
-
-
-def _softmax(x: Array) -> Array:
-    return np.asarray(np.exp(_log_softmax(x)))
+def _log_softmax(attributes: Attributes, x: Array) -> Array:
+    """Before opset 13: over all axes from `axis` on."""
+    rows = x.reshape(*x.shape[: int(attributes.get("axis", 1)) % x.ndim], -1)
+    shifted = rows - rows.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))).reshape(x.shape)
 
 
 def _batch_norm(attributes: Attributes, x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
@@ -251,13 +242,12 @@ OPERATORS: Mapping[tuple[str, str], Operator] = {
 than their version says, each from its specification: a function of attributes and operands."""
 
 _UNTIL_12: Mapping[tuple[str, str], Operator] = {
-    ("", "Softmax"): partial(_flattened, _softmax),
-    ("", "LogSoftmax"): partial(_flattened, _log_softmax),
+    ("", "Softmax"): lambda attributes, x: np.exp(_log_softmax(attributes, x)),
+    ("", "LogSoftmax"): _log_softmax,
 }
 
 
 def _operators(opset: int) -> list[type]:
-    """The operators, in some opset of the default domain, as classes for onnx's reference evaluator."""
     from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 
     known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {})}

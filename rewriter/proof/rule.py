@@ -139,7 +139,6 @@ def names_in(*runs: Results) -> list[str]:
 
 
 def _gaps(a: Array, b: Array) -> Array:
-    """|b - a| in float64."""
     with np.errstate(all="ignore"):
         return np.abs(b.astype(np.float64) - a.astype(np.float64))
 
@@ -152,7 +151,6 @@ def _entry(a: Array, b: Array, weight: Array) -> str:
 
 
 def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:
-    """The rule that a tolerance is."""
     excess, gap, worst, where = 0.0, largest_gap(ours, theirs), None, ""
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wide = a.astype(np.float64)

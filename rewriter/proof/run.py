@@ -229,12 +229,10 @@ def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
 def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bool = True) -> Session:
     """Open a session on a model, or on a part of one, whose external weights are memory-mapped."""
     plain = with_norms_apart(model.proto) if provider == "cpu" else model.proto
-    if plain is not model.proto:
-        session = open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
-        return replace(session, defined=(*session.defined, NORMED))
-    if model.path is not None and not model.mapped:
+    if plain is model.proto and model.path is not None and not model.mapped:
         return open_session(model.path, provider, optimise=optimise, prepack=prepack)
-    return open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
+    session = open_session(plain, provider, optimise=optimise, base_dir=model.base_dir, prepack=prepack)
+    return session if plain is model.proto else replace(session, defined=(*session.defined, NORMED))
 
 
 def tapped(side: Side, names: Sequence[str]) -> LoadedModel:

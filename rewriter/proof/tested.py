@@ -95,7 +95,7 @@ def tested_block(
     else:
         drawn = [drawn_case(view, claim, *size, scale, seed) for scale in SCALES for size in sizes]
     cases, plain = _accepted(claim, before, drawn, ways[0])
-    point = Point(claim.output, (), claim.elem_type, claim.max_error, claim.gate, claim.value if claim.gated else "")
+    point = replace(point_of(claim), path=())
     advice = "; keep its product in the graph with --gate product, or leave it with --skip" if claim.gated else ""
     failures: list[str] = []
 
@@ -125,6 +125,12 @@ def tested_block(
         max((each.allowed for each in exact), default=None),
         tuple(dict.fromkeys(failures)),
     )
+
+
+def point_of(claim: Claim) -> Point:
+    """The activation of a block, where the original gets noise."""
+    value = claim.value if claim.gated else ""
+    return Point(claim.output, claim.path, claim.elem_type, claim.max_error, claim.gate, value)
 
 
 def recorded(

@@ -35,7 +35,7 @@ from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, run_model, told
 from rewriter.proof.settings import Settings
-from rewriter.proof.tested import BlockTest, tested_block
+from rewriter.proof.tested import BlockTest, point_of, tested_block
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
@@ -195,11 +195,9 @@ class Judge:
 
     @property
     def _by_blocks(self) -> bool:
-        """Whether neither model is ever loaded as a whole."""
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
     def _certificate(self) -> Certificate:
-        """What is proved for every input."""
         held = {
             each.place: Claimed(
                 each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
@@ -218,7 +216,6 @@ class Judge:
         return found
 
     def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
-        """The verdict, after what the certificate found."""
         providers, claims = self.settings.providers, self.claims
         old, named = Side.of(self.original), Side.of(self._named)
         tested = tuple(claim for claim in claims if claim.name in certificate.left)
@@ -336,7 +333,6 @@ class Judge:
 
 
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
-    """Exposed tensors that the heads do not compute with."""
     for claim in (each for each in claims if each.exposed):
         view = rewritten.views[claim.path]
         inside = [view.nodes[index] for index in cut(view, claim.reads, claim.makes).nodes]
@@ -389,22 +385,17 @@ def noise_points(
     certificate: Certificate | None, tested: Sequence[Claim], further: Sequence[Point] = ()
 ) -> tuple[Point, ...]:
     """Where the original gets noise: the activations that are certified, those that are tested, and further ones."""
-    found = [
+    certified = (
         Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
         for each in (() if certificate is None else certificate.regions)
-    ]
-    found += [
-        Point(each.output, each.path, each.elem_type, each.max_error, each.gate, each.value if each.gated else "")
-        for each in tested
-    ]
+    )
     unique: dict[Place, Point] = {}
-    for point in (*found, *further):
+    for point in (*certified, *map(point_of, tested), *further):
         unique.setdefault(point.place, point)
     return tuple(unique.values())
 
 
 def _mixtures(side: Side) -> Iterator[Point]:
-    """The outputs of mixtures of experts, whose activations are no tensors of the model."""
     for view, node in _nodes(side):
         if key_of(node) in EXPERTS:
             yield Point(node.output[0], view.path, view.type_of(node.output[0]).elem_type)

@@ -37,7 +37,6 @@ class Comparison(Result):
         tolerance: atol and rtol that took the place of the rule; then errors are in an output's units.
         isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
         faults: the parts that are wrong.
-        failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
         undecided: what B's plan claims and is not proved, and outputs of which the run shows nothing.
         notes: remarks.
         seconds: time by step.
@@ -51,11 +50,10 @@ class Comparison(Result):
     tolerance: tuple[float, float] | None = None
     isolated: tuple[Part, ...] = ()
     faults: tuple[Part, ...] = ()
-    failures: tuple[str, ...] = ()
     undecided: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    also = ("error_ratio", "verdict", "exit_status")
+    also = ("failures", "error_ratio", "verdict", "exit_status")
 
     @property
     def graph(self) -> GraphDifference:
@@ -66,6 +64,15 @@ class Comparison(Result):
     def validation(self) -> Validation:
         """The certificate, the runs and the tests of blocks."""
         return self._there(self.proof, "run")
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What differs, each with a counterexample: an input that was run, or a number that refutes a region."""
+        if self.proof is not None:
+            return self.proof.failures
+        if self.signature or self.files is None:
+            return tuple(f"the signatures differ: {text}" for text in self.signature)
+        return () if self.files.same else ("the graphs differ",)
 
     @property
     def verdict(self) -> Verdict:

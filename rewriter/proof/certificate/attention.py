@@ -63,7 +63,7 @@ from rewriter.proof.certificate.expressions import (
 )
 from rewriter.proof.certificate.graphs import Model, Scope, Tensor
 from rewriter.proof.certificate.regions import Region
-from rewriter.proof.certificate.rows import Layer, alike, cut_of, read_layer
+from rewriter.proof.certificate.rows import ALLOWS_ZERO, Layer, alike, cut_of, read_layer, runs
 
 UNLIKE = "puts entries of two tensors side by side whose shapes are not known to be the same"
 NEGLIGIBLE = 1e-30
@@ -217,7 +217,8 @@ def _reader_of(scope: Scope, node: onnx.NodeProto) -> _Reader | None:
     if len(shape) == 3 and shape[:2] == [0, 0] and not integer_of(node, "allowzero", False):
         return _Reader()
     measured = whole_shape(sizes(scope.find(node.input[1])))
-    return None if measured is None else _Reader(shaped=before_casts(measured))
+    zeros = bool(integer_of(node, "allowzero", False)) or scope.model.opsets.get("", 0) < ALLOWS_ZERO
+    return None if measured is None else _Reader(shaped=before_casts(measured), zeros=zeros)
 
 
 def _unfold(scope: Scope, name: str, node: onnx.NodeProto, reader: _Reader, names: set[str]) -> None:
@@ -260,12 +261,12 @@ class _Reader:
         tokens: the number of positions, if the tokens have a table of these; a longer sequence does not run.
     """
 
-    def __init__(self, x: Tensor | None = None, shaped: Tensor | None = None) -> None:
-        self.x, self.shaped = x, shaped
+    def __init__(self, x: Tensor | None = None, shaped: Tensor | None = None, *, zeros: bool = True) -> None:
+        self.x, self.shaped, self._zeros = x, shaped, zeros
         self._cut = x is not None
         self._known: dict[Tensor, Any] = {}
         self._sources: list[Tensor | Layer] = []
-        self._layout: list[object] = []
+        self._layout: Sequence[object] = ()
         self._depth = 0
         self.inside: list[Tensor] = []
         self.leaks: dict[Expression, float] = {}
@@ -549,6 +550,8 @@ class _Reader:
             own = [each if isinstance(each, int) or before_casts(each.tensor) is not of else each[1:] for each in shape]
             if (self._layout or own) != own:
                 raise _Reason("is laid out in another way than other tensors")
+            if not runs(scope.find(node.output[0])) or not (self._zeros or own[0] == 0):
+                raise _Reason("does not run at all sizes")
             self._layout = own
             entry = _objects([self._leaf(of)])
             return _Entries(_LAID_OUT, entry.reshape(1, 1, 1)) if rank(shape) == 3 else None

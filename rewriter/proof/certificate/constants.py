@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -116,7 +116,7 @@ def _computed(tensor: Tensor, known: dict[Tensor, np.ndarray | None], depth: int
         made = np.asarray(computed([node], values, node.output, versions)[tensor.place])
     except Exception:  # noqa: BLE001 - whatever does not run is no constant
         return None
-    exact = node.op_type not in _CALCULATED or _exact(node.op_type, *(values[name] for name in node.input), made)
+    exact = node.op_type not in _CALCULATED or _exact(node.op_type, [values[name] for name in node.input], made)
     return made if exact else None
 
 
@@ -124,8 +124,9 @@ def _kind(values: np.ndarray) -> int:
     return int(onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
 
 
-def _exact(operator: str, a: np.ndarray, b: np.ndarray, made: np.ndarray) -> bool:
+def _exact(operator: str, operands: Sequence[np.ndarray], made: np.ndarray) -> bool:
     """Whether a sum or product in float64 is that of the reals (Knuth's two-sum, Dekker's product)."""
+    a, b = operands
     with np.errstate(all="ignore"):
         if operator == "Add":
             more = made - a

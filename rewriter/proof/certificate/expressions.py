@@ -75,8 +75,7 @@ def _made(operator: str, operands: tuple[Expression, ...] = (), value: fmpq | in
     key = (operator, operands, value)
     found = _KNOWN.get(key)
     if found is None:
-        last = operands[-1] if operands else None
-        total = all(each.total for each in operands) and (operator not in ("/", "sqrt") or last.positive)
+        total = all(each.total for each in operands) and (operator not in ("/", "sqrt") or operands[-1].positive)
         signs = [each.positive for each in operands[operator == "where" :]]
         positive = operator in _ABOVE_0 or (isinstance(value, fmpq) and value > 0)
         positive = positive or (operator in ("+", "*", "/", "where", "sqrt") and all(signs))

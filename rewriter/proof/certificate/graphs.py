@@ -24,10 +24,10 @@ from onnx import TensorProto
 from rewriter.errors import RewriteError
 from rewriter.files.external import read_external, resolve
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.edit import forget_types, inlined, set_nodes
+from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.fused import FUSED, PRODUCTS, apart, in_parts, names_in, saturating
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.types import TensorType, declared_types, inferred_graph, type_of
+from rewriter.graph.types import TensorType, declared_types, forget_types, inferred_graph, type_of
 from rewriter.graph.view import (
     ONNX_DOMAINS,
     GraphView,

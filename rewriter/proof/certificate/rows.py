@@ -18,11 +18,13 @@ import onnx
 
 from rewriter.graph.types import Dim
 from rewriter.graph.view import attributes, integer_of, integers_of, key_of
-from rewriter.proof.certificate.constants import DEEPEST, Axes, folded, holds, remembered, sizes, widens
+from rewriter.proof.certificate.constants import DEEPEST, Axes, before_casts, folded, holds, remembered, sizes, widens
 from rewriter.proof.certificate.expressions import OPERATORS
 from rewriter.proof.certificate.graphs import Scope, Tensor
 from rewriter.proof.certificate.regions import FURTHER
 
+ALLOWS_ZERO = 14
+"""The operator set since which a 0 in the shape of a Reshape can be a size."""
 _LAYOUT = {"Reshape", "Unsqueeze", "Squeeze", "Flatten"}
 """Operators that keep the entries of their first operand in order."""
 
@@ -118,34 +120,36 @@ def runs(tensor: Tensor, *, shaped: bool = False) -> bool:
     if scope.model.original or node.op_type in ("Unsqueeze", "Flatten"):
         return scope.model.original or made is not None
     if node.op_type == "Squeeze":
-        fixed = known is not None and made is not None
-        return fixed and len(known) - len(made) == known.count(1) - made.count(1)
-    shape, zeros = sizes(scope.find(node.input[1])) or [], integer_of(node, "allowzero", False)
-    wanted = [dim for each in shape for dim in _dims(each)]
-    width = extent(source).width
-    if shaped and zeros and -1 not in wanted:
+        return bool(known and made is not None and len(known) - len(made) == known.count(1) - made.count(1))
+    width, zeros = extent(source).width, integer_of(node, "allowzero", False)
+    if known:
+        front = (f"?{at}" if size is None else size for at, size in enumerate(known))
+        known = (*front,) if width is None else (*front,)[:-1] + (width,)
+    wanted = [dim for each in sizes(scope.find(node.input[1])) or [None] for dim in _dims(each, source, known)]
+    if shaped and -1 not in wanted and (zeros or scope.model.opsets.get("", 0) < ALLOWS_ZERO):
         return True
-    if known is None:  # of any rank: only the last axis is known
+    if not known:  # of any rank: only the last axis is known
         return wanted == [-1, width]
-    if known and width is not None:
-        known = (*known[:-1], width)
+    behind = wanted[1:]
+    if None in wanted or (wanted[0] == -1 and 0 < len(behind) < len(known) - 1 and [*known[-len(behind) :]] == behind):
+        return None not in wanted
     copied = {at for at, size in enumerate(wanted[: len(known)]) if size == known[at] or (size == 0 and not zeros)}
     rest = [size for at, size in enumerate(wanted) if at not in copied]
     left = [size for at, size in enumerate(known) if at not in copied]
-    entries, fixed = [size for size in rest if size != -1], [size for size in left if isinstance(size, int)]
-    if None in wanted or not all(isinstance(size, int) and size > 0 for size in entries):
+    entries = [size for size in rest if isinstance(size, int) and size > 0]
+    fixed, inferred = [size for size in left if isinstance(size, int)], rest.count(-1)
+    if len(entries) + inferred < len(rest) or inferred > 1:
         return False
-    if len(entries) == len(rest):
+    if not inferred:
         return len(fixed) == len(left) and prod(fixed) == prod(entries)
-    empty = any(not isinstance(known[at], int) for at in copied)  # -1 beside a size that may be 0
-    return len(rest) == len(entries) + 1 and prod(fixed) % prod(entries) == 0 and not empty
+    return prod(fixed) % prod(entries) == 0 and all(isinstance(known[at], int) for at in copied)
 
 
-def _dims(part: int | Axes) -> Sequence[Dim]:
-    """The sizes of a part of a shape; None for what is not known."""
-    if isinstance(part, int):
+def _dims(part: int | Axes | None, source: Tensor, known: Sequence[Dim] | None) -> Sequence[Dim]:
+    """The sizes of a part of a shape, those of `source` being known; None for what is not known."""
+    if not isinstance(part, Axes):
         return (part,)
-    shape = part.tensor.type.shape
+    shape = known if before_casts(part.tensor) is before_casts(source) else part.tensor.type.shape
     return (None,) if shape is None else shape[part.start : part.stop]
 
 

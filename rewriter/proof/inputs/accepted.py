@@ -172,7 +172,6 @@ class _SizeSearch:
         yield from (point for point in points if not self._tried[point])
 
     def _beside(self, bases: Iterable[Point]) -> list[Point]:
-        """The sizes to try next, from sizes that were tried."""
         return list(dict.fromkeys(each for base in list(bases) for each in self._next(base)))[:_AT_ONCE]
 
     def _next(self, base: Point) -> Iterator[Point]:
@@ -186,7 +185,6 @@ class _SizeSearch:
                     yield point
 
     def _fits(self, point: Point) -> bool:
-        """Whether sizes are small enough, or smaller than the usual ones."""
         elements, usual = (
             sum(map(math.prod, self._at(each).sizes(_SETTING)[0].values())) for each in (point, self._start)
         )

@@ -79,12 +79,10 @@ class Maker:
     """Makes inputs for one model.
 
     Attributes:
-        specs: the inputs.
         longest: the largest number of tokens; None if nothing limits it.
         varied: the kinds of dimensions that the model leaves open, so that a setting decides.
         free: those of them whose size the caller has not fixed.
         branches: whether an input says if there is a past.
-        cached: whether there may be a past.
         texts: texts as token ids, which take turns with random numbers, if the model has these tokens.
     """
 
@@ -99,19 +97,12 @@ class Maker:
         texts: Texts = (),
         states: States | None = None,
     ) -> None:
-        """Read what the model needs.
+        """Read what the model needs; its weights are not read.
 
-        Args:
-            model: the model; its weights are not read.
-            seed: the same seed gives the same inputs; the values of an input do not depend on the other inputs.
-            dims: maps a symbolic dimension to the size that it has in every case.
-            kinds: sizes of kinds of dimensions, in every case.
-            most: no sequence has more tokens.
-            texts: texts as token ids.
-            states: what an encoder makes of them, for a decoder.
-
-        Raises:
-            UsageError: `dims` names a dimension that the model does not have, or no values can be made for an input.
+        The values of an input depend on `seed`, not on the other inputs. `dims` are sizes of symbolic dimensions and
+        `kinds` of kinds of dimensions, in every case; no sequence has more than `most` tokens. `states` is what an
+        encoder computes from `texts`, for a decoder. Raises UsageError where `dims` names a dimension that the model
+        lacks, or no values can be generated for an input.
         """
         inputs = Inputs(model)
         self.specs = tuple(inputs.specs.values())
@@ -247,7 +238,6 @@ class Maker:
     def _values(
         self, spec: InputSpec, shape: tuple[int, ...], kinds: Mapping[Kind, int], setting: Setting, number: int
     ) -> NDArray[Any]:
-        """The array for one input."""
         random = np.random.default_rng([self._seed, zlib.crc32(spec.name.encode()), number])
         made: Any
         match spec.role:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from rewriter.errors import UsageError
 from rewriter.graph.types import declared_types
+from rewriter.ort.sessions import fits
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import numpy_type
 from rewriter.proof.settings import Given, spelled
@@ -86,8 +87,10 @@ def _fitted(what: str, array: NDArray[Any], value: onnx.ValueInfoProto) -> NDArr
         raise UsageError(f"{what} is not a tensor in the model, so an npz file cannot hold it")
     tensor = value.type.tensor_type
     wanted = declared_types(onnx.GraphProto(input=[value]))[value.name].shape
-    if wanted is not None:
-        _check_shape(what, array.shape, wanted)
+    sizes = [None if isinstance(dim, int) and dim <= 0 else dim for dim in wanted or ()]
+    if wanted is not None and not fits(array.shape, sizes):
+        spelled = ", ".join("?" if dim is None else one_line(dim, 40) for dim in wanted)
+        raise UsageError(f"{what} has shape {list(array.shape)}, the model takes [{spelled}]")
     if tensor.elem_type == onnx.TensorProto.STRING:
         if array.dtype.kind != "U":
             raise UsageError(f"{what} is of type {array.dtype}, the model takes strings")
@@ -101,12 +104,3 @@ def _fitted(what: str, array: NDArray[Any], value: onnx.ValueInfoProto) -> NDArr
     if array.dtype != dtype and not (array.dtype.kind != "b" and np.can_cast(array.dtype, dtype, "safe")):
         raise UsageError(f"{what} is of type {array.dtype}, the model takes {dtype}")
     return np.ascontiguousarray(array.astype(dtype)).reshape(array.shape)
-
-
-def _check_shape(what: str, given: tuple[int, ...], wanted: Sequence[int | str | None]) -> None:
-    spelled = "[" + ", ".join("?" if dim is None else one_line(dim, 40) for dim in wanted) + "]"
-    fits = len(given) == len(wanted) and all(
-        not isinstance(dim, int) or dim <= 0 or dim == size for size, dim in zip(given, wanted, strict=True)
-    )
-    if not fits:
-        raise UsageError(f"{what} has shape {list(given)}, the model takes {spelled}")

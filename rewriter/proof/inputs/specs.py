@@ -68,7 +68,6 @@ class InputSpec:
     """One graph input that has no default.
 
     Attributes:
-        kinds: what each axis counts.
         rows: its numbers are below this: the rows of the smallest table that it indexes; None if nothing bounds them.
         sizes: an axis to the size that its readers need.
         least: an axis to the size that they need at least.
@@ -197,7 +196,6 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
 
 
 def _places(role: Role, rank: int) -> tuple[Kind, ...]:
-    """What the axes of an input count whose dimensions have no names."""
     kinds = _AXES.get(role, {}).get(rank, (Kind.BATCH,))
     return (*kinds, *(Kind.ONE,) * rank)[:rank]
 
@@ -263,7 +261,6 @@ class Inputs:
                 self._read(view, node)
 
     def _read(self, view: GraphView, node: onnx.NodeProto) -> None:
-        """Note what one node says, and what its outputs carry."""
         shapes = [_shape(view, name) for name in node.input]
         operands = [self.specs.get(self._plain.get(name, "")) for name in node.input]
         slices = node.op_type == "Slice" and node.input[0] in view.constants

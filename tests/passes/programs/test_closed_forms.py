@@ -183,7 +183,8 @@ def test_steepest_slope_of_gelu_programs() -> None:
     for name, program in fitted_programs():
         if name == "gelu":
             (head,) = program.heads
-            weights, values = head.weights(y), head.values(y)
+            weights = head.weights(y)
+            values = np.array([head.c * y + head.d, *(np.full_like(y, token.value) for token in head.bias_tokens)])
             slopes = np.array(head.logits)[:, :1]
             mean, centre = np.sum(weights * values, axis=0), np.sum(weights * slopes, axis=0)
             rise = head.c * weights[0] + np.sum(weights * (slopes - centre) * (values - mean), axis=0)

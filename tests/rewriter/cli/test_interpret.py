@@ -141,6 +141,10 @@ def test_models_without_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     for command, printed in (("heads", ("", f"rewrite: {reason}\n")), ("rank", ("no heads were found\n", ""))):
         assert run([command, str(path)]) == 3
         assert capsys.readouterr() == printed
+    onnx.save(mlp(SILU, first="f = com.microsoft.FusedMatMul<alpha = 0.5>(x, W1) y = Add(f, b1)"), path)
+    assert run(["heads", str(path)]) == 3
+    told_last = capsys.readouterr().err.splitlines()[-1]
+    assert told_last == "rewrite: no heads were found; 1 MLP block is listed above with the reason"
     onnx.save(mlp(SILU), path)  # one sublayer, which nothing reads
     assert told(capsys, "rank", model=path).splitlines()[-1] == "8 heads in 1 sublayer"
 

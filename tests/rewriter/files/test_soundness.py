@@ -106,6 +106,11 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda m: m.opset_import.add(domain="new"),
         "domain 'new' is named twice or has no",
     ),
+    "operator set beyond 32 bits": (lambda m: m.opset_import.add(domain="new", version=2**40), "domain 'new' is named"),
+    "operator set of a function beyond 32 bits": (
+        lambda m: m.functions.add(name="f", domain="l").opset_import.add(version=2**40),
+        "domain '' is named",
+    ),
     "no outputs": (lambda m: m.graph.ClearField("output"), "the model has no outputs"),
     "empty input name": (lambda m: m.graph.input.add(), "'name' of 'value_info' is required"),
     "empty initializer name": (
@@ -161,12 +166,6 @@ def test_tensors_that_do_not_hold_what_they_say(place: str) -> None:
         check_structure(model)
 
 
-def _break_utf8(data: bytes) -> onnx.ModelProto:
-    model = onnx.ModelProto()
-    model.ParseFromString(data.replace(b"NAME", b"\xff\xfeAB"))
-    return model
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -181,11 +180,12 @@ def _break_utf8(data: bytes) -> onnx.ModelProto:
         "g (float[2] x) => (float[NAME] y) { y = Neg(x) }",
         CALLED + "f (NAME) => (q) { q = Neg(NAME) }",
         CALLED + "NAME (p) => (q) { q = Neg(p) }",
+        f"g (float[2] x) => (float[2] y) {{ y = {IF % 'o = Add(NAME, x)'} }}",
     ],
 )
 def test_names_that_are_not_utf8_are_refused(text: str) -> None:
     with pytest.raises(ModelError) as caught:
-        check_structure(_break_utf8(parse(text).SerializeToString()))
+        load_model(parse(text).SerializeToString().replace(b"NAME", b"\xff\xfeAB"))
     assert str(caught.value).isprintable()
     assert r"\\xff\\xfe" in str(caught.value)
 

@@ -52,6 +52,12 @@ def test_what_is_declared() -> None:
         ("h = com.microsoft.FusedMatMul<transB = 1>(w, w)", (4, 4)),
         ("h = com.microsoft.FusedMatMul<transBatchA = 1>(x, w)", UNSHAPED),
         ("h = com.microsoft.Unheard(x)", None),
+        ("c = com.microsoft.nchwc.Conv(i, k) h = com.microsoft.nchwc.ReorderOutput<channels = 6>(c)", ("a", 6, 4, 4)),
+        (
+            "c = com.microsoft.nchwc.ReorderInput(i) h = com.microsoft.nchwc.MaxPool<kernel_shape = [4, 4]>(c)",
+            ("a", 3, 2, 2),
+        ),
+        ("h = com.microsoft.nchwc.ReorderOutput<channels = 6, channels_last = 1>(i)", UNSHAPED),
         ("h = custom.Gelu(x)", None),
         ("h, mean = com.microsoft.SkipLayerNormalization(x, x, b)", ("n", 4)),
         ("y, mean, deviation, h = com.microsoft.SkipLayerNormalization<epsilon = 0.1>(x, x, b)", ("n", 4)),
@@ -63,8 +69,9 @@ def test_what_is_declared() -> None:
     ],
 )
 def test_inference_goes_on_behind_fused_operators(body: str, shape: tuple[int | str, ...] | None) -> None:
-    weights = f"float[4] b = {{{ones(4)}}}, float[4, 2] w = {{{ones(8)}}}"
-    model = model_of(f"{body} g = Exp(h) out = Identity(x)", weights, inputs="float[n, 4] x, int32[m, s] ids")
+    weights = f"float[4] b = {{{ones(4)}}}, float[4, 2] w = {{{ones(8)}}}, float[8, 3, 2, 2] k = {{{ones(96)}}}"
+    inputs = "float[n, 4] x, int32[m, s] ids, float[a, 3, 5, 5] i"
+    model = model_of(f"{body} g = Exp(h) out = Identity(x)", weights, inputs=inputs)
     known = declared_types(inferred_graph(model))
     assert not {"mean", "deviation"} & known.keys()
     for name in "hg":

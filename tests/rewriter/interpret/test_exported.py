@@ -14,7 +14,7 @@ import pytest
 
 from passes.options import Options
 from passes.plan import make_plan
-from rewriter import heads, run_with_cache
+from rewriter import UsageError, attribute, heads, run_with_cache
 from rewriter.arrays import Array
 from rewriter.interpret.original import Attention
 from tests.committed import FOLDER
@@ -105,6 +105,15 @@ def test_neurons_behind_a_fused_product(stated: str) -> None:
     assert [each.form for each in plan.conversions] == ["masked"]
 
 
+def test_weights_in_the_type_of_what_they_meet() -> None:
+    """A CastLike reads the type of the data alone, and the data stays what it is."""
+    first, second = (f"w{name} = CastLike({name}, {{0}}) {{1}}" for name in ("W1", "W2"))
+    model = mlp(SILU, first=first.format("x", "y = MatMul(x, wW1)"), second=second.format("h", "out = MatMul(h, wW2)"))
+    index = heads(model)
+    assert index.missed == ()
+    np.testing.assert_array_equal(index["blocks.0.mlp_heads.W_Q"][..., 0], values("W1").astype(np.float32).T)
+
+
 ONES = np.ones((1, TOKENS), np.int64)
 PLACES = np.arange(TOKENS)[None]
 FILES: dict[str, tuple[int, dict[str, Array]]] = {
@@ -156,6 +165,16 @@ def test_all_attention_is_found_and_read(name: str) -> None:
 
 def _rows(array: Array, batch: int) -> Array:
     return array.reshape(batch, -1, array.shape[-1])
+
+
+def test_an_empty_cache_of_fixed_size_is_attributed() -> None:
+    """Its tokens come first; those that it holds already are of an unknown past."""
+    feeds = FILES["13-static-cache"][1]
+    found = attribute(CASES / "13-static-cache.onnx", feeds, 5)
+    assert max(map(abs, found.residuals.values())) <= 1e-12
+    later = {"position_ids": PLACES + 3, "write_indices": np.array([3]), "nonpad_kv_seqlen": np.array([3 + TOKENS])}
+    with pytest.raises(UsageError, match="attends to tokens of a cache"):
+        attribute(CASES / "13-static-cache.onnx", {**feeds, **later}, 5)
 
 
 @pytest.mark.parametrize("causal", [1, 0])

@@ -12,12 +12,15 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
+from passes.options import Options
+from passes.plan import apply, make_plan
 from rewriter import UsageError, heads, rewrite
 from rewriter.interpret.index import HeadIndex
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import NeuronHeads
 from tests.committed import EACH_FILE, FOLDER, feeds
 from tests.headmath import close, neurons_write, pattern_of, tapped, wide, written
+from tests.textmodels import FIRST, SILU, text_model
 
 NAMES = {
     "silu-decoder": 44,
@@ -143,6 +146,17 @@ def test_a_rewritten_file_has_the_heads_of_its_original(
     assert list(original) == list(rewritten), rewritten.missed
     for name in original:
         np.testing.assert_array_equal(original[name], rewritten[name], err_msg=name)
+
+
+@pytest.mark.parametrize("form", [None, "compact", "masked", "local"])
+def test_heads_that_this_tool_put_into_a_body_are_no_attention_that_is_missed(form: str | None) -> None:
+    body = (
+        f"out = If (yes) <then_branch = a () => (float[batch, tokens, 4] p) {{ {FIRST} {SILU} p = MatMul(h, W2) }}, "
+        "else_branch = b () => (float[batch, tokens, 4] q) { s = Softmax(x) q = MatMul(s, x) }>"
+    )
+    model = text_model(body, constants={"yes": onnx.numpy_helper.from_array(np.array(True), "yes")})
+    model = apply(make_plan(model, Options(form=form))) if form else model
+    assert [miss.node for miss in heads(model).missed_attention] == ["If/else_branch/Softmax 's'"]
 
 
 def test_files_open_elsewhere(tmp_path: Path) -> None:

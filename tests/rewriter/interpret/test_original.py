@@ -60,6 +60,7 @@ agraph (float[batch, {tokens}, {MODEL}] x{more}) => (float[batch, tokens, {MODEL
         "inside_out": np.array([0, 0, WIDTH, HEADS]),
         "one_head": np.array([0, 0, 1, WIDTH]),
         "joined": np.array([0, 0, MODEL]),
+        "column": np.array([-1, 1]),
         "half": np.array(0.5, np.float32),
         "two": np.array(2.0, np.float32),
         "unequal": np.arange(1, WIDTH + 1, dtype=np.float32),
@@ -101,6 +102,26 @@ UNMERGED = "\n  apart = Constant<value_ints = [-1, 3, 5, 4]>()\n  z = Reshape(zf
 CACHED = SPLIT.replace("kt =", "kn =").replace("v =", "vn =")
 JOINED = "\n  kt = Concat<axis = -1>(pk, kn)\n  v = Concat<axis = 2>(pv, vn)"
 PAST = f", float[batch, {HEADS}, {WIDTH}, past] pk, float[batch, {HEADS}, past, {WIDTH}] pv"
+APART = SPLIT.replace("\n  kt = Transpose<perm = [0, 2, 3, 1]>(k1)", "").partition("\n  v =")[0]
+READ = "\n  kt = Transpose<perm = [0, 1, 3, 2]>(ks)\n  v = Identity(vs)"
+PLACES = f", float[batch, {HEADS}, 24, {WIDTH}] key_cache_0, float[batch, {HEADS}, 24, {WIDTH}] value_cache_0"
+PLACES += ", int64[tokens] cache_position"
+BY_ROW = "\n  at = Reshape(cache_position, column)" + "".join(
+    f"""
+  {each}c = Transpose<perm = [2, 0, 1, 3]>({name}_cache_0)
+  {each}n = Transpose<perm = [1, 0, 2, 3]>({each}1)
+  {each}w = ScatterND({each}c, at, {each}n)
+  {each}s = Transpose<perm = [1, 2, 0, 3]>({each}w)"""
+    for each, name in (("k", "key"), ("v", "value"))
+)
+BY_ENTRY = "\n  at0 = Reshape(cache_position, column)" + "".join(
+    f"""
+  {each}n = Transpose<perm = [0, 2, 1, 3]>({each}1)
+  {each}z = Shape({each}n)
+  {each}at = Expand(at0, {each}z)
+  {each}s = ScatterElements<axis = 2>({name}_cache_0, {each}at, {each}n)"""
+    for each, name in (("k", "key"), ("v", "value"))
+)
 UNKNOWN = """
   same = Equal(by_head, by_head)
   told = Where(same, by_head, by_head)
@@ -121,6 +142,8 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"tokens": "5"},
     ),
     "a cache": ((QUERIES, CACHED, JOINED, SCORES, JOIN, OUT), {"more": PAST}),
+    "a static cache, row by row": ((QUERIES, APART, BY_ROW, READ, SCORES, JOIN, OUT), {"more": PLACES}),
+    "a static cache, entry by entry": ((QUERIES, APART, BY_ENTRY, READ, SCORES, JOIN, OUT), {"more": PLACES}),
     "sizes that inference does not know": (
         (QUERIES, SPLIT.replace("\n  k1 = Reshape(k0, by_head)", UNKNOWN), SCORES, JOIN, OUT),
         {},
@@ -211,6 +234,7 @@ SOFTPICK = SCORES.replace(
   p = Div(r, t)""",
 )
 NO_SOFTMAX = "its weights are no Softmax of its scores"
+NOWHERE = APART + "\n  at1 = CumSum(cache_position, zero)" + BY_ROW.replace("(cache_position,", "(at1,") + READ
 PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out": OUT}
 
 
@@ -226,6 +250,7 @@ PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out
         ({"scores": SIGMOID}, NO_SOFTMAX, "MatMul 's0'"),
         ({"scores": SOFTPICK}, NO_SOFTMAX, "MatMul 's0'"),
         ({"scores": JOINED_SCORES}, "its scores are joined of several products", "Concat 's'"),
+        ({"split": NOWHERE}, "where it writes is not known", "ScatterND 'kw'"),
         ({"split": PER_TOKEN}, "the constant 'per_token' that is added differs from token to token", "MatMul 'q0'"),
         # Graphs that no runtime would run, and shapes that are too large to follow.
         ({"split": NO_SUCH_AXIS}, "its nodes do not fit together", "Transpose 'q'"),
@@ -234,7 +259,8 @@ PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out
 )
 def test_what_is_not_understood_is_said(changed: dict[str, str], reason: str, node: str) -> None:
     parts = {**PARTS, **changed}
-    model = attention(*parts.values(), tokens="5" if parts["split"] == PER_TOKEN else "tokens")
+    more = PLACES if "cache" in parts["split"] else ""
+    model = attention(*parts.values(), tokens="5" if parts["split"] == PER_TOKEN else "tokens", more=more)
     where = "MatMul 'z'" if reason == NO_SOFTMAX else "Softmax 'p'"
     assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node, "attention"),))
 

@@ -60,11 +60,11 @@ def test_runs_at_the_start_of_a_turn_do_not_count() -> None:
 
 
 def test_models_in_processes(tmp_path: Path) -> None:
-    path, done = tmp_path / "model.onnx", list[int]()
+    path, done = tmp_path / "model.onnx", list[tuple[int, int]]()
     onnx.save(mlp(SILU), path)
     with started({"file": path, "bytes": path.read_bytes()}, "cpu", 1) as processes:
         children = [process.child for process in processes.values()]
-        found = measure(processes, {"x": X}, 3, done.append, seconds=0.0)
+        found = measure(processes, {"x": X}, 3, lambda *each: done.append(each), seconds=0.0)
         assert len({child.pid for child in children}) == 2
         for process in processes.values():
             assert process.known["load_seconds"] > 0.0
@@ -76,7 +76,7 @@ def test_models_in_processes(tmp_path: Path) -> None:
         processes["bytes"].child.wait()
         with pytest.raises(ValidationError, match=r"^bytes: its process was ended by SIGKILL"):
             processes["bytes"].turn({"x": X}, 0.0)
-    assert done == [1, 2, 3]
+    assert done == [(1, 3), (2, 3), (3, 3)]
     assert {name: len(seconds) for name, seconds in found.items()} == {"file": 3, "bytes": 3}
     assert all(each > 0.0 for seconds in found.values() for each in seconds)
     assert all(child.poll() is not None for child in children), "no process is left"

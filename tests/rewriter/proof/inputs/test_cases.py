@@ -361,3 +361,25 @@ def test_a_static_cache_has_the_past_that_its_positions_say() -> None:
         assert case.feeds["position_ids"][0].tolist() == [*range(past, past + tokens)]
         found.add((tokens, int(past)))
     assert {(32, 0), (17, 0), (2, 5), (1, 9)} <= found
+
+
+@pytest.mark.parametrize("moved", ["perm = [1, 0, 2]", ""])
+def test_positions_stay_within_a_static_cache(moved: str) -> None:
+    """As PyTorch's exporters write one: by ScatterND into a cache whose tokens come first, or by ScatterElements."""
+    turned, plain = f"Transpose<{moved}>", "ScatterElements<axis = 1>"
+    write = f"c = {turned}(key_cache_0) n = {turned}(x) w = ScatterND(c, at, n) keys = {turned}(w)"
+    if not moved:
+        write = f"s = Shape(x) i = Expand(at, s) keys = {plain}(key_cache_0, i, x)"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 18]>
+        g (int64[batch, seq] input_ids, int64[seq] cache_position, float[batch, 24, 8] key_cache_0) => (float keys)
+        <int64[2] column = {{-1, 1}}, int64[1] two = {{2}}, int64[3] width = {{1, 1, 8}}>
+        {{ at = Reshape(cache_position, column) f = Cast<to = 1>(input_ids) r = Unsqueeze(f, two)
+          x = Expand(r, width) {write} }}"""
+    )
+    session = open_session(model)
+    tokens = set()
+    for case in make_cases(model):
+        session.run(case.feeds)
+        tokens.add(case.feeds["input_ids"].shape[1])
+    assert max(tokens) == 24
