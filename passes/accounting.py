@@ -17,7 +17,7 @@ from passes.match.blocks import Block, Dataflow
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
-from rewriter.graph.fused import MICROSOFT
+from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
 from rewriter.graph.walk import functions_with, reads
 

@@ -22,7 +22,7 @@ from passes.match.linear import LinearOperator, linear_operator, made_linearly
 from passes.sizes import Shapes, Sizes
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants, Read, computed
-from rewriter.graph.fused import MICROSOFT
+from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
 from rewriter.graph.view import (
