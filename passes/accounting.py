@@ -173,7 +173,7 @@ def _costs(
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
     """The cost of the block in every form that can be used, and why the others cannot."""
     taken, refused = list[FormCost](), list[tuple[str, str]]()
-    limits = replace(plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), head_dim=d_head)
+    limits = replace(plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), head_dimension=d_head)
     for form in FORMS.values():
         found = convert(plan.view_of(block), block, replace(plan.options, form=form.name, forms=limits))
         if isinstance(found, Miss):

@@ -188,9 +188,9 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
 
 def _with_head_dimension(options: Options, views: tuple[GraphView, ...], recognised: Recognised) -> Options:
     """The options, with d_head of the model's own attention where the user gave none."""
-    if options.forms.head_dim is not None:
+    if options.forms.head_dimension is not None:
         return options
-    return replace(options, forms=replace(options.forms, head_dim=own_attention(views, recognised)[1]))
+    return replace(options, forms=replace(options.forms, head_dimension=own_attention(views, recognised)[1]))
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
