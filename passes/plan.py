@@ -135,8 +135,8 @@ def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
 def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
-    d_head = chosen.forms.head_dim or own_attention(views, recognised)[1]
-    options = replace(chosen, forms=replace(chosen.forms, head_dim=d_head))
+    d_head = chosen.forms.head_dimension or own_attention(views, recognised)[1]
+    options = replace(chosen, forms=replace(chosen.forms, head_dimension=d_head))
     namer = Namer(_reserved(views).union(each.record.name for each in recognised.blocks))
     notes = list(recognised.notes)
     plain = _why_no_functions(model, views[0].opsets.get("", 1))

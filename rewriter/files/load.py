@@ -230,7 +230,7 @@ def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.Tensor
     places = indices.reshape(number, len(bounds)) if fits else None
     known = places is not None and not ((places < 0) | (places >= bounds)).any()
     strides = np.array([math.prod(bounds[axis + 1 :]) for axis in range(len(bounds))], np.int64)
-    flat = places @ strides if places is not None and known else []
+    flat = np.empty(0, np.int64) if places is None or not known else places @ strides
     if len(np.unique(flat)) < number or not known:
         raise ModelError(
             f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values; "
