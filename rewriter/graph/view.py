@@ -178,12 +178,7 @@ class GraphView:
 
 def _operands(node: onnx.NodeProto) -> Sequence[str]:
     """What a node computes with: of the second operand of a CastLike, only the type counts, which no input changes."""
-<<<<<<< HEAD
-    operands: Sequence[str] = node.input[:1] if key_of(node) == ("", "CastLike") else node.input
-    return operands
-=======
     return [*node.input][:1] if key_of(node) == ("", "CastLike") else list(node.input)
->>>>>>> wt-heads2
 
 
 def key_of(node: onnx.NodeProto) -> tuple[str, str]:
