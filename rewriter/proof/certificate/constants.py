@@ -192,7 +192,7 @@ def sizes(shape: Tensor, depth: int) -> Sizes | None:
     if node is None or node.domain or depth > DEEPEST:
         return None
     if node.op_type == "Shape":
-        return None if node.attribute else [Axes(scope.find(node.input[0]))]
+        return [Axes(scope.find(node.input[0]))] if attributes(node) in ({}, {"start": 0}) else None
     if node.op_type == "Concat" and integer_of(node, "axis", 0) in (0, -1):
         parts = [sizes(scope.find(name), depth + 1) for name in node.input]
         most = None in parts or sum(len(part or ()) for part in parts) > _MOST_AXES
