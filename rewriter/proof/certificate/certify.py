@@ -27,7 +27,7 @@ from rewriter.graph.view import GraphView, Path, Place, attributes, key_of, labe
 from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.proof.certificate.attention import UNLIKE, unfold
 from rewriter.proof.certificate.bounds import Bound, bound, proportional
-from rewriter.proof.certificate.constants import TOPS, Axes, before_casts, holds, rank, sizes, whole_shape
+from rewriter.proof.certificate.constants import TOPS, WIDTHS, Axes, before_casts, holds, rank, sizes, whole_shape
 from rewriter.proof.certificate.expressions import (
     ONE,
     VARIABLE,
@@ -136,7 +136,7 @@ class CertifiedRegion:
         path: the graph of the original that it is in; () for the main one.
         leaves: the tensors of the original that it is a function of: the pre-activation, or gate and value.
         linear_in: the value of a gate, in which both sides are linear; None for an activation.
-        elem_type: element type of the pre-activation (TensorProto.DataType).
+        elem_type: narrowest element type in which the original computes it (TensorProto.DataType).
         nodes: nodes of the region in the rewritten model.
         bound: what was proved.
         functions: both functions of y, part by part.
@@ -652,7 +652,7 @@ class _Matching:
             path=a.scope.path,
             leaves=(y.name,),
             linear_in=None if value is None else ours.leaves[value].name,
-            elem_type=y.elem_type,
+            elem_type=min(_types(ours), key=lambda kind: WIDTHS.get(kind, len(WIDTHS) + 1)),
             nodes=len(theirs.inside),
             bound=proved,
             functions=(tuple(listing(one)), tuple(listing(two))),
