@@ -75,18 +75,21 @@ def test_what_nobody_refuted_is_not_proved(what: str, room: Path, capsys: pytest
     assert rewriter.validate("one.onnx", "two.onnx").verdict == "agrees"
 
 
-@pytest.mark.parametrize(("accuracy", "found"), [(None, False), (float("nan"), False), (0.05, True)])
-def test_no_file_sets_its_own_limit(accuracy: float | None, found: bool) -> None:
-    """Unless it says that an accuracy was asked for, which is then proved, and printed."""
+@pytest.mark.parametrize("accuracy", [None, float("nan"), 0.05])
+def test_no_file_sets_its_own_limit(accuracy: float | None) -> None:
+    """Whatever accuracy it says was asked for: the user repeats it."""
     (entry,) = rewriter.rewrite(mlp(SILU), validate=False).rewritten.metadata_props
     plan = json.loads(entry.value)
     plan["blocks"][0]["bound"] = (0.9).hex()
     plan["options"] = {} if accuracy is None else {"accuracy": accuracy}
     far = mlp(CLOSE.replace("-1.000001", "-1.003"))
     far.metadata_props.add(key=entry.key, value=json.dumps(plan))
-    certified = rewriter.certify(mlp(SILU), far)
-    assert bool(certified) == found
-    assert [0.0013 < each.bound.bound < 0.0014 for each in certified.certificate.regions] == [True] * found
+    assert not rewriter.certify(mlp(SILU), far)
+    certified = rewriter.certify(mlp(SILU), far, accuracy=0.05)
+    assert certified
+    assert [0.0013 < each.bound.bound < 0.0014 for each in certified.certificate.regions] == [True]
+    with pytest.raises(UsageError, match="the accuracy is nan"):
+        rewriter.certify(mlp(SILU), far, accuracy=float("nan"))
 
 
 def test_the_limit_is_what_an_activation_without_a_claim_is_held_to(room: Path) -> None:
@@ -152,14 +155,17 @@ def test_files_that_cannot_be_read(room: Path) -> None:
 
 
 def test_the_plan_in_the_file_is_what_is_proved(room: Path) -> None:
-    """A program for a coarse accuracy is certified by what its file claims, and refused without that."""
+    """A coarse program is certified by what its file claims, if the user repeats the accuracy, and not without both."""
     onnx.save(mlp("h = Gelu(y)", opset=20), room / "g.onnx")
     assert run(["g.onnx", "-o", "coarse.onnx", "--accuracy", "0.05", "--no-validate", "-q"]) == 0
-    assert run(["certify", "g.onnx", "coarse.onnx"]) == 0
+    assert run(["certify", "g.onnx", "coarse.onnx"]) == 1
+    assert run(["certify", "g.onnx", "coarse.onnx", "--accuracy", "0.05"]) == 0
+    assert run(["validate", "g.onnx", "coarse.onnx"]) == 1
+    assert run(["validate", "g.onnx", "coarse.onnx", "--accuracy", "0.05"]) == 0
     model = onnx.load(room / "coarse.onnx")
     plan = next(each for each in model.metadata_props if each.key == "attnonly.plan")
     model.metadata_props.remove(plan)
-    assert not rewriter.certify(room / "g.onnx", model)
+    assert not rewriter.certify(room / "g.onnx", model, accuracy=0.05)
     plan.value = plan.value.replace("version", "version_of")
     model.metadata_props.append(plan)
     assert not rewriter.certify(room / "g.onnx", model)
