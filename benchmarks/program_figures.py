@@ -15,8 +15,7 @@ import onnx
 
 from benchmarks.figures import Array, Curve, Panel, drawing
 from passes.conversion import Conversion
-from passes.forms.local import emit_local
-from passes.forms.spelling import function_of, line_of
+from passes.forms.local import emit_local, function_of, line_of
 from passes.match.blocks import Block
 from passes.match.identify import Identified, Region
 from passes.programs.activations import ACTIVATIONS, Activation

@@ -17,7 +17,7 @@ from passes.match.blocks import Block, Dataflow
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
-from rewriter.graph.fused import MICROSOFT
+from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, Miss, Path, attributes, key_of, label
 from rewriter.graph.walk import functions_with, reads
 
@@ -155,7 +155,7 @@ def _costs(
     plan: Plan, block: Block, width: int, tokens: int, d_head: int | None
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
     taken, refused = list[FormCost](), list[tuple[str, str]]()
-    limits = replace(plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), head_dim=d_head)
+    limits = replace(plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), head_dimension=d_head)
     for form in FORMS.values():
         found = convert(plan.view_of(block), block, replace(plan.options, form=form.name, forms=limits))
         if isinstance(found, Miss):

@@ -45,10 +45,11 @@ class FormOptions:
         metavar="NAMES[:GLOB]",
         see="forms.md#tensors-as-outputs",
     )
-    head_dim: int | None = option(
+    head_dimension: int | None = option(
         None,
         "d_head of the linear sublayers of form staged, which split the rank of W1 and W2. Default: that of the "
         "model's own attention, or 64.",
+        name="head_dim",
         metavar="N",
         least=1,
         rare=True,
@@ -62,7 +63,7 @@ class FormOptions:
     @property
     def d_head(self) -> int:
         """The head dimension of linear sublayers."""
-        return self.head_dim or _USUAL_HEAD_DIMENSION
+        return self.head_dimension or _USUAL_HEAD_DIMENSION
 
     def exposed(self, block: str) -> tuple[str, ...]:
         """The members of `EXPOSED` that are outputs of this block."""

@@ -96,8 +96,7 @@ def _through_network(plan: Plan) -> Plan:
     else:
         whole = whole_for(plan.views[0], fit, plan.options.forms.max_tokens)
     if isinstance(whole, Whole):
-        limits = [replace(each.options, max_tokens=whole.max_tokens) for each in fit]
-        fit = [replace(each, options=options) for each, options in zip(fit, limits, strict=True)]
+        fit = [replace(each, options=replace(each.options, max_tokens=whole.max_tokens)) for each in fit]
         return replace(plan, conversions=tuple(fit), whole=whole, notes=(*plan.notes, *whole.notes))
     left = [Left.of(each.block, misses[id(each)] or whole) for each in plan.conversions]
     return replace(plan, conversions=(), left=(*left, *plan.left))
@@ -136,8 +135,8 @@ def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
 def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
-    d_head = chosen.forms.head_dim or own_attention(views, recognised)[1]
-    options = replace(chosen, forms=replace(chosen.forms, head_dim=d_head))
+    d_head = chosen.forms.head_dimension or own_attention(views, recognised)[1]
+    options = replace(chosen, forms=replace(chosen.forms, head_dimension=d_head))
     namer = Namer(_reserved(views).union(each.record.name for each in recognised.blocks))
     notes = list(recognised.notes)
     plain = _why_no_functions(model, views[0].opsets.get("", 1))

@@ -114,9 +114,9 @@ class Option:
         return f"{kind} {' and '.join(parts)}".rstrip()
 
 
-def option(default: Any, help: str, **further: Any) -> Any:  # noqa: A002 - click's word for it
+def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  # noqa: A002 - click's word for it
     """A dataclass field that declares an option; `further` are attributes of `Option`."""
-    metadata = {_KEY: {"help": help, **further}}
+    metadata = {_KEY: {"name": name, "help": help, **further}}
     if default == {}:
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -153,7 +153,7 @@ def values_of(instance: Any) -> dict[str, Any]:
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         if _KEY in field.metadata:
-            values[field.name] = value
+            values[_name(field)] = value
         elif dataclasses.is_dataclass(value):
             values.update(values_of(value))
     return values
@@ -164,11 +164,15 @@ def _built(kind: type[Made], given: Mapping[str, Any]) -> Made:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if _KEY in field.metadata:
-            if field.name in given:
-                arguments[field.name] = given[field.name]
+            if _name(field) in given:
+                arguments[field.name] = given[_name(field)]
         elif dataclasses.is_dataclass(hints[field.name]):
             arguments[field.name] = _built(hints[field.name], given)
     return kind(**arguments)
+
+
+def _name(field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata[_KEY]["name"] or field.name)
 
 
 def _declared(kind: type) -> Iterator[Option]:
@@ -176,7 +180,7 @@ def _declared(kind: type) -> Iterator[Option]:
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
         if _KEY in field.metadata:
-            given = {**field.metadata[_KEY], "name": field.name}
+            given = {**field.metadata[_KEY], "name": _name(field)}
             repeatable = typing.get_origin(hint) is tuple
             parts = [each for each in typing.get_args(hint) if each not in (type(None), Ellipsis)] or [hint]
             plain = parts[0] if len(parts) == 1 and parts[0] in (bool, int, float, str) else object

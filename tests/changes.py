@@ -135,7 +135,6 @@ def add_weight(model: onnx.ModelProto, name: str, values: Any) -> None:
 
 
 def reads(model: onnx.ModelProto, tensor: str, place: int, name: str) -> None:
-    """The maker of a tensor reads something else."""
     maker(model, tensor).input[place] = name
 
 
@@ -168,7 +167,6 @@ def set_nodes(field: Nodes, nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def attribute(node: onnx.NodeProto, **values: Any) -> None:
-    """Give a node other attributes of these names."""
     kept = [entry for entry in node.attribute if entry.name not in values]
     del node.attribute[:]
     node.attribute.extend([*kept, *(helper.make_attribute(*item) for item in values.items())])
@@ -188,7 +186,6 @@ def turn(node: onnx.NodeProto) -> None:
 
 
 def rename(nodes: Nodes, names: Mapping[str, str]) -> None:
-    """Other names for tensors, wherever nodes read or make them."""
     for node in nodes:
         for field in (node.input, node.output):
             field[:] = [names.get(name, name) for name in field]

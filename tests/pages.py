@@ -39,12 +39,10 @@ class Example:
 
 
 def examples(page: str) -> tuple[Example, ...]:
-    """The examples of a page of the checkout, in order."""
     return examples_in((ROOT / page).read_text(encoding="utf-8"))
 
 
 def examples_in(text: str) -> tuple[Example, ...]:
-    """The examples in a text, in order."""
     found: list[Example] = []
     for language, code in _BLOCK.findall(text):
         if language in ("sh", "python"):

@@ -27,7 +27,6 @@ SMALLEST_OPSET = 11
 _BOUNDS_ARE_INPUTS = 11
 _AXES_ARE_INPUTS = 13
 
-# Marks on the nodes that this pass emits: the domain of a function, or an entry in the metadata of a node.
 DOMAIN = "attnonly"
 """Operator domain of the model-local functions, and prefix of the metadata keys."""
 

@@ -3,39 +3,310 @@
 The nodes replace the activation region: pre-activations are the queries, the activation's output is the heads' output.
 W1 and W2 stay in the graph as the heads' stacked projections and are never read, so they may be anything linear. In a
 gate, the self values are the line g as attention, and what the heads make of them is multiplied by the gate's value.
+
+The heads are model-local functions, or the nodes of their bodies where they are written out (`Spelling`).
+A small offset of a logit (`passes.programs.head.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
+e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
+The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Where the self
+logit is 0 and each side has at most one bias token, which is steep, it is logits relative to self that are clipped
+(`centred`). No exponential of a steep key is smaller than the smallest normal number: onnxruntime's Exp takes ten times
+as long for denormal results.
+Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, Clip) and Gather.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 
+import numpy as np
 import onnx
 from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder, replacement
-from passes.forms.spelling import (
-    BIAS_ARRAYS,
-    LARGEST_PART,
-    SHARED_ARRAYS,
-    Spelling,
-    function_of,
-    line_of,
-    own_keys,
-    powers_of,
-    progression_over,
-    shared_keys,
-    zero_bias,
-)
 from passes.programs.groups import SharedKey, by_keys, progression_of
 from passes.programs.head import FACTORED, Head
-from passes.programs.line import Line
-from passes.programs.powers import Powers
+from passes.programs.line import HIGHEST, LOWEST, Line
+from passes.programs.powers import REACH, Powers
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
+
+_HIGHEST_LOGIT = 80.0
+"""The largest logit relative to a steep head's own: 2^60 / e^80, what is left of the largest self value, is 2e-17."""
+LARGEST_PART = 2.0**12
+"""The largest weight or part of a bias token with which its product with e^80 is finite."""
+
+SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
+BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")
+"""The inputs of slope, weight, part and offset: of shared keys, and of a head's bias tokens."""
+
+Inputs = Mapping[str, Tensor]
+"""The operands of a function, by the names of its formal inputs, in order."""
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """A function, as its nodes. Its name says all that they depend on.
+
+    `emit` adds them, the last is called `output`; its docstring becomes that of the model-local function.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    double: bool
+    emit: Callable[[Builder, Inputs], Variable] = field(compare=False)
+
+
+@cache
+def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
+    """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
+    kind = onnx.TensorProto.DOUBLE if spelling.double else onnx.TensorProto.FLOAT
+    body = Builder("", opset=opset, compute_type=kind)
+    spelling.emit(body, {name: body.tensor(name) for name in spelling.inputs})
+    doc = " ".join((spelling.emit.__doc__ or "").split())
+    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=doc)
+
+
+def _named(name: str, **given: bool) -> str:
+    return name + "".join(f"_{each}" for each, is_given in given.items() if is_given)
+
+
+def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling:
+    """A head with one bias token, with key and value zero: the short spelling of Theorem 3."""
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of each neuron's head over {self, bias token}, fused with what follows.
+
+        Self has the logit query * key and the value `value`; key and value of the bias token are zero: Theorem 3 of
+        Huben and Morris 2023, arXiv 2309.08593. W1 and W2 are the stacked projections, the mask is structural, and as
+        in FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
+        """
+        # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
+        logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
+        logit = b.node("Neg", [logit], "bias_logit")
+        if steep:
+            logit = _normal(b, logit, "bias")
+        bias_weight = b.node("Exp", [logit], "bias_weight")
+        total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
+        return b.node("Div", [inputs["value"], total], "output")
+
+    return Spelling(_named("NeuronAttention", steep=steep, double=double), tuple(inputs), double, emit)
+
+
+def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...], *, double: bool) -> Spelling:
+    """A head with bias tokens that have keys and values of their own.
+
+    Without an operand `key` the self logit is 0, and its bias tokens never compete with each other (`centred`). With
+    `bias_offset` logits have offsets. The value of bias tokens that are `silent`, the first or the last, is 0.
+    """
+    centred, steep = "key" not in inputs, "bias_offset" in inputs
+    names = [f"bias_{j}" for j in range(bias_tokens)]
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of each neuron's head over its own key and m constant bias tokens.
+
+        Self has the logit query * key (0 without `key`) and the value `value`. Bias token j has the logit query *
+        bias_key[j] + log(bias_weight[j]), plus bias_offset[j] if there are any, and the value bias_part[j] /
+        bias_weight[j]; that of a silent one is 0. query, value: [..., heads]; key: a scalar; all others: [m].
+        """
+        shares: list[Tensor] = []
+        weights: list[Tensor] = [b.numbers("self_share", 1.0)] if centred else []
+        parts: list[Tensor] = [inputs["value"]] if centred else []
+        if centred:
+            # Infinite logits are clipped: unlike their differences, they are numbers.
+            for j, name in enumerate(names):
+                logit = _logit(b, inputs, BIAS_ARRAYS, inputs["query"], j, name)
+                near = b.clipped(logit, (_lowest(b), _HIGHEST_LOGIT), f"{name}_clipped")
+                shares.append(b.node("Exp", [near], f"{name}_share"))
+        else:
+            query = b.bounded(inputs["query"], "finite_query")
+            logits = [b.node("Mul", [query, inputs["key"]], "self_logit")]
+            logits += [_logit(b, inputs, BIAS_ARRAYS, query, j, name) for j, name in enumerate(names)]
+            # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
+            ends = logits if steep or bias_tokens == 1 else [logits[0], logits[1], logits[-1]]
+            own, *shares = _shares(b, logits, ends, ["self", *names], steep=steep)
+            weights, parts = [own], [b.node("Mul", [own, inputs["value"]], "self_part")]
+        for j, (name, share) in enumerate(zip(names, shares, strict=True)):
+            weights.append(b.node("Mul", [share, b.entry(inputs, "bias_weight", j)], f"{name}_weight"))
+            if j not in silent:
+                parts.append(b.node("Mul", [share, b.entry(inputs, "bias_part", j)], f"{name}_part"))
+        total = b.total(weights, "total_weight")
+        return b.node("Div", [b.total(parts, "weighted_sum"), total], "output")
+
+    quiet = {"_".join(["silent", *map(str, silent)]): bool(silent)}
+    kind = {"steep": steep and not centred, "centred": centred, **quiet, "double": double}
+    return Spelling(_named(f"NeuronAttention_{bias_tokens}", **kind), tuple(inputs), double, emit)
+
+
+def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool) -> Spelling:
+    """Heads over the same keys, those of the heads first; with `offsets` logits have these."""
+    steep = "offsets" in inputs
+    names = [f"key_{j}" for j in range(keys)]
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of n heads of each neuron over the same k keys.
+
+        Logits are query * keys[j] + log(weights[j]), plus offsets[j] if there are any. Key j is head j's own for j < n,
+        with the value parts[j] / weights[j] * value, and a bias token's of value 0 otherwise; the sum of the heads is
+        value times the mean of these multiples. query, value: [..., heads]; all others: [k].
+        """
+        query = b.bounded(inputs["query"], "finite_query")
+        logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
+        shares = _shares(b, logits, logits, names, steep=False)
+        weights: list[Tensor] = []
+        parts: list[Tensor] = []
+        for j, (name, share) in enumerate(zip(names, shares, strict=True)):
+            weights.append(b.node("Mul", [share, b.entry(inputs, "weights", j)], f"{name}_weight"))
+            if j < heads:
+                parts.append(b.node("Mul", [share, b.entry(inputs, "parts", j)], f"{name}_part"))
+        total = b.total(weights, "total_weight")
+        mean = b.node("Div", [b.total(parts, "weighted_sum"), total], "mean")
+        return b.node("Mul", [inputs["value"], mean], "output")
+
+    name = _named(f"NeuronHeads_{heads}_{keys}", steep=steep, double=double)
+    return Spelling(name, tuple(inputs), double, emit)
+
+
+def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) -> Spelling:
+    """The line g as attention (`passes.programs.line`): mirrored pairs of nodes, and perhaps a node 1/2."""
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        """The line g = query as softmax attention.
+
+        With x = -step * query, the shares are e^(-r x) times the weights, for r = 0, r = 1 and r = rates[1] ..., each
+        with its mirror image 1 - r (none for 1/2). The keys r = 0 and r = 1 have opposite values, the others are bias
+        tokens of value 0. query: [..., heads]; step: a scalar; rates, weights: of the mirrored pairs, that of 0 and 1
+        first.
+        """
+        one = b.numbers("self_share", 1.0)
+        score = b.node("Mul", [inputs["query"], inputs["step"]], "score")
+        logit = b.clipped(score, (-HIGHEST, -LOWEST), "logit")
+        last = b.node("Exp", [logit], "last_share")
+        both = b.node("Add", [last, one], "ends_share")
+        total = b.node("Mul", [both, b.entry(inputs, "weights", 0)], "ends_weight")
+        for j in range(1, pairs + middle + 1):
+            near = b.node("Exp", [b.node("Mul", [logit, b.entry(inputs, "rates", j)], f"logit_{j}")], f"share_{j}")
+            if j <= pairs:
+                mirrored = b.node("Div", [last, near], f"mirrored_share_{j}")
+                near = b.node("Add", [near, mirrored], f"shares_{j}")
+            weight = b.node("Mul", [near, b.entry(inputs, "weights", j)], f"weight_{j}")
+            total = b.node("Add", [total, weight], f"total_{j}")
+        return b.node("Div", [b.node("Sub", [one, last], "values"), total], "output")
+
+    nodes = 2 * pairs + 2 + middle
+    return Spelling(_named(f"NeuronLine_{nodes}", double=double), tuple(inputs), double, emit)
+
+
+def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool) -> Spelling:
+    """Heads with equally spaced keys (`passes.programs.powers`), from fractions of one level and of two levels.
+
+    Without an operand `step` that is 1; without `base` it is 0.
+    """
+    stepped, based = "step" in inputs, "base" in inputs
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of each neuron's heads over the same 2 m + 3 keys.
+
+        Logits are j * step * query + log(w_j), so that the shares are powers of one exponential r. With z = r + 1/r and
+        h = base + parts[j] / (z + shifts[j]) + ..., the weight of value is r + h and the total weight r + 1/r + 2 h. In
+        the pairs, which come last, shifts[j] has parts[j + 1] / (z + shifts[j + 1]) beside it. step is 1 and base 0
+        unless given. query, value: [..., heads]; parts, shifts: [m]; step, base: scalars.
+        """
+        # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
+        share = b.node("Exp", [b.clipped(_stepped(b, inputs), (-np.inf, REACH), "logit")], "share")
+        inverse = b.node("Reciprocal", [share], "inverse_share")
+        z = b.node("Add", [share, inverse], "z")
+
+        def fraction(j: int, above: Tensor) -> Variable:
+            return b.node("Div", [b.entry(inputs, "parts", j), above], f"fraction_{j}")
+
+        def level(j: int) -> Variable:
+            return b.node("Add", [z, b.entry(inputs, "shifts", j)], f"level_{j}")
+
+        terms: list[Tensor] = [inputs["base"]] if based else []
+        terms += [fraction(j, level(j)) for j in range(singles)]
+        for j in range(singles, singles + 2 * pairs, 2):
+            terms.append(fraction(j, b.node("Add", [level(j), fraction(j + 1, level(j + 1))], f"pair_{j}")))
+        shared = terms[0]
+        for j, term in enumerate(terms[1:], start=1):
+            shared = b.node("Add", [shared, term], f"shared_weight_{j}")
+        own, other = (
+            b.node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
+        )
+        mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
+        return b.node("Mul", [inputs["value"], mean], "output")
+
+    paired = f"_{pairs}" if pairs else ""
+    name = _named(f"NeuronPowers_{2 * singles + 4 * pairs + 3}{paired}", step=stepped, base=based, double=double)
+    return Spelling(name, tuple(inputs), double, emit)
+
+
+def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double: bool) -> Spelling:
+    """Heads over keys in arithmetic progression (`passes.programs.groups.Progression`).
+
+    Without an operand `step` that is 1; without `part` the value of the first key is 0.
+    """
+    stepped, valued = "step" in inputs, "part" in inputs
+
+    def emit(b: Builder, inputs: Inputs) -> Variable:
+        """Softmax attention of each neuron's heads over the same k keys.
+
+        Logits are j * step * query + log(weights[j]), j = 0 ... k - 1, so that the shares are powers of one
+        exponential; the last weight is 1. The first key has the value part / weights[0] * value, the others have
+        value. step is 1 and part 0 unless given. query, value: [..., heads]; weights: [k - 1]; step, part: scalars.
+        """
+        # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
+        ends = _lowest(b) if steep else -np.inf, REACH / (keys - 1)
+        share = b.node("Exp", [b.clipped(_stepped(b, inputs), ends, "logit")], "share")
+        others = share
+        for j in reversed(range(1, keys - 1)):
+            inner = b.node("Add", [others, b.entry(inputs, "weights", j)], f"weights_from_{j}")
+            others = b.node("Mul", [inner, share], f"shares_from_{j}")
+        total = b.node("Add", [others, b.entry(inputs, "weights", 0)], "total_weight")
+        weighted = b.node("Add", [others, inputs["part"]], "weighted_sum") if valued else others
+        return b.node("Mul", [inputs["value"], b.node("Div", [weighted, total], "mean")], "output")
+
+    name = _named(f"NeuronProgression_{keys}", step=stepped, steep=steep, valued=valued, double=double)
+    return Spelling(name, tuple(inputs), double, emit)
+
+
+def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j: int, name: str) -> Variable:
+    slope, _, _, offset = arrays
+    score = b.node("Mul", [query, b.entry(inputs, slope, j)], f"{name}_score")
+    return b.node("Add", [score, b.entry(inputs, offset, j)], f"{name}_logit") if offset in inputs else score
+
+
+def _shares(
+    b: Builder, logits: list[Variable], largest: list[Variable], names: list[str], *, steep: bool
+) -> list[Variable]:
+    """The exponentials of the logits less the largest of some, as normal numbers if they are `steep`."""
+    top = b.node("Max", largest, "largest_logit")
+    shares = []
+    for name, logit in zip(names, logits, strict=True):
+        shifted = b.node("Sub", [logit, top], f"{name}_shifted")
+        shares.append(b.node("Exp", [_normal(b, shifted, name) if steep else shifted], f"{name}_share"))
+    return shares
+
+
+def _stepped(b: Builder, inputs: Inputs) -> Tensor:
+    return b.node("Mul", [inputs["query"], inputs["step"]], "score") if "step" in inputs else inputs["query"]
+
+
+def _lowest(b: Builder) -> float:
+    """The smallest logit of steep keys: its exponential is a normal number, and negligible beside 1."""
+    return -700.0 if b.dtype == np.float64 else -87.0
+
+
+def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
+    return b.clipped(logit, (_lowest(b), LARGEST_SINGLE), f"{name}_clipped")
+
+
+# -- one conversion ----------------------------------------------------------------------------------------------------
 
 
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:

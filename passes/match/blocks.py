@@ -26,8 +26,9 @@ from passes.match.names import Namer
 from passes.options import Options
 from rewriter.graph import elementwise
 from rewriter.graph.constants import Constants
+from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.extract import ancestors
-from rewriter.graph.fused import FUSED, MICROSOFT
+from rewriter.graph.fused import FUSED
 from rewriter.graph.mixtures import plain_experts
 from rewriter.graph.types import FLOATS
 from rewriter.graph.view import (

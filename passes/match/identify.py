@@ -195,7 +195,9 @@ def identify_function(f: Function, tolerance: float, table: Sequence[Activation]
         floor = 4 * min(attempt.error for attempt in agreeing) + 2.0**-46
         return next(attempt for attempt in agreeing if attempt.error <= floor)
     # Only for a better reason: an affine region would be nearest to some entry by accident.
-    if _distance(lambda y, p: p[0] + p[1] * y, _line(f), points, values) <= tolerance:
+    start, end = f(np.array([0.0, 1.0]))
+    line = float(start), float(end - start)
+    if _distance(lambda y, p: p[0] + p[1] * y, line, points, values) <= tolerance:
         return Unknown("the function between the operators is affine, so there is no activation")
     nearest = min(attempts, key=lambda attempt: attempt.error, default=None)
     return Unknown(_explain(nearest, points, values), f)
@@ -240,11 +242,6 @@ def _distance(
 def _is_short(value: float) -> bool:
     """Whether a constant is exact in every float type (0.5, 1, 2, 3), so that its type says nothing about precision."""
     return abs(value) <= 8.0 and value * 64.0 == round(value * 64.0)
-
-
-def _line(f: Callable[[Array], Array]) -> Parameters:
-    zero, one = f(np.array([0.0, 1.0]))
-    return float(zero), float(one - zero)
 
 
 def _explain(nearest: Identified | None, points: Array, values: Array) -> str:

@@ -12,7 +12,8 @@ from math import prod
 from typing import Any
 
 from rewriter.graph.constants import Constants
-from rewriter.graph.fused import MICROSOFT, einsum_map
+from rewriter.graph.elementwise import MICROSOFT
+from rewriter.graph.fused import einsum_map
 from rewriter.graph.view import GraphView, Miss, attributes, integer_of, key_of, label
 
 

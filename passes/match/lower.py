@@ -14,8 +14,8 @@ import onnx
 
 from passes.match.linear import LINEAR_OPERATORS
 from rewriter.graph.edit import inlined, set_nodes
-from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.fused import MICROSOFT, in_parts, saturating
+from rewriter.graph.elementwise import MICROSOFT, NONLINEAR
+from rewriter.graph.fused import in_parts, saturating
 from rewriter.graph.view import ONNX_DOMAINS, REARRANGED, key_of
 from rewriter.graph.walk import all_graphs, functions_with, is_external
 

@@ -26,11 +26,7 @@ _SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")
 
 
 class Namer:
-    """Gives each block of a model a unique name; a name that is taken gets a number.
-
-    `reserved` holds names for which the model already has tensors `<name>/heads/...`, so that new tensors never collide
-    with existing ones.
-    """
+    """Gives each block a unique name; a name that is taken, also by tensors `<name>/heads/...`, gets a number."""
 
     def __init__(self, reserved: frozenset[str] = frozenset()) -> None:
         self._taken: dict[str, int] = dict.fromkeys(reserved, 1)

@@ -241,9 +241,16 @@ _CLIPPED_SILU = solve.clipped(solve.self_gated(solve.logit), _silu)
 _CLIPPED_GELU = solve.clipped(solve.self_gated(_PROBIT), _gelu)
 
 
-def _factored(name: str, function: Function, program: Make | None, place: float = 1.0, **makes: Make) -> Activation:
+def _factored(
+    name: str,
+    function: Function,
+    program: Make | None,
+    place: float = 1.0,
+    gate: Make | None = None,
+    quick: Make | None = None,
+) -> Activation:
     """The entry of an activation that has no parameter but a factor, which is read at one place."""
-    return Activation(name, _FACTOR, _times(function), solve.factor(function, place), program, **makes)
+    return Activation(name, _FACTOR, _times(function), solve.factor(function, place), program, gate=gate, quick=quick)
 
 
 ACTIVATIONS: tuple[Activation, ...] = (

@@ -97,8 +97,7 @@ def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
 def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
     """ELU, SELU, CELU: a steep self key above 0; below it the value -depth at logit 0, and e^(rate y) far below it."""
     right, depth, rate = p
-    k = arithmetic.steepness
-    head, error = _bent(right, depth, rate, k)
+    head, error = _bent(right, depth, rate, arithmetic.steepness)
     return Program("elu", (head,), max_error=error)
 
 

@@ -32,7 +32,7 @@ offsets e^b could leave the range of float32; they belong to steep keys, whose w
 
 FACTORED_BESIDE_STEEP = 20.0
 """The same for a head that has larger offsets, too. The exponentials of such a head are at least e^-87 in graphs
-(`passes.forms.spelling`), and times a factor e^60 that is no longer nothing.
+(`passes.forms.local`), and times a factor e^60 that is no longer nothing.
 """
 
 LARGEST_QUERY = 2.0**500

@@ -48,8 +48,7 @@ def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
             large values, which needs a bridge in float64.
 
     Returns:
-        The bridge. `blocks.N.mlp` has the hooks hook_q, hook_k, hook_v, hook_attn_scores, hook_pattern,
-        hook_z and, where `cfg.use_attn_result` is set, hook_result.
+        The bridge.
 
     Raises:
         UsageError: the file has no heads for an MLP of the model, or they do not compute what that MLP does.
@@ -112,7 +111,6 @@ def _owner(block: Any) -> tuple[Any, str]:
 
 
 def _replace(block: Any, made: Any) -> None:
-    """Put the heads where the MLP was: in the bridge's block, and in the wrapped block that calls it."""
     owner, last = _owner(block)
     setattr(owner, last, made)
     block.submodules["mlp"] = made

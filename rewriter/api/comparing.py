@@ -140,6 +140,9 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
         record = read_record(b.proto)
     except UnreadableError as error:
         notes.append(f"the plan in the metadata of the second model is ignored: {error}")
+    coarser = record.options.get("accuracy") if record is not None else None
+    if isinstance(coarser, float) and coarser > (accuracy or 0.0):
+        notes.append(f"the second model was made with accuracy {coarser:.2g}, which counts only if given here too")
     options = recorded_options(record, accuracy)
     plan = make_plan(a.proto, options, partial(read_tensor, a))
     named = {each.place: each for each in record.blocks} if record is not None else {}
@@ -235,7 +238,6 @@ class _Pair:
         return [] if judged else [each for run in proof.providers.values() for each in run.compared.values()]
 
     def _points(self) -> tuple[Point, ...]:
-        """The activations of A's blocks, where rounding is tried."""
         view = self.known.side.main
         return tuple(
             Point(each.output, (), view.type_of(each.output).elem_type, argument=each.gate)

@@ -61,11 +61,8 @@ class Diagnosis(Result):
 def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
     """Look at packages, execution providers, memory and disk; every provider is started.
 
-    Args:
-        model: a model whose size is compared with memory and disk. Its external data is not read.
-
-    Raises:
-        ModelError: the model is unreadable, malformed or unsafe.
+    The size of a model is compared with memory and disk; its external data is not read. ModelError where it is
+    unreadable, malformed or unsafe.
     """
     source = None if model is None else load_model(model, mapped=True)
     folder = Path.cwd() if model is None else Path(model).absolute().parent

@@ -368,7 +368,6 @@ def _amount(value: float) -> str:
 
 
 def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> list[tuple[str, float]]:
-    """The contributions of largest size; those of heads and tokens with their number, of tokens with their text."""
     rows: list[tuple[str, float]] = []
     for name, array in parts.items():
         for place, value in enumerate(array.flat):

@@ -173,9 +173,11 @@ def _show_times(console: Console, found: Benchmark) -> None:
         what = (row.inputs, place, row.model, row.milliseconds, *ratios, row.load_seconds, row.peak_mb)
         return tuple(Cell(each, f"{each:.3f}") if isinstance(each, float) else each for each in what)
 
-    heads = (Column("inputs"), Column("provider"), Column("model", "name"))
-    ratios = (Column("over original", "ratio"), Column("its quartiles"), Column("of fastest", "ratio"))
-    heads = (*heads, Column("ms", "ratio"), *ratios, Column("load s", "ratio"), Column("peak memory MB", "count"))
+    heads = (
+        *(Column("inputs"), Column("provider"), Column("model", "name"), Column("ms", "ratio")),
+        *(Column("over original", "ratio"), Column("its quartiles"), Column("of fastest", "ratio")),
+        *(Column("load s", "ratio"), Column("peak memory MB", "count")),
+    )
     title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
     console.part(Table(title, heads, tuple(map(cells, found.times))).filled())
     left = ((row.model, row.provider, tuple(row.cpu_nodes or ())) for row in found.times)

@@ -187,7 +187,6 @@ def _renumber(scope: Scope, node: onnx.NodeProto) -> None:
 
 
 def _regions(a: _Numbered, b: _Numbered) -> Iterator[Change]:
-    """Runs of nodes, in graph order, of which the other model has none."""
     left, right = ([number for number, _ in side.nodes] for side in (a, b))
     for _, *places in SequenceMatcher(None, left, right, autojunk=False).get_opcodes():
         ours, theirs = (
@@ -214,7 +213,6 @@ def _what(a: Scope, b: Scope, ours: list[onnx.NodeProto], theirs: list[onnx.Node
 
 
 def _span(nodes: Sequence[onnx.NodeProto]) -> str | None:
-    """The first and the last of the nodes of a region; None if there are none."""
     if len(nodes) > 1:
         return f"{len(nodes)} nodes, {label(nodes[0])} to {label(nodes[-1])}"
     return label(nodes[0]) if nodes else None
@@ -259,7 +257,6 @@ def apart(a: Array, b: Array) -> str:
 
 
 def _declared_changes(a: LoadedModel, b: LoadedModel) -> Iterator[Change]:
-    """What models state that differs: inputs, outputs and their order, opsets, metadata."""
     nodes = [node for m in (a, b) for graph in (m.proto.graph, *m.proto.functions) for node in iter_nodes(graph.node)]
     used = {key_of(node)[0] for node in nodes}
     ours, theirs = (_stated(model.proto, used) for model in (a, b))
@@ -285,7 +282,6 @@ def _stated(proto: onnx.ModelProto, used: set[str]) -> dict[str, dict[str, str]]
 
 
 def _signature(proto: onnx.ModelProto, what: str) -> dict[str, tuple[onnx.TypeProto, bool]]:
-    """The inputs or outputs of a model by name: the type, and whether there is a default."""
     given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
     return {value.name: (value.type, value.name in given) for value in getattr(proto.graph, what)}
 

@@ -230,7 +230,7 @@ def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.Tensor
     places = indices.reshape(number, len(bounds)) if fits else None
     known = places is not None and not ((places < 0) | (places >= bounds)).any()
     strides = np.array([math.prod(bounds[axis + 1 :]) for axis in range(len(bounds))], np.int64)
-    flat = places @ strides if known else []
+    flat = np.empty(0, np.int64) if places is None or not known else places @ strides
     if len(np.unique(flat)) < number or not known:
         raise ModelError(
             f"the indices of sparse tensor {quoted(name)} are not one place in {list(dims)} for each of its values; "
@@ -292,7 +292,7 @@ def collect_external(proto: onnx.ModelProto, base_dir: Path | None) -> tuple[Ext
 
 def external_bytes(references: tuple[ExternalRef, ...]) -> int:
     """Count the bytes that references cover; tied weights share theirs."""
-    return sum(length for *_, length in {(ref.path, ref.offset, ref.length) for ref in references})
+    return sum(length for *_, length in {ref.range for ref in references})
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:

@@ -217,23 +217,16 @@ def _schema(node: onnx.NodeProto, opset: int) -> Any:
     domain = key_of(node)[0]
     if not domain and 0 < opset <= onnx.defs.onnx_opset_version() and onnx.defs.has(node.op_type, opset):
         return onnx.defs.get_schema(node.op_type, opset)
+    least = _operators().get((domain, node.op_type)) if domain == "com.microsoft" else None
     if not domain and onnx.defs.has(node.op_type):
         # onnx knows neither the operator sets of the future nor operators that onnxruntime added to older ones,
         # such as LayerNormalization; they may have more than the latest schema.
-        _check_least(node, onnx.defs.get_schema(node.op_type).min_input)
-    elif domain == "com.microsoft" and (domain, node.op_type) in _operators():
-        _check_least(node, _operators()[domain, node.op_type])
-    return None
-
-
-def _check_least(node: onnx.NodeProto, least: int) -> None:
-    fault = None
-    if len(node.input) < least:
-        fault = f"has {counted(len(node.input), 'input')} and needs at least {least}"
-    elif not node.output or not node.output[0]:
-        fault = "has no output"
-    if fault is not None:
+        least = onnx.defs.get_schema(node.op_type).min_input
+    if least is not None and (len(node.input) < least or not any(node.output[:1])):
+        few = f"has {counted(len(node.input), 'input')} and needs at least {least}"
+        fault = few if len(node.input) < least else "has no output"
         raise ModelError(f"{_title(node)} {fault}; export the model again")
+    return None
 
 
 def overridden(function: onnx.FunctionProto) -> bool:

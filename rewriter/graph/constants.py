@@ -7,6 +7,7 @@ caller says how tensors are read, only small ones that stand in the model are: w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -58,12 +59,10 @@ class Constants:
         sizes: Sizes = lambda _: None,
         given: Mapping[str, AnyArray] | None = None,
     ) -> None:
-        """Compute with weights as `read` has them, `sizes` of tensors, and `given` values of inputs."""
-        self._view = view
-        self._read = read
-        self._sizes = sizes
-        self._given = given or {}
-        self._kept: dict[tuple[str, bool], AnyArray | LostError] = {}
+        """`given`: values of inputs."""
+        self._view, self._read, self._sizes = view, read, sizes
+        known = product((given or {}).items(), (False, True))
+        self._kept: dict[tuple[str, bool], AnyArray | LostError] = {(name, wide): each for (name, each), wide in known}
 
     def __contains__(self, tensor: str) -> bool:
         return tensor in self._view.constants
@@ -127,8 +126,6 @@ class Constants:
         return known
 
     def _computed(self, tensor: str, depth: int, *, wide: bool) -> AnyArray:
-        if tensor in self._given:
-            return self._given[tensor]
         if tensor in self._view.overridable:
             raise LostError("a caller may override it", tensor)
         if tensor in self._view.initializers:

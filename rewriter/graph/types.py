@@ -173,7 +173,8 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     if node.domain not in ("com.microsoft", _BLOCKED) or not node.input or len(node.output) != 1:
         return node
     if node.domain == _BLOCKED and (node.domain, node.op_type) not in _LIKE:
-        plain = onnx.NodeProto.FromString(node.SerializeToString())  # Conv and pooling, as onnx has them
+        plain = onnx.NodeProto()  # Conv and pooling, as onnx has them
+        plain.CopyFrom(node)
         plain.ClearField("domain")
         return plain
     sizes = {attribute.name: attribute.i for attribute in node.attribute}

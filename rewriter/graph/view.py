@@ -178,7 +178,7 @@ class GraphView:
 
 def _operands(node: onnx.NodeProto) -> Sequence[str]:
     """What a node computes with: of the second operand of a CastLike, only the type counts, which no input changes."""
-    return node.input[:1] if key_of(node) == ("", "CastLike") else node.input
+    return [*node.input][:1] if key_of(node) == ("", "CastLike") else list(node.input)
 
 
 def key_of(node: onnx.NodeProto) -> tuple[str, str]:

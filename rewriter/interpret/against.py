@@ -12,17 +12,15 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx
 
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.graph.extract import upstream
 from rewriter.interpret.index import AffineMap, HeadIndex, count_of, heads
 from rewriter.interpret.interventions import replaced, written_by
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import read, written
-from rewriter.interpret.run import side_of, values_of
+from rewriter.interpret.run import values_of
 from rewriter.interpret.sublayers import Named
 from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.proof.run import open_model
@@ -87,7 +85,7 @@ def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: in
     own = values_of(index, case, [*(side.data for side, _ in sides), *index.view.outputs])
     # Batch and tokens may be one axis in one of the two.
     given = {side.data: theirs[other.data].reshape(own[side.data].shape) for side, other in sides}
-    ours = _computed(index, {**case.feeds, **given}, [written_by(one) for one, _ in pairs])
+    ours = values_of(index, replace(case, feeds={**case.feeds, **given}), [written_by(one) for one, _ in pairs])
     rows, moved = list[ChangedHead](), dict[str, tuple[str, Array]]()
     for one, two in pairs:
         (z, out), (other_z, other_out) = _members(index, one, ours), _members(changed, two, theirs)
@@ -128,18 +126,6 @@ def _described(index: HeadIndex, named: Named) -> str:
     own, (*_, width, channels) = named.sublayer, index.tensors[f"{named.name}.W_O"].shape
     kind = f"heads of width {width}" if isinstance(own, Attention) else f"{'gated ' * own.gated}neurons"
     return f"{count_of(named)} {kind} on {channels} channels"
-
-
-def _computed(index: HeadIndex, given: Mapping[str, Array], wanted: Sequence[str]) -> Mapping[str, Array]:
-    """Tensors of the model where others have given values, in the model's types."""
-    side = side_of(index)
-    part = upstream(side.main, frozenset(given), wanted)
-    kinds = {name: side.main.type_of(name).elem_type for name in part.inputs}
-    feeds = {
-        name: given[name].astype(onnx.helper.tensor_dtype_to_np_dtype(kind)) if kind else given[name]
-        for name, kind in kinds.items()
-    }
-    return open_model(side.extracted(part), "cpu", optimise=False).run(feeds, wanted)
 
 
 def _members(index: HeadIndex, named: Named, values: Mapping[str, Array]) -> tuple[Array, Array]:

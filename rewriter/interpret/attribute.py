@@ -55,7 +55,6 @@ class Attribution:
         effects: sublayer to [tokens, heads or neurons]: what its output at a token contributes along all paths.
         tokens: the tokens of the text; empty where inputs are arrays.
         entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
-        capped: whether a tanh caps the model's logits.
     """
 
     logit: float
@@ -271,7 +270,7 @@ class Written:
     """What was written to the stream.
 
     Attributes:
-        stages: the stages, first to last; the `between` of one more applies to what reads the last.
+        stages: first to last; the `between` of one more applies to what reads the last.
         start: what the stream begins with, [T, D] each.
         vectors: what the members of a sublayer wrote at a token, [members, D].
     """
@@ -326,9 +325,7 @@ class Linear:
         start: [T, D], the embeddings.
         gradients: of each [T, D] of the logit, along all paths, (at what its sublayers read, at the stream with what
             they write).
-        end: the normalisation after the last one.
         read: [T, D], the logit's gradient at its result.
-        constants: what constants after the last stage contribute.
     """
 
     value: float
@@ -384,7 +381,6 @@ class FrozenRun:
         self.values = values_in_float64(self.index, self.case, sorted(needed - {""}))
 
     def _hooks(self, named: Named) -> dict[str, Hook]:
-        """Those of which the sublayer's step is made."""
         known = {part: f"{named.name}.hook_{part}" for part in _PARTS[type(named.sublayer)]}
         return {part: self.hooks[name] for part, name in known.items() if name in self.hooks}
 

@@ -72,11 +72,9 @@ class AttributionGraph:
         entries: the entry, and the one that it is the difference from, as they are shown.
         probability: the softmax of all entries at this one.
         adjacency: [N, N], what the column's node adds to the activation of the row's.
-        kept: [N], whether pruning leaves the node.
-        links: [N, N], whether it leaves the edge.
+        kept, links: [N] and [N, N], whether pruning leaves the node, and the edge.
         cumulative: [N], the share of all influence that nodes of at least this influence have.
         shown: the tokens as they are shown: spelled where the inputs are a text, else their ids.
-        prompt: the text, or what is shown.
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
         constants: biases that no node reads, but queries or keys do.
         why: the place of a head's node to the score of the token that it attends to most; sources are ids.
@@ -149,7 +147,6 @@ class AttributionGraph:
         }
 
     def _published(self, place: int) -> dict[str, Any]:
-        """One node of the file."""
         node, (layer, index, _) = (*self.nodes, *self.constants)[place], self.ids[place].split("_")
         is_logit, told = node.kind == "logit", node.name
         if is_logit:
@@ -191,7 +188,6 @@ def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) -> tuple[str, ...]:
-    """The ids of nodes."""
     starts: dict[str, tuple[str, int]] = {}
     left = dict.fromkeys(node.name for node in nodes if node.kind in ("rest", "bias"))
     for number, sublayers in enumerate(index.layers.values()):
@@ -221,19 +217,10 @@ def attribution_graph(
     position: int = -1,
     max_nodes: int = 2000,
 ) -> AttributionGraph:
-    """The attribution graph of a logit, evaluated in float64.
+    """The attribution graph of a logit: arguments and errors are those of `attribute`.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; an npz file with one case; or a `Text`, whose tokens the graph then shows.
-        logit: which entry of the first output's last axis.
-        minus: the graph of the difference from this entry instead.
-        position: the token.
-        max_nodes: how many heads and neurons, each at one token, get nodes of their own: those with the largest effects
-            on the logit. Others are one node per sublayer and token.
-
-    Raises:
-        UsageError, ModelError, ValidationError: as `attribute`; also for more than 10,000 nodes.
+    The `max_nodes` heads and neurons, each at one token, with the largest effects on the logit get nodes of their own;
+    others are one node per sublayer and token. More than 10,000 nodes are a UsageError.
     """
     if max_nodes < 0:
         raise UsageError(f"there cannot be {max_nodes} nodes")
@@ -284,7 +271,6 @@ class Members:
     """The heads or neurons of a sublayer, each at every token. K is d_head, or 1 for neurons.
 
     Attributes:
-        step: the sublayer.
         places: [T, members], the node that each belongs to; nodes of a sublayer follow on each other by token.
         weights: [T, members, K], what each number that is written counts in its node's activation.
     """

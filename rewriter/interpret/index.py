@@ -112,7 +112,6 @@ class HeadIndex(Mapping[str, Array]):
         missed: what is not understood, with the node; of kind `attention` where that is an attention sublayer.
         proto: the model whose tensors the sublayers name: the same, with local functions inlined where needed.
         runs: the same with activations rounded by DynamicQuantizeLinear, where they are.
-        tensors: name to tensor, not computed yet.
         value_of: reads constants of the graph; raises LostError if its weights cannot be read.
         folded: the normalisation that is folded into what reads a tensor; None where there is none.
         whole: whether the file is of form `whole`, whose tensors have rows of bias tokens and columns of positions.
@@ -404,9 +403,7 @@ class _Builder:
 
     def value(self, name: str) -> Array:
         """A constant; float16 and bfloat16 as float32, and everything as float64 if that was asked for."""
-        if name in self._packed:
-            return packed_matrix(self._packed[name], self._float)
-        return self._float(name)
+        return packed_matrix(self._packed[name], self._float) if name in self._packed else self._float(name)
 
     def _float(self, name: str) -> Array:
         value = self._values.of(name, wide=self._wide)

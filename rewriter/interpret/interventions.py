@@ -69,32 +69,19 @@ def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrTe
 
 
 def patch(model: Source, names: Names, inputs: InputsOrText) -> Any:
-    """The model in which some heads write what they write on `inputs`.
+    """The model in which some heads write what they write on `inputs`, which are one case; the rest is as in `ablate`.
 
-    Args:
-        model: as for `ablate`.
-        names: names or globs of heads.
-        inputs: arrays by input name, or an npz file with one case. The result runs on as many sequences and tokens as
-            they have; one sequence serves any number of them.
-
-    Raises:
-        As `ablate`.
+    The result runs on as many sequences and tokens as they have; one sequence serves any number of them.
     """
     index, proto = _opened(model)
     return like(model, _recorded(index, proto, list(_outputs(index, names)), inputs))
 
 
 def freeze(model: Source, names: Names, inputs: InputsOrText) -> Any:
-    """The model in which some original heads have the patterns that they have on `inputs`.
-
-    Args:
-        model: as for `ablate`.
-        names: names or globs of original heads.
-        inputs: as for `patch`.
+    """The model in which some original heads have the patterns that they have on `inputs`; the rest is as in `patch`.
 
     Raises:
         UsageError: also where a name is that of a neuron.
-        ModelError, ValidationError: as `ablate`.
     """
     index, proto = _opened(model)
     places = []

@@ -31,7 +31,6 @@ class HeadNorm:
     """The normalisation of queries or keys.
 
     Attributes:
-        norm: the normalisation, of one head's channels or of those of all heads together.
         axis: the axis of tokens in its output, 1 or 2.
         shape: that of what the output has for each token.
         columns: [heads, d_head], entries of that, flattened.
@@ -60,7 +59,6 @@ class HeadColumns:
         columns: [heads, d_head], columns of its output.
         factor: the factor; of what is normalised, the factor after that.
         added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
-        rotary: whether a rotary embedding follows.
         norm: the normalisation of each token's channels, which comes before that.
     """
 
@@ -186,9 +184,7 @@ class Attention:
         channels: [heads, d_head], rows of W_O.
         z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
         factor: that of the product of queries and keys in the scores.
-        cross: whether keys and values come from another tensor than queries.
         scores: the scores with masks and position biases, before Softmax.
-        product: the product of queries and keys that is in them.
     """
 
     node: int
@@ -266,7 +262,6 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterato
 
 
 def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> dict[str, Any]:
-    """What two products say of a sublayer."""
     z, where = after.output[0], label(after)
     sides = [tracer.trace(name) for name in (*before.input, after.input[1])]
     sides[1] = sides[1].moved(lambda array: np.swapaxes(array, -1, -2))
@@ -345,7 +340,6 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
 
 
 def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
-    """The linear operator that reads the heads' outputs."""
     name = z
     for _ in range(_DEPTH):
         readers = tracer.view.readers(name)

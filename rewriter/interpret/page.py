@@ -51,20 +51,9 @@ def head_pictures(
     tokenizer: str | os.PathLike[str] | None = None,
     most: int = 200,
 ) -> dict[str, Any]:
-    """JSON-ready data for a page of heads on one sequence.
+    """JSON-ready data for a page of heads on one sequence: arguments and errors are those of `attribute`.
 
-    Args:
-        model: path of an ONNX file, original or rewritten, or a model in memory.
-        inputs: maps inputs to arrays; or an npz file with one case. Of a batch the first sequence is shown.
-        logit: which entry of the output's last axis is attributed; default: none.
-        minus: the difference from this entry instead.
-        position: the token of the logit.
-        tokenizer: a `tokenizer.json` that gives tokens as text.
-        most: how many neurons are shown.
-
-    Raises:
-        UsageError, ModelError: as `attribute`.
-        ValidationError: the model cannot be run on these inputs.
+    Without a `logit` nothing is attributed. A `tokenizer.json` gives tokens as text; `most` neurons are shown.
     """
     if most < 0:
         raise UsageError(f"there cannot be {most} neurons")
@@ -165,7 +154,6 @@ def _activations(named: Named, z: Array, rows: Array) -> Array:
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
-    """Sublayer to the heads or neurons that are shown, as numbers."""
     limits = {True: most, False: max(1, _PATTERN_ENTRIES // max(min(tokens, MOST_TOKENS) ** 2, 1))}
     result: dict[str, list[int]] = {each.name: [] for each in index.sublayers}
     for neurons, limit in limits.items():

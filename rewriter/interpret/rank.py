@@ -116,7 +116,6 @@ def _tall(index: HeadIndex, named: Named, part: str) -> Array:
 
 
 def _unit(array: Array, named: Named) -> Array:
-    """Each member divided by its norm."""
     wide = _checked(array, named).astype(np.float64)
     norms = np.linalg.norm(wide, axis=(1, 2), keepdims=True)
     return np.asarray((wide / np.where(norms == 0.0, 1.0, norms)).astype(_wide(array).dtype))
@@ -140,8 +139,7 @@ class Best:
     """The k largest positive entries of each row of a matrix that is only ever seen in blocks, in falling order.
 
     Attributes:
-        scores: [rows, k]; 0 where there are fewer.
-        places: [rows, k], their columns; -1 where there are fewer.
+        scores, places: [rows, k], the entries and their columns; 0 and -1 where there are fewer.
 
     Raises:
         UsageError: they would not fit into memory.
@@ -327,8 +325,6 @@ class TokenScores:
         side: `Q`, `K`, `V` or, for what is written, `O`; several that are the same, such as `QV`.
         share: of the squared norm of the weights that this direction has; 1 for neurons.
         selectivity: the largest score divided by the root mean square over all tokens.
-        top: the tokens with the largest scores.
-        bottom: those with the smallest.
     """
 
     head: str
@@ -346,7 +342,6 @@ class HeadTokens:
     Attributes:
         rows: the sides of the heads, in order.
         missing: what is not there, and why: `reads` or `writes` to a reason.
-        told: token ids in words.
     """
 
     rows: tuple[TokenScores, ...]

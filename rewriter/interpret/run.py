@@ -13,6 +13,7 @@ from functools import partial
 from operator import itemgetter
 
 import numpy as np
+import onnx
 
 from passes.match.projections import Projection
 from passes.programs.head import Head
@@ -29,7 +30,7 @@ from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference import NoReference, open_reference
-from rewriter.proof.run import open_model, tapped
+from rewriter.proof.run import open_model
 
 Values = Mapping[str, Array]
 
@@ -94,16 +95,20 @@ def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook])
 
 
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
-    """The values of some tensors by onnxruntime.
+    """The values of some tensors by onnxruntime; a case may give values of tensors inside the model.
 
     Raises:
         ValidationError: onnxruntime does not run the model.
     """
-    side, found = side_of(index), {name: case.feeds[name] for name in names if name in case.feeds}
+    side, found = Side.of(replace(index.source, proto=index.runs, path=None)), dict(case.feeds)
     inside = [name for name in dict.fromkeys(names) if name not in found]
     if inside:
-        found |= open_model(tapped(side, inside), "cpu", optimise=False).run(case.feeds, inside)
-    return found
+        part = upstream(side.main, frozenset(found), inside)
+        kinds = {name: side.main.type_of(name).elem_type for name in part.inputs}
+        types = {name: onnx.helper.tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items() if kind}
+        feeds = {name: found[name].astype(types.get(name, found[name].dtype), copy=False) for name in part.inputs}
+        found |= open_model(side.extracted(part), "cpu", optimise=False).run(feeds, inside)
+    return {name: found[name] for name in names}
 
 
 def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
@@ -123,11 +128,6 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     except NoReference as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
     return {name: np.asarray(found[name]) for name in names}
-
-
-def side_of(index: HeadIndex) -> Side:
-    """The indexed model as what runs."""
-    return Side.of(replace(index.source, proto=index.runs, path=None))
 
 
 # -- hooks ---------------------------------------------------------------------------------------------------------

@@ -94,7 +94,6 @@ class Write:
         out: what is added: the result, after its bias and a normalisation of its own.
         before: the stream before it is added.
         after: the stream with it; sublayers in parallel have the same.
-        norm: that normalisation; None where there is none.
     """
 
     out: str
@@ -147,8 +146,6 @@ class Stage:
     """Sublayers that read one value of the stream, more than one if they are in parallel.
 
     Attributes:
-        before: the stream that they read.
-        after: the stream with what they write.
         norm: the normalisation through which `before` comes from the stage before it, as where normalisation follows
             the sublayers; None where it is that stage's result itself.
     """
@@ -165,7 +162,6 @@ class Chain:
 
     Attributes:
         stages: the stages, first to last; each reads what the one before it wrote.
-        norm: the normalisation after the last one.
         unembedding: what reads that; None where the output is the normalised stream itself.
         logits: the output, or what a tanh caps to give it.
         token: the token that the output is about, such as 0 for a class token; None where it has all tokens.

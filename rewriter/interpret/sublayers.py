@@ -37,14 +37,12 @@ class NeuronHeads:
     """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n.
 
     Attributes:
-        node: index of the node by which blocks are ordered.
         query: W1 of the pre-activation y; its data is the block's input.
         value: W1 of what the values read: the same, or the other projection of a gated block.
         gate: the tensor y; empty in a file where it is no tensor.
         own: the tensor that the values read; empty where `gate` is.
         bound: how far the heads may be from the activation, over max(1, |f|).
         function: the activation itself, of arrays in float64; of h(g) u the h.
-        gated: whether it is multiplied by what `value` computes.
     """
 
     name: str

@@ -30,7 +30,6 @@ class Text:
     Attributes:
         text: one text, or several, each a case of its own.
         tokenizer: path of a `tokenizer.json` or of a folder with one, or a `tokenizers.Tokenizer`.
-        arrays: the inputs, instead of text.
     """
 
     text: str | Sequence[str]

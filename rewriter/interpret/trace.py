@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -22,7 +22,7 @@ from passes.match.linear import LinearOperator, linear_operator, made_linearly
 from passes.sizes import Shapes, Sizes
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants, Read, computed
-from rewriter.graph.fused import MICROSOFT
+from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
 from rewriter.graph.view import (
@@ -61,7 +61,6 @@ class EntrySource:
     Attributes:
         name: the output of a linear operator or of a normalisation, a constant, or a tensor at which the caller stops.
         index: for every entry the position in the flattened source, -1 for none.
-        factor: factors, of the same shape.
     """
 
     name: str
@@ -132,17 +131,13 @@ class Tracer:
         """Follow tensors of `view`, of which `shapes` gives those of a case; `read` reads initializers."""
         self.view = view
         self.constants = Constants(view)
-        self._shapes, self._of_case = shapes(0), shapes
+        self._shapes, self._others = shapes(0), cache(lambda: shapes(1))
         # The bounds of slices are those of the case; the factors of scores must not depend on it.
         self._exact = Constants(view, read, self._fixed_sizes)
 
-    @cached_property
-    def _others(self) -> Shapes:
-        return self._of_case(1)
-
     def _fixed_sizes(self, tensor: str) -> Sizes | None:
         """A shape without the sizes that depend on the case."""
-        pair = [shapes.of(tensor) for shapes in (self._shapes, self._others)]
+        pair = [shapes.of(tensor) for shapes in (self._shapes, self._others())]
         known = [sizes for sizes in pair if sizes is not None]
         return tuple(a if a == b else None for a, b in zip(*known, strict=True)) if len(known) == len(pair) else None
 
@@ -247,7 +242,6 @@ class Tracer:
         return _joined([follow(old), follow(new)], write)
 
     def _normed(self, norm: Norm, data: Signal) -> Signal:
-        """Through a normalisation."""
         if data.rotary or data.norm is not None or not data.sources:
             raise LostError("what it normalises is rotated or normalised", norm.output)
         own = self._entries(norm.output, data.shape)

@@ -36,7 +36,6 @@ class Why:
 
     Attributes:
         head: the neuron or head, as `blocks.1.attn[3]`.
-        query: its token.
         key: the token that it gives the score to; None for a neuron.
         total: the model's value: the neuron's pre-activation, or the score before the softmax.
         added: what the model adds to `scale (q k)`: masks and position biases; 0 for a neuron.
@@ -112,9 +111,8 @@ def why(
         scores = ScoreTerms(run, place, named.name, own)
         run.start(place + 1, scores.needed)
         t = _at(query, scores.pattern.shape[1])
-        s = key = _at(
-            int(scores.pattern[number, t].argmax()) if key is None else key, scores.pattern.shape[2 if own.cross else 1]
-        )
+        key = int(scores.pattern[number, t].argmax()) if key is None else key
+        s = key = _at(key, scores.pattern.shape[2 if own.cross else 1])  # a cache may have places without tokens
         written = _written(run, place, sorted({t, t if own.cross else s}))
         asked, told = (scores.side(written, side, token, [number]) for side, token in (("Q", t), ("K", s)))
         total, product = scores.at(number, t, s)
@@ -157,7 +155,6 @@ def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
 
 
 def _written(run: FrozenRun, place: int, tokens: Sequence[int], *, neurons: bool = False) -> Written:
-    """What was written before a stage."""
     stages = [*run.stages(place), FrozenStage({}, run.between(place))]
     return Written(stages, run.beginning, by_head(tokens, neurons=neurons))
 

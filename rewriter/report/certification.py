@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from rewriter.errors import ExitStatus, ModelError, UsageError
-from rewriter.proof.certificate.certify import Certificate, CertifiedRegion
+from rewriter.proof.certificate.certify import Certificate
 from rewriter.report.report import VERSION, Result, json_text, reach
 from rewriter.text import counted, one_line, quoted
 
@@ -82,11 +82,6 @@ class Certification(Result):
         return "different" if self.certificate.refuted else "not proved"
 
     @property
-    def worst(self) -> CertifiedRegion | None:
-        """The region with the largest bound; None where there is none."""
-        return max(self.certificate.regions, key=lambda region: region.bound.bound, default=None)
-
-    @property
     def problems(self) -> tuple[str, ...]:
         """Why it was not certified, or what was stated does not hold."""
         reasons = tuple(refusal.text for refusal in self.certificate.refusals)
@@ -100,16 +95,9 @@ class Certification(Result):
             return f"DOES NOT HOLD  the certificate of {pair}" if self.problems else f"HOLDS  {pair}, {where}"
         if not self.certificate.certified:
             return f"{self.verdict.upper()}  {pair}"
-        count = counted(len(self.certificate.regions), "activation")
-        return f"CERTIFIED  {pair}, {where}: {count} replaced, {self.accuracy}"
-
-    @property
-    def accuracy(self) -> str:
-        """The largest bound, in words."""
-        worst = self.worst
-        if worst is None or worst.bound.bound == 0.0:
-            return "exactly the same function"
-        return f"each within {worst.bound.bound:.2g} max(1, |f|)"
+        count, worst = counted(len(self.certificate.regions), "activation"), self.certificate.worst
+        within = f"each within {worst:.2g} max(1, |f|)" if worst else "exactly the same function"
+        return f"CERTIFIED  {pair}, {where}: {count} replaced, {within}"
 
     def checked(self, stated: Any) -> Self:
         """Whether a certificate that was read holds, this one being computed from the files; times and paths differ."""

@@ -146,7 +146,6 @@ def _floats() -> dict[str, Any]:
 
 
 def _measured(report: Report) -> list[tuple[str, str, float, float | None]]:
-    """Program, element type and errors of the converted blocks; empty unless all were measured, in form local."""
     if report.form != "local" or report.proof is None:
         return []
     used = dict.fromkeys((row.program or "", row.type) for row in report.converted)

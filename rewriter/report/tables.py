@@ -63,16 +63,11 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
-    def pick(self, *names: str) -> Table:
-        """The table with these columns only, in this order."""
-        places = [place for name in names for place, column in enumerate(self.columns) if column.name == name]
-        columns = tuple(self.columns[place] for place in places)
-        return replace(self, columns=columns, rows=tuple(tuple(row[place] for place in places) for row in self.rows))
-
     def filled(self) -> Table:
         """The table without columns in which no row has a value."""
-        used = (any(row[place] is not None for row in self.rows) for place in range(len(self.columns)))
-        return self.pick(*(column.name for column, any_value in zip(self.columns, used, strict=True) if any_value))
+        used = [place for place in range(len(self.columns)) if any(row[place] is not None for row in self.rows)]
+        rows = tuple(tuple(row[place] for place in used) for row in self.rows)
+        return replace(self, columns=tuple(self.columns[place] for place in used), rows=rows)
 
 
 def written(value: str | float | None, kind: Kind) -> str:
@@ -101,7 +96,6 @@ def folded(names: Iterable[str]) -> str:
 
 
 def _group(fixed: Sequence[str], numbers: Sequence[tuple[int, ...]]) -> list[str]:
-    """Names with the same text between their numbers."""
     varying = [place for place in range(len(fixed) - 1) if len({each[place] for each in numbers}) > 1]
     if len(varying) > 1:  # one range at the first place that varies would claim names that are not there
         first = varying[0]

@@ -1,13 +1,15 @@
-"""docs/programs.md and its drawings: what the generator gives from the table of activations."""
+"""docs/programs.md and its drawings, and the kinds of nodes in docs/performance.md: what the generators give."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
-from benchmarks import programs_page
+from benchmarks import programs_page, providers
 from benchmarks.program_figures import (
     FAR,
     example,
@@ -68,3 +70,23 @@ def test_what_the_page_says_was_measured(name: str) -> None:
 
 def test_no_drawing_is_left_over() -> None:
     assert {path.stem for path in programs_page.FIGURES.glob("*.svg")} == set(NAMES)
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[str, dict[str, bool]]:
+    return providers.emitted()
+
+
+def test_kinds_of_nodes_are_what_the_emitters_give(
+    tmp_path: Path, kinds: dict[str, dict[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python -m benchmarks.providers` writes it."""
+    monkeypatch.setattr(providers, "emitted", lambda: kinds)
+    assert CliRunner().invoke(providers.main, ["--check"]).exit_code == 0
+    path = tmp_path / "page.md"
+    path.write_text(providers.PAGE.read_text(encoding="utf-8").replace("| Exp |", "| Log |"), encoding="utf-8")
+    result = CliRunner().invoke(providers.main, ["--check", "--page", str(path)])
+    assert result.exit_code == 1
+    assert "run python -m benchmarks.providers" in result.output
+    assert CliRunner().invoke(providers.main, ["--page", str(path)]).exit_code == 0
+    assert path.read_text(encoding="utf-8") == providers.PAGE.read_text(encoding="utf-8")

@@ -26,7 +26,6 @@ FAR = ("t5", "flan-t5", "mpnet", "timestep-embedder")
 
 
 def kind(entry: Entry) -> str:
-    """What is expected of an architecture."""
     if entry.gated:
         return "gated"
     return "converted" if entry.mlp_blocks("tiny") else "no blocks"

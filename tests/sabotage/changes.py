@@ -127,7 +127,6 @@ def exchange_external(model: onnx.ModelProto) -> None:
 
 
 def first_only(plan: Plan) -> onnx.ModelProto:
-    """Only the first of the planned blocks is converted."""
     return apply(replace(plan, conversions=plan.conversions[:1]))
 
 
@@ -136,7 +135,6 @@ def each_head(program: Program, change: Callable[[Head], Head]) -> Program:
 
 
 def steeper(program: Program, factor: float) -> Program:
-    """Every slope times a factor."""
 
     def change(head: Head) -> Head:
         tokens = tuple(replace(token, slope=token.slope * factor) for token in head.bias_tokens)

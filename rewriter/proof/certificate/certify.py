@@ -682,7 +682,10 @@ class _Matching:
         if claim is not None:
             ceilings = (CEILINGS.get(each.elem_type, 0.0) for each in (a, y))
             limit = min(claim.limit, max(claim.accuracy, *ceilings))
-            return bound(mine, other, limit=limit * _ROOM + _EXACT, top=top, domain=claim.domain)
+            found = bound(mine, other, limit=limit * _ROOM + _EXACT, top=top, domain=claim.domain)
+            if found.holds or claim.limit <= limit:
+                return found
+            return replace(found, reason=f"{found.reason}; accuracy {claim.limit:.2g} allows what its plan claims")
         everywhere = bound(mine, other, limit=self._limit, top=top)
         near = everywhere.at is not None and everywhere.at_least > self._limit and abs(everywhere.at) <= min(_DOMAINS)
         if everywhere.holds or near or not program:

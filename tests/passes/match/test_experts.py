@@ -84,7 +84,6 @@ EXPERTS: tuple[tuple[str, str, str, str, dict[str, Any]], ...] = (
 
 
 def converted(model: onnx.ModelProto, blocks: int = 1) -> onnx.ModelProto:
-    """The rewritten model, certified for every input."""
     report = proved(model)
     assert len(report.converted) == blocks
     assert report.validation.certified

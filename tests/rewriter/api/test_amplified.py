@@ -56,7 +56,7 @@ def test_a_model_that_rounds_otherwise_passes_whatever_the_seed(original: onnx.M
     assert (found.verdict, found.failures) == ("agrees", ())
     assert len(found.isolated) > 8
     assert all(each.found.holds for each in found.isolated)
-    (note,) = found.notes
+    *_, note = found.notes
     assert note.startswith("rounding is amplified, so that output last_hidden_state says little; ")
     assert note.endswith(f"{len(found.isolated)} of {len(found.isolated)} parts hold by themselves")
 

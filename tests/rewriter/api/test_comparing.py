@@ -264,7 +264,7 @@ def test_a_certified_error_is_no_fault() -> None:
     """The activation is off by ten times what rounding alone would allow, as its certificate says."""
     rewritten = rewrite(mlp(ERF_GELU), accuracy=1e-3, validate=False).rewritten
     shifted("b2", 1e-2)(rewritten)
-    _, activation, end = validate(mlp(ERF_GELU), rewritten, bisect=True).isolated
+    _, activation, end = validate(mlp(ERF_GELU), rewritten, accuracy=1e-3, bisect=True).isolated
     assert (activation.label, activation.found.holds) == ("mlp, activation", True)
     assert activation.found.error > 1e-5
     assert (end.label, end.found.holds) == ("mlp", False)

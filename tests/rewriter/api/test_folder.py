@@ -62,7 +62,8 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_what_is_left_in_a_folder_has_its_reason(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fused = text_model("out = com.microsoft.MoE(x, r, w, w)", domains={"com.microsoft": 1}, constants={"w": np.eye(4)},
+    fused = text_model('out = com.microsoft.MoE(x, r, w, "", w)', domains={"com.microsoft": 1},
+                       constants={"w": np.eye(4)},
                        inputs="float[tokens, 4] x, float[tokens, 3] r", outputs="float[tokens, 4] out")  # fmt: skip
     onnx.save(fused, folder / "onnx" / "plain.onnx")
     assert run([str(folder), "-o", str(folder.with_name("out")), "--provider", "cpu", "--no-validate"]) == 0

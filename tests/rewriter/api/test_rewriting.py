@@ -140,12 +140,10 @@ def test_model_that_does_not_run(tmp_path: Path) -> None:
 
 
 def nudge(suffix: str, statement: str = "v.flat[0] += 1e-3") -> Change:
-    """Another coefficient of the heads."""
     return lambda model: change_values(weight(model, f"mlp/heads/{suffix}"), statement)
 
 
 def rewire(node: str, slot: int, tensor: str) -> Change:
-    """Let a node of the heads read another tensor."""
 
     def spoil(model: onnx.ModelProto) -> None:
         (found,) = (entry for entry in model.graph.node if entry.name == f"mlp/heads/{node}")

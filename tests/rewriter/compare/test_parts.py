@@ -112,7 +112,6 @@ def noting(a: Side, made: list[tuple[str, ...]]):  # type: ignore[no-untyped-def
 
 
 def bent(name: str) -> onnx.ModelProto:
-    """The model with one entry of a weight changed."""
     return changed(text_model(RESIDUAL), lambda model: change_values(weight(model, name), "v[0, 0] += 0.01"))
 
 

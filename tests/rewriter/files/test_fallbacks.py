@@ -6,6 +6,7 @@ Every body here computes something else than the operator, a + 1000, so that a b
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +58,12 @@ def relu(y: Array) -> Array:
     ("operator", "domain", "meaning"),
     [("com.microsoft.Gelu", "com.microsoft", gelu), ("Relu", "", relu), ("Relu", "ai.onnx", relu)],
 )
-def test_the_kernel_counts(tmp_path: Path, place: str, operator: str, domain: str, meaning: object) -> None:
+def test_the_kernel_counts(
+    tmp_path: Path, place: str, operator: str, domain: str, meaning: Callable[[Array], Array]
+) -> None:
     source, out = tmp_path / "a.onnx", tmp_path / "b.onnx"
     onnx.save(network(place, operator, domain), source)
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)
-    assert callable(meaning)
     wanted = meaning(x @ values("W1")) @ values("W2")
     report = rewrite(source, out)
     assert report.proof is not None

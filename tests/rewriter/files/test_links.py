@@ -100,7 +100,6 @@ def _swapped_blobs(folder: Path) -> None:
 
 
 def _located(folder: Path, location: str) -> None:
-    """The model names another location of its data."""
     model = onnx.load(folder / "model.onnx", load_external_data=False)
     for tensor in model.graph.initializer:
         tensor.external_data[0].value = location

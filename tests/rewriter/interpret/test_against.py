@@ -20,7 +20,6 @@ QKV = "model.transformer.h.1.attn.c_attn.weight"
 
 
 def with_weights(by: dict[str, str]) -> onnx.ModelProto:
-    """The model with weights changed, each by a statement."""
     model = onnx.load(MODEL)
     for name, statement in by.items():
         change_values(weight(model, name), statement)

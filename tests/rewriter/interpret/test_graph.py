@@ -154,7 +154,6 @@ def test_scores_are_sums_over_pairs_of_nodes(stem: str, most: int) -> None:
 
 
 def summed(names: list[str], values: Array) -> dict[str, float]:
-    """Source to what its nodes give together."""
     return {each: float(values[[name == each for name in names]].sum()) for each in names}
 
 

@@ -17,7 +17,6 @@ FUNCTIONS: dict[str, Callable[..., mpmath.mpf]] = {
 
 
 def number(value: fmpq | float | mpmath.mpf) -> mpmath.mpf:
-    """A number in the precision of mpmath's context."""
     return mpmath.mpf(int(value.p)) / int(value.q) if isinstance(value, fmpq) else mpmath.mpf(value)
 
 

@@ -219,7 +219,6 @@ def computes(model: onnx.ModelProto, text: str) -> None:
 
 
 def defines(model: onnx.ModelProto, domain: str, name: str, operator: str) -> None:
-    """A local function by the name of an operator."""
     node, imports = helper.make_node(operator, ["a"], ["b"]), [helper.make_opsetid("", 17)]
     model.functions.append(helper.make_function(domain, name, ["a"], ["b"], [node], imports))
 
@@ -280,7 +279,6 @@ EACH_FORM = pytest.mark.parametrize("form", ["local", "masked"])
 
 
 def changed(form: str, statement: str) -> list[str]:
-    """What is refused of the house once it is changed."""
     plan = planned(form)
     rewritten = apply(plan)
     before = rewritten.SerializeToString()

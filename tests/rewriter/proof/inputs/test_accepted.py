@@ -28,7 +28,6 @@ HEAD = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>'
 
 
 def model_of(text: str) -> onnx.ModelProto:
-    """A model whose weights are random."""
     return filled(onnx.parser.parse_model(f"{HEAD} {text}"), np.random.default_rng(0).standard_normal)
 
 

@@ -90,7 +90,6 @@ class Browser:
             self._next()
 
     def value(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
