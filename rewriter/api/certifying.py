@@ -44,11 +44,13 @@ def certify(
         `verdict` is `not proved`, or `different` with a counterexample.
 
     Raises:
-        UsageError: the limit of a claim is negative, or its domain empty.
+        UsageError: the limit of a claim is negative, its domain empty, or the accuracy not between 0 and 1.
         ModelError: a model is unreadable, malformed or unsafe.
     """
     if not 0.0 <= limit < math.inf:
         raise UsageError(f"the limit is {limit:g}; it must be finite and at least 0")
+    if accuracy is not None and not 0.0 < accuracy < 1.0:
+        raise UsageError(f"the accuracy is {accuracy:g}; it must be between 0 and 1")
     models = [load_model(source, mapped=True) for source in (original, rewritten)]
     held = _planned(models[1], accuracy)
     if claims is not None:

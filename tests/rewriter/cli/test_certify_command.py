@@ -87,6 +87,8 @@ def test_no_file_sets_its_own_limit(accuracy: float | None, found: bool) -> None
     certified = rewriter.certify(mlp(SILU), far, accuracy=accuracy)
     assert bool(certified) == found
     assert [0.0013 < each.bound.bound < 0.0014 for each in certified.certificate.regions] == [True] * found
+    with pytest.raises(UsageError, match="the accuracy is nan"):
+        rewriter.certify(mlp(SILU), far, accuracy=float("nan"))
 
 
 def test_the_limit_is_what_an_activation_without_a_claim_is_held_to(room: Path) -> None:
@@ -157,6 +159,8 @@ def test_the_plan_in_the_file_is_what_is_proved(room: Path) -> None:
     assert run(["g.onnx", "-o", "coarse.onnx", "--accuracy", "0.05", "--no-validate", "-q"]) == 0
     assert run(["certify", "g.onnx", "coarse.onnx"]) == 1
     assert run(["certify", "g.onnx", "coarse.onnx", "--accuracy", "0.05"]) == 0
+    assert run(["validate", "g.onnx", "coarse.onnx"]) == 1
+    assert run(["validate", "g.onnx", "coarse.onnx", "--accuracy", "0.05"]) == 0
     model = onnx.load(room / "coarse.onnx")
     plan = next(each for each in model.metadata_props if each.key == "attnonly.plan")
     model.metadata_props.remove(plan)

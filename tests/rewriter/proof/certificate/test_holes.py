@@ -10,6 +10,7 @@ import pytest
 
 from rewriter import certify
 from rewriter.errors import ModelError
+from rewriter.graph.walk import iter_nodes
 
 FOLDER = Path(__file__).parent / "holes"
 PLACES = {
@@ -71,6 +72,14 @@ def test_a_plan_claims_an_accuracy_that_the_user_repeats() -> None:
 
 X = "float[n] x"
 MATRIX, CUBE = "float[n, 4] x", "float[b, t, 4] x"
+
+
+def branch(body: str) -> str:
+    """A node If with this body, or the negative."""
+    then = f"then_branch = t () => (float[n, 4] z) {{ {body} }}"
+    return f"b = Cast<to = 9>(k1) y = If(b) <{then}, else_branch = e () => (float[n, 4] z) {{ z = Neg(x) }}>"
+
+
 VARIANTS: dict[str, tuple[str, str, str]] = {
     # 01: rows of two tensors
     "rows, a sum": (
@@ -169,16 +178,32 @@ VARIANTS: dict[str, tuple[str, str, str]] = {
     "laid out twice, a product": (
         X, "p = Softmax(x) y = Mul(p, p)",
         "p = Softmax(x) a = Reshape(p, s111) c = Reshape(p, sm11) d = Mul(a, c) s = Shape(p) y = Reshape(d, s)"),
+    "laid out as 28": (
+        MATRIX, "y = Relu(x)", "a = Reshape(x, s741) r = Relu(a) s = Shape(x) y = Reshape<allowzero = 1>(r, s)"),
+    "seven rows, in a branch": (MATRIX, branch("z = MatMul(x, S)"), branch("r = Reshape(x, s74) z = MatMul(r, S)")),
+    # tensors that say something only about the shape
+    "a constant with more axes": (X, "y = Mul(x, k9)", "y = Mul(x, k111)"),
+    "a constant with an axis beside a number": ("float[] x", "y = Relu(x)", "y = Max(x, k0_1)"),
+    "0 times another tensor": (
+        "float[n] x, float[m, n] u", "y = Relu(x)", "z = Mul(u, k0) r = Relu(x) y = Add(r, z)"),
+    "another tensor less itself": (
+        "float[n] x, float[m, n] u", "y = Neg(x)", "e = Exp(u) d = Sub(e, e) r = Neg(x) y = Sub(r, d)"),
+    "the same branches under another condition": (
+        "float[n] x, float[m, n] u", "y = Relu(x)", "c = Less(u, k0) r = Relu(x) y = Where(c, r, r)"),
+    "undefined in a branch": (
+        MATRIX, branch("z = Relu(x)"), branch("s = Sqrt(x) d = Sub(s, s) r = Relu(x) z = Add(r, d)")),
     # 14, 15
     "a shape of floats": (X, "y = Relu(x)", "r = Relu(x) f = Cast<to = 1>(sm1) y = Reshape(r, f)"),
 }  # fmt: skip
 INTEGERS = {
     "zero": [0], "one": [1], "two": [2], "rows3": [-1, 3], "rows4": [-1, 4], "rows8": [-1, 8], "s33": [-1, 3, 3],
-    "s31": [-1, 3, 1], "s13": [-1, 1, 3], "s111": [1, -1, 1], "sm11": [-1, 1, 1], "s74": [7, 4], "s0m4": [0, -1, 4],
+    "s31": [-1, 3, 1], "s13": [-1, 1, 3], "s111": [1, -1, 1], "sm11": [-1, 1, 1], "s74": [7, 4],
+    "s741": [7, 4, 1], "s0m4": [0, -1, 4],
     "sm1": [-1],
 }  # fmt: skip
 NUMBERS = {
-    "k0": 0.0, "k1": 1.0, "k05": 0.5, "k9": 12345.0, "k65504": 65504.0, "km65504": -65504.0, "k1e8": 1e8,
+    "k0": 0.0, "k0_1": [0.0], "k1": 1.0, "k111": [[[12345.0]]],
+    "k05": 0.5, "k9": 12345.0, "k65504": 65504.0, "km65504": -65504.0, "k1e8": 1e8,
     "k11": np.float32(1.1), "k121": np.float32(1.1) * np.float32(1.1), "b4": [0.5, -1.0, 2.0, 0.25],
     "W": np.arange(6).reshape(3, 2) - 2.5, "S": np.arange(16).reshape(4, 4) / 7 - 1, "T": np.eye(4),
 }  # fmt: skip
@@ -190,7 +215,7 @@ def model(inputs: str, body: str) -> onnx.ModelProto:
     made = onnx.parser.parse_model(text)
     made.graph.output[0].type.tensor_type.ClearField("shape")
     for names, dtype in ((INTEGERS, np.int64), (NUMBERS, np.float32)):
-        read = {name for node in made.graph.node for name in node.input} & names.keys()
+        read = {name for node in iter_nodes(made.graph.node) for name in node.input} & names.keys()
         arrays = ((name, np.array(names[name], dtype)) for name in sorted(read))
         made.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays)
     return made
