@@ -482,7 +482,8 @@ class _Matching:
         return self._same_layer(a, b) or self._same_sizes(a, b)
 
     def _decided_rows(self, a: Tensor, b: Tensor) -> bool:
-        if any(self._same_tensors(*each) for each in ((a, b), (in_order(a), in_order(b, a.elem_type)))):
+        first = in_order(b, a.elem_type)  # a layout that both have is followed in the original alone
+        if any(self._same_tensors(*each) for each in ((a, b), (a, first), (in_order(a), first))):
             return True
         ours, theirs = (self._region_in_order(*each, a.elem_type) for each in zip(self._readers, (a, b), strict=True))
         if ours and theirs and self._equal_functions(ours[0], theirs[0], ours[1], theirs[1], rows=True):

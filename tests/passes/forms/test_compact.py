@@ -11,7 +11,7 @@ from rewriter import rewrite
 from tests import cases
 from tests.attention import Array, HeadNumbers
 from tests.headmath import softmax, tapped
-from tests.textmodels import ERF_GELU, SILU, mlp, values
+from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
 TEXTS = {"silu": SILU, "relu": "h = Relu(y)", "tanh": "h = Tanh(y)", "gelu": ERF_GELU}
 NO_PLAIN_WEIGHT = "m = MatMul(x, W1) y = Sub(m, b1)"
@@ -84,3 +84,15 @@ def test_values_beyond_float32_are_float64() -> None:
     report = rewrite(mlp("k = Mul(y, $0.3) h = Exp(k)"), form="compact")
     assert report.problems == ()
     assert report.exit_status == 0
+
+
+def test_rows_that_the_original_lays_out_by_computed_sizes_are_certified() -> None:
+    """As in the patch merger of a vision encoder: four rows side by side are a token."""
+    body = (
+        "s = Shape<start = 0, end = 1>(x) n = Div(s, four) t = Concat<axis = 0>(n, four) r = Reshape(x, t) "
+        "y = MatMul(r, W1) h = Relu(y) out = MatMul(h, W2)"
+    )
+    model = text_model(
+        body, opset=17, inputs="float[rows, 1] x", outputs="float[tokens, 4] out", constants={"four": np.array([4])}
+    )
+    assert rewrite(model, form="compact", validate="certificate")
