@@ -44,6 +44,7 @@ class Judgement:
     """One output of two models, over all cases.
 
     Attributes:
+        name: name of the output.
         error: ||B - A|| / ||A|| of the case that uses most of what is allowed.
         rounding: what rounding amounts to in the original there, in the same unit.
         allowed: the largest error that the rule allows there.

@@ -49,6 +49,7 @@ class BlockTest:
     """The test of one block.
 
     Attributes:
+        name: name of the block.
         sizes: the shapes of its input that were run, as batch x tokens.
         error: largest error of the block, as a share of its output's norm, in float64; None without an evaluation.
         allowed: the largest error that was allowed there.

@@ -67,6 +67,7 @@ class ProviderRun:
 
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
+        failures: what differs, with the input.
         uncompared: outputs that hold nothing to compare, and why.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
         cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
@@ -90,6 +91,7 @@ class Validation:
         certificate: what was proved for every input; None if the models could not be compared at all.
         providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
         blocks: the tests of the blocks that are not certified, in graph order.
+        cases: inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
         failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
         unproved: what a rewriting has to prove and did not, without a counterexample.
