@@ -259,6 +259,8 @@ def expected_labels(activation: str, outcome: Outcome) -> frozenset[str]:
             labels |= {"gelu", "gelu_tanh"}
         if label == "quick_gelu":
             labels.add("silu")
+    if label == "silu_clipped":
+        labels.add("clip")  # the clipped value, where onnxruntime took QuickGelu for the activation
     return frozenset(labels)
 
 
