@@ -280,9 +280,9 @@ def _skip_norm(operator: str) -> Definition:
         if any(node.output[1:3]):
             return None
         total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{node.output[0]}/sum"
-        parts = [helper.make_node("Add", [data, skip], [f"{total}/skip" if bias else total])]
-        if bias:
-            parts.append(helper.make_node("Add", [f"{total}/skip", bias], [total]))
+        biased = f"{total}/biased" if bias else data  # optimisers put what the bias belongs to first
+        parts = [helper.make_node("Add", [data, bias], [biased])] if bias else []
+        parts.append(helper.make_node("Add", [biased, skip], [total]))
         epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), _SKIP_EPSILON)
         operands = [total, scale, *([beta] if beta else [])]
         return [*parts, helper.make_node(operator, operands, [node.output[0]], axis=-1, epsilon=epsilon)]

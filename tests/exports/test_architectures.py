@@ -73,7 +73,8 @@ def check_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
 def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Export, tmp_path: Path) -> None:
     """Gated ones in one sublayer with value u, in the model's own precision."""
     path, out = export(entry.name, exporter, "fp32"), tmp_path / "out.onnx"
-    report: Any = rewrite(path, out, inputs=every_input(path))
+    # Positions fix sizes that optimum declares dynamic: inputs are those that the model is found to accept.
+    report: Any = rewrite(path, out, inputs=None if entry.name.endswith("-optimum") else every_input(path))
     check(report, entry, may_lack=has_no_ratio(path, entry))
     before, after = onnx.load(path), onnx.load(out)
     check_signature(before, after)
