@@ -185,7 +185,7 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
             given = b.transpose(given, order, f"{name}_channels_last")
         shape = b.node("Shape", [given], f"{name}_shape")
         known = view.type_of(tensor).shape or (None,)
-        width = known[order[-1]] if len(known) == rank else None
+        width = known[order[-1]] if len(known) == rank else block.neurons
         if isinstance(width, int):
             return b.reshape(given, (*lead, width), f"{name}_rows"), shape
         # Does not run at a size of 0: onnxruntime's fusion of Reshapes writes the computed size as -1.

@@ -337,6 +337,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
             tensor.raw_data = raw
+        tensor.ClearField("external_data")  # the references of small tensors
     return result
 
 

@@ -1,5 +1,5 @@
 """A report as a self-contained HTML page; jinja2, from the extra `report`, is imported only when a page is made."""
 
-from rewriter.report.html.page import render, require_jinja
+from rewriter.report.html.page import render, require_jinja, write_page
 
-__all__ = ["render", "require_jinja"]
+__all__ = ["render", "require_jinja", "write_page"]

@@ -14,9 +14,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from rewriter.errors import UsageError
+from rewriter.files.atomic import write_text
 from rewriter.report.report import Report
 from rewriter.report.sections import certainty, sections, summary_lines, warnings
 from rewriter.report.tables import Cell, Column, written
@@ -25,6 +27,11 @@ from rewriter.text import shortened
 _LONGEST, _LONGEST_SENTENCE = 240, 600
 """Characters of a name on the page, and of a sentence; of longer ones both ends are shown."""
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
+    write_text(path, render(report))
 
 
 def require_jinja() -> Any:

@@ -174,14 +174,13 @@ def data_of(page: Path) -> dict[str, Any]:
 
 
 def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options, logit in (([], None), (["--logit", "5-6"], 5)):
+    for options, logit in (([], None), (["--logit", "5-6"], "5 - 6")):
         (room / "heads.html").unlink(missing_ok=True)
         lines = told(capsys, "heads", "--html", "heads.html", *GIVEN, *options).splitlines()
         assert lines[-1] == "264 heads in 4 sublayers, 44 tensors, page written to heads.html"
         data = data_of(room / "heads.html")
-        assert (data["logit"] and data["logit"]["logit"]) == logit
+        assert (data["logit"] and data["logit"]["entry"]) == logit
         assert sum(head["kind"] == "neuron" for head in data["heads"]) == 200
-    assert data["logit"]["minus"] == 6
     ids = np.load("x.npz")["input_ids"][0]
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
 
