@@ -1,0 +1,503 @@
+"""What operators compute with: residues modulo a prime (`Field`), or float64 (`Floats`).
+
+Both have the same methods on arrays of entries. In the field, linear algebra is exact, and a nonlinear function is a
+random oracle: a keyed hash of its operand with those laws of the real function that exporters and optimisers use.
+
+| function | laws |
+| --- | --- |
+| exp | E(-x) = 1 / E(x), E(0) = 1; sigmoid, tanh, softplus and softmax are written with it |
+| sign | the Legendre symbol: odd, multiplicative; relu, max, min, clip, abs and comparisons use it |
+| sqrt | x^((p + 1) / 4), so that sqrt(a b) = sqrt(a) sqrt(b) |
+| log | log(1 / x) = -log(x) |
+| erf, sin, ... | odd or even |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Protocol
+
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.errors import RewriteError
+
+_U64 = np.uint64
+_LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
+_SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
+_MAX_TERMS = 2**18
+"""Sums of more products of 16-bit limbs are not exact in float64."""
+_CHUNK = 2**22
+"""Entries of a weight that are split into limbs at once."""
+INFINITE = 1000
+"""The count of masking constants in an entry that is -infinity."""
+
+
+class Unsupported(RewriteError):  # noqa: N818 - says what the graph is
+    """The evaluation cannot go on: an operator without a definition, or data that decides a shape."""
+
+
+class Value:
+    """A tensor of entries that depend on data.
+
+    Attributes:
+        entries: int64 residues, or float64.
+        masks: how many masking constants each entry contains; None for none at all.
+        origin: how it was computed, for a softmax that is spelled out: ("exp", x), ("max", entries), ...
+        whole: whether it holds integers.
+        grid: ("q", type) for quantised integers; ("d", scale, lowest, highest) for what they were dequantised to.
+    """
+
+    __slots__ = ("entries", "grid", "masks", "origin", "whole")
+
+    def __init__(
+        self, entries: Array, masks: Array | None = None, origin: Any = None, *, whole: bool = False, grid: Any = None
+    ) -> None:
+        self.entries, self.origin, self.whole, self.grid = entries, origin, whole, grid
+        self.masks = np.broadcast_to(masks, entries.shape) if masks is not None and np.any(masks) else None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.entries.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.entries.ndim
+
+    @property
+    def size(self) -> int:
+        return self.entries.size
+
+
+def is_float(value: Any) -> bool:
+    """Whether a tensor holds floating-point numbers, or entries that depend on data."""
+    if isinstance(value, Value):
+        return True
+    return isinstance(value, np.ndarray) and (value.dtype.kind == "f" or "float" in value.dtype.name)
+
+
+class Arithmetic(Protocol):
+    """The methods on entries that operators use; see `Field` and `Floats`."""
+
+    snaps: bool
+    reads_masks: bool
+
+    def add(self, a: Array, b: Array) -> Array: ...
+    def sub(self, a: Array, b: Array) -> Array: ...
+    def mul(self, a: Array, b: Array) -> Array: ...
+    def neg(self, a: Array) -> Array: ...
+    def inv(self, a: Array) -> Array: ...
+    def power(self, a: Array, exponent: int) -> Array: ...
+    def sqrt(self, a: Array) -> Array: ...
+    def sign(self, a: Array) -> Array: ...
+    def exp(self, a: Array) -> Array: ...
+    def log(self, a: Array) -> Array: ...
+    def softplus(self, a: Array) -> Array: ...
+    def sigmoid(self, a: Array) -> Array: ...
+    def tanh(self, a: Array) -> Array: ...
+    def odd(self, name: str, a: Array) -> Array: ...
+    def even(self, name: str, a: Array) -> Array: ...
+    def function(self, name: object, *operands: Array) -> Array: ...
+    def order(self, a: Array) -> Array: ...
+    def anchor(self, a: Array) -> Array: ...
+    def maximum(self, a: Array, b: Array) -> Array: ...
+    def minimum(self, a: Array, b: Array) -> Array: ...
+    def rational(self, number: float | Fraction) -> Any: ...
+    def lift(self, x: Any, *, scalar: bool = True) -> Value: ...
+    def matmul(self, a: Any, b: Any) -> Array: ...
+    def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array: ...
+    def reduced(self, a: Array) -> Array: ...
+
+
+# -- residues --------------------------------------------------------------------------------------------------------
+
+
+def draw_prime() -> int:
+    """A random prime below 2^31 and above 2^30 modulo which 2, 3, 5, ... 23 and their products have square roots.
+
+    It is 7 modulo 8, so that -1 is no square and 2 is one.
+    """
+    while True:
+        p = 2**30 + 8 * secrets.randbelow(2**27) + 7
+        if any(p % q == 0 or not _is_square(p, q) for q in _SMALL_PRIMES):
+            continue
+        if all(pow(base, p - 1, p) == 1 for base in (2, 3, 5, 7)) and _is_prime(p):
+            return p
+
+
+def _is_square(p: int, q: int) -> bool:
+    """Whether q is a square modulo p = 3 mod 4, by quadratic reciprocity; for odd primes."""
+    symbol = 1 if pow(p % q, (q - 1) // 2, q) == 1 else -1
+    return symbol * (-1 if q % 4 == 3 else 1) == 1
+
+
+def _is_prime(n: int) -> bool:
+    """Miller-Rabin with bases that decide every n below 3.2e9."""
+    odd, twos = n - 1, 0
+    while odd % 2 == 0:
+        odd, twos = odd // 2, twos + 1
+    for base in (2, 3, 5, 7):
+        x = pow(base, odd, n)
+        if x not in (1, n - 1) and all((x := x * x % n) != n - 1 for _ in range(twos - 1)):
+            return False
+    return True
+
+
+class Field:
+    """Arithmetic modulo a prime on int64 arrays, with oracles under a key.
+
+    Attributes:
+        p: the prime, 7 modulo 8.
+        key: of the oracles; secret, so that no file can be built against it.
+        snaps: whether a scalar constant that is a rounded sqrt(2), 1/3 or the like is that number.
+        snapped: the constants that were, and what they are.
+        low: constants of at most this count as masking constants.
+    """
+
+    reads_masks = True
+
+    def __init__(self, p: int, key: bytes, *, snaps: bool = False, low: float = -200.0) -> None:
+        self.p, self.key, self.snaps, self.low = p, key, snaps, low
+        half = pow(2, -1, p)
+        exponents = range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)
+        self._powers = np.array([pow(2, e, p) if e >= 0 else pow(half, -e, p) for e in exponents], np.int64)
+        self.snapped: dict[float, str] = {}
+        self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
+        self._numbers = self._known_numbers() if snaps else []
+        self._infinity = int(self.function("infinity", np.array(1)))
+
+    # arithmetic
+    def reduced(self, a: Array) -> Array:
+        """Entries of any size (int64) modulo p."""
+        return a - (a // self.p) * self.p
+
+    def add(self, a: Array, b: Array) -> Array:
+        total = a + b
+        return np.where(total >= self.p, total - self.p, total)
+
+    def sub(self, a: Array, b: Array) -> Array:
+        difference = a - b
+        return np.where(difference < 0, difference + self.p, difference)
+
+    def mul(self, a: Array, b: Array) -> Array:
+        return self.reduced(a * b)
+
+    def neg(self, a: Array) -> Array:
+        return np.where(a == 0, 0, self.p - a)
+
+    def power(self, a: Array, exponent: int) -> Array:
+        result = None
+        while exponent:
+            if exponent & 1:
+                result = a if result is None else self.mul(result, a)
+            exponent >>= 1
+            a = self.mul(a, a) if exponent else a
+        return np.ones_like(a) if result is None else result
+
+    def inv(self, a: Array) -> Array:
+        """1 / a; 0 for 0."""
+        return self.power(np.asarray(a, np.int64), self.p - 2)
+
+    def sqrt(self, a: Array) -> Array:
+        return self.power(np.asarray(a, np.int64), (self.p + 1) // 4)
+
+    def sign(self, a: Array) -> Array:
+        """The Legendre symbol as -1, 0 or 1."""
+        symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
+        return np.where(symbol > 1, -1, symbol)
+
+    def maximum(self, a: Array, b: Array) -> Array:
+        return np.where(self.sign(self.sub(a, b)) > 0, a, b)
+
+    def minimum(self, a: Array, b: Array) -> Array:
+        return np.where(self.sign(self.sub(a, b)) > 0, b, a)
+
+    def rational(self, number: float | Fraction) -> int:
+        """The residue of a rational number."""
+        exact = Fraction(number)
+        return exact.numerator * pow(exact.denominator, -1, self.p) % self.p
+
+    def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array:
+        """The sum of up to 2^32 entries."""
+        return self.reduced(a.sum(axis=axes, keepdims=keepdims))
+
+    # oracles
+    def _tag(self, *parts: object) -> np.uint64:
+        digest = hashlib.blake2b(repr(parts).encode(), digest_size=8, key=self.key).digest()
+        return _U64(int.from_bytes(digest, "little"))
+
+    def hash64(self, name: object, *operands: Array) -> Array:
+        """A keyed hash of 64 bits, entry by entry."""
+        first, second = self._tag("first", name), self._tag("second", name)
+        mixed: Any = self._tag(name)
+        with np.errstate(over="ignore"):
+            for operand in operands:
+                mixed = mix(mixed ^ (np.asarray(operand).astype(_U64) * (first | _U64(1)) + second))
+            return mix(mixed ^ second)
+
+    def function(self, name: object, *operands: Array) -> Array:
+        """A function of which nothing is known."""
+        return (self.hash64(name, *operands) % _U64(self.p)).astype(np.int64)
+
+    def odd(self, name: str, a: Array) -> Array:
+        flipped = a > self.p // 2
+        value = self.function(name, np.where(flipped, self.p - a, a))
+        return np.where(a == 0, 0, np.where(flipped, self.neg(value), value))
+
+    def even(self, name: str, a: Array) -> Array:
+        return self.function(name, np.minimum(a, self.neg(a)))
+
+    def exp(self, a: Array) -> Array:
+        flipped = a > self.p // 2
+        value = self.function("exp", np.where(flipped, self.p - a, a))
+        value = np.where(a == 0, 1, self.mul(value, value))
+        return np.where(flipped, self.inv(value), value) if flipped.any() else value
+
+    def log(self, a: Array) -> Array:
+        inverse = self.inv(a)
+        value = self.function("log", np.minimum(a, inverse))
+        return np.where(a == 1, 0, np.where(a <= inverse, value, self.neg(value)))
+
+    def softplus(self, a: Array) -> Array:
+        return self.log(self.add(1, self.exp(a)))
+
+    def sigmoid(self, a: Array) -> Array:
+        return self.inv(self.add(1, self.exp(self.neg(a))))
+
+    def tanh(self, a: Array) -> Array:
+        doubled = self.exp(self.add(a, a))
+        return self.mul(self.sub(doubled, 1), self.inv(self.add(doubled, 1)))
+
+    def order(self, a: Array) -> Array:
+        """What entries are sorted by: an order that is the same for equal entries, and means nothing else."""
+        return self.hash64("order", a)
+
+    def anchor(self, a: Array) -> Array:
+        """What a softmax over the last axis subtracts."""
+        return a[..., :1]
+
+    # constants
+    def _known_numbers(self) -> list[tuple[float, int, str]]:
+        """Numbers that constants are rounded from, in order: value, residue, spelling."""
+        p = self.p
+        found: dict[float, tuple[int, str]] = {}
+
+        def root(n: int) -> int:
+            return pow(n % p, (p + 1) // 4, p)
+
+        for a in range(1, 65):
+            for b in range(1, 65):
+                if math.gcd(a, b) == 1:
+                    found.setdefault(a / b, (self.rational(Fraction(a, b)), f"{a}/{b}"))
+        for n in range(2, 4097):
+            found.setdefault(math.sqrt(n), (root(n), f"sqrt({n})"))
+            found.setdefault(1 / math.sqrt(n), (pow(root(n), -1, p), f"1/sqrt({n})"))
+            found.setdefault(2 / math.sqrt(n), (2 * pow(root(n), -1, p) % p, f"2/sqrt({n})"))
+            if n <= 1024:
+                found.setdefault(n**0.25, (root(root(n)), f"{n}^(1/4)"))
+                found.setdefault(n**-0.25, (pow(root(root(n)), -1, p), f"{n}^(-1/4)"))
+        irrational = {"sqrt(2/pi)": math.sqrt(2 / math.pi), "pi": math.pi, "ln 2": math.log(2)}
+        for text, value in irrational.items():
+            residue = int(self.function(text, np.array(7)))
+            for factor in ("1", "2", "0.5", "0.044715", "0.08943"):
+                spelled = residue * self.rational(Fraction(factor)) % p, f"{factor} {text}"
+                found.setdefault(value * float(factor), spelled)
+        return sorted((value, *rest) for value, rest in found.items())
+
+    def _snapped(self, value: float, dtype: np.dtype[Any]) -> int | None:
+        """The residue of the number that a scalar constant is rounded from; None where it is what its bits say."""
+        key = value, dtype.itemsize
+        if key not in self._known:
+            self._known[key] = self._near(abs(value), dtype.itemsize)
+        found = self._known[key]
+        if found is None:
+            return None
+        self.snapped[value] = found[1]
+        return found[0] if value > 0 else (self.p - found[0]) % self.p
+
+    def _near(self, value: float, size: int) -> tuple[int, str] | None:
+        short = value < 4096 and float(value * 4096).is_integer()
+        if not math.isfinite(value) or value == 0 or value >= -self.low or short:
+            return None
+        ulp = value * {8: 4e-16, 4: 1.2e-7}.get(size, 1e-3)
+        place = bisect_left(self._numbers, (value,))
+        near = [each for each in self._numbers[max(place - 1, 0) : place + 1] if abs(each[0] - value) <= ulp]
+        if near:
+            best = min(near, key=lambda each: (len(each[2]), abs(each[0] - value)))
+            return best[1], best[2]
+        text = str({8: np.float64, 4: np.float32}.get(size, np.float16)(value))
+        if "inf" not in text and len(Decimal(text).as_tuple().digits) <= 6:
+            return self.rational(Fraction(Decimal(text))), text
+        return None
+
+    def lift(self, x: Any, *, scalar: bool = True) -> Value:
+        """An array of numbers as residues: integers, and floats as the dyadic rationals that their bits say."""
+        if isinstance(x, Value):
+            return x
+        x = np.asarray(x)
+        if x.dtype.kind in "biu" or x.dtype.name.startswith(("int", "uint")):
+            return Value(np.mod(x.astype(np.int64), self.p), whole=True)
+        if scalar and self.snaps and x.size and (x.size == 1 or (x.size < 10**5 and (x == x.flat[0]).all())):
+            residue = self._snapped(float(x.flat[0]), x.dtype)
+            if residue is not None:
+                return Value(np.full(x.shape, residue, np.int64))
+        if x.dtype.itemsize < 4:
+            x = x.astype(np.float32)
+        entries = self._exact(x)
+        entries = np.where(x < 0, self.neg(entries), entries)
+        low, odd = x <= self.low, ~np.isfinite(x)
+        if odd.any():
+            signed = np.where(x > 0, self._infinity, self.p - self._infinity)
+            entries = np.where(np.isnan(x), self._infinity // 2, np.where(odd, signed, entries))
+        masks = np.where(np.isneginf(x), INFINITE, low).astype(np.int64) if low.any() else None
+        return Value(entries, masks)
+
+    def _exact(self, x: Array) -> Array:
+        """|x| as residues, for float32 and float64."""
+        if x.dtype == np.float32:
+            bits = np.ascontiguousarray(x).view(np.uint32).reshape(x.shape)
+            exponents = ((bits >> 23) & 255).astype(np.int64)
+            digits = (bits & 0x7FFFFF).astype(np.int64) + np.where(exponents > 0, 1 << 23, 0)
+            return self.mul(digits, self._powers[np.maximum(exponents, 1) - 150 - _LOWEST_EXPONENT])
+        fraction, exponent = np.frexp(np.where(np.isfinite(x), x, 0))
+        digits = np.abs(fraction * 2.0**53).astype(np.int64)
+        return self.mul(self.reduced(digits), self._powers[exponent.astype(np.int64) - 53 - _LOWEST_EXPONENT])
+
+    # products
+    def matmul(self, a: Any, b: Any) -> Array:
+        """a @ b of Values or numbers with two axes or more, by products of 16-bit limbs in float64."""
+        size, columns = b.size, b.shape[-1]
+        left = _limbs(self.lift(a, scalar=False).entries)
+        if size <= _CHUNK or b.ndim != 2:
+            return self._product(left, _limbs(self.lift(b, scalar=False).entries))
+        step = max(_CHUNK // b.shape[0], 1)
+        parts = []
+        for start in range(0, columns, step):
+            cut = slice(start, start + step)
+            part = Value(b.entries[:, cut]) if isinstance(b, Value) else b[:, cut]
+            parts.append(self._product(left, _limbs(self.lift(part, scalar=False).entries)))
+        return np.concatenate(parts, -1)
+
+    def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
+        (a1, a0), (b1, b0) = a, b
+        if a0.shape[-1] > _MAX_TERMS:
+            raise Unsupported("a sum of more than 2^18 products")
+        low, high = a0 @ b0, a1 @ b1
+        middle = (a0 + a1) @ (b0 + b1) - low - high
+        low, middle, high = (self.reduced(each.astype(np.int64)) for each in (low, middle, high))
+        return self.reduced(self.reduced(self.reduced(high << 16) + middle << 16) + low)
+
+
+def mix(h: Array) -> Array:
+    """The finaliser of splitmix64, a bijection of 64-bit words."""
+    h = (h ^ (h >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return h ^ (h >> _U64(31))
+
+
+def _limbs(entries: Array) -> tuple[Array, Array]:
+    return (entries >> 16).astype(np.float64), (entries & 0xFFFF).astype(np.float64)
+
+
+# -- float64 ---------------------------------------------------------------------------------------------------------
+
+
+def _each(function: Callable[[float], float], x: Array) -> Array:
+    return np.asarray(np.vectorize(function, otypes=[np.float64])(x)) if np.size(x) else np.zeros(np.shape(x))
+
+
+_NUMPY: Mapping[str, Callable[..., Array]] = {
+    "erf": lambda x: _each(math.erf, x),
+    "sin": np.sin, "cos": np.cos, "tan": np.tan, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin, "acos": np.arccos,
+    "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "pow": np.power, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "truncated": np.trunc,
+    "clamp": lambda x, low, high: np.minimum(np.maximum(np.rint(x), low), high),
+    "mod": np.mod, "fmod": np.fmod,
+}  # fmt: skip
+"""Functions that the field hashes, in float64."""
+
+
+class Floats:
+    """float64, for the reference evaluation."""
+
+    snaps = False
+    reads_masks = False
+    add = staticmethod(np.add)
+    sub = staticmethod(np.subtract)
+    mul = staticmethod(np.multiply)
+    neg = staticmethod(np.negative)
+    sqrt = staticmethod(np.sqrt)
+    sign = staticmethod(np.sign)
+    exp = staticmethod(np.exp)
+    log = staticmethod(np.log)
+    tanh = staticmethod(np.tanh)
+    maximum = staticmethod(np.maximum)
+    minimum = staticmethod(np.minimum)
+    matmul_of = staticmethod(np.matmul)
+
+    def reduced(self, a: Array) -> Array:
+        return a
+
+    def inv(self, a: Array) -> Array:
+        return 1.0 / np.asarray(a, np.float64)
+
+    def power(self, a: Array, exponent: int) -> Array:
+        return np.asarray(a) ** exponent
+
+    def softplus(self, a: Array) -> Array:
+        return np.logaddexp(0.0, a)
+
+    def sigmoid(self, a: Array) -> Array:
+        small = np.exp(-np.abs(a))
+        return np.where(a >= 0, 1.0, small) / (1.0 + small)
+
+    def function(self, name: object, *operands: Array) -> Array:
+        function = _NUMPY.get(str(name))
+        if function is None:
+            raise Unsupported(f"{name} has no float64 form")
+        return function(*operands)
+
+    def odd(self, name: str, a: Array) -> Array:
+        return self.function(name, a)
+
+    def even(self, name: str, a: Array) -> Array:
+        return self.function(name, a)
+
+    def order(self, a: Array) -> Array:
+        return a
+
+    def anchor(self, a: Array) -> Array:
+        return a.max(-1, keepdims=True, initial=-np.inf)
+
+    def rational(self, number: float | Fraction) -> float:
+        return float(number)
+
+    def lift(self, x: Any, *, scalar: bool = True) -> Value:  # noqa: ARG002 - as in the field
+        if isinstance(x, Value):
+            return x
+        x = np.asarray(x)
+        return Value(x.astype(np.float64), whole=x.dtype.kind in "biu")
+
+    def matmul(self, a: Any, b: Any) -> Array:
+        return np.matmul(self.lift(a).entries, self.lift(b).entries)
+
+    def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array:
+        return np.asarray(a.sum(axis=axes, keepdims=keepdims))
+
+
+def integers(x: Any) -> list[int]:
+    """The elements of a tensor that is a shape, an axis or an index. Raises Unsupported where data decides them."""
+    if isinstance(x, Value):
+        raise Unsupported("data decides a shape or an index")
+    return [int(each) for each in np.asarray(x).reshape(-1)]
+
+
+def lifted(arithmetic: Arithmetic, operands: Sequence[Any]) -> list[Array]:
+    """Entries of operands, broadcast against each other."""
+    return list(np.broadcast_arrays(*(arithmetic.lift(each).entries for each in operands)))

@@ -1,0 +1,352 @@
+"""Evaluates a model, node by node, in one arithmetic.
+
+A float input, and what depends on one, is a `Value`. Integers, Booleans, and floats that are made of constants and
+shapes alone stay arrays, computed by the runtime's own kernels, so that constants that a tool folded are the same bits.
+
+A row of a table that is taken by an integer input (an embedding) is, with `blend`, a random combination of *all* rows:
+the multilinear extension in the one-hot vector of the id, so that any one token tests the whole table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+import rewriter.evaluate.attention
+import rewriter.evaluate.control
+import rewriter.evaluate.moves
+import rewriter.evaluate.products
+import rewriter.evaluate.quantised
+import rewriter.evaluate.reductions
+import rewriter.evaluate.scalar  # noqa: F401 - these modules fill the table
+from rewriter.arrays import Array
+from rewriter.errors import ModelError
+from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, is_float
+from rewriter.evaluate.kernels import Kernels, constant, in_numpy
+from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
+from rewriter.files.load import LoadedModel, read_tensor
+from rewriter.graph.edit import inlined
+from rewriter.graph.view import key_of, label, opsets
+from rewriter.graph.walk import reads
+from rewriter.text import one_line
+
+_UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
+"""What numpy and attribute look-ups raise for a node that no runtime would run."""
+_TABLE_READERS = {"Gather", "Slice", "EmbedLayerNormalization", "RotaryEmbedding", "GroupQueryAttention"}
+_PRODUCTS = {"MatMul", "Gemm", "Conv", "FusedMatMul"}
+_SHAPES = {"Shape", "Size"}
+_SMALL_TABLE, _SMALL_WEIGHT = 32, 64
+
+
+class Program:
+    """A model as it is evaluated: functions inlined, weights read once.
+
+    Attributes:
+        graph: its main graph.
+        opsets: version by domain.
+        overridable: initializers that a caller may replace.
+    """
+
+    def __init__(self, model: LoadedModel) -> None:
+        """Raises Unsupported where local functions cannot be inlined."""
+        self._model = model
+        try:
+            self.proto = inlined(model.proto) if model.proto.functions else model.proto
+        except (RuntimeError, onnx.checker.ValidationError) as error:
+            raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
+        self.graph = self.proto.graph
+        self.opsets = opsets(self.proto.opset_import)
+        self.kernels = Kernels(self.opsets, self.proto.ir_version)
+        self._weights: dict[int, Array] = {}
+        self._attributes: dict[int, dict[str, Any]] = {}
+        self._needs: dict[int, dict[int, list[str]]] = {}
+        names = {value.name for value in self.graph.input}
+        listed = {tensor.name for tensor in self.graph.initializer}
+        self.overridable = frozenset() if listed <= names else frozenset(listed & names)
+
+    def weights(self, graph: onnx.GraphProto) -> dict[str, Array]:
+        """The initializers of a graph; large ones in other files are memory that is read as it is used."""
+        for tensor in graph.initializer:
+            if id(tensor) not in self._weights:
+                try:
+                    self._weights[id(tensor)] = read_tensor(self._model, tensor)
+                except ModelError as error:
+                    raise Unsupported(str(error)) from error
+        return {tensor.name: self._weights[id(tensor)] for tensor in graph.initializer}
+
+    def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
+        if id(node) not in self._attributes:
+            self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        return self._attributes[id(node)]
+
+    def last_readers(self, graph: onnx.GraphProto) -> dict[int, list[str]]:
+        """For each node, by position, the tensors that nothing behind it reads."""
+        if id(graph) not in self._needs:
+            last = {name: place for place, node in enumerate(graph.node) for name in (*reads(node), *node.output)}
+            dead: dict[int, list[str]] = {}
+            for name in last.keys() - {value.name for value in graph.output} - {""}:
+                dead.setdefault(last[name], []).append(name)
+            self._needs[id(graph)] = dead
+        return self._needs[id(graph)]
+
+
+class Evaluator:
+    """One evaluation of a model, at one point.
+
+    Attributes:
+        environment: tensor to value, of what is still needed.
+        data: tensors that hold entries, in the order in which they were computed.
+        decided: tensors that depend on the values of integer inputs.
+        fixed: tensors that are made of constants alone, the same at every size.
+        partial: tables of which this size may read only a part, by content: their names.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        arithmetic: Arithmetic,
+        feeds: Mapping[str, Array],
+        *,
+        blend: bool = True,
+        in_reals: bool = False,
+        replaced: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Prepare an evaluation.
+
+        Args:
+            program: the model.
+            arithmetic: what it is evaluated in.
+            feeds: its inputs; the values of floats are replaced by random residues in a field.
+            blend: whether rows of tables are random combinations.
+            in_reals: whether arithmetic on constant floats is that of the reals instead of the runtime's.
+            replaced: values of tensors that take the place of what nodes compute.
+        """
+        self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
+        self.blend, self.in_reals, self.replaced = blend, in_reals, replaced or {}
+        self.opsets = program.opsets
+        self.environment: dict[str, Any] = {}
+        self.data: dict[str, None] = {}
+        self.decided: set[str] = set()
+        self.fixed: set[str] = set()
+        self.partial: dict[bytes, str] = {}
+
+    # -- walking
+    def run(self) -> dict[str, Any]:
+        """The outputs, by name. Raises Unsupported."""
+        for _ in self.steps():
+            pass
+        return self.outputs()
+
+    def outputs(self) -> dict[str, Any]:
+        names = [value.name for value in self.program.graph.output]
+        missing = next((name for name in names if name not in self.environment), None)
+        if missing is not None:
+            raise Unsupported(f"nothing computes the output '{missing}'")
+        return {name: self.environment[name] for name in names}
+
+    def steps(self) -> Iterator[None]:
+        """Evaluate one node after the other, so that several evaluations can share a weight while it is in use."""
+        graph = self.program.graph
+        self.environment |= {**self.program.weights(graph), **self.replaced}
+        self.fixed |= {tensor.name for tensor in graph.initializer if tensor.name not in self.program.overridable}
+        for value in graph.input:
+            if value.name in self.feeds:
+                self._feed(value.name, self.feeds[value.name])
+        dead = self.program.last_readers(graph)
+        for place, node in enumerate(graph.node):
+            self.node(node, self.environment)
+            for name in dead.get(place, ()):
+                self.environment.pop(name, None)
+            yield
+
+    def _feed(self, name: str, x: Any) -> None:
+        if is_float(x) and isinstance(self.arithmetic, Field):
+            entries = self.arithmetic.function(("input", name, x.shape), np.arange(x.size)).reshape(x.shape)
+            self.environment[name] = Value(entries)
+        elif is_float(x):
+            self.environment[name] = self.arithmetic.lift(x)
+        else:
+            self.environment[name] = x
+            self.decided.add(name)
+        self.record(name, self.environment[name])
+
+    def body(self, graph: onnx.GraphProto, environment: dict[str, Any]) -> list[Any]:
+        """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
+        inner = {**environment, **self.program.weights(graph)}
+        inner |= {value.name: environment[value.name] for value in graph.input if value.name in environment}
+        for node in graph.node:
+            self.node(node, inner)
+        return [inner[value.name] for value in graph.output]
+
+    def node(self, node: onnx.NodeProto, environment: dict[str, Any]) -> None:
+        """Evaluate one node. Raises Unsupported, with the node."""
+        missing = [name for name in node.input if name and name not in environment]
+        if missing:
+            raise Unsupported(f"{label(node)} reads '{missing[0]}' before it is computed")
+        operands = [environment[name] if name else None for name in node.input]
+        decided = node.op_type not in _SHAPES and any(name in self.decided for name in node.input)
+        call = Call(node, node.op_type, self.program.attributes(node), self, decided)
+        try:
+            with np.errstate(all="ignore"):
+                made = tuple_of(self._computed(call, operands, environment))
+        except Unsupported as error:
+            raise Unsupported(f"{label(node)}: {error}") from None
+        except _UNFIT as error:
+            raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error
+        if all(name in self.fixed for name in node.input if name):
+            self.fixed |= {*node.output}
+        for name, value in zip(node.output, made, strict=False):
+            if name:
+                environment[name] = self.replaced.get(name, value)
+                if decided:
+                    self.decided.add(name)
+                self.computed(node, name, environment)
+                self.record(name, environment[name])
+
+    def computed(self, node: onnx.NodeProto, name: str, environment: dict[str, Any]) -> None:
+        """Called with each tensor as soon as it is computed; a subclass may keep or replace it."""
+
+    def record(self, name: str, value: Any) -> None:
+        """Note that a tensor holds entries."""
+        if isinstance(value, Value):
+            self.data[name] = None
+
+    # -- one node
+    def _computed(self, call: Call, operands: list[Any], environment: dict[str, Any]) -> Any:
+        node, kind = call.node, call.kind
+        domain = key_of(node)[0]
+        if kind in rewriter.evaluate.control.CONTROL and not domain:
+            return rewriter.evaluate.control.control(call, operands, environment)
+        self._note_tables(call, operands)
+        depends = any(isinstance(each, (Value, list)) for each in operands)
+        if call.decided and kind in _PRODUCTS and not depends:
+            # Floats made of integer inputs (a time step) enter the arithmetic where they meet a weight.
+            a, b = operands[:2]
+            if a.ndim > 1 and a.shape[-1] > 1 and b.size > _SMALL_WEIGHT:
+                pairs = zip(node.input, operands, strict=True)
+                operands = [self._entered(each) if name in self.decided else each for name, each in pairs]
+                depends = any(isinstance(each, Value) for each in operands)
+        if not depends and not (call.decided and self.takes_rows(call, operands)):
+            return self._plain(call, operands)
+        found = row(domain, kind)
+        return self._by_definition(call, operands) if found is None else found(call, *operands)
+
+    def _entered(self, x: Any) -> Any:
+        return Value(self.arithmetic.lift(x, scalar=False).entries) if is_float(x) else x
+
+    def _plain(self, call: Call, operands: list[Any]) -> Any:
+        """A node on plain arrays."""
+        node, kind = call.node, call.kind
+        if kind == "Constant" and not key_of(node)[0]:
+            return constant(call.attributes)
+        found = row(key_of(node)[0], kind)
+        if self.in_reals and found is not None and kind not in MOVES and kind not in ("Cast", "CastLike"):
+            lifted = self._in_reals(call, operands)
+            if lifted is not None:
+                return found(call, *lifted)
+        floats = any(is_float(each) for each in operands)
+        if found is not None and kind in (MOVES if floats else ALWAYS):
+            return found(call, *operands)
+        made = None if key_of(node)[0] else in_numpy(kind, call.attributes, operands)
+        return self.program.kernels.run(node, operands) if made is None else made
+
+    def _in_reals(self, call: Call, operands: list[Any]) -> list[Any] | None:
+        """Constant floats as entries, where arithmetic on them is meant to be that of the reals."""
+        if call.kind == "DequantizeLinear" and operands[0].size > 1:
+            number = Value(self.arithmetic.lift(operands[0]).entries, whole=True, grid=("q", str(operands[0].dtype)))
+            return [number, *operands[1:]]
+        if any(name in self.decided for name in call.node.input):
+            return None
+        wide = [each is not None and is_float(each) and each.size >= 2 for each in operands]
+        low = getattr(self.arithmetic, "low", -np.inf)
+        if not any(each and np.isfinite(x).all() and not (x <= low).any() for each, x in zip(wide, operands, strict=True)):
+            return None
+        return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
+
+    def _by_definition(self, call: Call, operands: list[Any]) -> Any:
+        """An operator that ONNX defines by others."""
+        node, domain = call.node, key_of(call.node)[0]
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
+        except onnx.defs.SchemaError:
+            raise Unsupported("it is not in the table of operators") from None
+        if not schema.has_function:
+            raise Unsupported("it is not in the table of operators")
+        body = schema.function_body
+        inner = {formal.name: each for formal, each in zip(schema.inputs, operands, strict=False)}
+        given = {each.name: each for each in node.attribute}
+        for part in body.node:
+            copy = onnx.NodeProto.FromString(part.SerializeToString())
+            for attribute in [each for each in copy.attribute if each.ref_attr_name]:
+                copy.attribute.remove(attribute)
+                if attribute.ref_attr_name in given:
+                    stated = onnx.AttributeProto.FromString(given[attribute.ref_attr_name].SerializeToString())
+                    stated.name = attribute.name
+                    copy.attribute.append(stated)
+            self.program.hold(copy)
+            self.node(copy, inner)
+        return tuple(inner.get(name) for name in body.output)
+
+    # -- tables
+    def takes_rows(self, call: Call, operands: Sequence[Any]) -> bool:
+        """Whether rows of a table of floats are taken by the value of an input."""
+        if call.kind == "EmbedLayerNormalization":
+            return True
+        if call.kind != "Gather" or call.node.input[0] in self.decided or call.get("axis", 0) != 0:
+            return False
+        table = operands[0]
+        return table.ndim == 2 and (is_float(table) or table.dtype in (np.int8, np.uint8))
+
+    def rows(self, table: Any, index: Array, *, decided: bool = True) -> Value:
+        """Rows of a table; blended where the index depends on the value of an input."""
+        index = np.where(index < 0, index + table.shape[0], index)
+        if not (self.blend and decided and isinstance(self.arithmetic, Field)):
+            taken = table.entries[index] if isinstance(table, Value) else table[index]
+            value = Value(self.arithmetic.lift(taken, scalar=False).entries)
+            whole = isinstance(table, np.ndarray) and table.dtype.kind in "iu"
+            value.grid = ("q", str(table.dtype)) if whole else None
+            return value
+        ids, back = np.unique(index, return_inverse=True)
+        shares = self.arithmetic.function(("blend", table.shape[0]), ids[:, None], np.arange(table.shape[0])[None])
+        mixed = self.arithmetic.matmul(Value(shares), table)
+        return Value(mixed[back.reshape(index.shape)])
+
+    def _note_tables(self, call: Call, operands: Sequence[Any]) -> None:
+        """Note constant tables of which one size may read only a part."""
+        if call.kind not in _TABLE_READERS or all(name in self.fixed for name in call.node.input if name):
+            return
+        for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
+            if not isinstance(table, np.ndarray) or table.ndim < 2 or table.size < _SMALL_TABLE or name not in self.fixed:
+                continue
+            blended = (call.kind == "Gather" and call.decided) or (call.kind == "EmbedLayerNormalization" and place == 2)
+            if self.blend and blended and (is_float(table) or table.dtype.itemsize == 1):
+                continue  # every row is in what is read
+            self.read_in_part(call, name, table, operands)
+
+    def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:  # noqa: ARG002
+        self.partial[content(table)] = name
+
+
+def content(table: Array) -> bytes:
+    """A digest of a table's numbers; narrow floats count as float32."""
+    import hashlib
+
+    narrow = is_float(table) and table.dtype.itemsize < 4
+    same = table.astype(np.float32) if narrow else table
+    shape = f"{same.dtype}{same.shape}".encode()
+    return hashlib.blake2b(shape + np.ascontiguousarray(same).tobytes(), digest_size=16).digest()
+
+
+def in_step(evaluators: Collection[Evaluator]) -> None:
+    """Run evaluations of one program node by node, all of them at once."""
+    for _ in zip(*(each.steps() for each in evaluators), strict=True):
+        pass
+
+
+def entries_of(values: Mapping[str, Any]) -> int:
+    return sum(math.prod(each.shape) for each in values.values() if isinstance(each, Value))

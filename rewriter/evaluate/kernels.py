@@ -1,0 +1,125 @@
+"""Nodes on plain arrays: integers in numpy, anything else by the runtime's own kernel, bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Unsupported, integers
+from rewriter.text import one_line
+
+_KEPT = 2**20
+"""Results of at most this many entries are kept."""
+_MAX_IR = 11
+
+_INTEGER_OPERATORS: Mapping[str, Callable[..., Array]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Equal": np.equal, "Less": np.less, "Greater": np.greater,
+    "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal, "And": np.logical_and, "Or": np.logical_or,
+    "Not": np.logical_not, "Neg": np.negative,
+}  # fmt: skip
+"""Exact on integers and Booleans, which wrap around as in the runtime."""
+_WIDE = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+
+
+def constant(attributes: Mapping[str, Any]) -> Array:
+    """The value of a Constant node. Raises Unsupported for a sparse one."""
+    for name, value in attributes.items():
+        if name == "value":
+            return numpy_helper.to_array(value)
+        if name in ("value_float", "value_floats"):
+            return np.asarray(value, np.float32)
+        if name in ("value_int", "value_ints"):
+            return np.asarray(value, np.int64)
+        if name in ("value_string", "value_strings"):
+            return np.asarray(value, object)
+    raise Unsupported("a constant of another kind")
+
+
+def in_numpy(kind: str, attributes: Mapping[str, Any], operands: Sequence[Any]) -> Array | None:
+    """A node on integers, without a session; None where a kernel has to compute it."""
+    whole = all(isinstance(each, np.ndarray) and each.dtype.kind in "biu" for each in operands)
+    if kind in _INTEGER_OPERATORS and whole:
+        return np.asarray(_INTEGER_OPERATORS[kind](*operands))
+    if kind == "Cast" and whole and attributes["to"] in _WIDE:
+        return np.asarray(operands[0].astype(helper.tensor_dtype_to_np_dtype(attributes["to"])))
+    if kind == "ConstantOfShape":
+        value = numpy_helper.to_array(attributes["value"]) if "value" in attributes else np.zeros(1, np.float32)
+        return np.broadcast_to(value.reshape(()), integers(operands[0]))
+    if kind == "Range" and whole:
+        return np.arange(*(each.item() for each in operands), dtype=operands[0].dtype)
+    return None
+
+
+class Kernels:
+    """Runs single nodes in sessions of their own, and keeps small results."""
+
+    def __init__(self, opsets: Mapping[str, int], ir_version: int) -> None:
+        self._imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        self._ir_version = min(ir_version, _MAX_IR)
+        self._kept: dict[bytes, tuple[Any, ...]] = {}
+
+    def run(self, node: onnx.NodeProto, operands: Sequence[Array | None]) -> tuple[Any, ...]:
+        """The outputs of a node. Raises Unsupported where neither onnxruntime nor onnx's evaluator computes it."""
+        key = _key(node, operands)
+        if key in self._kept:
+            return self._kept[key]
+        inputs = [f"i{place}" if each is not None else "" for place, each in enumerate(operands)]
+        outputs = [f"o{place}" if name else "" for place, name in enumerate(node.output)]
+        single = onnx.NodeProto.FromString(node.SerializeToString())
+        del single.input[:], single.output[:]
+        single.input.extend(inputs)
+        single.output.extend(outputs)
+        feeds = {name: each for name, each in zip(inputs, operands, strict=True) if name and each is not None}
+        infos = [_info(name, each) for name, each in feeds.items()]
+        graph = helper.make_graph([single], "node", infos, [onnx.ValueInfoProto(name=name) for name in outputs if name])
+        model = helper.make_model(graph, opset_imports=self._imports, ir_version=self._ir_version)
+        made = iter(_computed(model, feeds))
+        result = tuple(next(made) if name else None for name in outputs)
+        if sum(np.size(each) for each in result if each is not None) <= _KEPT:
+            self._kept[key] = result
+        return result
+
+
+def _info(name: str, value: Array) -> onnx.ValueInfoProto:
+    text = value.dtype.kind in "OUS"
+    kind = onnx.TensorProto.STRING if text else helper.np_dtype_to_tensor_dtype(value.dtype)
+    return helper.make_tensor_value_info(name, kind, value.shape)
+
+
+def _computed(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[Any]:
+    import onnxruntime
+    from onnx.reference import ReferenceEvaluator
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        return list(session.run(None, dict(feeds)))
+    except Exception as error:  # noqa: BLE001 - onnxruntime raises its own of many kinds
+        try:
+            return list(ReferenceEvaluator(model).run(None, dict(feeds)))
+        except Exception:  # noqa: BLE001 - and onnx's evaluator any
+            raise Unsupported(f"no kernel computes it: {one_line(str(error), 120)}") from None
+
+
+def _key(node: onnx.NodeProto, operands: Sequence[Array | None]) -> bytes:
+    digest = hashlib.blake2b(node.op_type.encode() + node.domain.encode(), digest_size=16)
+    for each in sorted(attribute.SerializeToString() for attribute in node.attribute):
+        digest.update(each)
+    digest.update(repr([bool(name) for name in node.output]).encode())
+    for operand in operands:
+        if operand is None:
+            digest.update(b"|none")
+            continue
+        content = repr(operand).encode() if operand.dtype.kind in "OUS" else np.ascontiguousarray(operand).tobytes()
+        digest.update(f"|{operand.dtype}{operand.shape}".encode() + content)
+    return digest.digest()

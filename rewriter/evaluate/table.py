@@ -1,0 +1,125 @@
+"""The table of operators: what each computes, written once for every arithmetic.
+
+An operator is a function of a `Call` and its operands, which are
+
+- a `Value`: entries that depend on data, in the arithmetic of the evaluation;
+- a numpy array: integers, Booleans and strings, and floats that are made of constants and shapes alone;
+- a list: a sequence; None: an operand that is left out.
+
+It returns one output, or a tuple of outputs. It is called only if an operand is a `Value` (or a list that has one), or
+if it was registered with `always`; otherwise the runtime's own kernel computes the node, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Arithmetic, Value
+
+if TYPE_CHECKING:
+    from rewriter.evaluate.evaluator import Evaluator
+
+MICROSOFT = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node, as it is evaluated.
+
+    Attributes:
+        node: the node.
+        kind: its operator, or the one that is applied as a part of it.
+        attributes: those that it has.
+        evaluator: the evaluation that it is part of.
+        decided: whether an operand depends on the *values* of an integer input (token ids, positions, a mask).
+    """
+
+    node: onnx.NodeProto
+    kind: str
+    attributes: Mapping[str, Any]
+    evaluator: Evaluator
+    decided: bool = False
+
+    @property
+    def f(self) -> Arithmetic:
+        return self.evaluator.arithmetic
+
+    @property
+    def opset(self) -> int:
+        """The version of the operator set of ONNX."""
+        return self.evaluator.opsets.get("", 1)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute."""
+        return self.attributes.get(name, default)
+
+    def text(self, name: str, default: str = "") -> str:
+        """An attribute that is a string."""
+        value = self.attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def apply(self, name: str, *operands: Any, domain: str = "", **attributes: Any) -> Any:
+        """The first output of another operator, as a part of this one: `call.apply("Softmax", scores, axis=-1)`."""
+        found = row(domain, name)
+        assert found is not None, name
+        return tuple_of(found(Call(self.node, name, attributes, self.evaluator, self.decided), *operands))[0]
+
+    def lift(self, x: Any, *, scalar: bool = True) -> Value:
+        """An operand as entries."""
+        return self.f.lift(x, scalar=scalar)
+
+    def entries(self, x: Any) -> Array:
+        return self.f.lift(x).entries
+
+    def number(self, value: float) -> Any:
+        """A float attribute, which ONNX stores in float32, as an entry."""
+        return self.f.lift(np.float32(value)).entries[()]
+
+    def move(self, x: Any, function: Callable[[Array], Array]) -> Any:
+        """Data movement: the same for entries, for what is known of each of them, and for plain arrays."""
+        if not isinstance(x, Value):
+            return function(x)
+        masks = None if x.masks is None else function(x.masks)
+        return Value(function(x.entries), masks, whole=x.whole, grid=x.grid)
+
+
+Operator = Callable[..., Any]
+
+OPERATORS: dict[tuple[str, str], Operator] = {}
+"""By domain and name; an operator of onnxruntime without a row is looked up under ONNX's domain, and the other way."""
+MOVES: set[str] = set()
+"""Operators that move data: each entry of the output is one of an operand's, or a constant."""
+ALWAYS: set[str] = set()
+"""Operators whose rows are used for plain arrays too, instead of the runtime's kernel."""
+
+
+def operator(*names: str, domain: str = "", moves: bool = False, always: bool = False) -> Callable[[Operator], Operator]:
+    """Register the row of operators."""
+
+    def put(function: Operator) -> Operator:
+        OPERATORS.update({(domain, name): function for name in names})
+        MOVES.update(names if moves else ())
+        ALWAYS.update(names if moves or always else ())
+        return function
+
+    return put
+
+
+_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
+
+
+def row(domain: str, name: str) -> Operator | None:
+    """The row of an operator. A name means the same in the domains of ONNX and onnxruntime, but where both have rows."""
+    if domain not in _DOMAINS:
+        return None
+    return next((OPERATORS[each, name] for each in (domain, *_DOMAINS) if (each, name) in OPERATORS), None)
+
+
+def tuple_of(outputs: Any) -> Sequence[Any]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
