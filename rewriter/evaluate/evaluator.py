@@ -9,6 +9,7 @@ the multilinear extension in the one-hot vector of the id, so that any one token
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -65,6 +66,7 @@ class Program:
         self._weights: dict[int, Array] = {}
         self._attributes: dict[int, dict[str, Any]] = {}
         self._needs: dict[int, dict[int, list[str]]] = {}
+        self._definitions: dict[int, list[onnx.NodeProto]] = {}
         names = {value.name for value in self.graph.input}
         listed = {tensor.name for tensor in self.graph.initializer}
         self.overridable = frozenset() if listed <= names else frozenset(listed & names)
@@ -83,6 +85,13 @@ class Program:
         if id(node) not in self._attributes:
             self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         return self._attributes[id(node)]
+
+    def definition(self, node: onnx.NodeProto, body: onnx.FunctionProto) -> list[onnx.NodeProto]:
+        """The nodes of a function, with the attributes that a node gives it."""
+        if id(node) not in self._definitions:
+            given = {each.name: each for each in node.attribute}
+            self._definitions[id(node)] = [_with_attributes(part, given) for part in body.node]
+        return self._definitions[id(node)]
 
     def last_readers(self, graph: onnx.GraphProto) -> dict[int, list[str]]:
         """For each node, by position, the tensors that nothing behind it reads."""
@@ -279,17 +288,8 @@ class Evaluator:
             raise Unsupported("it is not in the table of operators")
         body = schema.function_body
         inner = {formal.name: each for formal, each in zip(schema.inputs, operands, strict=False)}
-        given = {each.name: each for each in node.attribute}
-        for part in body.node:
-            copy = onnx.NodeProto.FromString(part.SerializeToString())
-            for attribute in [each for each in copy.attribute if each.ref_attr_name]:
-                copy.attribute.remove(attribute)
-                if attribute.ref_attr_name in given:
-                    stated = onnx.AttributeProto.FromString(given[attribute.ref_attr_name].SerializeToString())
-                    stated.name = attribute.name
-                    copy.attribute.append(stated)
-            self.program.hold(copy)
-            self.node(copy, inner)
+        for part in self.program.definition(node, body):
+            self.node(part, inner)
         return tuple(inner.get(name) for name in body.output)
 
     # -- tables
@@ -332,10 +332,19 @@ class Evaluator:
         self.partial[content(table)] = name
 
 
+def _with_attributes(part: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+    copy = onnx.NodeProto.FromString(part.SerializeToString())
+    for attribute in [each for each in copy.attribute if each.ref_attr_name]:
+        copy.attribute.remove(attribute)
+        if attribute.ref_attr_name in given:
+            stated = onnx.AttributeProto.FromString(given[attribute.ref_attr_name].SerializeToString())
+            stated.name = attribute.name
+            copy.attribute.append(stated)
+    return copy
+
+
 def content(table: Array) -> bytes:
     """A digest of a table's numbers; narrow floats count as float32."""
-    import hashlib
-
     narrow = is_float(table) and table.dtype.itemsize < 4
     same = table.astype(np.float32) if narrow else table
     shape = f"{same.dtype}{same.shape}".encode()
