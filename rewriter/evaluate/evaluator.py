@@ -10,7 +10,6 @@ the multilinear extension in the one-hot vector of the id, so that any one token
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ import rewriter.evaluate.moves
 import rewriter.evaluate.products
 import rewriter.evaluate.quantised
 import rewriter.evaluate.reductions
-import rewriter.evaluate.scalar  # noqa: F401 - these modules fill the table
+import rewriter.evaluate.scalar
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, is_float
@@ -273,7 +272,9 @@ class Evaluator:
             return None
         wide = [each is not None and is_float(each) and each.size >= 2 for each in operands]
         low = getattr(self.arithmetic, "low", -np.inf)
-        if not any(each and np.isfinite(x).all() and not (x <= low).any() for each, x in zip(wide, operands, strict=True)):
+        if not any(
+            each and np.isfinite(x).all() and not (x <= low).any() for each, x in zip(wide, operands, strict=True)
+        ):
             return None
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 
@@ -321,9 +322,16 @@ class Evaluator:
         if call.kind not in _TABLE_READERS or all(name in self.fixed for name in call.node.input if name):
             return
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
-            if not isinstance(table, np.ndarray) or table.ndim < 2 or table.size < _SMALL_TABLE or name not in self.fixed:
+            if (
+                not isinstance(table, np.ndarray)
+                or table.ndim < 2
+                or table.size < _SMALL_TABLE
+                or name not in self.fixed
+            ):
                 continue
-            blended = (call.kind == "Gather" and call.decided) or (call.kind == "EmbedLayerNormalization" and place == 2)
+            blended = (call.kind == "Gather" and call.decided) or (
+                call.kind == "EmbedLayerNormalization" and place == 2
+            )
             if self.blend and blended and (is_float(table) or table.dtype.itemsize == 1):
                 continue  # every row is in what is read
             self.read_in_part(call, name, table, operands)
@@ -355,7 +363,3 @@ def in_step(evaluators: Collection[Evaluator]) -> None:
     """Run evaluations of one program node by node, all of them at once."""
     for _ in zip(*(each.steps() for each in evaluators), strict=True):
         pass
-
-
-def entries_of(values: Mapping[str, Any]) -> int:
-    return sum(math.prod(each.shape) for each in values.values() if isinstance(each, Value))
