@@ -23,7 +23,7 @@ class ExitStatus(IntEnum):
     INTERNAL_ERROR = 70
 
 
-_KEYWORDS = {"force": "force=True", "no-validate": "validate=False", "dry-run": "dry_run=True", "bisect": "bisect=True"}
+_KEYWORDS = {"force": "force=True", "no-validate": "validate=False", "dry-run": "dry_run=True"}
 _KEYWORDS |= {"provider": "providers=", "dim": "dims=", "max-tokens": "max_tokens=", "option": ""}
 _KEYWORDS |= {"lower-experts": "lower_experts=True", "certificate-only": "validate='certificate'"}
 _KEYWORDS |= {name: f"{name}=" for name in ("accuracy", "expose", "form", "gate", "inputs", "only")}

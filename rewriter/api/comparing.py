@@ -13,32 +13,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
-from passes.forms.square import ROWS
 from passes.plan import make_plan
 from passes.record import UnreadableError, read_record
 from rewriter.api.rows import claims_of, place_of
 from rewriter.api.run import NARROWEST, CompareKeywords, Run, described, name_of, recorded_options, settings_of, taken
 from rewriter.compare import CompareOptions
 from rewriter.compare.graphs import difference, signature_differences
-from rewriter.compare.parts import Bisection, Part, boundaries
-from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
 from rewriter.proof.claims import Claim, Side
-from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.nudge import Point
 from rewriter.proof.rule import Judgement
-from rewriter.proof.run import Way
 from rewriter.proof.settings import Settings, checked
-from rewriter.proof.validate import Judge, Progress, Validation, longest_of, noise_points
+from rewriter.proof.validate import Judge, Progress, Validation
 from rewriter.report.comparison import Comparison
-
-_LOOSE = 2.0**-10
-"""A pair that is not certified must hold part by part if the rule allows an output to be off by more than this share
-of its norm: quantised models amplify rounding, and such an output says little."""
-
-_MOST_FAULTS = 8
-"""Faulty parts that are explained; more would add little."""
 
 
 @described(CompareKeywords, Settings, CompareOptions)
@@ -47,8 +35,7 @@ def validate(
 ) -> Comparison:
     """Judge whether `rewritten` computes what `original` does: a certificate, and a run on a few inputs.
 
-    Any two models with the same inputs and outputs can be compared. Heads that the plan in the metadata of `rewritten`
-    names, but that are not certified, are tested block by block.
+    Any two models with the same inputs and outputs can be compared.
 
     Args:
         original: path of an ONNX file, or a model in memory.
@@ -93,10 +80,8 @@ def diff(
         are the same), else 1.
 
     Raises:
-        UsageError: what needs the models to be run is asked for without `outputs`; all else as for `validate`.
+        UsageError, ModelError, ProviderError, ValidationError, TypeError: as for `validate`.
     """
-    if options.get("bisect") and not outputs:
-        raise UsageError("bisect needs the models to be run: leave the outputs in")
     return _compared((a, b), options, Run(progress), graph=True, outputs=outputs)
 
 
@@ -116,7 +101,7 @@ def _compared(
         with run.step("plan", "finding the blocks"):
             known = known_of(a, b, asked.accuracy)
         pair = _Pair(a, b, settings, asked.tolerance, known, run)
-        result = pair.located(pair.judged(result), bisect=asked.bisect)
+        result = pair.judged(result)
     return replace(result, seconds=run.seconds())
 
 
@@ -162,7 +147,7 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
             # Of a program that was fitted, what B's plan says is proved or fails, within the usual limits.
             domain = stated.program.domain if stated.program.domain >= NARROWEST else math.inf
             claim = replace(place_of(block), max_error=stated.bound, domain=domain, accuracy=accuracy or 0.0)
-            claims += (replace(claim, unstable=True),)
+            claims += (claim,)
     side = Side.of(replace(a, proto=plan.model, path=None) if named and plan.model is not a.proto else a)
     made, places = side.main.producer.keys(), map(place_of, blocks)
     main = (each for each in places if not each.path)
@@ -202,39 +187,9 @@ class _Pair:
             notes=(*known.notes, *proof.notes),
         )
 
-    def located(self, result: Comparison, *, bisect: bool) -> Comparison:
-        """Add the parts, and the faulty ones among them.
-
-        Where amplified rounding hides errors in the outputs, every part must hold by itself.
-        """
-        proof = result.validation
-        loose = [each.name for each in self._decisive(proof) if each.allowed > _LOOSE]
-        failed = bool(result.failures or result.undecided)
-        if not proof.providers or not (bisect if failed else loose):
-            return result
-        bisection = self._bisection(proof)
-        if not failed and not any(map(bisection.a.main.consumers.get, bisection.marks)):  # they divide nothing
-            return result
-        with self.run.step("parts", "testing every part alone"):
-            isolated = bisection.parts()
-        guilty = [each for each in isolated if not each.found.holds]
-        if not failed:
-            # Where a tensor of the same name differs, the outputs need not: another operator may make up for it.
-            undecided = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
-            note = (
-                f"rounding is amplified, so that output {loose[0]} says little; {len(isolated) - len(guilty)} of "
-                f"{len(isolated)} parts hold by themselves"
-            )
-            result = replace(result, undecided=undecided, notes=(*result.notes, note))
-        elif not guilty:
-            text = "every part alone is within its share: the difference is the sum of small errors"
-            result = replace(result, notes=(*result.notes, text))
-        faults = (_refuted(bisection.explained(each), proof) for each in guilty[: _MOST_FAULTS if bisect else 0])
-        return replace(result, isolated=isolated, faults=tuple(faults))
-
     def _decisive(self, proof: Validation) -> list[Judgement]:
         """What the rule found where the verdict rests on it: without certificate, tests of blocks, and tolerance."""
-        judged = self.tolerance is not None or proof.certified or proof.blocks
+        judged = self.tolerance is not None or proof.certified
         return [] if judged else [each for run in proof.providers.values() for each in run.compared.values()]
 
     def _points(self) -> tuple[Point, ...]:
@@ -243,30 +198,3 @@ class _Pair:
             Point(each.output, (), view.type_of(each.output).elem_type, argument=each.gate)
             for each in self.known.blocks
         )
-
-    def _bisection(self, proof: Validation) -> Bisection:
-        known, b = self.known, Side.of(self.b)
-        accepted = run_accepted(
-            known.side, [Way(self.settings.providers[0], optimise=False)], self.settings,
-            most=longest_of(known.claims), beside=self.a.path, by_blocks=self.settings.by_blocks(self.a.size),
-        )  # fmt: skip
-        marks = boundaries(known.side.main, b.main, known.blocks)
-        if ROWS in b.main.producer:  # inside such a network tensors of A's names have rows of bias tokens too
-            marks = {name: label for name, label in marks.items() if name in b.main.outputs}
-        return Bisection(
-            known.side,
-            b,
-            marks,
-            [case for case in accepted.cases if case.name in proof.cases],
-            self.settings.providers[0],
-            noise_points(proof.certificate, known.claims, self._points()),
-            progress=self.run.progress,
-        )
-
-
-def _refuted(fault: Part, proof: Validation) -> Part:
-    refusals = () if proof.certificate is None else proof.certificate.refusals
-    found = tuple(
-        each.text for each in refusals if each.refuted and (each.path, each.original) == ((), fault.found.name)
-    )
-    return replace(fault, causes=(*found, *fault.causes))

@@ -18,7 +18,7 @@ from typing import Any, Literal, Unpack
 import onnx
 
 from passes.options import Options
-from passes.plan import Plan, apply
+from passes.plan import Plan
 from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, taken
 from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationError
@@ -109,9 +109,8 @@ def made(unit: Unit) -> onnx.ModelProto:
     return unit.model
 
 
-_Models = tuple[LoadedModel, onnx.ModelProto, LoadedModel, LoadedModel | None]
-"""The original; the result; the original as it was lowered; heads that can be cut out, where those of the result
-cannot."""
+_Models = tuple[LoadedModel, onnx.ModelProto, LoadedModel]
+"""The original, the result, and the original as it was lowered."""
 
 
 def _applied(
@@ -120,7 +119,7 @@ def _applied(
     """The models of the proof, what is claimed of them, and the report with a note where nothing is exposed."""
     with run.step("apply", "replacing them by attention heads"):
         unit = run_passes(applying, unit)
-        rewritten, alone = made(unit), _alone(unit)
+        rewritten = made(unit)
     plan, added = unit.plan, unit.added
     if not keeps_signature(source.proto, rewritten, added):
         raise ValidationError(
@@ -130,8 +129,7 @@ def _applied(
     if choices.forms.expose and not added:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     lowered = replace(source, proto=plan.model, path=None)
-    apart = None if alone is None else replace(source, proto=alone, path=None)
-    return (source, rewritten, lowered, apart), tuple(claims), report
+    return (source, rewritten, lowered), tuple(claims), report
 
 
 def _planned(
@@ -155,15 +153,6 @@ def _planned(
             choices, notes = _calibrated(run, source, unit.plan, choices, settings)
             applying, unit = planned()
     return choices, applying, _noted(unit, notes)
-
-
-def _alone(unit: Unit) -> onnx.ModelProto | None:
-    """A model whose heads can be cut out block by block; None if those of the result can."""
-    if unit.plan.whole is not None:
-        # Bias tokens that the network carries do not belong to a single block.
-        plan = replace(unit.plan, whole=None)
-        return made(replace(unit, planned=plan, model=apply(plan)))
-    return None if unit.heads is unit.model else unit.heads
 
 
 def _noted(unit: Unit, notes: tuple[str, ...]) -> Unit:
@@ -206,7 +195,7 @@ def _finished(
     run_models: bool,
 ) -> Report:
     """Prove the rewritten model; with `out` the file that is saved beside it, and only then renamed to it."""
-    source, rewritten, lowered, alone = models
+    source, rewritten, lowered = models
     with ExitStack() as stack:
         staged = None
         if out is not None:
@@ -217,7 +206,7 @@ def _finished(
             with run.step("validate", "proving"):
                 in_memory = replace(source, proto=rewritten, path=None)
                 result = in_memory if staged is None else load_model(staged.path, mapped=True)
-                judge = Judge(source, result, claims, settings, run.progress, lowered, alone, run=run_models)
+                judge = Judge(source, result, claims, settings, run.progress, lowered, run=run_models)
                 validation = judge.verdict()
             status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
             report = replace(report, proof=validation, exit_status=status)

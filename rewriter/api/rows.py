@@ -21,7 +21,6 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import operator_of
 from rewriter.graph.walk import iter_nodes
 from rewriter.options import values_of
-from rewriter.proof.certificate.attention import MOST_ENTRIES
 from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.text import counted, first_of
@@ -67,7 +66,7 @@ def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
     claims = (claim_of(each, accuracy) for each in plan.conversions)
     # A first operator that is the last of a whole block reads what that block no longer makes.
     return tuple(
-        replace(claim, block_inputs=claim.inputs, width=None) if gone.intersection(claim.block_inputs) else claim
+        replace(claim, block_inputs=claim.inputs) if gone.intersection(claim.block_inputs) else claim
         for claim in claims
     )
 
@@ -82,10 +81,7 @@ def place_of(block: Block) -> Claim:
         block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
         max_error=0.0,
         elem_type=block.coarsest,
-        gated=block.gate != block.value,
         path=block.path,
-        width=next((operator.in_features for operator in block.first), None),
-        axis=next((operator.axis for operator in block.first), -1),
     )
 
 
@@ -96,25 +92,12 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
         block_inputs=conversion.inputs,
         block_outputs=conversion.outputs,
         max_error=conversion.max_error,
-        unstable=conversion.program.double,
         domain=conversion.program.domain,
         heads=conversion.heads_tensor,
         shapes=() if conversion.projections is None else conversion.projections.shapes,
-        entrywise=conversion.form == "local" or _same_rows(conversion),
         longest=conversion.longest,
         accuracy=accuracy or 0.0,
     )
-
-
-def _same_rows(conversion: Conversion) -> bool:
-    """Whether a block that is attention has rows and layers that the certificate reads: channels last, none turned."""
-    block, projections = conversion.block, conversion.projections
-    if conversion.form not in _CERTIFIED or any(each.axis != -1 for each in (*block.first, *block.second)):
-        return False
-    if conversion.form == "compact":
-        return projections is None or projections.query.data == block.first[0].data
-    few = (2 + conversion.program.bias_tokens) ** 2 <= MOST_ENTRIES  # two tokens and the bias tokens attend to all
-    return few and all(each.kind in ("MatMul", "Gemm") for each in (*block.first, *block.second))
 
 
 def exposed_by(block: str, names: Collection[str]) -> tuple[str, ...]:

@@ -129,7 +129,6 @@ class CompareKeywords(RunKeywords, total=False):
     atol: float | None
     rtol: float | None
     accuracy: float | None
-    bisect: bool
 
 
 def taken(given: Mapping[str, Any], *kinds: type) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,6 @@ class CompareOptions:
         above=0.0,
         below=1.0,
     )
-    bisect: bool = option(False, "If they differ, test every part alone and name the faulty ones.")
 
     @property
     def tolerance(self) -> tuple[float, float] | None:

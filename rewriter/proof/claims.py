@@ -26,16 +26,11 @@ class Claim:
         max_error: certified maximum error against the original function f in exact arithmetic, relative
             to max(1, |f|); for a gated block h(g) u, relative to max(1, |h|) |u|.
         elem_type: the least precise element type at the ends of the region, by which accuracy is judged.
-        gated: whether the activation is multiplied by a value, which is the last of `inputs`.
-        unstable: whether the float64 rounding of the program far exceeds that of the operators around it.
-        width: number of channels of the block's inputs; None if unknown.
         domain: largest |pre-activation| that the claim covers; the proof fails if the model's own exceed it.
-        axis: axis of the region's channels, counted from the end.
         heads: if the whole block was replaced, the tensor of the rewritten model that holds the output of its heads,
             [batch, tokens and further rows, channels]; its first rows are `output`. Empty if only the region was
             replaced.
         shapes: tensors that hold shapes, now computed from the block's inputs instead of a tensor inside it.
-        entrywise: whether heads compute every entry from its own pre-activation.
         longest: maximum sequence length of the block; None if unlimited.
         accuracy: maximum error that the user asked for, relative to max(1, |f|); 0 if none was given.
         exposed: tensors of the heads that are further outputs of the rewritten model, behind the original's.
@@ -48,15 +43,10 @@ class Claim:
     block_outputs: tuple[str, ...]
     max_error: float
     elem_type: int
-    gated: bool = False
-    unstable: bool = False
     path: Path = ()
-    width: int | None = None
     domain: float = float("inf")
-    axis: int = -1
     heads: str = ""
     shapes: tuple[str, ...] = ()
-    entrywise: bool = True
     longest: int | None = None
     accuracy: float = 0.0
     exposed: tuple[str, ...] = ()
@@ -80,11 +70,6 @@ class Claim:
     def makes(self) -> tuple[str, ...]:
         """The tensors that it makes, first those that are numbers and not shapes."""
         return (*self.block_outputs, *self.shapes) if self.heads else (self.output,)
-
-    @property
-    def value(self) -> str:
-        """The tensor that the activation is multiplied by; the pre-activation itself for a block without a gate."""
-        return self.inputs[-1]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,9 @@
 """The judge: PASS is a certificate and a run.
 
-The certificate (`rewriter.proof.certificate`) proves, for every input of every size, that the rewritten model computes
-what the original does, up to a bound at each activation. The run looks for what no certificate can see: both models on
+The certificate (`rewriter.proof.prove`) proves that the rewritten model computes what the original does, for every
+input of every size or of the sizes that were tried, up to a bound at each activation. The run looks for what no certificate can see: both models on
 a few inputs, on each provider, with and without optimisation, compared by the one rule of `rewriter.proof.rule`.
 
-Where the certificate does not reach (forms with attention between all tokens), everything outside the blocks is shown
-to be the original's, and each block is tested by itself (`rewriter.proof.tested`). Reports call these blocks tested.
 """
 
 from __future__ import annotations
@@ -26,16 +24,17 @@ from rewriter.graph.mixtures import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.certificate.certify import Certificate, Claimed, certify
+from rewriter.proof.certificate.certify import Certificate, Claimed
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
+from rewriter.proof.prove import prove
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, run_model, told
 from rewriter.proof.settings import Settings
-from rewriter.proof.tested import BlockTest, point_of, tested_block
+from rewriter.text import first_of
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
@@ -53,9 +52,8 @@ _BYTES = (
     "may come out, as on another processor"
 )
 
-_EMPTY = "the run proves nothing about {}: rounding alone moves it as far as it is large; the verdict rests on {}"
+_EMPTY = "the run proves nothing about {}: rounding moves it as far as it is large; the verdict rests on the certificate"
 
-_TESTED = "leave out --certificate-only to have it run, or use form local, compact, masked or maskless"
 _NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
 
 _ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
@@ -90,7 +88,6 @@ class Validation:
     Attributes:
         certificate: what was proved for every input; None if the models could not be compared at all.
         providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
-        blocks: the tests of the blocks that are not certified, in graph order.
         cases: inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
         failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
@@ -103,7 +100,6 @@ class Validation:
 
     certificate: Certificate | None
     providers: Mapping[str, ProviderRun]
-    blocks: tuple[BlockTest, ...]
     cases: tuple[str, ...]
     skipped: tuple[str, ...]
     failures: tuple[str, ...] = ()
@@ -143,11 +139,9 @@ class Judge:
         claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
         lowered: the form of the original whose tensors the claims name, if that is not the original itself. That it
             computes what the original does is shown too.
-        alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are judged in
-            this form, and the rewritten model itself end to end.
         tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
-        run: whether anything is run; if not, every block must be certified.
+        run: whether anything is run.
     """
 
     original: LoadedModel
@@ -156,13 +150,12 @@ class Judge:
     settings: Settings
     progress: Progress = lambda _what, _done, _total: None
     lowered: LoadedModel | None = None
-    alone: LoadedModel | None = None
     tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
     run: bool = True
 
     def verdict(self) -> Validation:
-        """The certificate, the run, and the tests of blocks that are not certified. Raises as `run_accepted`."""
+        """The certificate and the run. Raises as `run_accepted`."""
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
         # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
@@ -179,15 +172,14 @@ class Judge:
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
         if not self.run:
-            unproved += tuple(f"{name} cannot be certified, only tested; {_TESTED}" for name in certificate.left)
-            return Validation(certificate, {}, (), (), (), refuted, unproved, notes=(_NOT_RUN,))
+            return Validation(certificate, {}, (), (), refuted, unproved, notes=(*_of(certificate), _NOT_RUN))
         try:
             return self._judged(certificate, refuted, unproved)
         except (ValidationError, LookupError, ValueError) as error:
             # The file may be so wrong that it does not run; what is known already says more than that.
             if not (refuted or unproved):
                 raise
-            return Validation(certificate, {}, (), (), (), refuted, unproved, (str(error),))
+            return Validation(certificate, {}, (), (), refuted, unproved, (str(error),))
 
     @property
     def _named(self) -> LoadedModel:
@@ -206,29 +198,29 @@ class Judge:
             )
             for each in self.claims
         }
-        # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
-        judged = self.alone or self.rewritten
-        found = certify(self.original, judged, claims=held, blocks=self.claims)
+        dims = self.settings.dims
+        found = prove(self.original, self.rewritten, claims=held, blocks=self.claims, dims=dims)
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
-            second = certify(self._named, judged, claims=held, blocks=self.claims)
-            found = second if certify(self.original, self._named).certified else found
-        if self.alone is not None:
-            found = replace(found, certified=False, left=tuple(each.name for each in self.claims))
+            second = prove(self._named, self.rewritten, claims=held, blocks=self.claims, dims=dims)
+            if second.certified:
+                first = prove(self.original, self._named, dims=dims)
+                found = replace(second, sizes=first.sizes or second.sizes) if first.certified else found
+            else:
+                found = second
         return found
 
     def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
         providers, claims = self.settings.providers, self.claims
         old, named = Side.of(self.original), Side.of(self._named)
-        tested = tuple(claim for claim in claims if claim.name in certificate.left)
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
         watched = dict(_domains(claims, certificate))
-        # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
+        # What is certified needs few inputs; pre-activations in a domain need all.
         wide = self.original.size <= CHEAP
         before = run_accepted(
             old, (*ways, *again), self.settings,
-            most=longest_of(claims), full=self.alone is not None, few=certificate.certified and not watched,
+            most=longest_of(claims), few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
@@ -237,34 +229,21 @@ class Judge:
             after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
-        points = noise_points(certificate, tested, (*_mixtures(old), *self.noise))
-        blocks, uncompared = [], list[str]()
-        apart = new if self.alone is None else Side.of(self.alone)
-        for number, claim in enumerate(tested):
-            self.progress(f"testing {claim.name}", number, len(tested))
-            try:
-                test = tested_block(named, apart, claim, ways, self.settings.seed, before.cases, self._by_blocks)
-            except ValidationError as error:
-                uncompared.append(f"{claim.name} could not be tested: {error}")
-                test = BlockTest(claim.name, (), None, None, (uncompared[-1],))
-            blocks.append(test)
+        points = noise_points(certificate, (*_mixtures(old), *self.noise))
         runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
             *refuted,
-            *(failure for block in blocks for failure in block.failures if failure not in uncompared),
             *(failure for each in runs.values() for failure in each.failures),
         ]
-        uncompared += [text for each in runs.values() for text in each.uncompared]
+        uncompared = [text for each in runs.values() for text in each.uncompared]
         coarse = [_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
-        notes = [*_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
+        notes = [*_of(certificate), *_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
         empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
         if empty:
-            rest = "the certificate" if certificate.certified else "the tests of the blocks"
-            notes.append(_EMPTY.format(", ".join(empty), rest))
+            notes.append(_EMPTY.format(", ".join(empty)))
         return Validation(
             certificate=certificate,
             providers=runs,
-            blocks=tuple(blocks),
             cases=tuple(case.name for case in before.cases),
             skipped=before.skipped,
             failures=tuple(dict.fromkeys(failures)),
@@ -336,6 +315,16 @@ class Judge:
         )
 
 
+def _of(certificate: Certificate) -> Iterator[str]:
+    """What a certificate rests on that its verdict does not say."""
+    if certificate.certified and not certificate.sizes and certificate.undecided:
+        yield f"proved node for node only; values were not compared: {certificate.undecided}"
+    if certificate.rounded:
+        yield f"constants read as what they are rounded from: {first_of(certificate.rounded)}"
+    if certificate.folded:
+        yield f"constants folded in float32, read as the exact product: {first_of(certificate.folded)}"
+
+
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
     for claim in (each for each in claims if each.exposed):
         view = rewritten.views[claim.path]
@@ -385,16 +374,14 @@ def longest_of(claims: Sequence[Claim]) -> int | None:
     return min((claim.longest for claim in claims if claim.longest), default=None)
 
 
-def noise_points(
-    certificate: Certificate | None, tested: Sequence[Claim], further: Sequence[Point] = ()
-) -> tuple[Point, ...]:
-    """Where the original gets noise: the activations that are certified, those that are tested, and further ones."""
+def noise_points(certificate: Certificate | None, further: Sequence[Point] = ()) -> tuple[Point, ...]:
+    """Where the original gets noise: the activations that are certified, and further ones."""
     certified = (
         Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
         for each in (() if certificate is None else certificate.regions)
     )
     unique: dict[Place, Point] = {}
-    for point in (*certified, *map(point_of, tested), *further):
+    for point in (*certified, *further):
         unique.setdefault(point.place, point)
     return tuple(unique.values())
 

@@ -54,7 +54,7 @@ def sha256_of(path: Path) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Certification(Result):
-    """What was proved about two models, for every input of every size.
+    """What was proved about two models.
 
     Attributes:
         original: the specification.
@@ -75,10 +75,10 @@ class Certification(Result):
         return ExitStatus(bool(self.problems))
 
     @property
-    def verdict(self) -> Literal["certified", "not proved", "different"]:
+    def verdict(self) -> Literal["certified", "certified at the sizes tried", "not proved", "different"]:
         """`different` only with a counterexample: a number at which an activation is further off than its limit."""
         if self.certificate.certified:
-            return "certified"
+            return "certified at the sizes tried" if self.certificate.sizes else "certified"
         return "different" if self.certificate.refuted else "not proved"
 
     @property
@@ -97,7 +97,7 @@ class Certification(Result):
             return f"{self.verdict.upper()}  {pair}"
         count, worst = counted(len(self.certificate.regions), "activation"), self.certificate.worst
         within = f"each within {worst:.2g} max(1, |f|)" if worst else "exactly the same function"
-        return f"CERTIFIED  {pair}, {where}: {count} replaced, {within}"
+        return f"{self.verdict.upper()}  {pair}, {where}: {count} replaced, {within}"
 
     def checked(self, stated: Any) -> Self:
         """Whether a certificate that was read holds, this one being computed from the files; times and paths differ."""

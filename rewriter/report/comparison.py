@@ -12,13 +12,12 @@ from math import isnan, nan
 from typing import Literal
 
 from rewriter.compare.graphs import GraphDifference
-from rewriter.compare.parts import Part
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
 from rewriter.report.report import Result, reach
 from rewriter.text import counted
 
-Verdict = Literal["same", "agrees", "not proved", "different"]
+Verdict = Literal["same", "same at the sizes tried", "agrees", "not proved", "different"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,10 +32,8 @@ class Comparison(Result):
         b: path of B.
         signature: the differences in inputs and outputs; if there are any, nothing was run.
         files: the differences between the files; None if they were not asked for.
-        proof: the certificate, the runs and the tests of blocks; None if nothing was run.
+        proof: the certificate and the runs; None if nothing was run.
         tolerance: atol and rtol that took the place of the rule; then errors are in an output's units.
-        isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
-        faults: the parts that are wrong.
         undecided: what B's plan claims and is not proved, and outputs of which the run shows nothing.
         notes: remarks.
         seconds: time by step.
@@ -48,8 +45,6 @@ class Comparison(Result):
     files: GraphDifference | None = field(default=None, metadata={"json": "graph"})
     proof: Validation | None = field(default=None, metadata={"json": "validation"})
     tolerance: tuple[float, float] | None = None
-    isolated: tuple[Part, ...] = ()
-    faults: tuple[Part, ...] = ()
     undecided: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -62,7 +57,7 @@ class Comparison(Result):
 
     @property
     def validation(self) -> Validation:
-        """The certificate, the runs and the tests of blocks."""
+        """The certificate and the runs."""
         return self._there(self.proof, "run")
 
     @property
@@ -78,15 +73,21 @@ class Comparison(Result):
     def verdict(self) -> Verdict:
         """What was found.
 
-        `same`: certified, and the run agrees (of graphs alone: they are the same); `agrees`: not proved, but B agrees
-        with A on the inputs that were run; `not proved`: what B's plan claims is neither proved nor refuted, or the run
-        does not decide; `different`: there is a counterexample.
+        `same`: certified for every size, and the run agrees (of graphs alone: they are the same); `same at the sizes
+        tried`: certified for these; `agrees`: not proved, but B agrees with A on the inputs that were run; `not
+        proved`: what B's plan claims is neither proved nor refuted, or the run does not decide; `different`: there is a
+        counterexample.
         """
         if self.failures:
             return "different"
         if self.undecided:
             return "not proved"
-        return "same" if self.proof is None or (self.proof.certified and self.proof.passed) else "agrees"
+        if self.proof is None:
+            return "same"
+        certificate = self.proof.certificate
+        if certificate is None or not certificate.certified or not self.proof.passed:
+            return "agrees"
+        return "same at the sizes tried" if certificate.sizes else "same"
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
@@ -96,7 +97,7 @@ class Comparison(Result):
     @property
     def same(self) -> bool:
         """Whether B is proved to compute what A does, and does so where both were run."""
-        return self.verdict == "same"
+        return self.verdict in ("same", "same at the sizes tried")
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -116,34 +117,22 @@ class Comparison(Result):
         if proof is None:
             return f"{pair} are {'different graphs' if self.failures else 'the same graph with the same weights'}"
         if self.failures:
-            return f"{self.b} does not compute what {self.a} does{self._blame}"
+            return f"{self.b} does not compute what {self.a} does"
         outputs = [each for run in proof.providers.values() for each in run.compared.values()]
         nothing = sum(each.startswith("nothing could be compared") for each in self.undecided)
         if nothing or not outputs:
             several = nothing < len({each.name for each in outputs})
             return f"{pair}: {'not every output' if several else 'nothing'} could be compared"
-        if self.isolated and self.undecided:
-            return f"{pair}: the outputs say little, and parts differ{self._blame}"
         ratio = "" if isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
         graph = "; their graphs differ" if self.files is not None and not self.files.same else ""
         where = ", ".join(proof.providers)
         if self.same:
             holds = "" if proof.certificate is None else f" {reach(proof.certificate)}"
             return f"{self.b} computes what {self.a} does{holds}, and on {where}{ratio}{graph}"
-        tested = f", {counted(len(proof.blocks), 'block')} tested" if proof.blocks else ""
         inputs = counted(len(proof.cases), "input")
         largest = f"largest difference {max(each.max_abs for each in outputs):.2g}"
         claims = "what its plan claims is " if self.undecided else ""
-        return (
-            f"{self.b} agrees with {self.a} on {inputs} on {where}, {largest}{ratio}{tested}; {claims}not proved{graph}"
-        )
-
-    @property
-    def _blame(self) -> str:
-        if self.faults:
-            more = f" and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
-            return f"; guilty: {self.faults[0].label}{more}"
-        return "" if self.isolated else "; --bisect names the guilty block"
+        return f"{self.b} agrees with {self.a} on {inputs} on {where}, {largest}{ratio}; {claims}not proved{graph}"
 
     @property
     def error_ratio(self) -> float:

@@ -242,8 +242,7 @@ class Report(Result):
         where = f"written to {self.output} in {self.seconds.get('total', 0.0):.1f} s" if self.output else "in memory"
         if self.proof is None:
             return f"NOT PROVED  {self.what}, {where}"
-        certificate = self.proof.certificate if self.proof.certified else None
-        how = "tested, not certified" if certificate is None else f"certified {reach(certificate)}"
+        how = "" if self.proof.certificate is None else f"certified {reach(self.proof.certificate)}"
         if not self.proof.providers:
             return f"CERTIFIED  {self.what}, {how}, not run; {where}"
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
@@ -260,10 +259,11 @@ class Report(Result):
 def reach(certificate: Certificate) -> str:
     """The inputs for which a certificate holds, in words."""
     longest = min((each.tokens for each in certificate.regions if each.tokens), default=None)
-    if certificate.domain is None:
-        return "for every input" if longest is None else f"for every input of up to {counted(longest, 'token')}"
     tokens = "" if longest is None else f" and up to {counted(longest, 'token')}"
-    return f"for |pre-activation| <= {certificate.domain:g}{tokens}"
+    domain = "" if certificate.domain is None else f"for |pre-activation| <= {certificate.domain:g}{tokens}"
+    if certificate.sizes:
+        return f"{domain or 'for every input'} of {counted(len(certificate.sizes), 'size')}"
+    return domain or ("for every input" if longest is None else f"for every input of up to {counted(longest, 'token')}")
 
 
 def json_text(data: Mapping[str, Any]) -> str:

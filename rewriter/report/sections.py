@@ -23,7 +23,6 @@ from rewriter.report.tables import (
     operators,
     region_table,
     rule_table,
-    tests_table,
     why_not,
     written,
 )
@@ -46,7 +45,6 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
     if proof is not None:
         if proof.certificate is not None:
             found["proved", f"Proved {reach(proof.certificate)}"] = [region_table(proof.certificate)]
-        found["tested", "Tested"] = [tests_table(proof.blocks)]
         found["measured", "Reference measurement of rounding"] = [float_table(report)]
         found["run", "Only run"] = list(_run(proof)) if proof.providers else []
     found["blocks", "Blocks"] = block_parts(report)
@@ -59,14 +57,12 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
 
 
 def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
-    """What is proved, tested and only run, each as a sentence: the section with more, its first word, the others."""
+    """What is proved and only run, each as a sentence: the section with more, its first word, the others."""
     proof = report.proof
     if proof is None:
         return
     if proof.certificate is not None:
         yield "proved", "Proved", f"{proved(proof.certificate)}. Rounding is not part of this."
-    if proof.blocks:
-        yield "tested", "Tested", f"{tested(proof)}."
     if proof.providers:
         outputs = [each.max_abs for run in proof.providers.values() for each in run.compared.values()]
         text = ", text among them" if any(name.endswith("text") for name in proof.cases) else ""
@@ -209,21 +205,18 @@ def _labelled(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
         yield ("" if number else label), text
 
 
-def tested(proof: Validation) -> str:
-    """The blocks that are tested, and on what."""
-    sizes = ", ".join(dict.fromkeys(size for each in proof.blocks for size in each.sizes))
-    return f"{counted(len(proof.blocks), 'block')}, on inputs of {sizes} rows"
-
-
 def proved(certificate: Certificate) -> str:
-    """What is proved for every input."""
+    """What is proved for every input, or for those of some sizes."""
     regions = certificate.regions
     if not certificate.certified:
-        return f"nothing for every input; {why_not(certificate)}"
+        return f"nothing; {why_not(certificate)}"
     if all(each.bound.exact for each in regions):
         within = "each activation equal"
     else:
         within = f"each activation within {certificate.worst:.2g} of max(1, |f|)"
+    if certificate.sizes:
+        sizes = "; ".join(certificate.sizes)
+        return f"{reach(certificate)} ({sizes}), over the reals, up to a chance of 2^-{certificate.bits}: {within}"
     if any(each.tokens for each in regions):
         size = " (longer ones do not run)"
     else:

@@ -10,10 +10,8 @@ from typing import Literal
 
 from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.rule import Judgement
-from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, reach
-from rewriter.text import counted
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range would lose
 _FEW = 3
@@ -155,20 +153,9 @@ def region_table(certificate: Certificate) -> Table:
     return Table(f"Certified {reach(certificate)}", heads, rows).filled()
 
 
-def tests_table(blocks: Iterable[BlockTest]) -> Table:
-    """The blocks that are tested, not proved."""
-    heads = (Column("block", "name"), Column("test"), Column("sizes run"), *columns("error", "error", "allowed"))
-    held = {True: Cell("held", style="good"), False: Cell("failed", style="bad")}
-    rows = tuple((each.name, held[each.passed], ", ".join(each.sizes), each.error, each.allowed) for each in blocks)
-    return Table("Blocks that are tested, not proved", heads, rows)
-
-
 def why_not(certificate: Certificate) -> str:
-    """Where the proof ended: the most telling reason, or the blocks that are left to tests."""
-    if certificate.refusals:
-        return f"the proof ends at {certificate.refusals[0].text}"
-    count = len(certificate.left)
-    return f"{counted(count, 'block')} {'is' if count == 1 else 'are'} left to tests: {folded(certificate.left)}"
+    """Where the proof ended: the most telling reason."""
+    return f"the proof ends at {certificate.refusals[0].text}"
 
 
 def operators(row: BlockRow) -> str:

@@ -53,7 +53,7 @@ from rewriter.proof.certificate.graphs import (
 from rewriter.proof.certificate.regions import Reader, Region
 from rewriter.proof.certificate.rows import Layer, alike, extent, in_order, read_layer
 from rewriter.proof.claims import Claim
-from rewriter.text import quoted
+from rewriter.proof.values.departure import Departure
 
 CEILINGS: Mapping[int, float] = {
     onnx.TensorProto.FLOAT: 1e-5,
@@ -168,8 +168,9 @@ class Refusal:
         reason: in a sentence.
         refuted: whether the reason is a counterexample: a number at which a function is further off than is claimed,
             or, where nothing is, than folded constants explain.
-        settled: whether no test excuses it and further reasons follow from it: another function, weights or operands.
+        settled: whether further reasons follow from it: another function, weights or operands.
         path: the graph of the original.
+        unmet: whether a block that is said to be replaced is not.
     """
 
     tensor: str
@@ -179,6 +180,7 @@ class Refusal:
     refuted: bool = False
     settled: bool = field(default=False, metadata={"json": ""})
     path: Path = ()
+    unmet: bool = field(default=False, metadata={"json": ""})
 
     @property
     def text(self) -> str:
@@ -194,8 +196,13 @@ class Certificate:
     Attributes:
         certified: whether the rewritten model computes what the original does, up to the bounds of the regions.
         regions: the activations that were replaced, with their bounds.
-        refusals: why not, the most telling first; empty if certified, and if all but the blocks `left` is.
-        left: names of the replaced blocks that are not certified themselves, and left to tests.
+        refusals: why not, the most telling first; empty if certified.
+        sizes: the sizes of inputs for which it is proved, such as `batch 2, sequence 5`; empty for every size.
+        bits: of a proof at some sizes: other models pass with a probability of less than 2^-bits.
+        rounded: constants that were read as the number that they are rounded from, such as sqrt(8).
+        folded: constants that a tool multiplied in float32, which were read as the exact product.
+        departure: where the values of both models part; None where they do not, or were not compared.
+        undecided: why values decide nothing; empty where they are the same, and where they part.
         assumed: what the proof rests on.
         not_claimed: what it says nothing about.
         seconds: how long it took.
@@ -205,7 +212,12 @@ class Certificate:
     regions: tuple[CertifiedRegion, ...]
     refusals: tuple[Refusal, ...]
     seconds: float
-    left: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    bits: int | None = None
+    rounded: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
+    departure: Departure | None = None
+    undecided: str = ""
     assumed: tuple[str, ...] = ASSUMED
     not_claimed: tuple[str, ...] = NOT_CLAIMED
     also: ClassVar[tuple[str, ...]] = ("domain",)
@@ -240,15 +252,13 @@ def certify(
         original: the model that is the specification.
         rewritten: the model to be judged; it may have further outputs.
         claims: by graph and tensor of the original, what its replacement is held to.
-        blocks: what was replaced. Each must have been, by heads. One that is not certified is left to tests: then it
-            must read nothing but the inputs of the block, and these must be certified; where heads are entrywise, only
-            an activation is left that cannot be read in the original, or is neither bounded nor refuted.
+        blocks: what was replaced. Each must have been, by heads.
         limit: the limit of all others.
     """
     start = time.perf_counter()
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, _DEEPEST))
-    matching = _Matching(claims or {}, blocks, limit)
+    matching = _Matching(claims or {}, limit)
     try:
         a = Model(original, shared=shared_ranges(original, rewritten))
         b = Model(rewritten, a)
@@ -257,7 +267,7 @@ def certify(
         refusals = tuple(_interface(a, b)) or tuple(matching.compare(a, b)) or tuple(_kept(a, b, blocks))
         if any(each.refuted and (each.path, each.original) not in matching.claims for each in refusals):
             # Other weights may make up for another function: it is a counterexample only where all else is the same.
-            rest = tuple(_Matching(claims or {}, blocks, limit, excused=True).compare(a, b))
+            rest = tuple(_Matching(claims or {}, limit, excused=True).compare(a, b))
             refusals = tuple(
                 replace(each, refuted=each.refuted and (not rest or (each.path, each.original) in matching.claims))
                 for each in refusals
@@ -266,9 +276,7 @@ def certify(
         refusals = (Refusal("", "", "", str(error)),)
     finally:
         sys.setrecursionlimit(before)
-    left = () if refusals else tuple(block.name for block in blocks if block.name in matching.left)
-    regions = tuple(matching.regions.values())
-    return Certificate(not refusals and not left, regions, refusals, time.perf_counter() - start, left)
+    return Certificate(not refusals, tuple(matching.regions.values()), refusals, time.perf_counter() - start)
 
 
 def _kept(a: Model, b: Model, blocks: Sequence[Claim]) -> Iterator[Refusal]:
@@ -285,7 +293,7 @@ def _kept(a: Model, b: Model, blocks: Sequence[Claim]) -> Iterator[Refusal]:
                 text = "reported as converted, but there is no softmax between its ends"
             else:
                 continue
-        yield Refusal(block.makes[0], block.makes[0], block.name, text, settled=True, path=block.path)
+        yield Refusal(block.makes[0], block.makes[0], block.name, text, settled=True, path=block.path, unmet=True)
 
 
 def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
@@ -326,38 +334,23 @@ class _Matching:
 
     Attributes:
         regions: the regions that were proved, by the tensors of both sides.
-        left: names of blocks that are left to tests.
         claims: graph and tensor of the original to what its replacement is held to.
     """
 
-    def __init__(
-        self, claims: Mapping[Place, Claimed], blocks: Sequence[Claim], limit: float, *, excused: bool = False
-    ) -> None:
+    def __init__(self, claims: Mapping[Place, Claimed], limit: float, *, excused: bool = False) -> None:
         """`excused`: regions that are refuted count as the same, so that only other differences are found."""
         self.regions: dict[tuple[Tensor, Tensor], CertifiedRegion] = {}
-        self.left: set[str] = set()
         self.claims = claims
         self._excused = excused
-        self._replaced = blocks
-        self._ends: dict[tuple[Tensor, Tensor], Claim] = {}
-        self._names = {(block.path, name) for block in blocks for name in (*block.makes, block.output)}
         self._limit = limit
         self._known: dict[tuple[Tensor, Tensor, bool], bool] = {}
         self._bodies: dict[int, Scope] = {}
         self._readers = Reader(), Reader()
         self._why: list[tuple[int, Refusal]] = []
-        self._undecided: set[Tensor] = set()
         self._broken: set[tuple[Tensor, Tensor]] = set()
 
     def compare(self, a: Model, b: Model) -> Iterator[Refusal]:
         """The reasons why an output differs; none if all are the same."""
-        for block in self._replaced:
-            old, new = a.scopes.get(block.path), b.scopes.get(block.path)
-            if old is None or new is None:
-                continue
-            for name in block.makes:
-                if name in old.made and name in new.made:
-                    self._ends[old.find(name), new.find(name)] = block
         for name in a.outputs:
             if not self._same(a.main, name, b.main, name):
                 found = sorted(self._why, key=lambda each: each[0])
@@ -375,9 +368,8 @@ class _Matching:
         *,
         refuted: bool = False,
         settled: bool = False,
-        block: str = "",
     ) -> bool:
-        node = block or (label(b.node) if b.node is not None else "")
+        node = label(b.node) if b.node is not None else ""
         self._why.append((rank, Refusal(b.name, a.name, node, reason, refuted, settled, a.scope.path)))
         return False
 
@@ -407,61 +399,11 @@ class _Matching:
             return self._refused(a, b, 3, f"is a {b.kind} where the original has a {a.kind}")
         if "input" in (a.kind, b.kind):
             return self._refused(a, b, 3, f"is not {a.name}")
-        block = self._ends.get((a, b))
         count = len(self._why)
         found = self._computed(a, b)
-        if self._excused and any(each.refuted and each.original == a.name for _, each in self._why[count:]):
-            return True
-        if found or block is None or any(each.settled and self._telling(each) for _, each in self._why[count:]):
-            return found
-        _, why = min(self._why[count:], key=lambda each: each[0], default=(0, None))
-        del self._why[count:]
-        return self._left(a, b, block, "its heads cannot be read" if why is None else why.text)
-
-    def _must_be_certified(self, a: Tensor, b: Tensor, block: Claim) -> bool:
-        """Whether the activation of a block is an expression of its pre-activation, about which all can be decided."""
-        if not block.entrywise or block.output not in a.scope.made:
-            return False
-        activation = a.scope.find(block.output)
-        if activation in self._undecided:
-            return False
-
-        def of_leaves(tensor: Tensor, reader: Reader) -> bool:
-            region, known = reader.region(tensor), {tensor.scope.find(name) for name in block.inputs}
-            return region is not None and set(region.leaves.values()) <= known
-
-        return of_leaves(activation, self._readers[0]) or (activation is a and not of_leaves(b, self._readers[1]))
-
-    def _telling(self, refusal: Refusal) -> bool:
-        """Whether two tensors are surely meant to be the same: of one name, or ends or activations of blocks."""
-        return refusal.tensor == refusal.original or (refusal.path, refusal.original) in self._names
-
-    def _left(self, a: Tensor, b: Tensor, block: Claim, why: str) -> bool:
-        """Whether a block that is not certified reads only what it should, which is the same in both models."""
-        ends = [name for name in block.makes if name in b.scope.made]
-        view = b.scope.model.views[block.path]
-        ours, theirs = (cut(side.scope.model.views[block.path], block.reads, ends) for side in (a, b))
-        foreign = [name for name in theirs.inputs if name not in ours.inputs]
-        if foreign:
-            known, every = {*a.scope.made, *a.scope.inputs}, {node.op_type for node in view.nodes}
-            source = next((name for name in view.back(foreign[0], every, known) if name in known), foreign[0])
-            text = f"its heads read {quoted(source)}, which is not an input of its block"
-            return self._refused(a, b, 0, text, settled=True, block=block.name)
-        if self._must_be_certified(a, b, block):
-            return self._refused(a, b, 0, f"cannot be certified: {why}", block=block.name)
-        if any(name == SOURCE for index in theirs.nodes for name, _ in b.scope.attributes(view.nodes[index])):
-            return self._refused(a, b, 0, _INVISIBLE[SOURCE])
-        for name in theirs.inputs:
-            if not self._same(a.scope, name, b.scope, name):
-                return False
-        # Tests do not see a weight that is off by one unit in the last place.
-        weights = {name for index in theirs.nodes for name in reads(view.nodes[index])}
-        for name in sorted(weights & a.scope.initializers.keys() & b.scope.initializers.keys()):
-            if not a.scope.find(name).equals(b.scope.find(name)):
-                text = f"weight {quoted(name)} is not the original's"
-                return self._refused(a, b, 0, text, settled=True, block=block.name)
-        self.left.add(block.name)
-        return True
+        return found or (
+            self._excused and any(each.refuted and each.original == a.name for _, each in self._why[count:])
+        )
 
     def _computed(self, a: Tensor, b: Tensor) -> bool:
         """Whether both are the same function, operator or layer of the same tensors."""
@@ -636,8 +578,6 @@ class _Matching:
         claimed = (a.scope.path, a.name) in self.claims
         if proved.holds and proved.bound > _EXACT and not any(heads) and not claimed:
             proved = self._to_scale(proved, one, two, TOPS[y.elem_type])
-        if proved.undecided:
-            self._undecided.add(a)
         if not proved.holds:
             settled = refuted = proved.at_least > proved.limit
             if refuted and claimed:

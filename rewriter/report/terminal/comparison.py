@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from math import isfinite
 
 from rewriter.compare.graphs import GraphDifference
-from rewriter.compare.parts import Part
 from rewriter.proof.validate import Validation
 from rewriter.report.certification import Certification
 from rewriter.report.comparison import Comparison
-from rewriter.report.sections import proved, skipped, tested
+from rewriter.report.sections import proved, skipped
 from rewriter.report.tables import (
-    Cell,
-    Column,
-    Row,
     Table,
     columns,
     operator_table,
     region_table,
     rule_table,
-    tests_table,
 )
 from rewriter.report.terminal.console import Console
 from rewriter.text import shortened
@@ -32,7 +25,13 @@ _FEW_ROWS = 12
 _PLAIN_TEXT = 60
 """Maximum length of a metadata value, in characters."""
 _FEW = 8
-_STYLES = {"same": "bold green", "agrees": "bold yellow", "not proved": "bold red", "different": "bold red"}
+_STYLES = {
+    "same": "bold green",
+    "same at the sizes tried": "bold green",
+    "agrees": "bold yellow",
+    "not proved": "bold red",
+    "different": "bold red",
+}
 
 
 def show_comparison(console: Console, found: Comparison) -> None:
@@ -41,8 +40,6 @@ def show_comparison(console: Console, found: Comparison) -> None:
         _show_graphs(console, found.files)
     if found.proof is not None:
         _show_proof(console, found, found.proof)
-    if found.faults:
-        console.part(_guilty_table(found.faults))
     for note in found.notes:
         console.line(f"note: {note}", "yellow")
     console.failures(found.problems if found.proof or found.signature else ())  # for graphs the last line is enough
@@ -52,15 +49,11 @@ def show_comparison(console: Console, found: Comparison) -> None:
 def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
     if console.verbose and proof.certificate is not None:
         console.part(region_table(proof.certificate))
-    if proof.blocks:
-        console.part(tests_table(proof.blocks))
     if proof.providers:
         console.part(rule_table(proof, tolerated=found.tolerance is not None))
         console.line(f"inputs: {'; '.join(proof.cases)}")
     if proof.certificate is not None:
         console.line(f"proved: {proved(proof.certificate)}")
-    if proof.blocks:
-        console.line(f"tested: {tested(proof)}")
     for text in (
         *(each for each in proof.unproved if each not in found.undecided),
         *skipped(proof, verbose=console.verbose),
@@ -69,16 +62,6 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
     for provider, each in proof.providers.items():
         if each.cpu_nodes:
             console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_FEW])}", "yellow")
-
-
-def _guilty_table(faults: Sequence[Part]) -> Table:
-    heads = (*columns("text", "part", "up to"), *columns("error", "error", "allowed"), Column("what differs there"))
-    rows: list[Row] = []
-    for fault in faults:
-        found = fault.found
-        errors = (found.error, found.allowed) if isfinite(found.error) else (None, None)
-        rows.append((Cell(fault.label, style="bad"), found.name, *errors, "; ".join(fault.causes)))
-    return Table("Guilty parts of B, each fed with what A computes", heads, tuple(rows))
 
 
 def _show_graphs(console: Console, found: GraphDifference) -> None:
