@@ -10,7 +10,7 @@ the multilinear extension in the one-hot vector of the id, so that any one token
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,6 +80,15 @@ class Program:
                     raise Unsupported(str(error)) from error
         return {tensor.name: self._weights[id(tensor)] for tensor in graph.initializer}
 
+    def constants(self) -> Iterator[Array]:
+        """The values of initializers and Constant nodes of the main graph that are not text."""
+        yield from (each for each in self.weights(self.graph).values() if each.dtype.kind not in "OUS")
+        for node in self.graph.node:
+            if node.op_type == "Constant" and not any(each.HasField("sparse_tensor") for each in node.attribute):
+                value = constant(self.attributes(node))
+                if value.dtype.kind not in "OUS":
+                    yield value
+
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         if id(node) not in self._attributes:
             self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
@@ -123,6 +132,7 @@ class Evaluator:
         blend: bool = True,
         in_reals: bool = False,
         replaced: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare an evaluation.
 
@@ -133,9 +143,11 @@ class Evaluator:
             blend: whether rows of tables are random combinations.
             in_reals: whether arithmetic on constant floats is that of the reals instead of the runtime's.
             replaced: values of tensors that take the place of what nodes compute.
+            names: for inputs, the names under which their residues are drawn, if these are others.
         """
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
         self.blend, self.in_reals, self.replaced = blend, in_reals, replaced or {}
+        self._names = names or {}
         self.opsets = program.opsets
         self.environment: dict[str, Any] = {}
         self.data: dict[str, None] = {}
@@ -174,7 +186,8 @@ class Evaluator:
 
     def _feed(self, name: str, x: Any) -> None:
         if is_float(x) and isinstance(self.arithmetic, Field):
-            entries = self.arithmetic.function(("input", name, x.shape), np.arange(x.size)).reshape(x.shape)
+            drawn = "input", self._names.get(name, name), x.shape
+            entries = self.arithmetic.function(drawn, np.arange(x.size)).reshape(x.shape)
             self.environment[name] = Value(entries)
         elif is_float(x):
             self.environment[name] = self.arithmetic.lift(x)
@@ -359,7 +372,21 @@ def content(table: Array) -> bytes:
     return hashlib.blake2b(shape + np.ascontiguousarray(same).tobytes(), digest_size=16).digest()
 
 
-def in_step(evaluators: Collection[Evaluator]) -> None:
-    """Run evaluations of one program node by node, all of them at once."""
-    for _ in zip(*(each.steps() for each in evaluators), strict=True):
-        pass
+def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
+    """Run evaluations of one program node by node, all of them at once.
+
+    Returns:
+        For each, why it could not go on; empty where it could.
+    """
+    failed = ["" for _ in evaluators]
+    running = {place: each.steps() for place, each in enumerate(evaluators)}
+    while running:
+        for place, steps in list(running.items()):
+            try:
+                next(steps)
+            except StopIteration:
+                del running[place]
+            except Unsupported as error:
+                failed[place] = str(error)
+                del running[place]
+    return failed
