@@ -13,7 +13,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content
-from rewriter.evaluate.moves import slice_of
+from rewriter.evaluate.table import OPERATORS
 from rewriter.evaluate.table import Call
 
 _U64 = np.uint64
@@ -93,7 +93,7 @@ class Fingerprints(Evaluator):
             return
         ids = np.arange(table.size, dtype=np.int64).reshape(table.shape)
         if call.kind == "Slice":
-            read = slice_of(call, ids, *operands[1:])
+            read = OPERATORS["", "Slice"](call, ids, *operands[1:])
         else:
             axis = call.get("axis", 0)
             read = np.take(ids, np.where(operands[1] < 0, operands[1] + table.shape[axis], operands[1]), axis)
