@@ -1,1 +1,1 @@
-"""One table of operators, evaluated in several arithmetics: residues modulo a prime, float64, where entries come from."""
+"""One table of operators, and an evaluator of it in several arithmetics: residues modulo a prime, float64."""

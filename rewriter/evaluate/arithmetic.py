@@ -18,7 +18,7 @@ import hashlib
 import math
 import secrets
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Protocol
@@ -35,6 +35,8 @@ _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
+_MAX_KEPT = 2**24
+"""Entries of the largest weight whose limbs are kept; they take 16 bytes each."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -158,12 +160,19 @@ class Field:
         snaps: whether a scalar constant that is a rounded sqrt(2), 1/3 or the like is that number.
         snapped: the constants that were, and what they are.
         low: constants of at most this count as masking constants.
+        conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
+            the field, so that other conditions may give the same result.
     """
 
     reads_masks = True
 
-    def __init__(self, p: int, key: bytes, *, snaps: bool = False, low: float = -200.0) -> None:
+    def __init__(
+        self, p: int, key: bytes, *, snaps: bool = False, low: float = -200.0, weights: Weights | None = None
+    ) -> None:
+        """`weights` are those of other fields of the same prime, which are lifted once for all of them."""
         self.p, self.key, self.snaps, self.low = p, key, snaps, low
+        self._weights = Weights() if weights is None else weights
+        self.conditions: set[int] = set()
         half = pow(2, -1, p)
         exponents = range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)
         self._powers = np.array([pow(2, e, p) if e >= 0 else pow(half, -e, p) for e in exponents], np.int64)
@@ -209,8 +218,15 @@ class Field:
 
     def sign(self, a: Array) -> Array:
         """The Legendre symbol as -1, 0 or 1."""
+        self._note(np.asarray(a, np.int64))
         symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
         return np.where(symbol > 1, -1, symbol)
+
+    def _note(self, a: Array) -> None:
+        """Note a condition. Divided by the sum of its entries it is the same for any factor."""
+        scaled = self.mul(a, self.inv(self.reduced(a.sum())))
+        if scaled.size:
+            self.conditions.add(int(self.hash64("condition", np.unique(scaled)).sum(dtype=_U64)))
 
     def maximum(self, a: Array, b: Array) -> Array:
         return np.where(self.sign(self.sub(a, b)) > 0, a, b)
@@ -372,17 +388,10 @@ class Field:
     # products
     def matmul(self, a: Any, b: Any) -> Array:
         """a @ b of Values or numbers with two axes or more, by products of 16-bit limbs in float64."""
-        size, columns = b.size, b.shape[-1]
         left = _limbs(self.lift(a, scalar=False).entries)
-        if size <= _CHUNK or b.ndim != 2:
-            return self._product(left, _limbs(self.lift(b, scalar=False).entries))
-        step = max(_CHUNK // b.shape[0], 1)
-        parts = []
-        for start in range(0, columns, step):
-            cut = slice(start, start + step)
-            part = Value(b.entries[:, cut]) if isinstance(b, Value) else b[:, cut]
-            parts.append(self._product(left, _limbs(self.lift(part, scalar=False).entries)))
-        return np.concatenate(parts, -1)
+        if isinstance(b, Value):
+            return self._product(left, _limbs(b.entries))
+        return np.concatenate([self._product(left, limbs) for limbs in self._weights.limbs(self, b)], -1)
 
     def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
         (a1, a0), (b1, b0) = a, b
@@ -392,6 +401,28 @@ class Field:
         middle = (a0 + a1) @ (b0 + b1) - low - high
         low, middle, high = (self.reduced(each.astype(np.int64)) for each in (low, middle, high))
         return self.reduced(self.reduced(self.reduced(high << 16) + middle << 16) + low)
+
+
+class Weights:
+    """The limbs of the weight that was used last: evaluations of a model at several points go through it in step."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Array, list[tuple[Array, Array]]] | None = None
+
+    def limbs(self, field: Field, weight: Array) -> Iterator[tuple[Array, Array]]:
+        """Those of consecutive columns."""
+        if self._last is not None and self._last[0] is weight:
+            yield from self._last[1]
+            return
+        columns = weight.shape[-1]
+        step = max(_CHUNK // weight.shape[0], 1) if weight.ndim == 2 and weight.size > _CHUNK else columns
+        found: list[tuple[Array, Array]] | None = [] if weight.size <= _MAX_KEPT else None
+        for start in range(0, max(columns, 1), max(step, 1)):
+            limbs = _limbs(field.lift(weight[..., start : start + step], scalar=False).entries)
+            if found is not None:
+                found.append(limbs)
+            yield limbs
+        self._last = None if found is None else (weight, found)
 
 
 def mix(h: Array) -> Array:

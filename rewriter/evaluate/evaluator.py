@@ -10,8 +10,7 @@ the multilinear extension in the one-hot vector of the id, so that any one token
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ import rewriter.evaluate.moves
 import rewriter.evaluate.products
 import rewriter.evaluate.quantised
 import rewriter.evaluate.reductions
-import rewriter.evaluate.scalar  # noqa: F401 - these modules fill the table
+import rewriter.evaluate.scalar
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, is_float
@@ -63,9 +62,10 @@ class Program:
         self.graph = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
-        self._weights: dict[int, Array] = {}
+        self._weights: dict[int, dict[str, Array]] = {}
         self._attributes: dict[int, dict[str, Any]] = {}
-        self._needs: dict[int, dict[int, list[str]]] = {}
+        self._nodes: dict[int, list[tuple[onnx.NodeProto, list[str]]]] = {}
+        self._held: list[Any] = []
         self._definitions: dict[int, list[onnx.NodeProto]] = {}
         names = {value.name for value in self.graph.input}
         listed = {tensor.name for tensor in self.graph.initializer}
@@ -73,35 +73,49 @@ class Program:
 
     def weights(self, graph: onnx.GraphProto) -> dict[str, Array]:
         """The initializers of a graph; large ones in other files are memory that is read as it is used."""
-        for tensor in graph.initializer:
-            if id(tensor) not in self._weights:
-                try:
-                    self._weights[id(tensor)] = read_tensor(self._model, tensor)
-                except ModelError as error:
-                    raise Unsupported(str(error)) from error
-        return {tensor.name: self._weights[id(tensor)] for tensor in graph.initializer}
+        if id(graph) not in self._weights:
+            self._held.append(graph)  # its id is the key, and must not become another one's
+            try:
+                read = {tensor.name: read_tensor(self._model, tensor) for tensor in graph.initializer}
+            except ModelError as error:
+                raise Unsupported(str(error)) from error
+            self._weights[id(graph)] = read
+        return self._weights[id(graph)]
+
+    def constants(self) -> Iterator[Array]:
+        """The values of initializers and Constant nodes of the main graph that are not text."""
+        yield from (each for each in self.weights(self.graph).values() if each.dtype.kind not in "OUS")
+        for node, _ in self.nodes(self.graph):
+            if node.op_type == "Constant" and not any(each.HasField("sparse_tensor") for each in node.attribute):
+                value = constant(self.attributes(node))
+                if value.dtype.kind not in "OUS":
+                    yield value
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         if id(node) not in self._attributes:
+            self._held.append(node)
             self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         return self._attributes[id(node)]
 
     def definition(self, node: onnx.NodeProto, body: onnx.FunctionProto) -> list[onnx.NodeProto]:
         """The nodes of a function, with the attributes that a node gives it."""
         if id(node) not in self._definitions:
+            self._held.append(node)
             given = {each.name: each for each in node.attribute}
             self._definitions[id(node)] = [_with_attributes(part, given) for part in body.node]
         return self._definitions[id(node)]
 
-    def last_readers(self, graph: onnx.GraphProto) -> dict[int, list[str]]:
-        """For each node, by position, the tensors that nothing behind it reads."""
-        if id(graph) not in self._needs:
-            last = {name: place for place, node in enumerate(graph.node) for name in (*reads(node), *node.output)}
-            dead: dict[int, list[str]] = {}
+    def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
+        """The nodes of a graph, each with the tensors that nothing behind it reads."""
+        if id(graph) not in self._nodes:
+            self._held.append(graph)
+            nodes = list(graph.node)
+            last = {name: place for place, node in enumerate(nodes) for name in (*reads(node), *node.output)}
+            dead: list[list[str]] = [[] for _ in nodes]
             for name in last.keys() - {value.name for value in graph.output} - {""}:
-                dead.setdefault(last[name], []).append(name)
-            self._needs[id(graph)] = dead
-        return self._needs[id(graph)]
+                dead[last[name]].append(name)
+            self._nodes[id(graph)] = list(zip(nodes, dead, strict=True))
+        return self._nodes[id(graph)]
 
 
 class Evaluator:
@@ -124,6 +138,7 @@ class Evaluator:
         blend: bool = True,
         in_reals: bool = False,
         replaced: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare an evaluation.
 
@@ -134,9 +149,11 @@ class Evaluator:
             blend: whether rows of tables are random combinations.
             in_reals: whether arithmetic on constant floats is that of the reals instead of the runtime's.
             replaced: values of tensors that take the place of what nodes compute.
+            names: for inputs, the names under which their residues are drawn, if these are others.
         """
         self.program, self.arithmetic, self.feeds = program, arithmetic, feeds
         self.blend, self.in_reals, self.replaced = blend, in_reals, replaced or {}
+        self._names = names or {}
         self.opsets = program.opsets
         self.environment: dict[str, Any] = {}
         self.data: dict[str, None] = {}
@@ -166,16 +183,16 @@ class Evaluator:
         for value in graph.input:
             if value.name in self.feeds:
                 self._feed(value.name, self.feeds[value.name])
-        dead = self.program.last_readers(graph)
-        for place, node in enumerate(graph.node):
+        for node, dead in self.program.nodes(graph):
             self.node(node, self.environment)
-            for name in dead.get(place, ()):
+            for name in dead:
                 self.environment.pop(name, None)
             yield
 
     def _feed(self, name: str, x: Any) -> None:
         if is_float(x) and isinstance(self.arithmetic, Field):
-            entries = self.arithmetic.function(("input", name, x.shape), np.arange(x.size)).reshape(x.shape)
+            drawn = "input", self._names.get(name, name), x.shape
+            entries = self.arithmetic.function(drawn, np.arange(x.size)).reshape(x.shape)
             self.environment[name] = Value(entries)
         elif is_float(x):
             self.environment[name] = self.arithmetic.lift(x)
@@ -188,7 +205,7 @@ class Evaluator:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
         inner = {**environment, **self.program.weights(graph)}
         inner |= {value.name: environment[value.name] for value in graph.input if value.name in environment}
-        for node in graph.node:
+        for node, _ in self.program.nodes(graph):
             self.node(node, inner)
         return [inner[value.name] for value in graph.output]
 
@@ -273,7 +290,9 @@ class Evaluator:
             return None
         wide = [each is not None and is_float(each) and each.size >= 2 for each in operands]
         low = getattr(self.arithmetic, "low", -np.inf)
-        if not any(each and np.isfinite(x).all() and not (x <= low).any() for each, x in zip(wide, operands, strict=True)):
+        if not any(
+            each and np.isfinite(x).all() and not (x <= low).any() for each, x in zip(wide, operands, strict=True)
+        ):
             return None
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 
@@ -321,9 +340,16 @@ class Evaluator:
         if call.kind not in _TABLE_READERS or all(name in self.fixed for name in call.node.input if name):
             return
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
-            if not isinstance(table, np.ndarray) or table.ndim < 2 or table.size < _SMALL_TABLE or name not in self.fixed:
+            if (
+                not isinstance(table, np.ndarray)
+                or table.ndim < 2
+                or table.size < _SMALL_TABLE
+                or name not in self.fixed
+            ):
                 continue
-            blended = (call.kind == "Gather" and call.decided) or (call.kind == "EmbedLayerNormalization" and place == 2)
+            blended = (call.kind == "Gather" and call.decided) or (
+                call.kind == "EmbedLayerNormalization" and place == 2
+            )
             if self.blend and blended and (is_float(table) or table.dtype.itemsize == 1):
                 continue  # every row is in what is read
             self.read_in_part(call, name, table, operands)
@@ -351,11 +377,21 @@ def content(table: Array) -> bytes:
     return hashlib.blake2b(shape + np.ascontiguousarray(same).tobytes(), digest_size=16).digest()
 
 
-def in_step(evaluators: Collection[Evaluator]) -> None:
-    """Run evaluations of one program node by node, all of them at once."""
-    for _ in zip(*(each.steps() for each in evaluators), strict=True):
-        pass
+def in_step(evaluators: Sequence[Evaluator]) -> list[str]:
+    """Run evaluations of one program node by node, all of them at once.
 
-
-def entries_of(values: Mapping[str, Any]) -> int:
-    return sum(math.prod(each.shape) for each in values.values() if isinstance(each, Value))
+    Returns:
+        For each, why it could not go on; empty where it could.
+    """
+    failed = ["" for _ in evaluators]
+    running = {place: each.steps() for place, each in enumerate(evaluators)}
+    while running:
+        for place, steps in list(running.items()):
+            try:
+                next(steps)
+            except StopIteration:
+                del running[place]
+            except Unsupported as error:
+                failed[place] = str(error)
+                del running[place]
+    return failed

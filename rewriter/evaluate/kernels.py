@@ -100,9 +100,7 @@ def _computed(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Sequence[An
     options.log_severity_level, options.intra_op_num_threads = 4, 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return list(session.run(None, dict(feeds)))
     except Exception as error:  # noqa: BLE001 - onnxruntime raises its own of many kinds
         try:

@@ -66,8 +66,7 @@ class Call:
 
     def apply(self, name: str, *operands: Any, domain: str = "", **attributes: Any) -> Any:
         """The first output of another operator, as a part of this one: `call.apply("Softmax", scores, axis=-1)`."""
-        found = row(domain, name)
-        assert found is not None, name
+        found = OPERATORS.get((domain, name)) or OPERATORS[MICROSOFT, name]
         return tuple_of(found(Call(self.node, name, attributes, self.evaluator, self.decided), *operands))[0]
 
     def lift(self, x: Any, *, scalar: bool = True) -> Value:
@@ -99,7 +98,9 @@ ALWAYS: set[str] = set()
 """Operators whose rows are used for plain arrays too, instead of the runtime's kernel."""
 
 
-def operator(*names: str, domain: str = "", moves: bool = False, always: bool = False) -> Callable[[Operator], Operator]:
+def operator(
+    *names: str, domain: str = "", moves: bool = False, always: bool = False
+) -> Callable[[Operator], Operator]:
     """Register the row of operators."""
 
     def put(function: Operator) -> Operator:
@@ -115,7 +116,7 @@ _DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
 
 
 def row(domain: str, name: str) -> Operator | None:
-    """The row of an operator. A name means the same in the domains of ONNX and onnxruntime, but where both have rows."""
+    """The row of an operator; a name means the same in all these domains, but where several have rows."""
     if domain not in _DOMAINS:
         return None
     return next((OPERATORS[each, name] for each in (domain, *_DOMAINS) if (each, name) in OPERATORS), None)

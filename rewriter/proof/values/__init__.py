@@ -1,0 +1,1 @@
+"""Two models compared by the values of their tensors in a finite field: equal values, equal functions."""

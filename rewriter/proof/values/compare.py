@@ -1,0 +1,284 @@
+"""Whether two models compute the same function: both are evaluated in finite fields, at several sizes.
+
+A's activations that became heads in B are replaced by what B computes there (`rewriter.proof.values.heads`); the rest
+must have the same values, at every point: a size, a random prime, random inputs, and a random key of the oracles.
+
+Constants are first what their bits say. Where that does not decide, they are read as what tools round: scalars as
+sqrt(2) or 1/3 (`snaps`), arithmetic on constants as that of the reals, constants that a tool folded in float32 as the
+exact product (`rewriter.proof.values.folds`). Each of these readings is reported.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Field, Unsupported, Value, Weights, draw_prime, is_float
+from rewriter.evaluate.evaluator import Program, content, in_step
+from rewriter.files.load import LoadedModel
+from rewriter.proof.inputs.cases import Maker
+from rewriter.proof.values.departure import Departure, departure
+from rewriter.proof.values.folds import Fold, folded
+from rewriter.proof.values.prints import Fingerprints, same_value
+
+SETTINGS = ((2, 5, 3), (3, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
+"""Batch, tokens and past tokens that are tried: different from each other, one token, and a length beyond the buckets of
+relative positions."""
+
+_DEGREE = 2**11
+"""Degree of what is computed between two oracles: a normalisation over n channels has 2 n."""
+_ROUNDS = 2
+"""Primes that are drawn."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How constants are read.
+
+    Attributes:
+        snaps: scalars as the numbers that they are rounded from.
+        in_reals: arithmetic on constants as that of the reals, not of their type.
+        folds: constants that a tool folded as the exact product.
+        blend: rows of tables by random combinations of all, so that every token is meant.
+    """
+
+    snaps: bool = False
+    in_reals: bool = False
+    folds: bool = False
+    blend: bool = True
+
+
+@dataclass(frozen=True)
+class Equality:
+    """What the values of two models say.
+
+    Attributes:
+        same: whether all outputs have the same values at all points.
+        sizes: those that were tried, such as `batch 2, sequence 5`.
+        bits: the probability that different models have the same values is below 2^-bits.
+        every_token: whether that holds for every token id, not only for those that were tried.
+        rounded: constants that were read as the numbers that they are rounded from.
+        folded: constants that a tool folded in float32.
+        departure: where B departs from A; None where it does not, or could not be evaluated.
+        reason: why it is not decided; empty if `same`.
+        seconds: how long it took.
+    """
+
+    same: bool = False
+    sizes: tuple[str, ...] = ()
+    bits: int = 0
+    every_token: bool = False
+    rounded: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
+    departure: Departure | None = None
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size, with inputs of A."""
+
+    name: str
+    feeds: Mapping[str, Array]
+
+
+def points(model: LoadedModel, *, dims: Mapping[str, int] | None = None) -> list[Point]:
+    """Inputs of several sizes; fewer where the model fixes them. Raises UsageError as `Maker`."""
+    maker = Maker(model.proto, dims=dims)
+    found: dict[object, Point] = {}
+    for number, setting in enumerate(SETTINGS):
+        cached = setting if maker.cached else (*setting[:2], 0)
+        case = maker.case(cached, number)
+        key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
+        found.setdefault(key, Point(case.name, case.feeds))
+    return list(found.values())
+
+
+_READINGS = (
+    Reading(),
+    Reading(snaps=True),
+    Reading(in_reals=True),
+    Reading(snaps=True, in_reals=True),
+    Reading(snaps=True, folds=True),
+    Reading(snaps=True, in_reals=True, folds=True),
+    Reading(blend=False),
+    Reading(snaps=True, blend=False),
+    Reading(snaps=True, in_reals=True, blend=False),
+)
+
+
+def compare(
+    a: LoadedModel,
+    b: LoadedModel,
+    *,
+    names: Mapping[str, str] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Equality:
+    """Whether `b` computes the outputs of `a`, at the sizes tried.
+
+    Args:
+        a: the model that is the specification.
+        b: the model to be judged; it may have further outputs, and lack inputs.
+        names: inputs and outputs of `a` that `b` calls otherwise.
+        dims: sizes of symbolic dimensions, where they are not free.
+
+    Raises:
+        UsageError: `dims` names a dimension that the model lacks, or no inputs can be generated.
+    """
+    start = time.perf_counter()
+    try:
+        found = _Pair(a, b, names or {}, points(a, dims=dims)).compared()
+    except Unsupported as error:
+        found = Equality(reason=str(error))
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+class _Pair:
+    """Two models, and what is known of them so far.
+
+    Attributes:
+        points: the sizes at which A can be evaluated.
+        cover: which entries of constant tables were read.
+    """
+
+    def __init__(self, a: LoadedModel, b: LoadedModel, names: Mapping[str, str], cases: Sequence[Point]) -> None:
+        """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
+        self.a, self.b, self.points = Program(a), Program(b), list(cases)
+        self.names = dict(names)
+        self.outputs = [value.name for value in a.proto.graph.output]
+        self.cover: dict[bytes, Array] = {}
+        self._folds: Mapping[str, Fold] | None = None
+        self._reason, self._departure = "", None
+        theirs = {value.name for value in b.proto.graph.output}
+        missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
+        if missing is not None:
+            raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}'")
+        given = {self.names.get(name, name) for name in self.points[0].feeds}
+        new = next((each for each in _asked(b) if each not in given), None)
+        if new is not None:
+            raise Unsupported(f"the second model has an input '{new}' that the first has not")
+
+    def compared(self) -> Equality:
+        """Try the readings of constants in turn, each at one small size before all of them."""
+        for reading in _READINGS:
+            if reading.folds and not self.folds():
+                continue
+            tried = self._round(reading, self.points[:1])
+            if tried is None:
+                continue
+            rounds = [self._round(reading, self.points) for _ in range(_ROUNDS)]
+            if all(each is not None for each in rounds):
+                return self._equal(reading, [each for each in rounds if each is not None])
+        return Equality(sizes=self._sizes, departure=self._departure, reason=self._reason)
+
+    @property
+    def _sizes(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.points)
+
+    def _equal(self, reading: Reading, rounds: Sequence[tuple[str, ...]]) -> Equality:
+        return Equality(
+            same=True,
+            sizes=self._sizes,
+            bits=_ROUNDS * (30 - math.ceil(math.log2(_DEGREE))),
+            every_token=reading.blend,
+            rounded=tuple(sorted({text for each in rounds for text in each})),
+            folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
+        )
+
+    def _round(self, reading: Reading, cases: Sequence[Point]) -> tuple[str, ...] | None:
+        """The constants that were snapped, where both models have the same values at all points; None otherwise."""
+        prime, weights = draw_prime(), Weights()
+        keys = [secrets.token_bytes(16) for _ in cases]
+
+        def fields() -> list[Field]:
+            return [Field(prime, key, snaps=reading.snaps, weights=weights) for key in keys]
+
+        ours, failed = self._evaluated(self.a, fields(), cases, reading)
+        if all(failed):
+            self._reason = f"the first model cannot be evaluated: {failed[0]}"
+            return None
+        if any(failed):  # sizes that it does not take
+            self.points = [case for case in self.points if case not in [c for c, why in zip(cases, failed) if why]]
+        kept = [place for place, why in enumerate(failed) if not why]
+        ours, cases, keys = ([each[place] for place in kept] for each in (ours, cases, keys))
+        theirs, failed = self._evaluated(self.b, fields(), cases, reading)
+        if any(failed):
+            self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
+            return None
+        for a, b in zip(ours, theirs, strict=True):
+            differing = self._differing(a, b)
+            if differing:
+                if self._departure is None:
+                    self._departure = departure(a, b)
+                    self._reason = f"output {differing[0]} has other values"
+                return None
+        self._reason = self._unfit(ours, theirs)
+        return None if self._reason else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
+
+    def _evaluated(
+        self, program: Program, fields: Sequence[Field], cases: Sequence[Point], reading: Reading
+    ) -> tuple[list[Fingerprints], list[str]]:
+        """One evaluation for each point, run in step; and why some failed."""
+        renamed = self.names if program is self.b else {}
+        residues = [self._residues(f) if reading.folds and program is self.b else {} for f in fields]
+        made = [
+            Fingerprints(
+                program, f, {renamed.get(name, name): value for name, value in case.feeds.items()}, cover=self.cover,
+                names={new: old for old, new in renamed.items()}, blend=reading.blend, in_reals=reading.in_reals,
+                replaced=replaced,
+            )
+            for f, case, replaced in zip(fields, cases, residues, strict=True)
+        ]  # fmt: skip
+        return made, in_step(made)
+
+    def folds(self) -> Mapping[str, Fold]:
+        """The constants of B that are roundings of products of A's."""
+        if self._folds is None:
+            run = Fingerprints(self.a, Field(draw_prime(), secrets.token_bytes(16)), self.points[0].feeds, keep=None)
+            in_step([run])
+            self._folds = folded(self.a, self.b, {n: x for n, x in run.kept.items() if isinstance(x, np.ndarray)})
+        return self._folds
+
+    def _residues(self, f: Field) -> dict[str, Value]:
+        return {name: Value(each.residues(f)) for name, each in self.folds().items()}
+
+    def _differing(self, a: Fingerprints, b: Fingerprints) -> list[str]:
+        """The outputs of A whose values B does not have."""
+        ours, theirs = a.outputs(), b.outputs()
+        return [
+            name for name in self.outputs if not same_value(a.field, ours[name], theirs[self.names.get(name, name)])
+        ]
+
+    def _unfit(self, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> str:
+        """Why equal values prove nothing; empty if they do."""
+        outputs = a[0].outputs()
+        fixed = next((n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n])), None)
+        if fixed is not None:
+            return f"output '{fixed}' depends on no input that is a number or a token"
+        known = {key for each in a for key in each.partial}
+        read = {key: name for each in b for key, name in each.partial.items() if key not in known}
+        read = {key: name for key, name in read.items() if not (key in self.cover and self.cover[key].all())}
+        if read:
+            read = {key: name for key, name in read.items() if key not in {*map(content, self.a.constants())}}
+        if read:
+            return f"the table '{min(read.values())}' is read only in part at these sizes, and the first model lacks it"
+        if any(theirs.field.conditions - ours.field.conditions for ours, theirs in zip(a, b, strict=True)):
+            return "the second model decides by the sign of what the first does not"
+        return ""
+
+
+def _asked(model: LoadedModel) -> list[str]:
+    """The inputs without a default."""
+    given = {tensor.name for tensor in model.proto.graph.initializer}
+    return [value.name for value in model.proto.graph.input if value.name not in given]
+
+
+def _texts(f: Field) -> list[str]:
+    return [f"{value:.9g} = {text}" for value, text in f.snapped.items()]

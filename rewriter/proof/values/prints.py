@@ -1,0 +1,119 @@
+"""Fingerprints of the tensors of an evaluation: equal tensors have equal ones, whatever their names and shapes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Field, Value, is_float
+from rewriter.evaluate.evaluator import Evaluator, Program, content
+from rewriter.evaluate.table import OPERATORS
+from rewriter.evaluate.table import Call
+
+_U64 = np.uint64
+_LARGE = 4_000_000
+"""Constants of more entries have their bits as fingerprint."""
+
+
+@dataclass(frozen=True)
+class Print:
+    """The fingerprint of a tensor.
+
+    Attributes:
+        exact: of its shape and its entries in their order.
+        loose: of its entries in any order and shape.
+    """
+
+    exact: object
+    loose: object
+
+
+class Fingerprints(Evaluator):
+    """An evaluation that takes a fingerprint of every tensor of floats.
+
+    Attributes:
+        prints: by tensor, in the order of the evaluation; of inner graphs too.
+        kept: entries of the tensors that were asked for.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        field: Field,
+        feeds: Mapping[str, Array],
+        *,
+        keep: Collection[str] | None = (),
+        cover: dict[bytes, Array] | None = None,
+        **options: Any,
+    ) -> None:
+        """As `Evaluator`.
+
+        Args:
+            program: the model.
+            field: what it is evaluated in.
+            feeds: its inputs.
+            keep: tensors whose values are kept; None for all.
+            cover: gets, by content of a constant table, which of its entries were read in all evaluations so far.
+            **options: those of `Evaluator`.
+        """
+        super().__init__(program, field, feeds, **options)
+        self.field, self.keep, self.cover = field, keep, {} if cover is None else cover
+        self.prints: dict[str, Print] = {}
+        self.kept: dict[str, Any] = {}
+
+    def record(self, name: str, value: Any) -> None:
+        """Note a tensor, with its fingerprint if it holds floats."""
+        super().record(name, value)
+        if self.keep is None or name in self.keep:
+            self.kept[name] = value
+        if is_float(value):
+            self.prints[name] = self.print_of(value)
+
+    def print_of(self, value: Value | Array) -> Print:
+        """The fingerprint of entries, or of constants, which is that of the entries that they are."""
+        if not isinstance(value, Value) and value.size > _LARGE:
+            digest = hashlib.blake2b(np.ascontiguousarray(value), digest_size=16, key=self.field.key).digest()
+            return Print((value.shape, digest), (value.size, digest))
+        entries = np.ascontiguousarray(self.field.lift(value).entries)
+        digest = hashlib.blake2b(entries, digest_size=16, key=self.field.key).digest()
+        loose = int(self.field.hash64("fingerprint", entries).sum(dtype=_U64))
+        return Print((entries.shape, digest), (entries.size, loose))
+
+    def read_in_part(self, call: Call, name: str, table: Array, operands: Any) -> None:
+        """Note which entries of a constant table are read, over all evaluations."""
+        key = content(table)
+        self.partial[key] = name
+        if call.kind not in ("Slice", "Gather") or call.node.input[0] != name:
+            return
+        ids = np.arange(table.size, dtype=np.int64).reshape(table.shape)
+        if call.kind == "Slice":
+            read = OPERATORS["", "Slice"](call, ids, *operands[1:])
+        else:
+            axis = call.get("axis", 0)
+            read = np.take(ids, np.where(operands[1] < 0, operands[1] + table.shape[axis], operands[1]), axis)
+        self.cover.setdefault(key, np.zeros(table.size, bool))[read.reshape(-1)] = True
+
+
+def same_value(field: Field, a: Any, b: Any) -> bool:
+    """Whether two outputs are the same: entries, integers, sequences, text."""
+    if isinstance(a, list) or isinstance(b, list):
+        pair = isinstance(a, list) and isinstance(b, list) and len(a) == len(b)
+        return pair and all(same_value(field, x, y) for x, y in zip(a, b, strict=True))
+    if a is None or b is None:
+        return a is b
+    if tuple(a.shape) != tuple(b.shape):
+        return False
+    if is_float(a) or is_float(b):
+        return bool((field.lift(a).entries == field.lift(b).entries).all())
+    return bool((np.asarray(a) == np.asarray(b)).all())
+
+
+def entries_in(values: Mapping[str, Any]) -> int:
+    """How many entries depend on data."""
+    return sum(math.prod(each.shape) for each in values.values() if isinstance(each, Value))
