@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper, parser
+from onnx import helper, numpy_helper, parser
 
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Value, draw_prime
 from rewriter.evaluate.evaluator import Evaluator, Program
@@ -25,8 +26,9 @@ def single(
     domain: str = "",
     opset: int = 21,
     attributes: Mapping[str, Any] | None = None,
+    constants: Collection[int] = (),
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A model of one node, with its feeds; None for an operand that is left out."""
+    """A model of one node, with its feeds; None for an operand that is left out. Some operands may be constants."""
     names = ["" if each is None else f"x{place}" for place, each in enumerate(operands)]
     made = [f"y{place}" for place in range(outputs)]
     node = helper.make_node(operator, names, made, domain=domain, **(attributes or {}))
@@ -34,8 +36,10 @@ def single(
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
         for name, each in feeds.items()
+        if int(name[1:]) not in constants
     ]
-    graph = helper.make_graph([node], "single", inputs, [onnx.ValueInfoProto(name=name) for name in made])
+    weights = [numpy_helper.from_array(feeds.pop(f"x{place}"), f"x{place}") for place in constants]
+    graph = helper.make_graph([node], "single", inputs, [onnx.ValueInfoProto(name=name) for name in made], weights)
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
 
@@ -59,8 +63,13 @@ def in_floats(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[A
     return evaluated(model, feeds, Floats())
 
 
-def in_field(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], field: Field | None = None) -> list[Any]:
-    return evaluated(model, feeds, field or Field(draw_prime(), KEY))
+@functools.cache
+def field(snaps: bool) -> Field:
+    return Field(draw_prime(), KEY, snaps=snaps)
+
+
+def in_field(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], *, snaps: bool = False) -> list[Any]:
+    return evaluated(model, feeds, field(snaps))
 
 
 def by_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -79,11 +88,23 @@ def by_onnx(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.
 
 def assert_equal_in_both(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
     """Where every operation is rational and the feeds are small dyadic numbers: the field computes the same numbers."""
-    field = Field(draw_prime(), KEY)
-    for exact, residues in zip(in_floats(model, feeds), in_field(model, feeds, field), strict=True):
+    for exact, residues in zip(in_floats(model, feeds), in_field(model, feeds), strict=True):
         if residues.dtype == np.int64 and exact.dtype == np.float64:
-            exact = field.lift(exact, scalar=False).entries
+            exact = field(False).lift(exact, scalar=False).entries
         np.testing.assert_array_equal(residues, exact)
+
+
+SETTINGS = ("opset", "outputs", "without", "domain", "constants", "rtol", "atol")
+
+
+def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `assert_as_others` that a case of a table states, with its attributes apart."""
+    stated = {name: each for name, each in given.items() if name in SETTINGS}
+    return {**stated, "attributes": {name: each for name, each in given.items() if name not in SETTINGS}}
+
+
+def name_of(part: Any) -> str:
+    return part if isinstance(part, str) else ""
 
 
 def drawn(shapes: Sequence[Any], seed: int, kind: Any = np.float32) -> list[np.ndarray | None]:
@@ -138,7 +159,6 @@ def text_model(nodes: str, inputs: str, *, opset: int = 21) -> onnx.ModelProto:
 
 def assert_same_law(one: onnx.ModelProto, other: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
     """Two models are the same function in the field, where constants are what they are rounded from, and in float64."""
-    field = Field(draw_prime(), KEY, snaps=True)
-    for left, right in zip(in_field(one, feeds, field), in_field(other, feeds, field), strict=True):
+    for left, right in zip(in_field(one, feeds, snaps=True), in_field(other, feeds, snaps=True), strict=True):
         np.testing.assert_array_equal(left, right)
     assert_near(in_floats(one, feeds), in_floats(other, feeds), 1e-6, 1e-7)
