@@ -108,17 +108,22 @@ def _pooled(call: Call, x: Value) -> Any:
     return call.apply(name, x, axes=list(range(2, x.ndim)))
 
 
-@operator("CumSum")
-def _cumulative_sum(call: Call, x: Any, axis: Any) -> Any:
-    f, x, place = call.f, call.lift(x), first(axis)
-    entries = np.flip(x.entries, place) if call.get("reverse") else x.entries
-    made = f.reduced(np.cumsum(entries, place))
+@operator("CumSum", "CumProd")
+def _cumulative(call: Call, x: Any, axis: Any) -> Any:
+    f, x, product = call.f, call.lift(x), call.kind == "CumProd"
+    entries = np.moveaxis(x.entries, first(axis), -1)
+    entries = entries[..., ::-1] if call.get("reverse") else entries
     if call.get("exclusive"):
-        start = np.zeros_like(
-            np.take(made, [], place), shape=[*made.shape[:place], 1, *made.shape[place % x.ndim + 1 :]]
-        )
-        made = np.concatenate([start, np.take(made, range(made.shape[place] - 1), place)], place)
-    return Value(np.flip(made, place) if call.get("reverse") else made, whole=x.whole)
+        start = np.full_like(entries[..., :1], int(product))
+        entries = np.concatenate([start, entries[..., :-1]], -1)
+    if product:
+        made = entries.copy()
+        for place in range(1, made.shape[-1]):
+            made[..., place] = f.mul(made[..., place - 1], made[..., place])
+    else:
+        made = f.reduced(np.cumsum(entries, -1))
+    made = made[..., ::-1] if call.get("reverse") else made
+    return Value(np.moveaxis(made, -1, first(axis)), whole=x.whole)
 
 
 # -- softmax

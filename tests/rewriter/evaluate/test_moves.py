@@ -125,7 +125,14 @@ def test_rows_of_moves_on_integers(operator: str, shapes: list[Any], attributes:
     """Plain arrays: the same numbers, and the same type, as the runtime computes."""
     given = settings(attributes)
     given.pop("without", None)
-    operands = drawn([each.astype(np.int64) if isinstance(each, np.ndarray) and each.dtype == np.float32 else each for each in shapes], 5, np.int64)
+    operands = drawn(
+        [
+            each.astype(np.int64) if isinstance(each, np.ndarray) and each.dtype == np.float32 else each
+            for each in shapes
+        ],
+        5,
+        np.int64,
+    )
     if operator in ("Dropout", "Col2Im") or given.get("opset") in (9, 10, 24):
         pytest.skip("takes no integers")
     model, feeds = single(operator, operands, **given)
