@@ -154,7 +154,8 @@ LAWS = {
     ),
     "RMSNormalization": (
         "y = RMSNormalization(x, w)",
-        "q = Mul(x, x) z = ReduceMean(q, last) e = Add(z, eps) r = Sqrt(e) i = Reciprocal(r) n = Mul(x, i) y = Mul(n, w)",
+        "q = Mul(x, x) z = ReduceMean(q, last) e = Add(z, eps) r = Sqrt(e) i = Reciprocal(r)"
+        " n = Mul(x, i) y = Mul(n, w)",
     ),
     "SimplifiedLayerNormalization": ("y = SimplifiedLayerNormalization(x, w)", "y = RMSNormalization(x, w)"),
     "SkipLayerNormalization": (
