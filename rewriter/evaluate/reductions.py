@@ -53,16 +53,9 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
         return Value(f.mul(total, f.rational(Fraction(1, math.prod(x.shape[axis] for axis in places)))))
     if kind == "ReduceL2":
         return Value(f.sqrt(total))
-    made = Value(total, origin=_of_exponentials(x, places) if keep else None, whole=x.whole)
+    exponentials = keep and x.origin and x.origin[0] == "exp" and len(places) == 1
+    made = Value(total, origin=("sumexp", x.origin[1], places[0]) if exponentials else None, whole=x.whole)
     return call.apply("Log", made) if kind == "ReduceLogSum" else made
-
-
-def _of_exponentials(x: Value, axes: tuple[int, ...]) -> Any:
-    """The origin of a sum of exp(x), or of exp(x - max(x)) with the same maximum along the axis."""
-    if not x.origin or x.origin[0] != "exp" or len(axes) != 1:
-        return None
-    _, base, shift, maximised = x.origin
-    return None if shift is not None and axes[0] not in maximised else ("sumexp", base, axes[0], shift)
 
 
 @operator("ReduceProd")
@@ -80,17 +73,17 @@ def _reduced_product(call: Call, x: Value, axes: Any = None) -> Any:
 @operator("ReduceMax", "ReduceMin")
 def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
     places, largest = _axes(call, x, axes), call.kind == "ReduceMax"
-    order = call.f.order(x.entries)
-    order = order if x.masks is None else np.where(x.masks > 0, np.zeros((), order.dtype), order)
-    flat = _flat(order, places)
+    flat = _flat(call.f.order(x.entries), places)
+    if x.masks is not None:  # the largest is one with the fewest masking constants, the smallest one with the most
+        masks = _flat(x.masks, places)
+        most = (masks.min if largest else masks.max)(-1, keepdims=True)
+        flat = np.where(masks == most, flat, flat.dtype.type(0 if largest else 2**64 - 1))
     picked = (flat.argmax if largest else flat.argmin)(-1)[..., None]
 
     def pick(t: Array) -> Array:
         return _shaped(call, np.take_along_axis(_flat(t, places), picked, -1)[..., 0], places)
 
-    made: Value = call.move(x, pick)
-    made.origin = ("max", x.entries, places) if largest and call.get("keepdims", 1) else None
-    return made
+    return call.move(x, pick)
 
 
 @operator("ReduceLogSumExp")
