@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -166,7 +166,8 @@ def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
 
 @operator("Softmax", "LogSoftmax", "Hardmax")
 def _softmax(call: Call, x: Value) -> Any:
-    compute = {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": _hardmax}[call.kind]
+    rows = {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": _hardmax}
+    compute: Callable[[Call, Value, int], Value] = rows[call.kind]  # type: ignore[assignment]
     if call.opset >= 13:
         return compute(call, x, call.get("axis", -1))
     axis = call.get("axis", 1)

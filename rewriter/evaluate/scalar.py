@@ -133,7 +133,7 @@ def _absolute(f: Arithmetic, x: Array) -> Array:
 
 
 def _softsign(f: Arithmetic, x: Array) -> Array:
-    return f.mul(x, f.inv(f.add(1, _absolute(f, x))))
+    return f.mul(x, f.inv(f.add(f.rational(1), _absolute(f, x))))
 
 
 _UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
@@ -221,7 +221,7 @@ def _elu(call: Call, x: Value) -> Any:
 def _minus_one(f: Arithmetic, x: Array) -> Array:
     """exp(x) - 1, as 2 tanh(x / 2) / (1 - tanh(x / 2)), which is exact for small x."""
     half = f.tanh(f.mul(x, f.rational(_HALF)))
-    return f.mul(f.add(half, half), f.inv(f.sub(1, half)))
+    return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
 
 
 @operator("Shrink")
@@ -255,8 +255,8 @@ def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
     halved = f.mul(x, f.rational(_HALF))
     if approximate == "tanh":
         cubic = f.add(x, f.mul(real(call, 0.044715), f.power(x, 3)))
-        return f.mul(halved, f.add(1, f.tanh(f.mul(cubic, real(call, math.sqrt(2 / math.pi))))))
-    return f.mul(halved, f.add(1, f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))))
+        return f.mul(halved, f.add(f.rational(1), f.tanh(f.mul(cubic, real(call, math.sqrt(2 / math.pi))))))
+    return f.mul(halved, f.add(f.rational(1), f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))))
 
 
 @operator("Gelu")
@@ -334,7 +334,7 @@ def extreme(call: Call, x: Value, y: Value, *, largest: bool) -> Value:
         first, second = (above, below) if largest else (below, above)
         entries = np.where(first, x.entries, np.where(second, y.entries, entries))
         masks = (np.minimum if largest else np.maximum)(masks_of(x), masks_of(y))
-    return Value(entries, masks, whole=x.whole and y.whole, grid=x.grid)
+    return Value(entries, masks, whole=x.whole and y.whole)
 
 
 @operator("Clip")

@@ -30,7 +30,7 @@ INDEX = ints([0, -1, 1], [1, 0, -2])
 ND = np.array([[[0, 1], [1, -1]], [[-1, 0], [0, 0]]])
 EMPTY = np.zeros(0, np.float32)
 
-MOVES = [
+MOVES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("Identity", [(2, 3)], {}),
     ("Reshape", [(2, 3, 4), ints(0, -1)], {}),
     ("Reshape", [(0, 3), ints(0, 5)], {"allowzero": 1, "opset": 19}),
@@ -105,6 +105,7 @@ MOVES = [
     ("Resize", [(1, 1, 3, 4), EMPTY, np.array([1, 1, 2, 2], np.float32)],
         {"mode": "cubic", "coordinate_transformation_mode": "align_corners", "opset": 13, "constants": [1, 2]}),
     ("Resize", [(1, 2, 3, 4), np.array([1, 1, 2, 2], np.float32)], {"opset": 10, "without": "onnx", "constants": [1]}),
+    ("Upsample", [(1, 2, 3, 4)], {"opset": 7, "scales": [1.0, 1.0, 2.0, 3.0], "without": "onnx"}),
     ("Upsample", [(1, 2, 3, 4), np.array([1, 1, 2, 2], np.float32)], {"opset": 9, "without": "onnx", "constants": [1]}),
 ]  # fmt: skip
 
@@ -205,8 +206,8 @@ GIVEN = (
 @pytest.mark.parametrize(("one", "other"), LAWS.values(), ids=LAWS)
 def test_laws_of_moves(one: str, other: str) -> None:
     feeds = {"x": np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)}
-    models = [text_model(GIVEN + each, "float[2, 4] x") for each in (one, other)]
-    assert_same_law(*models, feeds)
+    left, right = (text_model(GIVEN + each, "float[2, 4] x") for each in (one, other))
+    assert_same_law(left, right, feeds)
 
 
 @pytest.mark.parametrize(("kind", "right"), [(9, [True, False, True]), (7, [-2, 0, 1]), (11, [-2.75, 0, 1.5])])
