@@ -184,7 +184,8 @@ class Evaluator:
             if value.name in self.feeds:
                 self._feed(value.name, self.feeds[value.name])
         for node, dead in self.program.nodes(graph):
-            self.node(node, self.environment)
+            with np.errstate(all="ignore"):
+                self.node(node, self.environment)
             for name in dead:
                 self.environment.pop(name, None)
             yield
@@ -218,8 +219,7 @@ class Evaluator:
         decided = node.op_type not in _SHAPES and any(name in self.decided for name in node.input)
         call = Call(node, node.op_type, self.program.attributes(node), self, decided)
         try:
-            with np.errstate(all="ignore"):
-                made = tuple_of(self._computed(call, operands, environment))
+            made = tuple_of(self._computed(call, operands, environment))
         except Unsupported as error:
             raise Unsupported(f"{label(node)}: {error}") from None
         except _UNFIT as error:
