@@ -14,9 +14,14 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.attention import heads_of_product
 from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
+from rewriter.evaluate.attention import heads_of_product
+from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.table import Call, operator
+
+
+_AXIS_ALONE = 13
+"""The first opset in which Softmax is over one axis, and not over that and all behind it."""
 
 
 def _type(x: Any) -> np.dtype[Any] | None:
@@ -199,10 +204,7 @@ def _qlinear_pair(call: Call, *operands: Any) -> Value:
     return _requantized(call, call.apply(call.kind.removeprefix("QLinear"), *sides), operands[0], scale, zero)
 
 
-@operator(
-    *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearReduceMean"),
-    *("QLinearAveragePool", "QLinearGlobalAveragePool"),
-)
+@operator("QLinearSigmoid", "QLinearLeakyRelu", "QLinearAveragePool", "QLinearGlobalAveragePool")
 def _qlinear_single(
     call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None
 ) -> Value:
@@ -212,6 +214,16 @@ def _qlinear_single(
     made = call.apply(call.kind.removeprefix("QLinear"), made, **call.attributes)
     made = call.move(made, lambda t: np.moveaxis(t, 1, -1)) if last else made
     return _requantized(call, made, x, scale, zero)
+
+
+@operator("QLinearSoftmax")
+def _qlinear_softmax(call: Call, x: Any, x_scale: Any, x_zero: Any, scale: Any, zero: Any) -> Value:
+    axis = call.get("axis", -1) % x.ndim
+    made = call.apply("DequantizeLinear", x, x_scale, x_zero)
+    if call.get("opset") < _AXIS_ALONE:
+        made = call.move(made, lambda t: t.reshape(*t.shape[:axis], -1))
+    pattern = softmax(call, made, axis)
+    return call.apply("QuantizeLinear", call.move(pattern, lambda t: t.reshape(x.shape)), scale, zero)
 
 
 @operator("QLinearConcat")
@@ -245,7 +257,7 @@ def _matmul_of_bits(
     call: Call, x: Any, packed: Any, scales: Any, zeros: Any = None, group: Any = None, bias: Any = None
 ) -> Any:
     rows, columns, bits, block = (call.get(name, 4) for name in ("N", "K", "bits", "block_size"))
-    if any(isinstance(each, Value) for each in (packed, zeros, group)):
+    if isinstance(packed, Value) or isinstance(group, Value):
         raise Unsupported("data decides a weight")
     if call.get("weight_prepacked", 0) > 0:
         raise Unsupported("a weight that is packed for one kernel")
@@ -254,7 +266,7 @@ def _matmul_of_bits(
     if zeros is None:
         zeros = np.full((rows, blocks), 1 << (bits - 1))
     elif is_float(zeros):
-        zeros = zeros.reshape(rows, blocks)
+        zeros = call.move(zeros, lambda t: t.reshape(rows, blocks))
     else:
         zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
     of_column = np.arange(columns) // block if group is None or not group.size else group[:columns]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from tests.rewriter.evaluate import single
@@ -165,3 +167,41 @@ _PARTS = [
 @pytest.mark.parametrize(("case", "text"), _PARTS, ids=str)
 def test_fused_product_is_its_parts(case: Case, text: str) -> None:
     assert_same_in_field(case, written(case, text))
+
+
+def test_masks_pass_through_a_product_that_data_does_not_change() -> None:
+    order = [2, 0, 3, 1]
+    mask = np.array([[True, False, True, False], [False, True, True, True], [True, True, True, True]])
+    case = Case("MatMul", [_x(3, 4), np.eye(4, dtype=np.float32)[:, order], mask, np.array(order), _x(4, 4)])
+    masked = "low = Constant <value_float=-10000.0> () s = Where(x2, x0, low)"
+    product = written(case, f"{masked} p = MatMul(s, x1) y0 = Softmax(p)")
+    _, feeds = case.made
+    taken, mixed = (
+        written(case, f"{masked} p = {part} y0 = Softmax(p)") for part in ("Gather <axis=1> (s, x3)", "MatMul(s, x4)")
+    )
+    found, wanted, of_data = (single.in_field(each, feeds)[0] for each in (product, taken, mixed))
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(found == 0, ~mask[:, order])
+    assert of_data.all()  # data decides how much of a mask is in it
+
+
+def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:
+    """What onnxruntime makes of convolutions and pools on a CPU."""
+    data = [_x(1, 3, 8, 8), _x(16, 3, 3, 3), _x(16), _x(16, 1, 3, 3), _x(24, 16, 1, 1)]
+    case = Case("Conv", data)
+    model = written(
+        case,
+        """a = Conv <pads=[1, 1, 1, 1]> (x0, x1, x2) b = Relu(a) c = Conv <group=16> (b, x3) d = MaxPool <kernel_shape=[2, 2]> (c)
+        e = AveragePool <kernel_shape=[2, 2]> (d) y0 = Conv(e, x4)""",
+    )
+    feeds = {"x0": data[0]}
+    for place, weight in list(enumerate(data))[1:]:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, f"x{place}"))
+    del model.graph.input[1:]
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "blocks.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    blocks = onnx.load(tmp_path / "blocks.onnx")
+    assert "com.microsoft.nchwc" in {node.domain for node in blocks.graph.node}
+    np.testing.assert_array_equal(single.in_field(blocks, feeds)[0], single.in_field(model, feeds)[0])
