@@ -254,7 +254,7 @@ def _hard_swish(call: Call, x: Value) -> Any:
 def _clamped_line(call: Call, x: Value, slope: Any, offset: Any) -> Array:
     f = call.f
     line = f.add(f.mul(x.entries, slope), offset)
-    return f.maximum(f.minimum(line, np.ones_like(line)), np.zeros_like(line))
+    return f.minimum(f.maximum(line, np.zeros_like(line)), np.ones_like(line))  # in the order of Clip
 
 
 def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
@@ -296,7 +296,7 @@ def _swished(call: Call, x: Array, alpha: float) -> Array:
 
 @operator("SwiGLU")
 def _swiglu(call: Call, gate: Any, x: Any) -> Any:
-    return Value(call.f.mul(_swished(call, call.entries(gate), 1.0), call.entries(x)))
+    return Value(call.f.mul(_swished(call, call.entries(gate), call.get("alpha", 1.0)), call.entries(x)))
 
 
 _ACTIVATIONS: Mapping[str, tuple[str, ...]] = {

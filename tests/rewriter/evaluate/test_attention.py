@@ -79,9 +79,7 @@ def _packed() -> Iterator[Case]:
             attributes: dict[str, Any] = {"num_heads": heads, "unidirectional": _any(0, 1)}
             attributes |= {"qkv_hidden_sizes": sizes} if sizes else {}
             attributes |= {"mask_filter_value": -50.0} if mask is not None and mask.ndim == 3 else {}
-            yield Case(
-                "Attention", operands, attributes, outputs=2 if before else 1, domain=MICROSOFT, judges=_ORT
-            )
+            yield Case("Attention", operands, attributes, outputs=2 if before else 1, domain=MICROSOFT, judges=_ORT)
 
 
 def _multi_head() -> Iterator[Case]:
@@ -191,8 +189,8 @@ _PARTS = [
     ),
     (  # behind a cache, a query sees it whole
         Case("Attention", [*_SIDES[:1], *[_x(2, 2, 3, 4)] * 2, None, *[_x(2, 2, 2, 4)] * 2], {"is_causal": 1}, 3, opset=23),
-        f"""y1 = Concat <axis=2> (x4, x1) y2 = Concat <axis=2> (x5, x2) size = Constant <value_ints=[3, 5]> ()
-        ones = ConstantOfShape <value=float[1] {{1}}> (size) k = Constant <value_int=2> ()
+        """y1 = Concat <axis=2> (x4, x1) y2 = Concat <axis=2> (x5, x2) size = Constant <value_ints=[3, 5]> ()
+        ones = ConstantOfShape <value=float[1] {1}> (size) k = Constant <value_int=2> ()
         triangle = Trilu <upper=0> (ones, k) seen = Cast <to=9> (triangle) y0 = Attention(x0, y1, y2, seen)""",
     ),
     (

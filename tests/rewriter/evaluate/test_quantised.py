@@ -11,7 +11,16 @@ import onnx
 import pytest
 
 from tests.rewriter.evaluate import single
-from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, assert_judged, assert_same_in_field, dyadic, normal, written
+from tests.rewriter.evaluate.judged import (
+    BOTH,
+    MICROSOFT,
+    Case,
+    assert_judged,
+    assert_same_in_field,
+    dyadic,
+    normal,
+    written,
+)
 
 _RNG = np.random.default_rng(42)
 _ORT, _ONNX = ("onnxruntime",), ("onnx",)
@@ -153,7 +162,14 @@ def test_row_agrees_with_its_judges(case: Case) -> None:
     assert_judged(case)
 
 
-_RATIONAL = ("DequantizeLinear", "MatMulInteger", "MatMulIntegerToFloat", "ConvInteger", "MatMulNBits", "GatherBlockQuantized")
+_RATIONAL = (
+    "DequantizeLinear",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "ConvInteger",
+    "MatMulNBits",
+    "GatherBlockQuantized",
+)
 
 
 @pytest.mark.parametrize("case", [case for case in _CASES if case.operator in _RATIONAL], ids=str)
@@ -215,7 +231,9 @@ def test_packed_weight_is_its_numbers(zeros: bool) -> None:
     attributes = {"N": 4, "K": 32, "bits": 4, "block_size": 16}
     product = Case("MatMulNBits", [_x(3, 32), _BYTES, *given], attributes, domain=MICROSOFT)
     attributes = {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
-    rows = Case("GatherBlockQuantized", [_BYTES.reshape(4, 16), np.array([2, 0, 3]), *given], attributes, domain=MICROSOFT)
+    rows = Case(
+        "GatherBlockQuantized", [_BYTES.reshape(4, 16), np.array([2, 0, 3]), *given], attributes, domain=MICROSOFT
+    )
     numbers = ", ".join(repr(float(each)) for each in _weight(zeros=zeros).reshape(-1))
     weight = f"w = Constant <value=float[4, 32] {{{numbers}}}> ()"
     assert_same_in_field(product, written(product, f"{weight} t = Transpose <perm=[1, 0]> (w) y0 = MatMul(x0, t)"))
