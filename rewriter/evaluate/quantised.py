@@ -19,7 +19,6 @@ from rewriter.evaluate.attention import heads_of_product
 from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.table import Call, operator
 
-
 _AXIS_ALONE = 13
 """The first opset in which Softmax is over one axis, and not over that and all behind it."""
 
@@ -44,7 +43,7 @@ def _along(call: Call, x: Any, parameter: Any, axis: int, block: int = 0) -> Any
         axis %= x.ndim
         repeated = call.move(parameter, lambda t: np.repeat(t, block, axis))
         return call.move(repeated, lambda t: np.take(t, np.arange(x.shape[axis]), axis))
-    if parameter.ndim != 1 or x.ndim < 2:  # noqa: PLR2004 - a vector applies as it is
+    if parameter.ndim != 1 or x.ndim < 2:
         return parameter
     shape = [1] * x.ndim
     shape[axis] = -1
@@ -79,7 +78,7 @@ def _scale(call: Call, x: Any, scale: Any, axis: int, block: int = 0) -> Array:
 
 
 @operator("QuantizeLinear")
-def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Value:
+def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     axis, block = call.get("axis", 1), call.get("block_size", 0)
     stated = call.get("output_dtype") or TensorProto.UINT8
     kind = _type(zero) or np.dtype(helper.tensor_dtype_to_np_dtype(stated))
@@ -93,7 +92,7 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Value:
 
 
 @operator("DequantizeLinear")
-def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Value:
+def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     axis, block, kind = call.get("axis", 1), call.get("block_size", 0), _type(x)
     scales = _scale(call, x, scale, axis, block)
     zeros = call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
@@ -119,7 +118,7 @@ def _dynamic(call: Call, x: Any) -> tuple[Value, Value, Value]:
 
 
 @operator("MatMulInteger")
-def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Value:
+def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Any:
     left, right = Value(_centred(call, x, x_zero, -2)), Value(_centred(call, y, y_zero, -1))
     return Value(call.apply("MatMul", left, right).entries, whole=True)
 
@@ -127,7 +126,7 @@ def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any 
 @operator("MatMulIntegerToFloat")
 def _matmul_to_float(
     call: Call, x: Any, y: Any, x_scale: Any, y_scale: Any, x_zero: Any = None, y_zero: Any = None, bias: Any = None
-) -> Value:
+) -> Any:
     made = _matmul_integer(call, x, y, x_zero, y_zero)
     scale = call.f.mul(_scale(call, made, x_scale, -2), _scale(call, made, y_scale, -1))
     made = Value(call.f.mul(made.entries, scale))
@@ -135,7 +134,7 @@ def _matmul_to_float(
 
 
 @operator("DynamicQuantizeMatMul")
-def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None, bias: Any = None) -> Value:
+def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None, bias: Any = None) -> Any:
     number, scale, zero = _dynamic(call, x)
     return _matmul_to_float(call, number, y, scale, y_scale, zero, y_zero, bias)
 
@@ -143,7 +142,7 @@ def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None
 @operator("QLinearMatMul")
 def _qlinear_matmul(
     call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, scale: Any, zero: Any
-) -> Value:
+) -> Any:
     made = _matmul_to_float(call, x, y, x_scale, y_scale, x_zero, y_zero)
     return call.apply("QuantizeLinear", made, scale, zero, axis=made.ndim - 2)
 
@@ -152,7 +151,7 @@ def _qlinear_matmul(
 def _qgemm(
     call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, bias: Any = None,
     scale: Any = None, zero: Any = None,
-) -> Value:  # fmt: skip
+) -> Any:  # fmt: skip
     x, y = (call.move(t, np.transpose) if call.get(name) else t for t, name in ((x, "transA"), (y, "transB")))
     made = call.entries(_matmul_integer(call, x, y, x_zero, y_zero))
     made = made if bias is None else call.f.add(made, call.entries(bias))
@@ -162,7 +161,9 @@ def _qgemm(
 
 
 @operator("ConvInteger")
-def _conv_integer(call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None) -> Value:
+def _conv_integer(
+    call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None
+) -> Any:
     if call.get("channels_last"):
         raise Unsupported("channels_last")
     data, kernel = Value(_centred(call, x, x_zero, 1)), Value(_centred(call, weight, weight_zero, 0))
@@ -173,7 +174,7 @@ def _conv_integer(call: Call, x: Any, weight: Any, x_zero: Any = None, weight_ze
 def _qlinear_conv(
     call: Call, x: Any, x_scale: Any, x_zero: Any, weight: Any, weight_scale: Any, weight_zero: Any, scale: Any,
     zero: Any, bias: Any = None,
-) -> Value:  # fmt: skip
+) -> Any:  # fmt: skip
     made = _conv_integer(call, x, weight, x_zero, weight_zero, bias)
     factor = call.f.mul(_scale(call, made, x_scale, 1), _scale(call, made, weight_scale, 1))
     return call.apply("QuantizeLinear", Value(call.f.mul(made.entries, factor)), scale, zero)
@@ -191,23 +192,21 @@ def _qattention(
 # -- one operator between DequantizeLinear and QuantizeLinear ----------------------------------------------------------
 
 
-def _requantized(call: Call, made: Any, like: Any, scale: Any, zero: Any) -> Value:
+def _requantized(call: Call, made: Any, like: Any, scale: Any, zero: Any) -> Any:
     if zero is None:
         zero = np.zeros((), _type(like) or np.uint8)
     return call.apply("QuantizeLinear", made, scale, zero)
 
 
 @operator("QLinearAdd", "QLinearMul")
-def _qlinear_pair(call: Call, *operands: Any) -> Value:
+def _qlinear_pair(call: Call, *operands: Any) -> Any:
     *_, scale, zero = operands = (*operands, *[None] * (8 - len(operands)))
     sides = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in (0, 3)]
     return _requantized(call, call.apply(call.kind.removeprefix("QLinear"), *sides), operands[0], scale, zero)
 
 
 @operator("QLinearSigmoid", "QLinearLeakyRelu", "QLinearAveragePool", "QLinearGlobalAveragePool")
-def _qlinear_single(
-    call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None
-) -> Value:
+def _qlinear_single(call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None) -> Any:
     last = "Pool" in call.kind and call.get("channels_last")
     made = call.apply("DequantizeLinear", x, x_scale, x_zero)
     made = call.move(made, lambda t: np.moveaxis(t, -1, 1)) if last else made
@@ -217,7 +216,7 @@ def _qlinear_single(
 
 
 @operator("QLinearSoftmax")
-def _qlinear_softmax(call: Call, x: Any, x_scale: Any, x_zero: Any, scale: Any, zero: Any) -> Value:
+def _qlinear_softmax(call: Call, x: Any, x_scale: Any, x_zero: Any, scale: Any, zero: Any) -> Any:
     axis = call.get("axis", -1) % x.ndim
     made = call.apply("DequantizeLinear", x, x_scale, x_zero)
     if call.get("opset") < _AXIS_ALONE:
@@ -227,13 +226,13 @@ def _qlinear_softmax(call: Call, x: Any, x_scale: Any, x_zero: Any, scale: Any, 
 
 
 @operator("QLinearConcat")
-def _qlinear_concat(call: Call, scale: Any, zero: Any, *operands: Any) -> Value:
+def _qlinear_concat(call: Call, scale: Any, zero: Any, *operands: Any) -> Any:
     parts = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in range(0, len(operands), 3)]
     return call.apply("QuantizeLinear", call.apply("Concat", *parts, axis=call.get("axis")), scale, zero)
 
 
 @operator("QLinearWhere")
-def _qlinear_where(call: Call, condition: Any, *operands: Any) -> Value:
+def _qlinear_where(call: Call, condition: Any, *operands: Any) -> Any:
     sides = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in (0, 3)]
     return call.apply("QuantizeLinear", call.apply("Where", condition, *sides), *operands[6:])
 
@@ -248,7 +247,7 @@ def _unpacked(packed: Array, bits: int) -> Array:
     if bits not in (2, 4, 8) or packed.dtype.itemsize != 1:
         raise Unsupported(f"numbers of {bits} bits in {packed.dtype}")
     parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-    made = packed if bits == 8 else np.stack(parts, -1).reshape(*packed.shape[:-1], -1)  # noqa: PLR2004 - a byte
+    made = packed if bits == 8 else np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
     return made.astype(np.int64)
 
 

@@ -30,7 +30,7 @@ class Case:
     """One node; `judges` are all that compute it, and `data` are the operands of integers that depend on data."""
 
     operator: str
-    operands: Sequence[np.ndarray | None]
+    operands: Sequence[Any]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: int = 1
     domain: str = ""

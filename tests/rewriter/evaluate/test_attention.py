@@ -68,7 +68,8 @@ def _packed() -> Iterator[Case]:
     for before in (0, 2):
         total = tokens + before
         masks = [
-            None, np.array([2, total]), np.array([total, total - 1, 0, 1]), _mask(batch, total), _mask(batch, tokens, total),
+            None, np.array([2, total]), np.array([total, total - 1, 0, 1]), _mask(batch, total),
+            _mask(batch, tokens, total),
         ]  # fmt: skip
         for mask in masks:
             sizes = _any(None, [8, 8, 4]) if not before else None
@@ -84,7 +85,7 @@ def _packed() -> Iterator[Case]:
 
 def _multi_head() -> Iterator[Case]:
     batch, tokens, keys, heads = 2, 3, 5, 2
-    sides = [_x(batch, tokens, 8), _x(batch, keys, 8), _x(batch, keys, 8)]
+    sides: list[Any] = [_x(batch, tokens, 8), _x(batch, keys, 8), _x(batch, keys, 8)]
     headed = [sides[0], _x(batch, heads, keys, 4), _x(batch, heads, keys, 4)]
     for operands in [
         sides, [*sides, _x(24)], [*sides, None, np.array([4, 2], np.int32)], headed,
@@ -167,7 +168,10 @@ _SIDES = [_x(2, 2, 3, 4), _x(2, 2, 5, 4), _x(2, 2, 5, 4)]
 _EARLIER = """size = Constant <value_ints=[3, 5]> () ones = ConstantOfShape <value=float[1] {1}> (size)
     triangle = Trilu <upper=0> (ones) seen = Cast <to=9> (triangle)"""
 _PARTS = [
-    (Case("Attention", [*_SIDES, _x(3, 5)], opset=23), f"{_SCORES} a = Add(scores, x3) pattern = Softmax(a) {_PATTERN}"),
+    (
+        Case("Attention", [*_SIDES, _x(3, 5)], opset=23),
+        f"{_SCORES} a = Add(scores, x3) pattern = Softmax(a) {_PATTERN}",
+    ),
     (
         Case("Attention", [*_SIDES, _mask(2, 1, 3, 5)], opset=23),
         f"{_SCORES} {_MINUS_INFINITY} a = Where(x3, scores, inf) pattern = Softmax(a) {_PATTERN}",
@@ -188,13 +192,24 @@ _PARTS = [
         key = Reshape(kk, flat) value = Reshape(vv, flat) y0 = Attention(x0, key, value)""",
     ),
     (  # behind a cache, a query sees it whole
-        Case("Attention", [*_SIDES[:1], *[_x(2, 2, 3, 4)] * 2, None, *[_x(2, 2, 2, 4)] * 2], {"is_causal": 1}, 3, opset=23),
+        Case(
+            "Attention",
+            [_SIDES[0], *[_x(2, 2, 3, 4)] * 2, None, *[_x(2, 2, 2, 4)] * 2],
+            {"is_causal": 1},
+            outputs=3,
+            opset=23,
+        ),
         """y1 = Concat <axis=2> (x4, x1) y2 = Concat <axis=2> (x5, x2) size = Constant <value_ints=[3, 5]> ()
         ones = ConstantOfShape <value=float[1] {1}> (size) k = Constant <value_int=2> ()
         triangle = Trilu <upper=0> (ones, k) seen = Cast <to=9> (triangle) y0 = Attention(x0, y1, y2, seen)""",
     ),
     (
-        Case("Attention", [_x(2, 3, 8), _x(8, 24), _x(24), _mask(2, 3).astype(np.int32)], {"num_heads": 2}, domain=MICROSOFT),
+        Case(
+            "Attention",
+            [_x(2, 3, 8), _x(8, 24), _x(24), _mask(2, 3).astype(np.int32)],
+            {"num_heads": 2},
+            domain=MICROSOFT,
+        ),
         """made = MatMul(x0, x1) b = Add(made, x2) q, k, v = Split <axis=-1, num_outputs=3> (b)
         kept = Cast <to=1> (x3) one = Constant <value_float=1.0> () gone = Sub(one, kept)
         low = Constant <value_float=-10000.0> () bias = Mul(gone, low) axes = Constant <value_ints=[1, 2]> ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ def _x(*shape: int) -> np.ndarray:
     return dyadic(_RNG, *shape)
 
 
-def _any(*values: object) -> object:
+def _any(*values: Any) -> Any:
     return values[_RNG.integers(len(values))]
 
 
@@ -57,7 +58,7 @@ def _fused() -> list[Case]:
     )
     for name, given in [("Relu", {}), ("LeakyRelu", {"activation_alpha": 0.25})]:
         operands = [_x(4, 3), _x(4, 5), _x(5)]
-        attributes = {"transA": 1, "activation": name, **given}
+        attributes = dict[str, Any](given, transA=1, activation=name)
         cases.append(Case("FusedGemm", operands, attributes, domain=MICROSOFT, judges=_ORT))
     return cases
 
@@ -67,7 +68,8 @@ def _einsums() -> list[Case]:
         ("ij,jk->ik", (3, 4), (4, 5)), ("ij,jk", (3, 4), (4, 5)), ("bhid,bhjd->bhij", (2, 3, 4, 5), (2, 3, 6, 5)),
         ("bij,bjk->kbi", (2, 3, 4), (2, 4, 5)), ("i,j->ij", (3,), (4,)), ("ij->ji", (3, 4)), ("ij->i", (3, 4)),
         ("ij->", (3, 4)), ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 5)), ("...ij,jk->...ik", (2, 6, 3, 4), (4, 5)),
-        ("...i,...i", (2, 3, 4), (2, 3, 4)), ("b...,b->...b", (2, 3, 4), (2,)), ("ij,jk,kl->il", (2, 3), (3, 4), (4, 5)),
+        ("...i,...i", (2, 3, 4), (2, 3, 4)), ("b...,b->...b", (2, 3, 4), (2,)),
+        ("ij,jk,kl->il", (2, 3), (3, 4), (4, 5)),
         ("ij,ij,ij->ij", (2, 3), (2, 3), (2, 3)), ("ijk,k->ij", (2, 3, 4), (4,)), ("tk,ktd->td", (5, 2), (2, 5, 3)),
         ("bik,lk,bl->bil", (2, 3, 4), (5, 4), (2, 5)), ("zba,a", (2, 3, 4), (4,)),
     ]  # fmt: skip
@@ -81,8 +83,9 @@ def _convolutions() -> list[Case]:
     for rank in (1, 1, 2, 2, 2, 2, 2, 3):
         groups, sizes = _any(1, 2, 3), _RNG.integers(6, 9, rank).tolist()
         kernel = _RNG.integers(1, 4, rank).tolist()
-        attributes: dict[str, object] = {
-            "group": groups, "strides": _RNG.integers(1, 3, rank).tolist(), "dilations": _RNG.integers(1, 3, rank).tolist(),
+        attributes: dict[str, Any] = {
+            "group": groups, "strides": _RNG.integers(1, 3, rank).tolist(),
+            "dilations": _RNG.integers(1, 3, rank).tolist(),
         }  # fmt: skip
         pads = _RNG.integers(0, 3, 2 * rank).tolist()
         data = _x(2, groups * 2, *sizes)
@@ -200,8 +203,8 @@ def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:
     case = Case("Conv", data)
     model = written(
         case,
-        """a = Conv <pads=[1, 1, 1, 1]> (x0, x1, x2) b = Relu(a) c = Conv <group=16> (b, x3) d = MaxPool <kernel_shape=[2, 2]> (c)
-        e = AveragePool <kernel_shape=[2, 2]> (d) y0 = Conv(e, x4)""",
+        """a = Conv <pads=[1, 1, 1, 1]> (x0, x1, x2) b = Relu(a) c = Conv <group=16> (b, x3)
+        d = MaxPool <kernel_shape=[2, 2]> (c) e = AveragePool <kernel_shape=[2, 2]> (d) y0 = Conv(e, x4)""",
     )
     feeds = {"x0": data[0]}
     for place, weight in list(enumerate(data))[1:]:

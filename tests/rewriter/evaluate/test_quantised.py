@@ -45,7 +45,8 @@ def _linear() -> Iterator[Case]:
     """QuantizeLinear and DequantizeLinear."""
     for kind in (np.uint8, np.int8, np.uint16, np.int16, _UINT4, _INT4):
         for shape, axis, block in [
-            ((), 1, 0), ((4,), 1, 0), ((3,), 0, 0), ((2,), -1, 0), ((3, 2, 2), 1, 2), ((3, 4, 1), -1, 2), ((3, 4, 1), 2, 3),
+            ((), 1, 0), ((4,), 1, 0), ((3,), 0, 0), ((2,), -1, 0), ((3, 2, 2), 1, 2), ((3, 4, 1), -1, 2),
+            ((3, 4, 1), 2, 3),
         ]:  # fmt: skip
             attributes = {"axis": axis} | ({"block_size": block} if block else {})
             scale, zero = _scale(*shape), np.asarray(_q(kind, *shape).astype(np.int64) // 2).astype(kind)
@@ -83,17 +84,17 @@ def _products() -> Iterator[Case]:
             floats = [x, y, one[0], two[0], one[1], two[1], _x(5)]
             yield Case("MatMulIntegerToFloat", floats, domain=MICROSOFT, judges=_ORT, data=[0])
             # A sum of 4 products of 8 bits, scaled so that it saturates at times.
-            rounded = [np.float32([16]) * _scale(), _q(left)]
+            rounded = [16 * _scale(1), _q(left)]
             if (left, right) != (np.int8, np.uint8):
                 judges = BOTH if not columns else _ORT
                 yield Case("QLinearMatMul", [x, *one, y, *two, *rounded], data=[0], judges=judges)
             turned = [_q(left, 3, 4), *one, _q(right, 5, 4), *two, _q(np.int32, 5) // 2**20]
-            attributes = {"transB": 1, "alpha": 0.5}
+            given = {"transB": 1, "alpha": 0.5}
             if left == np.uint8:
-                yield Case("QGemm", [*turned, *rounded], attributes, domain=MICROSOFT, judges=_ORT, data=[0])
-                yield Case("QGemm", turned, attributes, domain=MICROSOFT, judges=_ORT, data=[0])
+                yield Case("QGemm", [*turned, *rounded], given, domain=MICROSOFT, judges=_ORT, data=[0])
+                yield Case("QGemm", turned, given, domain=MICROSOFT, judges=_ORT, data=[0])
     data, weight = _q(np.uint8, 1, 4, 5, 6), _q(np.int8, 6, 2, 3, 2)
-    attributes = {"group": 2, "pads": [1, 0, 1, 1], "strides": [2, 1]}
+    attributes: dict[str, Any] = {"group": 2, "pads": [1, 0, 1, 1], "strides": [2, 1]}
     unsigned = _q(np.uint8, 6, 2, 3, 2)
     yield Case("ConvInteger", [data, unsigned, _q(np.uint8), _q(np.uint8)], attributes, data=[0], judges=_ORT)
     for channels in ((), (6,)):
@@ -108,13 +109,15 @@ def _single() -> Iterator[Case]:
     one, two, out = ([_scale(), _q(np.uint8)] for _ in range(3))
     for name in ("QLinearAdd", "QLinearMul"):
         yield Case(name, [x, *one, y, *two, np.float32(2) * out[0], out[1]], domain=MICROSOFT, judges=_ORT, data=[0, 3])
-    for name, attributes in [
+    singles: list[tuple[str, dict[str, Any]]] = [
         ("QLinearSigmoid", {}), ("QLinearLeakyRelu", {"alpha": 0.25}), ("QLinearGlobalAveragePool", {}),
         ("QLinearAveragePool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
         ("QLinearSoftmax", {"axis": -1, "opset": 13}),
-        ("QLinearSoftmax", {"axis": 2, "opset": 11}), ("QLinearAveragePool", {"kernel_shape": [2, 2], "channels_last": 1}),
+        ("QLinearSoftmax", {"axis": 2, "opset": 11}),
+        ("QLinearAveragePool", {"kernel_shape": [2, 2], "channels_last": 1}),
         ("QLinearGlobalAveragePool", {"channels_last": 1}),
-    ]:  # fmt: skip
+    ]  # fmt: skip
+    for name, attributes in singles:
         yield Case(name, [x, *one, *out], attributes, domain=MICROSOFT, judges=_ORT, data=[0])
     yield Case("QLinearConcat", [*out, x, *one, x, *two], {"axis": 1}, domain=MICROSOFT, judges=_ORT, data=[2, 5])
     condition = _RNG.random((2, 4, 6, 6)) < 0.5
@@ -138,8 +141,8 @@ def _packed() -> Iterator[Case]:
     index = _RNG.integers(0, 6, (2, 3))
     for kind, width in ((_INT4, 32), (_UINT4, 32), (np.uint8, 16), (np.uint8, 32)):
         bits = 8 if (kind, width) == (np.uint8, 32) else 4
-        for zeros in (False, True):
-            zero = _q(kind, 6, 1 if kind == np.uint8 and bits == 4 else 2) if zeros else None
+        for stated in (False, True):
+            zero = _q(kind, 6, 1 if kind == np.uint8 and bits == 4 else 2) if stated else None
             attributes = {"bits": bits, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
             operands = [_q(kind, 6, width), index, _scale(6, 2), zero]
             yield Case("GatherBlockQuantized", operands, attributes, domain=MICROSOFT, judges=_ORT)
@@ -147,8 +150,8 @@ def _packed() -> Iterator[Case]:
 
 def _attention() -> Iterator[Case]:
     for past in (None, normal(_RNG, 2, 2, 2, 2, 4)):
-        operands = [_q(np.uint8, 2, 3, 8), _q(np.int8, 8, 24), _x(24), _scale() / 8, _scale() / 8]
-        operands += [None if past is not None else np.array([2, 3], np.int32), _q(np.uint8), np.int8([0]).reshape(())]
+        operands: list[Any] = [_q(np.uint8, 2, 3, 8), _q(np.int8, 8, 24), _x(24), _scale() / 8, _scale() / 8]
+        operands += [None if past is not None else np.array([2, 3], np.int32), _q(np.uint8), np.zeros((), np.int8)]
         attributes = {"num_heads": 2, "unidirectional": int(past is not None)}
         outputs = 1 if past is None else 2
         yield Case("QAttention", [*operands, past], attributes, outputs, MICROSOFT, judges=_ORT, data=[0])
@@ -192,7 +195,9 @@ _PARTS = [
         y0 = QuantizeLinear(c, x6, x7)""",
     ),
     (
-        Case("QGemm", [*_ONE, _q(np.int8, 5, 4), np.float32(0.5), np.int8(3)], {"transB": 1}, domain=MICROSOFT, data=[0]),
+        Case(
+            "QGemm", [*_ONE, _q(np.int8, 5, 4), np.float32(0.5), np.int8(3)], {"transB": 1}, domain=MICROSOFT, data=[0]
+        ),
         """a = DequantizeLinear(x0, x1, x2) b = DequantizeLinear(x3, x4, x5) t = Transpose <perm=[1, 0]> (b)
         y0 = MatMul(a, t)""",
     ),
