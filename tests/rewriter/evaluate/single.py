@@ -59,13 +59,20 @@ class AtFeeds(Evaluator):
         self.record(name, value)
 
 
+def values(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic, quantised: Collection[str] = ()
+) -> list[Any]:
+    evaluator = AtFeeds(Program(load_model(model)), arithmetic, feeds, blend=False)
+    evaluator.quantised = quantised
+    return list(evaluator.run().values())
+
+
 def evaluated(
     model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic, quantised: Collection[str] = ()
 ) -> list[Any]:
     """The outputs: entries of what depends on floats, arrays of what does not."""
-    evaluator = AtFeeds(Program(load_model(model)), arithmetic, feeds, blend=False)
-    evaluator.quantised = quantised
-    return [each.entries if isinstance(each, Value) else each for each in evaluator.run().values()]
+    outputs = values(model, feeds, arithmetic, quantised)
+    return [each.entries if isinstance(each, Value) else each for each in outputs]
 
 
 def in_floats(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], quantised: Collection[str] = ()) -> list[Any]:

@@ -49,9 +49,12 @@ def _fused() -> list[Case]:
         attributes = {"transA": one, "transB": two, "alpha": 0.75}
         operands = [_x(2, 4, 3) if one else _x(2, 3, 4), _x(2, 5, 4) if two else _x(2, 4, 5)]
         cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
-        # [rows, batch, columns] with transBatch
+        # [rows, batch, more, columns] and [rows, batch, columns] with transBatch
         operands = [_x(4, 2, 3) if one else _x(3, 2, 4), _x(5, 2, 4) if two else _x(4, 2, 5)]
         attributes = attributes | {"transBatchA": 1, "transBatchB": 1}
+        cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
+        operands = [_x(2, 6, 4, 3) if one else _x(2, 6, 3, 4), _x(2, 6, 5, 4) if two else _x(2, 6, 4, 5)]
+        operands = [np.ascontiguousarray(np.moveaxis(each, -2, 0)) for each in operands]
         cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
     cases.append(
         Case("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5}, domain=MICROSOFT, judges=_ORT)
@@ -181,20 +184,22 @@ def test_fused_product_is_its_parts(case: Case, text: str) -> None:
     assert_same_in_field(case, written(case, text))
 
 
-def test_masks_pass_through_a_product_that_data_does_not_change() -> None:
-    order = [2, 0, 3, 1]
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_masks_pass_through_a_product_that_data_does_not_change(side: str) -> None:
     mask = np.array([[True, False, True, False], [False, True, True, True], [True, True, True, True]])
-    case = Case("MatMul", [_x(3, 4), np.eye(4, dtype=np.float32)[:, order], mask, np.array(order), _x(4, 4)])
-    masked = "low = Constant <value_float=-10000.0> () s = Where(x2, x0, low)"
-    product = written(case, f"{masked} p = MatMul(s, x1) y0 = Softmax(p)")
-    _, feeds = case.made
-    taken, mixed = (
-        written(case, f"{masked} p = {part} y0 = Softmax(p)") for part in ("Gather <axis=1> (s, x3)", "MatMul(s, x4)")
-    )
-    found, wanted, of_data = (single.in_field(each, feeds)[0] for each in (product, taken, mixed))
-    np.testing.assert_array_equal(found, wanted)
-    np.testing.assert_array_equal(found == 0, ~mask[:, order])
-    assert of_data.all()  # data decides how much of a mask is in it
+    factors = np.array([[1, 0, -1], [0, 2, 1], [3, 0, 0], [-1, -1, 0]])
+    turn = "" if side == "left" else "<perm=[1, 0]>"
+    masked, product = "low = Constant <value_float=-10000.0> () s = Where(x1, x0, low)", "y0 = MatMul(s, x2)"
+    if turn:
+        product = f"t = Transpose {turn} (s) y0 = MatMul(x2, t)"
+    wanted = ~mask @ factors
+    for other, counts in ((factors.astype(np.float32), wanted), (_x(4, 3), None)):
+        given = other.T.copy() if turn else other
+        case = Case("Where", [_x(3, 4), mask, given])
+        found = single.values(written(case, f"{masked} {product}"), case.made[1], single.field(False))[0].masks
+        assert (found is None) == (counts is None)  # data decides how much of a mask is in it
+        if counts is not None:
+            np.testing.assert_array_equal(found, counts.T if turn else counts)
 
 
 def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:

@@ -247,14 +247,16 @@ def test_packed_weight_is_its_numbers(zeros: bool) -> None:
 
 
 @pytest.mark.parametrize(("scale", "same"), [("x1", True), ("x3", False)])
-def test_what_was_quantised_is_not_rounded_again(scale: str, same: bool) -> None:
+def test_what_was_quantised_is_not_rounded_again_with_the_same_scale(scale: str, same: bool) -> None:
     case = Case("QuantizeLinear", [normal(_RNG, 3, 4), np.float32(0.25), np.uint8(128), np.float32(0.5)])
     once = written(case, "q = QuantizeLinear(x0, x1, x2) y0 = Transpose <perm=[1, 0]> (q)")
     twice = written(
         case,
-        f"""q = QuantizeLinear(x0, x1, x2) d = DequantizeLinear(q, {scale}, x2) t = Transpose <perm=[1, 0]> (d)
-        y0 = QuantizeLinear(t, x1, x2)""",
+        f"""q = QuantizeLinear(x0, x1, x2) d = DequantizeLinear(q, x1, x2) t = Transpose <perm=[1, 0]> (d)
+        y0 = QuantizeLinear(t, {scale}, x2)""",
     )
     _, feeds = case.made
     one, two = (single.in_field(each, feeds)[0] for each in (once, twice))
     assert np.array_equal(one, two) == same
+    twice.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    np.testing.assert_array_equal(single.in_floats(twice, feeds)[0], single.by_onnxruntime(twice, feeds)[0])
