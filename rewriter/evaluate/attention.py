@@ -196,7 +196,9 @@ def _grouped(
     before = np.zeros_like(total) if integers(longest)[0] == tokens else total - tokens
     places = before[:, None] + np.arange(tokens)
     if call.get("do_rotary"):
-        at, pairs = places if positions is None else positions, call.get("rotary_interleaved")
+        pairs, at = call.get("rotary_interleaved"), places if positions is None else positions
+        if positions is not None and integers(longest)[0] == tokens:  # of a prompt, the kernel reads the first one
+            at = np.broadcast_to(np.asarray(positions).flat[0] + np.arange(tokens), (batch, tokens))
         query, key = (_turned(call, x, cos, sin, at, pairs) for x in (query, key))
     held_at, presents = _positions(call, past_key, before, total, tokens, integers(longest)[0])
     key, value = _cached(call, past_key, key), _cached(call, past_value, value)
