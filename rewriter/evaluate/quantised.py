@@ -290,3 +290,89 @@ def _gather_of_bits(call: Call, packed: Any, index: Any, scales: Any, zeros: Any
     centred = _centred(call, numbers, zeros.astype(np.int64), axis, block)
     table = Value(call.f.mul(centred, _scale(call, numbers, scales, axis, block)))
     return call.apply("Gather", table, index, axis=call.get("gather_axis", 0))
+
+
+# -- mixtures of experts -----------------------------------------------------------------------------------------------
+
+
+def _mixture(call: Call, x: Any, router: Any, layers: Any, shares: Any = None, *, normalised: bool) -> Any:
+    """The k experts with the largest scores, weighted by Softmax(scores), or by shares that are given.
+
+    `layers` are the two matrices of the experts [experts, outputs, inputs], each with its bias.
+    """
+    f, count, gated = call.f, call.get("k", 1), call.text("activation_type", "relu") == "swiglu"
+    unlike = ("use_sparse_mixer", "swiglu_limit_after_activation")
+    if any(call.get(name) for name in unlike) or call.get("swiglu_fusion", 0) != int(gated):
+        raise Unsupported("how it routes or where its gates are")
+    ranks = np.argsort(f.order(call.entries(router)), axis=-1, kind="stable")
+    chosen = np.flip(ranks, -1)[:, :count]
+    shares = softmax(call, call.lift(router)) if shares is None else call.lift(shares)
+    weights = np.take_along_axis(shares.entries, chosen, -1)
+    if normalised:
+        weights = f.mul(weights, f.inv(f.total(weights, -1, keepdims=True)))
+    made = call.move(call.lift(x), lambda t: t.reshape(1, -1, t.shape[-1]))
+    for place, (matrix, bias) in enumerate(layers):
+        made = call.apply("MatMul", made, call.move(matrix, lambda t: np.swapaxes(t, 1, 2)))
+        made = made if bias is None else call.apply("Add", made, call.move(bias, lambda t: t[:, None]))
+        made = made if place else _of_experts(call, made)
+    picked = made.entries[chosen, np.arange(len(chosen))[:, None]]
+    return Value(f.total(f.mul(picked, weights[..., None]), 1, keepdims=False).reshape(x.shape))
+
+
+def _of_experts(call: Call, x: Value) -> Any:
+    """Their activation; SwiGLU has gates and values in turn."""
+    kind = call.text("activation_type", "relu")
+    if kind != "swiglu":
+        names = {"relu": "Relu", "gelu": "FastGelu", "silu": "Swish"}
+        if kind not in names:
+            raise Unsupported(f"the activation {kind} of experts")
+        return call.apply(names[kind], x)
+    gate, value = call.move(x, lambda t: t[..., ::2]), call.move(x, lambda t: t[..., 1::2])
+    limit = call.get("swiglu_limit", np.inf)
+    if np.isfinite(limit):
+        gate = call.apply("Min", gate, np.float32(limit))
+        value = call.apply("Clip", value, np.float32(-limit), np.float32(limit))
+    gate = call.apply("Swish", gate, alpha=call.get("activation_alpha", 1.0))
+    return call.apply("Mul", gate, call.apply("Add", value, np.float32(call.get("activation_beta", 0.0))))
+
+
+@operator("MoE")
+def _experts(
+    call: Call, x: Any, router: Any, first: Any, first_bias: Any, second: Any, second_bias: Any = None, *gates: Any
+) -> Any:
+    if any(each is not None for each in gates):
+        raise Unsupported("a third matrix")
+    layers = (first, first_bias), (second, second_bias)
+    return _mixture(call, x, router, layers, normalised=call.get("normalize_routing_weights", 0) == 1)
+
+
+@operator("QMoE")
+def _quantised_experts(
+    call: Call, x: Any, router: Any, first: Any, first_scale: Any, first_bias: Any, second: Any, second_scale: Any,
+    second_bias: Any = None, third: Any = None, third_scale: Any = None, third_bias: Any = None, first_zero: Any = None,
+    second_zero: Any = None, third_zero: Any = None, shares: Any = None, *more: Any,
+) -> Any:  # fmt: skip
+    """Shares of the chosen experts are normalised, whatever the attribute says: the kernel for a CPU does so."""
+    beyond = (third, third_scale, third_bias, third_zero, *more)
+    bits, block = call.get("expert_weight_bits", 4), max(call.get("block_size", 0), 0)
+    others = {call.get(f"fc{place}_expert_weight_bits", bits) for place in (1, 2)} - {bits}
+    if any(each is not None for each in beyond) or others or call.text("quant_type", "int") != "int":
+        raise Unsupported("a third matrix, or numbers of another kind")
+
+    def matrix(packed: Any, scale: Any, zero: Any) -> Value:
+        if isinstance(packed, Value) or call.get("weights_prepacked", -1) == 1:
+            raise Unsupported("a weight that data decides, or that is packed for one kernel")
+        numbers = _unpacked(packed, bits)
+        size = scale.shape[-1]
+        zeros = np.full(scale.shape, 1 << (bits - 1)) if zero is None else _unpacked(zero, bits)[..., :size]
+        if not block:
+            scale, zeros = (call.move(each, lambda t: t[..., None]) for each in (scale, zeros))
+        centred = _centred(call, numbers, zeros, -1, block)
+        return Value(call.f.mul(centred, _scale(call, numbers, scale, -1, block)))
+
+    layers = (
+        (matrix(first, first_scale, first_zero), first_bias),
+        (matrix(second, second_scale, second_zero), second_bias),
+    )
+    normalised = call.get("normalize_routing_weights", 0) == 1 or shares is None
+    return _mixture(call, x, router, layers, shares, normalised=normalised)

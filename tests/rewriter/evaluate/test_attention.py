@@ -177,8 +177,8 @@ def test_row_agrees_with_its_judges(case: Case) -> None:
 
 
 _SLIDING = [
-    (4, 6, 3, 1, 4), (4, 6, 6, 1, 4), (4, 6, 7, 1, 5), (4, 6, 8, 1, 6), (4, 6, 9, 1, 4), (4, 4, 9, 1, 4), (4, 8, 0, 3, 3),
-    (4, 6, 4, 3, 4), (4, 6, 7, 2, 6), (4, 6, 0, 9, 6),
+    (4, 6, 3, 1, 4), (4, 6, 6, 1, 4), (4, 6, 7, 1, 5), (4, 6, 8, 1, 6), (4, 6, 9, 1, 4), (4, 4, 9, 1, 4),
+    (4, 8, 0, 3, 3), (4, 6, 4, 3, 4), (4, 6, 7, 2, 6), (4, 6, 0, 9, 6),
 ]  # fmt: skip
 
 
@@ -296,8 +296,8 @@ _PARTS = [
             {"num_heads": 1, "kv_num_heads": 1, "smooth_softmax": 1, "local_window_size": 2},
             domain=MICROSOFT,
         ),
-        f"""kt = Transpose <perm=[0, 2, 1]> (x1) qk = MatMul(x0, kt) scale = Constant <value_float=0.5> () {_MINUS_INFINITY}
-        scores = Mul(qk, scale) size = Constant <value_ints=[3, 3]> () below = Constant <value_int=-1> ()
+        f"""kt = Transpose <perm=[0, 2, 1]> (x1) qk = MatMul(x0, kt) scale = Constant <value_float=0.5> ()
+        {_MINUS_INFINITY} scores = Mul(qk, scale) size = Constant <value_ints=[3, 3]> () below = Constant <value_int=-1> ()
         ones = ConstantOfShape <value=float[1] {{1}}> (size) a = Trilu <upper=0> (ones) b = Trilu (a, below)
         seen = Cast <to=9> (b) m = Where(seen, scores, inf) zero = Constant <value=float[1, 3, 1] {{0, 0, 0}}> ()
         more = Concat <axis=-1> (m, zero) all = Softmax(more) sizes = Constant <value_ints=[3, 1]> ()

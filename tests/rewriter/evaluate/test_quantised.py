@@ -157,7 +157,40 @@ def _attention() -> Iterator[Case]:
         yield Case("QAttention", [*operands, past], attributes, outputs, MICROSOFT, judges=_ORT, data=[0])
 
 
-_CASES = [*_linear(), *_dynamic(), *_products(), *_single(), *_packed(), *_attention()]
+def _mixtures() -> Iterator[Case]:
+    experts, tokens, width, inner = 4, 5, 32, 16
+    activations: list[dict[str, Any]] = [
+        {"activation_type": "relu"}, {"activation_type": "gelu"}, {"activation_type": "silu"},
+        {
+            "activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.5, "activation_beta": 1.0,
+            "swiglu_limit": 2.0,
+        },
+    ]  # fmt: skip
+    for activation in activations:
+        double = 2 if activation["activation_type"] == "swiglu" else 1
+        attributes = {"k": 2, "normalize_routing_weights": 1, **activation}
+        data, router = normal(_RNG, 1, tokens, width), normal(_RNG, tokens, experts)
+        first, second = normal(_RNG, experts, double * inner, width) / 4, normal(_RNG, experts, width, inner) / 4
+        biases = _x(experts, double * inner), _x(experts, width)
+        operands: list[Any] = [data, router, first, biases[0], second, biases[1]]
+        yield Case("MoE", operands, attributes, domain=MICROSOFT, judges=_ORT)
+        one = {**attributes, "k": 1, "normalize_routing_weights": 0}
+        yield Case("MoE", operands, one, domain=MICROSOFT, judges=_ORT)
+        for bits, block in ((4, 0), (8, 0), (4, 16)):
+            packed = [_q(np.uint8, *each.shape[:2], each.shape[2] * bits // 8) for each in (first, second)]
+            blocks = [(each.shape[2] // block,) if block else () for each in (first, second)]
+            scales = [_scale(*each.shape[:2], *more) / 4 for each, more in zip((first, second), blocks, strict=True)]
+            operands = [data, router, packed[0], scales[0], biases[0], packed[1], scales[1], biases[1]]
+            given = {**attributes, "expert_weight_bits": bits} | ({"block_size": block} if block else {})
+            yield Case("QMoE", operands, given, domain=MICROSOFT, judges=_ORT)
+            sizes = [(*each.shape[:2], *more) for each, more in zip((first, second), blocks, strict=True)]
+            zeros = [_q(np.uint8, *size[:-1], -(-size[-1] * bits // 8)) for size in sizes]
+            shares = np.abs(normal(_RNG, tokens, experts))
+            stated = [*operands, None, None, None, *zeros, None, shares]
+            yield Case("QMoE", stated, {**given, "normalize_routing_weights": 0}, domain=MICROSOFT, judges=_ORT)
+
+
+_CASES = [*_linear(), *_dynamic(), *_products(), *_single(), *_packed(), *_attention(), *_mixtures()]
 
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
@@ -200,6 +233,12 @@ _PARTS = [
         ),
         """a = DequantizeLinear(x0, x1, x2) b = DequantizeLinear(x3, x4, x5) t = Transpose <perm=[1, 0]> (b)
         y0 = MatMul(a, t)""",
+    ),
+    (
+        Case("MoE", [_x(5, 4), _x(5, 3), _x(3, 6, 4), _x(3, 6), _x(3, 4, 6), _x(3, 4)], {"k": 3}, domain=MICROSOFT),
+        """p = Softmax(x1) one = Constant <value_ints=[1]> () a = Transpose <perm=[0, 2, 1]> (x2) b = MatMul(x0, a)
+        c = Unsqueeze(x3, one) d = Add(b, c) r = Relu(d) e = Transpose <perm=[0, 2, 1]> (x4) f = MatMul(r, e)
+        g = Unsqueeze(x5, one) h = Add(f, g) y0 = Einsum <equation="te,eto->to"> (p, h)""",
     ),
     (
         Case("DynamicQuantizeMatMul", [_x(3, 4), _q(np.int8, 4, 5), np.float32(0.25), np.int8(3)], domain=MICROSOFT),
