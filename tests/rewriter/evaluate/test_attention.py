@@ -297,8 +297,9 @@ _PARTS = [
             domain=MICROSOFT,
         ),
         f"""kt = Transpose <perm=[0, 2, 1]> (x1) qk = MatMul(x0, kt) scale = Constant <value_float=0.5> ()
-        {_MINUS_INFINITY} scores = Mul(qk, scale) size = Constant <value_ints=[3, 3]> () below = Constant <value_int=-1> ()
-        ones = ConstantOfShape <value=float[1] {{1}}> (size) a = Trilu <upper=0> (ones) b = Trilu (a, below)
+        {_MINUS_INFINITY} scores = Mul(qk, scale) size = Constant <value_ints=[3, 3]> ()
+        below = Constant <value_int=-1> () ones = ConstantOfShape <value=float[1] {{1}}> (size)
+        a = Trilu <upper=0> (ones) b = Trilu (a, below)
         seen = Cast <to=9> (b) m = Where(seen, scores, inf) zero = Constant <value=float[1, 3, 1] {{0, 0, 0}}> ()
         more = Concat <axis=-1> (m, zero) all = Softmax(more) sizes = Constant <value_ints=[3, 1]> ()
         pattern, rest = Split <axis=-1> (all, sizes) y0 = MatMul(pattern, x2)""",
