@@ -39,15 +39,11 @@ def _add(call: Call, x: Any, y: Any) -> Any:
 @operator("Sub")
 def _sub(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
-    entries, masks = call.f.sub(x.entries, y.entries), None
+    masks = None
     if x.masks is not None or y.masks is not None:
         difference = masks_of(x) - masks_of(y)
         masks = difference if (difference >= 0).all() else None
-    shifted = y.origin and y.origin[0] == "max" and y.origin[1] is x.entries and x.shape == entries.shape
-    origin = ("shifted", x, y.entries, y.origin[2]) if shifted else None
-    if shifted:
-        masks = x.masks
-    return Value(entries, masks, origin, whole=x.whole and y.whole)
+    return Value(call.f.sub(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
 @operator("Sum")
@@ -113,11 +109,9 @@ def _pow(call: Call, x: Any, exponent: Any) -> Any:
 
 @operator("Exp")
 def _exp(call: Call, x: Value) -> Any:
-    shifted = x.origin and x.origin[0] == "shifted"
-    base, shift, axes = x.origin[1:] if shifted else (x, None, None)
     entries = call.f.exp(x.entries)
     entries = entries if x.masks is None else np.where(x.masks > 0, 0, entries)
-    return Value(entries, origin=("exp", base, shift, axes))
+    return Value(entries, origin=("exp", x))
 
 
 @operator("Log")
@@ -127,9 +121,7 @@ def _log(call: Call, x: Value) -> Any:
         made = log_softmax(call, *x.origin[1:])
         return made if made.shape == x.shape else call.move(made, lambda t: t.reshape(x.shape))
     if x.origin and x.origin[0] == "sumexp":
-        base, axis, shift = x.origin[1:]
-        whole = call.apply("ReduceLogSumExp", base, axes=[axis])
-        return whole if shift is None else _sub(call, whole, Value(shift))
+        return call.apply("ReduceLogSumExp", x.origin[1], axes=[x.origin[2]])
     return Value(call.f.log(x.entries))
 
 
