@@ -11,7 +11,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper, parser
 
-from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Value, draw_prime
+from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import load_model
 
@@ -45,22 +45,38 @@ def single(
 
 
 class AtFeeds(Evaluator):
-    """Takes the numbers that it is fed, instead of random residues."""
+    """Takes the numbers that it is fed, instead of random residues; `quantised`: integers that are data."""
+
+    quantised: Collection[str] = ()
 
     def _feed(self, name: str, x: np.ndarray) -> None:
-        whole = x.dtype.kind in "biuOUS"
-        self.environment[name] = x if whole else Value(self.arithmetic.lift(x, scalar=False).entries)
-        self.record(name, self.environment[name])
+        value: Any = x
+        if name in self.quantised:
+            value = Value(self.arithmetic.lift(x).entries, whole=True, grid=("q", x.dtype.name))
+        elif is_float(x):
+            value = Value(self.arithmetic.lift(x, scalar=False).entries)
+        self.environment[name] = value
+        self.record(name, value)
 
 
-def evaluated(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic) -> list[Any]:
+def values(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic, quantised: Collection[str] = ()
+) -> list[Any]:
+    evaluator = AtFeeds(Program(load_model(model)), arithmetic, feeds, blend=False)
+    evaluator.quantised = quantised
+    return list(evaluator.run().values())
+
+
+def evaluated(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic, quantised: Collection[str] = ()
+) -> list[Any]:
     """The outputs: entries of what depends on floats, arrays of what does not."""
-    made = AtFeeds(Program(load_model(model)), arithmetic, feeds, blend=False).run()
-    return [each.entries if isinstance(each, Value) else each for each in made.values()]
+    outputs = values(model, feeds, arithmetic, quantised)
+    return [each.entries if isinstance(each, Value) else each for each in outputs]
 
 
-def in_floats(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[Any]:
-    return evaluated(model, feeds, Floats())
+def in_floats(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], quantised: Collection[str] = ()) -> list[Any]:
+    return evaluated(model, feeds, Floats(), quantised)
 
 
 @functools.cache
@@ -68,8 +84,10 @@ def field(snaps: bool) -> Field:
     return Field(draw_prime(), KEY, snaps=snaps)
 
 
-def in_field(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], *, snaps: bool = False) -> list[Any]:
-    return evaluated(model, feeds, field(snaps))
+def in_field(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], quantised: Collection[str] = (), *, snaps: bool = False
+) -> list[Any]:
+    return evaluated(model, feeds, field(snaps), quantised)
 
 
 def by_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -86,12 +104,15 @@ def by_onnx(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.
     return list(ReferenceEvaluator(model).run(None, dict(feeds)))
 
 
-def assert_equal_in_both(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
+def assert_equal_in_both(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], quantised: Collection[str] = ()
+) -> None:
     """Where every operation is rational and the feeds are small dyadic numbers: the field computes the same numbers."""
-    for exact, residues in zip(in_floats(model, feeds), in_field(model, feeds), strict=True):
-        entries = residues.dtype == np.int64 and exact.dtype == np.float64
-        right = field(False).lift(exact, scalar=False).entries if entries else exact
-        np.testing.assert_array_equal(residues, right)
+    both = zip(in_floats(model, feeds, quantised), in_field(model, feeds, quantised), strict=True)
+    for exact, residues in both:
+        lifted = residues.dtype == np.int64 and exact.dtype == np.float64
+        wanted = field(False).lift(exact, scalar=False).entries if lifted else exact
+        np.testing.assert_array_equal(residues, wanted)
 
 
 SETTINGS = ("opset", "outputs", "without", "domain", "constants", "rtol", "atol")
