@@ -1,0 +1,318 @@
+"""Attention of ONNX and onnxruntime, and rotary embeddings.
+
+    z = Softmax(scores) V,  scores = scale q k  [capped, plus a bias, and -infinity where a query does not see a key]
+
+Keys and values are those of the cache, then the new ones. It is written with the rows of its parts, so that what is
+known of masking constants is known here too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Unsupported, Value, integers
+from rewriter.evaluate.reductions import softmax
+from rewriter.evaluate.table import MICROSOFT, Call, operator
+
+_NOWHERE = 2**31
+"""A position that no query sees."""
+_HEADED, _PACKED = 4, 5
+"""Axes of [batch, heads, tokens, channels], and of [batch, tokens, heads, 2 or 3, channels]."""
+
+
+def by_head(call: Call, x: Any, heads: int) -> Any:
+    """[batch, tokens, heads * channels] as [batch, heads, tokens, channels]."""
+    batch, tokens, width = x.shape
+    return call.move(x, lambda t: t.reshape(batch, tokens, heads, width // heads).transpose(0, 2, 1, 3))
+
+
+def joined(call: Call, x: Any) -> Any:
+    """[batch, heads, tokens, channels] as [batch, tokens, heads * channels]."""
+    batch, heads, tokens, channels = x.shape
+    return call.move(x, lambda t: t.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * channels))
+
+
+def _cached(call: Call, past: Any, new: Any) -> Any:
+    return new if past is None else call.apply("Concat", past, new, axis=2)
+
+
+def _split(call: Call, x: Any, sizes: Sequence[int]) -> list[Any]:
+    """Parts of the last axis."""
+    ends = np.cumsum(sizes)
+    return [call.move(x, lambda t, s=slice(end - size, end): t[..., s]) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _attended(
+    call: Call, query: Any, key: Any, value: Any, biases: Sequence[Any] = (), seen: Array | None = None, tail: Any = None
+) -> tuple[Any, list[Any]]:
+    """What heads compute, and the stages of their scores: products, capped, with what is added, the pattern.
+
+    Args:
+        call: the operator, with attributes scale and softcap.
+        query: [batch, heads, tokens, channels].
+        key: like it; heads of queries share heads of keys.
+        value: like the keys.
+        biases: added to the scores.
+        seen: whether a query sees a key.
+        tail: entries of a score beside those of the keys.
+    """
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
+        key, value = (call.move(each, lambda t: np.repeat(t, shared, 1)) for each in (key, value))
+    scale = call.get("scale") or 1 / math.sqrt(query.shape[-1])
+    product = call.apply("MatMul", query, call.move(key, lambda t: np.swapaxes(t, -1, -2)))
+    product = capped = call.apply("Mul", product, np.float32(scale))
+    if cap := call.get("softcap", 0.0):
+        capped = call.apply("Tanh", call.apply("Div", capped, np.float32(cap)))
+        capped = call.apply("Mul", capped, np.float32(cap))
+    scores = capped
+    for bias in biases:
+        scores = call.apply("Add", scores, bias)
+    if seen is not None:
+        scores = call.apply("Where", seen, scores, np.float32(-np.inf))
+    pattern = softmax(call, scores, -1, tail)
+    if seen is not None:  # a row may see nothing
+        pattern = call.apply("Where", seen, pattern, np.float32(0))
+    return call.apply("MatMul", pattern, value), [product, capped, scores, pattern]
+
+
+def _earlier(tokens: int, keys: int, before: Any) -> Array:
+    """Whether a query sees a key of its position or an earlier one; `before`: keys in front of the first query."""
+    return np.arange(keys) <= np.arange(tokens)[:, None] + np.asarray(before)
+
+
+def _kept(call: Call, mask: Any, batch: int, keys: int) -> list[Array]:
+    """A mask of keys in onnxruntime's shapes as what is added to scores."""
+    if mask is None:
+        return []
+    if isinstance(mask, Value):
+        raise Unsupported("data decides a mask")
+    places = np.arange(keys)
+    if mask.ndim == 1 and mask.size in (batch, 2 * batch):
+        kept = places < mask[:batch, None]
+        kept = kept & (places >= mask[batch:, None]) if mask.size > batch else kept
+        kept = kept[:, None, None]
+    elif mask.ndim in (2, 3):
+        kept = np.expand_dims(mask != 0, (1, 2) if mask.ndim == 2 else 1)  # noqa: PLR2004 - [batch, keys]
+    else:
+        raise Unsupported("a mask of this shape")
+    return [np.where(kept, np.float32(0), np.float32(call.get("mask_filter_value", -10000.0)))]
+
+
+def _refuse(**given: Any) -> None:
+    """Raise Unsupported for operands and attributes that the row does not read."""
+    found = [name for name, each in given.items() if each is not None and (not isinstance(each, int) or each)]
+    if found:
+        raise Unsupported(f"{found[0]} is not supported")
+
+
+# -- onnxruntime -------------------------------------------------------------------------------------------------------
+
+
+def heads_of_product(call: Call, made: Any, mask: Any, past: Any, bias: Any) -> tuple[Any, Any]:
+    """Heads on queries, keys and values side by side; their output, and the cache."""
+    _refuse(**{name: call.get(name) for name in ("do_rotary", "past_present_share_buffer")})
+    heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
+    query, key, value = (by_head(call, each, heads) for each in _split(call, made, sizes))
+    if past is not None:
+        key, value = (_cached(call, call.move(past, lambda t, i=i: t[i]), x) for i, x in enumerate((key, value)))
+    tokens, keys = query.shape[2], key.shape[2]
+    biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
+    seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
+    z = joined(call, _attended(call, query, key, value, biases, seen)[0])
+    if not any(call.node.output[1:]):
+        return z, None
+    return z, call.apply("Concat", *(call.move(each, lambda t: t[None]) for each in (key, value)), axis=0)
+
+
+@operator("Attention", domain=MICROSOFT)
+def _packed(
+    call: Call, x: Any, weight: Any, offset: Any = None, mask: Any = None, past: Any = None, bias: Any = None,
+    length: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    _refuse(past_sequence_length=length)
+    made = call.apply("MatMul", x, weight)
+    return heads_of_product(call, made if offset is None else call.apply("Add", made, offset), mask, past, bias)
+
+
+@operator("MultiHeadAttention")
+def _multi_head(
+    call: Call, query: Any, key: Any = None, value: Any = None, offset: Any = None, mask: Any = None, bias: Any = None,
+    past_key: Any = None, past_value: Any = None, length: Any = None, indirection: Any = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    _refuse(past_sequence_length=length, cache_indirection=indirection)
+    heads = call.get("num_heads")
+    packed = query if query.ndim == _PACKED else key if key is not None and key.ndim == _PACKED else None
+    if packed is not None:
+        parts = [call.move(packed, lambda t, i=i: t[:, :, :, i].reshape(*t.shape[:2], -1)) for i in range(packed.shape[3])]
+        query, key, value = parts if packed is query else (query, *parts)
+    if offset is not None:
+        width = query.shape[-1]
+        offsets = _split(call, offset, [width, width, offset.shape[0] - 2 * width])
+        sides = zip((query, key, value), offsets, strict=True)
+        query, key, value = (x if x.ndim == _HEADED else call.apply("Add", x, each) for x, each in sides)
+    query, key, value = (x if x.ndim == _HEADED else by_head(call, x, heads) for x in (query, key, value))
+    key, value = _cached(call, past_key, key), _cached(call, past_value, value)
+    tokens, keys = query.shape[2], key.shape[2]
+    biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
+    seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
+    return joined(call, _attended(call, query, key, value, biases, seen)[0]), key, value
+
+
+@operator("GroupQueryAttention")
+def _grouped(
+    call: Call, query: Any, key: Any, value: Any, past_key: Any, past_value: Any, lengths: Any, longest: Any,
+    cos: Any = None, sin: Any = None, positions: Any = None, bias: Any = None, sink: Any = None,
+    key_scale: Any = None, value_scale: Any = None, query_norm: Any = None, key_norm: Any = None, *more: Any,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Keys have positions: a cache may be longer than what is in it, or hold the last ones only."""
+    _refuse(k_scale=key_scale, v_scale=value_scale, causal=1 - call.get("causal", 1), operands=any(more))
+    heads, groups = call.get("num_heads"), call.get("kv_num_heads")
+    if key is None:
+        width = query.shape[-1] // (heads + 2 * groups)
+        query, key, value = _split(call, query, [heads * width, groups * width, groups * width])
+    query, key, value = (by_head(call, x, n) for x, n in ((query, heads), (key, groups), (value, groups)))
+    query, key = _normed(call, query, query_norm, "q"), _normed(call, key, key_norm, "k")
+    batch, _, tokens, _ = query.shape
+    total = np.array(integers(lengths)) + 1
+    before = np.zeros_like(total) if integers(longest)[0] == tokens else total - tokens
+    places = before[:, None] + np.arange(tokens)
+    if call.get("do_rotary"):
+        query, key = (_turned(call, x, cos, sin, places if positions is None else positions, call.get("rotary_interleaved"))
+                      for x in (query, key))  # fmt: skip
+    held_at, presents = _positions(call, past_key, before, total, tokens, integers(longest)[0])
+    key, value = _cached(call, past_key, key), _cached(call, past_value, value)
+    key_places = np.concatenate([held_at, places], 1)
+    if presents is not None:
+        index = presents[:, None, :, None]
+        cached = [call.move(x, lambda t: np.take_along_axis(t, index, 2)) for x in (key, value)]
+        bias = None if bias is None else call.move(bias, lambda t: _columns(t, batch, key_places))
+    else:
+        cached = [key, value]
+    seen = key_places[:, None, None] <= places[:, None, :, None]
+    window = call.get("local_window_size", -1)
+    if window >= 0:
+        seen = seen & (key_places[:, None, None] > places[:, None, :, None] - window)
+    tail = None
+    if sink is not None or call.get("smooth_softmax", 0) > 0:
+        tail = call.entries(np.float32([0]) if sink is None else sink).reshape(1, -1, 1, 1)
+    z, _ = _attended(call, query, key, value, [] if bias is None else [bias], seen, tail)
+    return joined(call, z), *cached
+
+
+def _normed(call: Call, x: Any, scale: Any, side: str) -> Any:
+    if scale is None:
+        return x
+    epsilon = call.get(f"{side}_norm_epsilon", call.get("qk_norm_epsilon", 1e-6))
+    return call.apply("SimplifiedLayerNormalization", x, scale, axis=-1, epsilon=epsilon)
+
+
+def _columns(bias: Array, batch: int, places: Array) -> Array:
+    """Columns of a bias by the positions of keys; any where there is none."""
+    bias = np.broadcast_to(bias, (batch, *bias.shape[1:]))
+    return np.take_along_axis(bias, np.where(places < bias.shape[-1], places, 0)[:, None, None], -1)
+
+
+def _positions(
+    call: Call, past: Any, before: Array, total: Array, tokens: int, longest: int
+) -> tuple[Array, Array | None]:
+    """The positions of the keys in a cache [batch, keys], and which of them and the new ones the next cache holds."""
+    space, windows = 0 if past is None else past.shape[2], call.get("sliding_window_cache", 0)
+    if not space:
+        return np.zeros((len(before), 0), np.int64), None
+
+    def resident(count: Array) -> Array:
+        if not windows:
+            return np.minimum(count, space)
+        step = space - (call.get("local_window_size", -1) - 1)
+        return count - -(-np.maximum(count - space, 0) // step) * step
+
+    held, places = resident(before)[:, None], np.arange(space)
+    held_at = np.where(places < held, before[:, None] - held + places, _NOWHERE)
+    gone = held + tokens - resident(total)[:, None] if windows else 0
+    index = np.arange(space if windows else max(space, longest)) + gone
+    behind = np.where(index < space, index, space + tokens - 1)  # what was left of the cache stays there
+    index = np.where(index < held, index, np.where(index < held + tokens, index + space - held, behind))
+    return held_at, index
+
+
+# -- ONNX --------------------------------------------------------------------------------------------------------------
+
+
+@operator("Attention")
+def _attention(
+    call: Call, query: Any, key: Any, value: Any, mask: Any = None, past_key: Any = None, past_value: Any = None,
+    lengths: Any = None,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    flat = query.ndim < _HEADED
+    if flat:
+        query = by_head(call, query, call.get("q_num_heads"))
+        key, value = (by_head(call, x, call.get("kv_num_heads")) for x in (key, value))
+    before = 0 if past_key is None else past_key.shape[2]
+    key, value = _cached(call, past_key, key), _cached(call, past_value, value)
+    tokens, keys = query.shape[2], key.shape[2]
+    seen: Any = None
+    if lengths is not None:
+        counts = np.array(integers(lengths)).reshape(-1, 1, 1, 1)
+        seen, before = np.arange(keys) < counts, counts - tokens
+    if call.get("is_causal"):
+        earlier = _earlier(tokens, keys, before)
+        seen = earlier if seen is None else seen & earlier
+    biases = []
+    if mask is not None:
+        missing = keys - mask.shape[-1]
+        if missing > 0:  # keys behind the mask are not seen
+            filler = False if mask.dtype.kind == "b" else -np.inf
+            mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)], constant_values=filler)
+        if not isinstance(mask, Value) and mask.dtype.kind == "b":
+            seen = mask if seen is None else seen & mask
+        else:
+            biases = [mask]
+    z, (product, capped, scores, pattern) = _attended(call, query, key, value, biases, seen)
+    stages = (product, scores, capped, pattern)
+    return joined(call, z) if flat else z, key, value, stages[call.get("qk_matmul_output_mode", 0)]
+
+
+# -- rotary embeddings -------------------------------------------------------------------------------------------------
+
+
+def _turned(call: Call, x: Any, cos: Any, sin: Any, positions: Any, interleaved: Any, width: int = 0) -> Value:
+    """Queries or keys [batch, heads, tokens, channels], of which the first `width` channels are turned.
+
+    Tables are by position, or [batch, tokens, width / 2] without positions.
+    """
+    f, x = call.f, call.entries(x)
+    if positions is not None:
+        at = np.array(integers(positions)).reshape(np.shape(positions))
+        cos, sin = (call.move(table, lambda t: t[at]) for table in (cos, sin))
+    cos, sin = (call.entries(table)[:, None] for table in (cos, sin))
+    width = width or 2 * cos.shape[-1]
+    part, rest = x[..., :width], x[..., width:]
+    one, two = (part[..., ::2], part[..., 1::2]) if interleaved else np.split(part, 2, -1)
+    made = f.sub(f.mul(one, cos), f.mul(two, sin)), f.add(f.mul(one, sin), f.mul(two, cos))
+    part = np.stack(made, -1).reshape(part.shape) if interleaved else np.concatenate(made, -1)
+    return Value(np.concatenate([part, rest], -1))
+
+
+@operator("RotaryEmbedding", domain=MICROSOFT)
+def _rotary_of_onnxruntime(call: Call, x: Any, positions: Any, cos: Any, sin: Any) -> Any:
+    _refuse(is_packed_batching=call.get("is_packed_batching"))
+    flat, heads = x.ndim < _HEADED, call.get("num_heads") or x.shape[-1] // (2 * cos.shape[-1])
+    data = by_head(call, x, heads) if flat else x
+    if np.size(positions) == 1:
+        positions = positions.reshape(-1, 1) + np.arange(data.shape[2])
+    made = _turned(call, data, cos, sin, positions, call.get("interleaved"), call.get("rotary_embedding_dim", 0))
+    return joined(call, made) if flat else made
+
+
+@operator("RotaryEmbedding")
+def _rotary(call: Call, x: Any, cos: Any, sin: Any, positions: Any = None) -> Any:
+    flat = x.ndim < _HEADED
+    data = by_head(call, x, call.get("num_heads")) if flat else x
+    made = _turned(call, data, cos, sin, positions, call.get("interleaved"), call.get("rotary_embedding_dim", 0))
+    return joined(call, made) if flat else made

@@ -1,0 +1,319 @@
+"""Products: matrices, Einsum, convolutions and pools."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
+from rewriter.evaluate.scalar import activated
+from rewriter.evaluate.table import Call, operator
+
+NCHWC = "com.microsoft.nchwc"
+_LARGEST_COUNT = 2**16
+"""Counts of masking constants beyond this are not believed."""
+_BLOCKS = (16, 8)
+"""Channels that onnxruntime's layout in blocks keeps together."""
+_ELLIPSIS = "01234567"
+"""Labels of the axes under an ellipsis, the last one first in no equation."""
+
+
+# -- matrices ---------------------------------------------------------------------------------------------------------
+
+
+def _has_masks(call: Call, x: Any) -> bool:
+    if isinstance(x, Value):
+        return x.masks is not None
+    return is_float(x) and bool((x <= getattr(call.f, "low", -np.inf)).any())
+
+
+def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
+    """How many masking constants each entry of x @ y contains; None where that is not known, too.
+
+    It is known where it does not depend on data: only then are all residues at a random point small integers.
+    """
+    if not call.f.reads_masks or x.ndim < 2 or y.ndim < 2:
+        return None
+    first = _has_masks(call, x)
+    if first == _has_masks(call, y):
+        return None
+    x, y = (call.lift(each, scalar=False) for each in (x, y))
+    counts = Value(call.f.reduced((x if first else y).masks))
+    residues = call.f.matmul(counts, y) if first else call.f.matmul(x, counts)
+    negative = call.f.neg(residues)
+    made = np.where(residues < negative, residues, -negative)
+    return made if (np.abs(made) <= _LARGEST_COUNT).all() else None
+
+
+@operator("MatMul")
+def _matmul(call: Call, x: Any, y: Any) -> Value:
+    row, column = x.ndim == 1, y.ndim == 1
+    x = call.move(x, lambda t: t[None]) if row else x
+    y = call.move(y, lambda t: t[:, None]) if column else y
+    made = Value(call.f.matmul(x, y), _masks_of_product(call, x, y))
+    made = call.move(made, lambda t: t[..., 0]) if column else made
+    return call.move(made, lambda t: t[..., 0] if column else t[..., 0, :]) if row else made
+
+
+def _scaled(call: Call, x: Any, factor: float) -> Any:
+    return x if factor == 1.0 else call.apply("Mul", x, np.float32(factor))
+
+
+def _turned(call: Call, x: Any) -> Any:
+    return call.move(x, lambda t: np.swapaxes(t, -1, -2))
+
+
+@operator("Gemm", "FusedGemm")
+def _gemm(call: Call, x: Any, y: Any, z: Any = None) -> Any:
+    x, y = (_turned(call, each) if call.get(name) else each for each, name in ((x, "transA"), (y, "transB")))
+    made = _scaled(call, call.apply("MatMul", x, y), call.get("alpha", 1.0))
+    beta = call.get("beta", 1.0)
+    if z is not None and beta != 0.0:
+        made = call.apply("Add", made, _scaled(call, z, beta))
+    return activated(call, made)
+
+
+@operator("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul")
+def _fused_matmul(call: Call, *operands: Any) -> Any:
+    sides = []
+    for side, x in zip("AB", operands, strict=True):
+        if call.get(f"transBatch{side}") and x.ndim > 1:
+            x = call.move(x, lambda t: np.moveaxis(t, 0, -2))
+        sides.append(_turned(call, x) if call.get(f"trans{side}") and x.ndim > 1 else x)
+    return activated(call, _scaled(call, call.apply("MatMul", *sides), call.get("alpha", 1.0)))
+
+
+@operator("GemmFastGelu")
+def _gemm_fast_gelu(call: Call, x: Any, y: Any, bias: Any = None) -> Any:
+    return call.apply("FastGelu", call.apply("MatMul", x, y), bias)
+
+
+def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:
+    """The labels of the axes of each operand, and of the result."""
+    left, arrow, result = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    hidden = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True)]
+    hidden = [count if "..." in term else 0 for count, term in zip(hidden, terms, strict=True)]
+    widest = max(hidden)
+    terms = [
+        term.replace("...", _ELLIPSIS[widest - count : widest]) for term, count in zip(terms, hidden, strict=True)
+    ]
+    if not arrow:
+        letters = [letter for term in left.split(",") for letter in term if letter != "."]
+        result = "..." * ("..." in left) + "".join(sorted(each for each in letters if letters.count(each) == 1))
+    return terms, result.replace("...", _ELLIPSIS[:widest])
+
+
+@operator("Einsum")
+def _einsum(call: Call, *operands: Any) -> Value:
+    f = call.f
+    terms, result = _labels(call.text("equation"), operands)
+    if any(len(set(term)) != len(term) for term in (*terms, result)):
+        raise Unsupported("a diagonal")
+    sizes: dict[str, int] = {}
+    for term, x in zip(terms, operands, strict=True):
+        for label, size in zip(term, x.shape, strict=True):
+            sizes[label] = size if sizes.get(label, 1) == 1 else sizes[label]
+    parts = [
+        (np.broadcast_to(call.entries(x), [sizes[each] for each in term]), term)
+        for x, term in zip(operands, terms, strict=True)
+    ]
+
+    def summed(x: Array, term: str, kept: str) -> tuple[Array, str]:
+        gone = tuple(place for place, label in enumerate(term) if label not in kept)
+        return (f.total(x, gone, keepdims=False) if gone else x), "".join(each for each in term if each in kept)
+
+    def arranged(x: Array, term: str, *groups: Sequence[str]) -> Array:
+        order = [term.index(each) for group in groups for each in group]
+        return x.transpose(order).reshape([math.prod(sizes[each] for each in group) for group in groups])
+
+    made, term = parts[0]
+    for place, (other, right) in enumerate(parts[1:], 1):
+        later = "".join(terms[place + 1 :]) + result
+        made, term = summed(made, term, right + later)
+        other, right = summed(other, right, term + later)
+        batch = [each for each in term if each in right and each in later]
+        inner = [each for each in term if each in right and each not in later]
+        rows, columns = [each for each in term if each not in right], [each for each in right if each not in term]
+        left = Value(arranged(made, term, batch, rows, inner))
+        product = f.matmul(left, Value(arranged(other, right, batch, inner, columns)))
+        term = "".join(batch + rows + columns)
+        made = product.reshape([sizes[each] for each in term])
+    made, term = summed(made, term, result)
+    return Value(made.transpose([term.index(each) for each in result]))
+
+
+# -- convolutions ------------------------------------------------------------------------------------------------------
+
+
+def _windows(
+    x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """For every offset in a kernel, the entries under it at all places; 0 in the padding."""
+    axes = range(len(kernel))
+    edges = [(pads[axis], pads[axis + len(kernel)]) for axis in axes]
+    x = np.pad(x, [(0, 0)] * (x.ndim - len(kernel)) + edges)
+    spatial = x.shape[x.ndim - len(kernel) :]
+    counts = [(spatial[axis] - dilations[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1 for axis in axes]
+    for offset in np.ndindex(*kernel):
+        starts = [offset[axis] * dilations[axis] for axis in axes]
+        cut = (slice(starts[axis], starts[axis] + (counts[axis] - 1) * strides[axis] + 1, strides[axis]) for axis in axes)
+        yield offset, x[(..., *cut)]
+
+
+def _geometry(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """Strides, dilations and pads of a kernel."""
+    count = len(kernel)
+    strides = list(call.get("strides") or [1] * count)
+    dilations = list(call.get("dilations") or [1] * count)
+    mode = call.text("auto_pad", "NOTSET")
+    if mode == "VALID":
+        return strides, dilations, [0] * 2 * count
+    if mode == "NOTSET":
+        return strides, dilations, list(call.get("pads") or [0] * 2 * count)
+    geometry = zip(shape[-count:], strides, kernel, dilations, strict=True)
+    needed = [max((-(-size // step) - 1) * step + (k - 1) * d + 1 - size, 0) for size, step, k, d in geometry]
+    return strides, dilations, _shared(needed, mode)
+
+
+def _shared(needed: Sequence[int], mode: str) -> list[int]:
+    """Pads on both sides that need this many entries together."""
+    less, more = [each // 2 for each in needed], [each - each // 2 for each in needed]
+    return less + more if mode == "SAME_UPPER" else more + less
+
+
+@operator("Conv", "FusedConv")
+def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -> Any:
+    f, entries, weights = call.f, call.entries(x), call.lift(weight, scalar=False).entries
+    groups, kernel = call.get("group", 1), weights.shape[2:]
+    batch, channels, made = x.shape[0], weights.shape[0], Value(np.zeros(()))
+    weights = weights.reshape(groups, channels // groups, *weights.shape[1:])
+    total: Any = 0
+    for offset, part in _windows(entries, kernel, *_geometry(call, x.shape, kernel)):
+        columns = Value(part.reshape(batch, groups, x.shape[1] // groups, -1))
+        total = total + f.matmul(Value(weights[(..., *offset)][None]), columns)
+        shape = part.shape[2:]
+    made = Value(f.reduced(total).reshape(batch, channels, *shape))
+    made = _with_bias(call, made, bias)
+    return activated(call, made if skip is None else call.apply("Add", made, skip))
+
+
+def _with_bias(call: Call, made: Value, bias: Any) -> Value:
+    """Channels, which are axis 1, and a bias for each."""
+    if bias is None:
+        return made
+    shape = (-1, *[1] * (made.ndim - 2))
+    return Value(call.f.add(made.entries, call.lift(bias, scalar=False).entries.reshape(shape)))
+
+
+@operator("ConvTranspose")
+def _conv_transpose(call: Call, x: Any, weight: Any, bias: Any = None) -> Value:
+    f, entries, weights = call.f, call.entries(x), call.lift(weight, scalar=False).entries
+    groups, kernel, sizes = call.get("group", 1), weights.shape[2:], x.shape[2:]
+    axes, batch = range(len(kernel)), x.shape[0]
+    mode, extra = call.text("auto_pad", "NOTSET"), call.get("output_padding") or [0] * len(kernel)
+    strides, dilations = (list(call.get(name) or [1] * len(kernel)) for name in ("strides", "dilations"))
+    pads = list(call.get("pads") or [0] * 2 * len(kernel)) if mode == "NOTSET" else [0] * 2 * len(kernel)
+    full = [(sizes[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + extra[i] for i in axes]
+    wanted = call.get("output_shape")
+    if mode.startswith("SAME") and not wanted:
+        wanted = [size * step for size, step in zip(sizes, strides, strict=True)]
+    if wanted:
+        pads = _shared([max(all_ - size, 0) for all_, size in zip(full, wanted[-len(kernel) :], strict=True)], mode)
+    weights = weights.reshape(groups, x.shape[1] // groups, *weights.shape[1:])
+    entries = entries.reshape(batch, groups, x.shape[1] // groups, -1)
+    made = np.zeros((batch, groups * weights.shape[2], *full), entries.dtype)
+    for offset in np.ndindex(*kernel):
+        part = f.matmul(Value(np.swapaxes(weights[(..., *offset)], 1, 2)[None]), Value(entries))
+        starts = [offset[i] * dilations[i] for i in axes]
+        cut = (slice(starts[i], starts[i] + (sizes[i] - 1) * strides[i] + 1, strides[i]) for i in axes)
+        made[(..., *cut)] += part.reshape(*made.shape[:2], *sizes)
+    inside = (slice(pads[i], full[i] - pads[i + len(kernel)]) for i in axes)
+    return _with_bias(call, Value(f.reduced(made[(..., *inside)])), bias)
+
+
+def _unblocked(weights: Array, block: int, *, inputs: bool) -> Array:
+    """Weights of a convolution in blocks of channels, as [out, in, ...]."""
+    out, into, *kernel = weights.shape
+    if inputs:  # OIHWBiBo
+        apart = weights.reshape(out // block, into // block, *kernel, block, block)
+        return np.moveaxis(np.moveaxis(apart, -2, 2), -1, 1).reshape(out, into, *kernel)
+    return np.moveaxis(weights.reshape(out // block, into, *kernel, block), -1, 1).reshape(out, into, *kernel)
+
+
+@operator("Conv", domain=NCHWC)
+def _conv_in_blocks(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -> Any:
+    """Data is kept in the usual layout, as if there were no blocks; only weights are reordered."""
+    groups, (out, into, *_) = call.get("group", 1), weight.shape
+    block = next((each for each in _BLOCKS if out % each == 0), None)
+    missing = into * groups - x.shape[1]
+    if missing > 0:  # channels are filled up to a block
+        x = call.move(x, lambda t: np.pad(t, [(0, 0), (0, missing)] + [(0, 0)] * (t.ndim - 2)))
+    by_channel = groups == out and into == 1
+    if block is None or not (by_channel or (groups == 1 and x.shape[1] == into)):
+        raise Unsupported("this layout in blocks")
+    inputs = not by_channel and into >= block and into % block == 0
+    return _conv(call, x, call.move(weight, lambda t: _unblocked(t, block, inputs=inputs)), bias, skip)
+
+
+@operator("ReorderInput", domain=NCHWC)
+def _reorder_input(call: Call, x: Any) -> Any:
+    return call.move(x, lambda t: np.moveaxis(t, -1, 1)) if call.get("channels_last") else x
+
+
+@operator("ReorderOutput", domain=NCHWC)
+def _reorder_output(call: Call, x: Any) -> Any:
+    last, channels = call.get("channels_last"), call.get("channels")
+    return call.move(x, lambda t: np.moveaxis(t[:, :channels], 1, -1) if last else t[:, :channels])
+
+
+# -- pools -------------------------------------------------------------------------------------------------------------
+
+
+def _overhang(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Strides, dilations and pads of a pool, and what the last windows reach over the padding (ceil_mode)."""
+    strides, dilations, pads = _geometry(call, shape, kernel)
+    beyond = [0] * len(kernel)
+    if call.get("ceil_mode") and call.text("auto_pad", "NOTSET") == "NOTSET":
+        for axis, step in enumerate(strides):
+            size = shape[axis - len(kernel)] + pads[axis]
+            covered = size + pads[axis + len(kernel)] - dilations[axis] * (kernel[axis] - 1) - 1
+            if -(-covered // step) * step < size:  # a window that begins behind the data is left out
+                beyond[axis] = -covered % step
+    return strides, dilations, pads, beyond
+
+
+@operator("AveragePool")
+def _average_pool(call: Call, x: Any) -> Value:
+    f, kernel = call.f, call.get("kernel_shape")
+    strides, dilations, pads, beyond = _overhang(call, x.shape, kernel)
+    count = len(kernel)
+    reached = pads[:count] + [a + b for a, b in zip(pads[count:], beyond, strict=True)]
+    total = sum(part for _, part in _windows(call.entries(x), kernel, strides, dilations, reached))
+    cells = np.ones(x.shape[-count:], np.int64)
+    if call.get("count_include_pad"):
+        cells = np.pad(cells, list(zip(pads[:count], pads[count:], strict=True)), constant_values=1)
+        reached = [0] * count + beyond
+    cells = np.asarray(sum(part for _, part in _windows(cells, kernel, strides, dilations, reached)))
+    return Value(f.mul(f.reduced(np.asarray(total)), f.inv(call.entries(cells))))
+
+
+@operator("MaxPool")
+def _max_pool(call: Call, x: Any) -> Value:
+    f, kernel = call.f, call.get("kernel_shape")
+    strides, dilations, pads, beyond = _overhang(call, x.shape, kernel)
+    reached = pads[: len(kernel)] + [a + b for a, b in zip(pads[len(kernel) :], beyond, strict=True)]
+    geometry = kernel, strides, dilations, reached
+    inside = _windows(np.ones(x.shape[-len(kernel) :], bool), *geometry)
+    largest: Any = None
+    for (_, part), (_, data) in zip(_windows(call.entries(x), *geometry), inside, strict=True):
+        if largest is None:
+            largest, found = part, data
+            continue
+        better = data & (~found | (f.order(part) > f.order(largest)))
+        largest, found = np.where(better, part, largest), found | data
+    return Value(largest)

@@ -1,0 +1,281 @@
+"""Quantised numbers: x = (q - zero point) scale, and operators on them.
+
+Rounding is a function of which nothing is known; a number that was dequantised with the same scale and zero point is
+not rounded again.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from onnx import TensorProto, helper
+
+from rewriter.arrays import Array
+from rewriter.evaluate.attention import heads_of_product
+from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
+from rewriter.evaluate.table import Call, operator
+
+
+def _type(x: Any) -> np.dtype[Any] | None:
+    """The type of quantised integers; None where it is not known."""
+    if isinstance(x, Value):
+        return np.dtype(x.grid[1]) if x.grid and x.grid[0] == "q" else None
+    return None if x is None else np.asarray(x).dtype
+
+
+def _ends(kind: np.dtype[Any]) -> tuple[int, int]:
+    if kind.kind == "f" or "float" in kind.name:
+        raise Unsupported(f"quantised to {kind.name}")
+    limits = ml_dtypes.iinfo(kind)
+    return int(limits.min), int(limits.max)
+
+
+def _along(call: Call, x: Any, parameter: Any, axis: int, block: int = 0) -> Any:
+    """A scale or zero point shaped to apply along an axis; blocks of an axis share one."""
+    if block:
+        axis %= x.ndim
+        repeated = call.move(parameter, lambda t: np.repeat(t, block, axis))
+        return call.move(repeated, lambda t: np.take(t, np.arange(x.shape[axis]), axis))
+    if parameter.ndim != 1 or x.ndim < 2:  # noqa: PLR2004 - a vector applies as it is
+        return parameter
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return call.move(parameter, lambda t: t.reshape(shape if t.size > 1 else ()))
+
+
+def _grid(call: Call, scale: Array, zero: Array, kind: np.dtype[Any] | None) -> Any:
+    """Scale and range of what quantised numbers are; None where these are not the same everywhere."""
+    if scale.size != 1 or zero.size != 1 or kind is None:
+        return None
+    return ("d", scale.item(), *(call.f.sub(call.entries(end), zero).item() for end in _ends(kind)))
+
+
+def _saturated(call: Call, x: Array, zero: Array, kind: np.dtype[Any]) -> Value:
+    """round(x) + zero, kept within a type: zero + clamp(round(x), lowest - zero, highest - zero)."""
+    low, high = (call.f.sub(call.entries(end), zero) for end in _ends(kind))
+    rounded = call.f.function("clamp", *np.broadcast_arrays(x, low, high))
+    return Value(call.f.add(rounded, zero), whole=True, grid=("q", kind.name))
+
+
+def _centred(call: Call, x: Any, zero: Any, axis: int, block: int = 0) -> Array:
+    """Quantised numbers less their zero points."""
+    entries = call.entries(x)
+    return entries if zero is None else call.f.sub(entries, call.entries(_along(call, x, zero, axis, block)))
+
+
+def _scale(call: Call, x: Any, scale: Any, axis: int, block: int = 0) -> Array:
+    return call.lift(_along(call, x, scale, axis, block), scalar=False).entries
+
+
+# -- between integers and reals ----------------------------------------------------------------------------------------
+
+
+@operator("QuantizeLinear")
+def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Value:
+    axis, block = call.get("axis", 1), call.get("block_size", 0)
+    stated = call.get("output_dtype") or TensorProto.UINT8
+    kind = _type(zero) or np.dtype(helper.tensor_dtype_to_np_dtype(stated))
+    x = call.lift(x)
+    scales = _scale(call, x, scale, axis, block)
+    zeros = call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
+    numbers = call.f.mul(x.entries, call.f.inv(scales))
+    if x.grid and x.grid == _grid(call, scales, zeros, kind):  # it was quantised so before
+        return Value(call.f.add(numbers, zeros), whole=True, grid=("q", kind.name))
+    return _saturated(call, numbers, zeros, kind)
+
+
+@operator("DequantizeLinear")
+def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Value:
+    axis, block, kind = call.get("axis", 1), call.get("block_size", 0), _type(x)
+    scales = _scale(call, x, scale, axis, block)
+    zeros = call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
+    grid = _grid(call, scales, zeros, None if kind is None or is_float(np.zeros((), kind)) else kind)
+    return Value(call.f.mul(call.f.sub(call.entries(x), zeros), scales), grid=grid)
+
+
+@operator("DynamicQuantizeLinear")
+def _dynamic(call: Call, x: Any) -> tuple[Value, Value, Value]:
+    """The scale is (max(x, 0) - min(x, 0)) / 255, and the zero point saturate(round(-min / scale))."""
+    f, entries = call.f, call.entries(x)
+    order, nothing = f.order(entries), call.entries(0)
+    low = f.minimum(np.asarray(entries.flat[order.argmin()]), nothing)
+    high = f.maximum(np.asarray(entries.flat[order.argmax()]), nothing)
+    scale = f.mul(f.sub(high, low), f.rational(Fraction(1, 255)))
+    scale = np.where(low == high, call.entries(1), scale)
+    inverse, kind = f.inv(scale), np.dtype(np.uint8)
+    zero = _saturated(call, f.mul(f.neg(low), inverse), nothing, kind)
+    return _saturated(call, f.mul(entries, inverse), zero.entries, kind), Value(scale), zero
+
+
+# -- products ----------------------------------------------------------------------------------------------------------
+
+
+@operator("MatMulInteger")
+def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Value:
+    left, right = Value(_centred(call, x, x_zero, -2)), Value(_centred(call, y, y_zero, -1))
+    return Value(call.apply("MatMul", left, right).entries, whole=True)
+
+
+@operator("MatMulIntegerToFloat")
+def _matmul_to_float(
+    call: Call, x: Any, y: Any, x_scale: Any, y_scale: Any, x_zero: Any = None, y_zero: Any = None, bias: Any = None
+) -> Value:
+    made = _matmul_integer(call, x, y, x_zero, y_zero)
+    scale = call.f.mul(_scale(call, made, x_scale, -2), _scale(call, made, y_scale, -1))
+    made = Value(call.f.mul(made.entries, scale))
+    return made if bias is None else call.apply("Add", made, bias)
+
+
+@operator("DynamicQuantizeMatMul")
+def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None, bias: Any = None) -> Value:
+    number, scale, zero = _dynamic(call, x)
+    return _matmul_to_float(call, number, y, scale, y_scale, zero, y_zero, bias)
+
+
+@operator("QLinearMatMul")
+def _qlinear_matmul(
+    call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, scale: Any, zero: Any
+) -> Value:
+    made = _matmul_to_float(call, x, y, x_scale, y_scale, x_zero, y_zero)
+    return call.apply("QuantizeLinear", made, scale, zero, axis=made.ndim - 2)
+
+
+@operator("QGemm")
+def _qgemm(
+    call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, bias: Any = None,
+    scale: Any = None, zero: Any = None,
+) -> Value:  # fmt: skip
+    x, y = (call.move(t, np.transpose) if call.get(name) else t for t, name in ((x, "transA"), (y, "transB")))
+    made = call.entries(_matmul_integer(call, x, y, x_zero, y_zero))
+    made = made if bias is None else call.f.add(made, call.entries(bias))
+    factor = call.f.mul(_scale(call, x, x_scale, -2), _scale(call, y, y_scale, -1))
+    result = call.apply("Mul", Value(call.f.mul(made, factor)), np.float32(call.get("alpha", 1.0)))
+    return result if scale is None else call.apply("QuantizeLinear", result, scale, zero)
+
+
+@operator("ConvInteger")
+def _conv_integer(call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None) -> Value:
+    if call.get("channels_last"):
+        raise Unsupported("channels_last")
+    data, kernel = Value(_centred(call, x, x_zero, 1)), Value(_centred(call, weight, weight_zero, 0))
+    return Value(call.apply("Conv", data, kernel, bias, **call.attributes).entries, whole=True)
+
+
+@operator("QLinearConv")
+def _qlinear_conv(
+    call: Call, x: Any, x_scale: Any, x_zero: Any, weight: Any, weight_scale: Any, weight_zero: Any, scale: Any,
+    zero: Any, bias: Any = None,
+) -> Value:  # fmt: skip
+    made = _conv_integer(call, x, weight, x_zero, weight_zero, bias)
+    factor = call.f.mul(_scale(call, made, x_scale, 1), _scale(call, made, weight_scale, 1))
+    return call.apply("QuantizeLinear", Value(call.f.mul(made.entries, factor)), scale, zero)
+
+
+@operator("QAttention")
+def _qattention(
+    call: Call, x: Any, weight: Any, bias: Any, x_scale: Any, weight_scale: Any, mask: Any = None, x_zero: Any = None,
+    weight_zero: Any = None, past: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    made = _matmul_to_float(call, x, weight, x_scale, weight_scale, x_zero, weight_zero, bias)
+    return heads_of_product(call, made, mask, past, None)
+
+
+# -- one operator between DequantizeLinear and QuantizeLinear ----------------------------------------------------------
+
+
+def _requantized(call: Call, made: Any, like: Any, scale: Any, zero: Any) -> Value:
+    if zero is None:
+        zero = np.zeros((), _type(like) or np.uint8)
+    return call.apply("QuantizeLinear", made, scale, zero)
+
+
+@operator("QLinearAdd", "QLinearMul")
+def _qlinear_pair(call: Call, *operands: Any) -> Value:
+    *_, scale, zero = operands = (*operands, *[None] * (8 - len(operands)))
+    sides = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in (0, 3)]
+    return _requantized(call, call.apply(call.kind.removeprefix("QLinear"), *sides), operands[0], scale, zero)
+
+
+@operator(
+    *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearReduceMean"),
+    *("QLinearAveragePool", "QLinearGlobalAveragePool"),
+)
+def _qlinear_single(
+    call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None
+) -> Value:
+    last = "Pool" in call.kind and call.get("channels_last")
+    made = call.apply("DequantizeLinear", x, x_scale, x_zero)
+    made = call.move(made, lambda t: np.moveaxis(t, -1, 1)) if last else made
+    made = call.apply(call.kind.removeprefix("QLinear"), made, **call.attributes)
+    made = call.move(made, lambda t: np.moveaxis(t, 1, -1)) if last else made
+    return _requantized(call, made, x, scale, zero)
+
+
+@operator("QLinearConcat")
+def _qlinear_concat(call: Call, scale: Any, zero: Any, *operands: Any) -> Value:
+    parts = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in range(0, len(operands), 3)]
+    return call.apply("QuantizeLinear", call.apply("Concat", *parts, axis=call.get("axis")), scale, zero)
+
+
+@operator("QLinearWhere")
+def _qlinear_where(call: Call, condition: Any, *operands: Any) -> Value:
+    sides = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in (0, 3)]
+    return call.apply("QuantizeLinear", call.apply("Where", condition, *sides), *operands[6:])
+
+
+# -- weights in blocks -------------------------------------------------------------------------------------------------
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Numbers that are packed into bytes along the last axis, the first one in the lowest bits."""
+    if packed.dtype.name in ("int4", "uint4", "int2", "uint2"):
+        return packed.astype(np.int64)
+    if bits not in (2, 4, 8) or packed.dtype.itemsize != 1:
+        raise Unsupported(f"numbers of {bits} bits in {packed.dtype}")
+    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    made = packed if bits == 8 else np.stack(parts, -1).reshape(*packed.shape[:-1], -1)  # noqa: PLR2004 - a byte
+    return made.astype(np.int64)
+
+
+@operator("MatMulNBits")
+def _matmul_of_bits(
+    call: Call, x: Any, packed: Any, scales: Any, zeros: Any = None, group: Any = None, bias: Any = None
+) -> Any:
+    rows, columns, bits, block = (call.get(name, 4) for name in ("N", "K", "bits", "block_size"))
+    if any(isinstance(each, Value) for each in (packed, zeros, group)):
+        raise Unsupported("data decides a weight")
+    if call.get("weight_prepacked", 0) > 0:
+        raise Unsupported("a weight that is packed for one kernel")
+    blocks = -(-columns // block)
+    numbers = _unpacked(packed.reshape(rows, blocks, -1), bits).reshape(rows, -1)[:, :columns]
+    if zeros is None:
+        zeros = np.full((rows, blocks), 1 << (bits - 1))
+    elif is_float(zeros):
+        zeros = zeros.reshape(rows, blocks)
+    else:
+        zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
+    of_column = np.arange(columns) // block if group is None or not group.size else group[:columns]
+    zero, scale = (call.lift(each, scalar=False).entries for each in (zeros, scales))
+    centred = call.f.sub(call.entries(numbers), zero[:, of_column])
+    weight = Value(call.f.mul(centred, scale.reshape(rows, blocks)[:, of_column]).T)
+    made = call.apply("MatMul", x, weight)
+    return made if bias is None else call.apply("Add", made, bias)
+
+
+@operator("GatherBlockQuantized")
+def _gather_of_bits(call: Call, packed: Any, index: Any, scales: Any, zeros: Any = None) -> Any:
+    axis, block, bits = call.get("quantize_axis", 1), call.get("block_size", 128), call.get("bits", 4)
+    whole = packed.dtype.name == "uint8"
+    if isinstance(packed, Value) or (whole and axis % packed.ndim != packed.ndim - 1):
+        raise Unsupported("a table that is packed along another axis")
+    numbers = _unpacked(packed, bits) if whole else packed.astype(np.int64)
+    if zeros is None:
+        zeros = np.full(scales.shape, 1 << (bits - 1) if whole else 0)
+    elif whole:
+        zeros = _unpacked(zeros, bits)[..., : scales.shape[-1]]
+    centred = _centred(call, numbers, zeros.astype(np.int64), axis, block)
+    table = Value(call.f.mul(centred, _scale(call, numbers, scales, axis, block)))
+    return call.apply("Gather", table, index, axis=call.get("gather_axis", 0))

@@ -1,0 +1,365 @@
+"""Rows of operators that combine entries along axes: reductions, softmax, order, norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Unsupported, Value, integers
+from rewriter.evaluate.moves import first
+from rewriter.evaluate.table import MICROSOFT, Call, operator
+
+# -- reductions
+
+
+def _axes(call: Call, x: Value, axes: Any) -> tuple[int, ...]:
+    stated = integers(axes) if axes is not None else call.get("axes")
+    if not stated:
+        return () if call.get("noop_with_empty_axes", 0) else tuple(range(x.ndim))
+    return tuple(sorted(axis % x.ndim for axis in stated))
+
+
+def _flat(t: Array, axes: Sequence[int]) -> Array:
+    """Axes as one, the last."""
+    kept = [size for place, size in enumerate(t.shape) if place not in axes]
+    count = math.prod(t.shape[axis] for axis in axes)
+    return np.moveaxis(t, axes, range(-len(axes), 0)).reshape(*kept, count)
+
+
+def _shaped(call: Call, reduced: Array, axes: tuple[int, ...]) -> Array:
+    """What is left of `_flat` axes, with or without them."""
+    return np.expand_dims(reduced, axes) if call.get("keepdims", 1) else reduced
+
+
+def _squared(call: Call, entries: Array) -> Array:
+    return call.f.mul(entries, entries)
+
+
+@operator("ReduceSum", "ReduceMean", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum")
+def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
+    f, kind, places, keep = call.f, call.kind, _axes(call, x, axes), bool(call.get("keepdims", 1))
+    entries = x.entries
+    if kind in ("ReduceSumSquare", "ReduceL2"):
+        entries = _squared(call, entries)
+    if kind == "ReduceL1":
+        entries = np.where(f.sign(entries) < 0, f.neg(entries), entries)
+    total = f.total(entries, places, keepdims=keep)
+    if kind == "ReduceMean":
+        return Value(f.mul(total, f.rational(Fraction(1, math.prod(x.shape[axis] for axis in places)))))
+    if kind == "ReduceL2":
+        return Value(f.sqrt(total))
+    made = Value(total, origin=_of_exponentials(x, places) if keep else None, whole=x.whole)
+    return call.apply("Log", made) if kind == "ReduceLogSum" else made
+
+
+def _of_exponentials(x: Value, axes: tuple[int, ...]) -> Any:
+    """The origin of a sum of exp(x), or of exp(x - max(x)) with the same maximum along the axis."""
+    if not x.origin or x.origin[0] != "exp" or len(axes) != 1:
+        return None
+    _, base, shift, maximised = x.origin
+    return None if shift is not None and axes[0] not in maximised else ("sumexp", base, axes[0], shift)
+
+
+@operator("ReduceProd")
+def _reduced_product(call: Call, x: Value, axes: Any = None) -> Any:
+    f, places = call.f, _axes(call, x, axes)
+    flat = _flat(x.entries, places)
+    while flat.shape[-1] > 1:
+        half = flat.shape[-1] // 2
+        product = f.mul(flat[..., :half], flat[..., half : 2 * half])
+        flat = np.concatenate([product, flat[..., 2 * half :]], -1)
+    made = flat[..., 0] if flat.shape[-1] else np.ones_like(x.entries, shape=flat.shape[:-1])
+    return Value(_shaped(call, made, places), whole=x.whole)
+
+
+@operator("ReduceMax", "ReduceMin")
+def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
+    places, largest = _axes(call, x, axes), call.kind == "ReduceMax"
+    order = call.f.order(x.entries)
+    order = order if x.masks is None else np.where(x.masks > 0, np.zeros((), order.dtype), order)
+    flat = _flat(order, places)
+    picked = (flat.argmax if largest else flat.argmin)(-1)[..., None]
+
+    def pick(t: Array) -> Array:
+        return _shaped(call, np.take_along_axis(_flat(t, places), picked, -1)[..., 0], places)
+
+    made: Value = call.move(x, pick)
+    made.origin = ("max", x.entries, places) if largest and call.get("keepdims", 1) else None
+    return made
+
+
+@operator("ReduceLogSumExp")
+def _log_sum_exp(call: Call, x: Value, axes: Any = None) -> Any:
+    places = _axes(call, x, axes)
+    anchor, _, total = _exponentials(
+        call, _flat(x.entries, places), None if x.masks is None else _flat(x.masks, places)
+    )
+    return Value(_shaped(call, call.f.add(anchor, call.f.log(total))[..., 0], places))
+
+
+@operator("GlobalAveragePool", "GlobalMaxPool")
+def _pooled(call: Call, x: Value) -> Any:
+    name = "ReduceMean" if call.kind == "GlobalAveragePool" else "ReduceMax"
+    return call.apply(name, x, axes=list(range(2, x.ndim)), keepdims=1)
+
+
+@operator("CumSum")
+def _cumulative_sum(call: Call, x: Any, axis: Any) -> Any:
+    f, x, place = call.f, call.lift(x), first(axis)
+    entries = np.flip(x.entries, place) if call.get("reverse") else x.entries
+    made = f.reduced(np.cumsum(entries, place))
+    if call.get("exclusive"):
+        start = np.zeros_like(
+            np.take(made, [], place), shape=[*made.shape[:place], 1, *made.shape[place % x.ndim + 1 :]]
+        )
+        made = np.concatenate([start, np.take(made, range(made.shape[place] - 1), place)], place)
+    return Value(np.flip(made, place) if call.get("reverse") else made, whole=x.whole)
+
+
+# -- softmax
+
+
+def _exponentials(call: Call, entries: Array, masks: Array | None) -> tuple[Array, Array, Array]:
+    """Along the last axis: what is subtracted, the exponentials, and their sum.
+
+    Of entries with masking constants only those with the fewest in the row have a weight.
+    """
+    f = call.f
+    if masks is None:
+        anchor = f.anchor(entries)
+        weights = f.exp(f.sub(entries, anchor))
+    else:
+        chosen = masks.argmin(-1)[..., None]
+        anchor, least = np.take_along_axis(entries, chosen, -1), np.take_along_axis(masks, chosen, -1)
+        weights = np.where(masks > least, 0, f.exp(f.sub(entries, anchor)))
+    return anchor, weights, f.total(weights, -1, keepdims=True)
+
+
+def softmax(call: Call, value: Value, axis: int = -1, tail: Any = None) -> Value:
+    """Softmax over an axis. `tail`: entries of one more logit, whose share is not returned."""
+    entries, masks = np.moveaxis(value.entries, axis, -1), value.masks
+    masks = None if masks is None else np.moveaxis(masks, axis, -1)
+    if tail is not None:
+        one = *entries.shape[:-1], 1
+        entries = np.concatenate([entries, np.broadcast_to(tail, one)], -1)
+        masks = None if masks is None else np.concatenate([masks, np.zeros(one, masks.dtype)], -1)
+    _, weights, total = _exponentials(call, entries, masks)
+    made = call.f.mul(weights, call.f.inv(total))
+    made = made if tail is None else made[..., :-1]
+    origin = ("softmax", value, axis) if tail is None else None
+    return Value(np.ascontiguousarray(np.moveaxis(made, -1, axis)), origin=origin)
+
+
+def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
+    """The logarithm of a softmax."""
+    f, entries = call.f, np.moveaxis(value.entries, axis, -1)
+    masks = None if value.masks is None else np.moveaxis(value.masks, axis, -1)
+    anchor, _, total = _exponentials(call, entries, masks)
+    made = np.moveaxis(f.sub(f.sub(entries, anchor), f.log(total)), -1, axis)
+    if masks is not None:
+        masks = np.moveaxis(masks - masks.min(-1, keepdims=True), -1, axis)
+    return Value(np.ascontiguousarray(made), masks)
+
+
+@operator("Softmax", "LogSoftmax", "Hardmax")
+def _softmax(call: Call, x: Value) -> Any:
+    compute = {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": _hardmax}[call.kind]
+    if call.opset >= 13:
+        return compute(call, x, call.get("axis", -1))
+    axis = call.get("axis", 1)
+    axis = axis + x.ndim if axis < 0 else axis
+    dims = math.prod(x.shape[:axis]), math.prod(x.shape[axis:])
+    made = compute(call, call.move(x, lambda t: t.reshape(dims)), -1)
+    masks = None if made.masks is None else made.masks.reshape(x.shape)
+    return Value(made.entries.reshape(x.shape), masks, made.origin)
+
+
+def _hardmax(call: Call, x: Value, axis: int) -> Value:
+    order = call.f.order(x.entries)
+    largest = np.expand_dims(order.argmax(axis), axis)
+    sizes = [-1 if place == axis % x.ndim else 1 for place in range(x.ndim)]
+    hot = largest == np.arange(x.shape[axis]).reshape(sizes)
+    return Value(hot.astype(x.entries.dtype))
+
+
+# -- order
+
+
+@operator("ArgMax", "ArgMin")
+def _argument(call: Call, x: Value) -> Any:
+    axis, order = call.get("axis", 0), call.f.order(x.entries)
+    turned = call.get("select_last_index", 0)
+    order = np.flip(order, axis) if turned else order
+    made = (order.argmax if call.kind == "ArgMax" else order.argmin)(axis)
+    made = x.shape[axis] - 1 - made if turned else made
+    return np.expand_dims(made, axis) if call.get("keepdims", 1) else made
+
+
+@operator("TopK")
+def _top_k(call: Call, x: Value, k: Any = None) -> Any:
+    axis, count = call.get("axis", -1), first(k) if k is not None else call.get("k")
+    order = call.f.order(x.entries)
+    if call.get("largest", 1):  # the first of equal entries comes first
+        rank = x.shape[axis] - 1 - np.flip(np.argsort(np.flip(order, axis), axis=axis, kind="stable"), axis)
+    else:
+        rank = np.argsort(order, axis=axis, kind="stable")
+    index = np.take(rank, np.arange(count), axis=axis).astype(np.int64)
+    return call.move(x, lambda t: np.take_along_axis(t, index, axis)), index
+
+
+# -- norms
+
+
+def normalised(
+    call: Call, entries: Array, axes: tuple[int, ...], epsilon: float, *, centred: bool = True
+) -> tuple[Array, Array, Array]:
+    """(x - mean) / sqrt(variance + epsilon), the mean, and 1 / sqrt(variance + epsilon)."""
+    f, count = call.f, call.f.rational(Fraction(1, math.prod(entries.shape[axis] for axis in axes)))
+    mean = f.mul(f.total(entries, axes, keepdims=True), count)
+    difference = f.sub(entries, mean) if centred else entries
+    variance = f.mul(f.total(_squared(call, difference), axes, keepdims=True), count)
+    scale = f.inv(f.sqrt(f.add(variance, call.number(epsilon))))
+    return f.mul(difference, scale), mean, scale
+
+
+def _scaled(call: Call, entries: Array, scale: Any, bias: Any) -> Array:
+    f = call.f
+    if scale is not None:
+        entries = f.mul(entries, call.lift(scale, scalar=False).entries)
+    return entries if bias is None else f.add(entries, call.lift(bias, scalar=False).entries)
+
+
+def layer_norm(
+    call: Call, x: Any, scale: Any, bias: Any, *, axis: int = -1, epsilon: float = 1e-5, centred: bool = True
+) -> tuple[Value, Value, Value]:
+    """A norm over the axes from `axis` on; the mean and the inverse deviation."""
+    entries = call.entries(x)
+    axes = tuple(range(axis % entries.ndim, entries.ndim))
+    made, mean, inverse = normalised(call, entries, axes, epsilon, centred=centred)
+    return Value(_scaled(call, made, scale, bias)), Value(mean), Value(inverse)
+
+
+@operator("LayerNormalization")
+def _layer_norm(call: Call, x: Any, scale: Any = None, bias: Any = None) -> Any:
+    return layer_norm(call, x, scale, bias, axis=call.get("axis", -1), epsilon=call.get("epsilon", 1e-5))
+
+
+@operator("SimplifiedLayerNormalization", "RMSNormalization")
+def _rms_norm(call: Call, x: Any, scale: Any = None) -> Any:
+    axis, epsilon = call.get("axis", -1), call.get("epsilon", 1e-5)
+    made, _, inverse = layer_norm(call, x, scale, None, axis=axis, epsilon=epsilon, centred=False)
+    return made, inverse
+
+
+@operator("SkipLayerNormalization", domain=MICROSOFT)
+def _skip_layer_norm(call: Call, x: Any, skip: Any, scale: Any, beta: Any = None, bias: Any = None) -> Any:
+    total = _with_skip(call, x, skip, bias)
+    return (*layer_norm(call, total, scale, beta, epsilon=call.get("epsilon", 1e-12)), total)
+
+
+@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def _skip_rms_norm(call: Call, x: Any, skip: Any, scale: Any, bias: Any = None) -> Any:
+    total = _with_skip(call, x, skip, bias)
+    return (*layer_norm(call, total, scale, None, epsilon=call.get("epsilon", 1e-12), centred=False), total)
+
+
+def _with_skip(call: Call, x: Any, skip: Any, bias: Any) -> Value:
+    total: Value = call.apply("Add", x, skip)
+    return total if bias is None else call.apply("Add", total, bias)
+
+
+@operator("EmbedLayerNormalization", domain=MICROSOFT)
+def _embed_layer_norm(
+    call: Call, ids: Any, kinds: Any, words: Any, places: Any, segments: Any, scale: Any, bias: Any,
+    mask: Any = None, positions: Any = None,
+) -> Any:  # fmt: skip
+    names, decided = [*call.node.input, "", ""], call.evaluator.decided
+    ids = np.asarray(ids)
+    if positions is None:
+        total = call.lift(call.move(places, lambda t: t[None, : ids.shape[1]]), scalar=False)
+    else:
+        total = call.evaluator.rows(places, positions, decided=names[8] in decided)
+    total = call.apply("Add", call.evaluator.rows(words, ids, decided=names[0] in decided), total)
+    if kinds is not None:
+        total = call.apply("Add", total, call.evaluator.rows(segments, kinds, decided=names[1] in decided))
+    made = layer_norm(call, total, scale, bias, epsilon=call.get("epsilon", 1e-12))[0]
+    lengths = np.zeros(ids.shape[0], np.int32) if mask is None else mask.sum(1).astype(np.int32)
+    return made, lengths, total
+
+
+def _by_channel(call: Call, x: Any, rank: int) -> Array:
+    """Entries along axis 1."""
+    return call.lift(x, scalar=False).entries.reshape(-1, *[1] * (rank - 2))
+
+
+@operator("InstanceNormalization")
+def _instance_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
+    f, entries = call.f, call.entries(x)
+    rank = entries.ndim
+    made = normalised(call, entries, tuple(range(2, rank)), call.get("epsilon", 1e-5))[0]
+    return Value(f.add(f.mul(made, _by_channel(call, scale, rank)), _by_channel(call, bias, rank)))
+
+
+def _group_normalised(call: Call, entries: Array, groups: int, scale: Any, bias: Any) -> Array:
+    n, channels, *rest = entries.shape
+    grouped = entries.reshape(n, groups, channels // groups * math.prod(rest))
+    made = normalised(call, grouped, (2,), call.get("epsilon", 1e-5))[0].reshape(entries.shape)
+    scale, bias = (_by_channel(call, each, entries.ndim) for each in (scale, bias))
+    scale, bias = (np.repeat(each, channels // each.shape[0], 0) for each in (scale, bias))
+    return call.f.add(call.f.mul(made, scale), bias)
+
+
+@operator("GroupNormalization")
+def _group_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
+    return Value(_group_normalised(call, call.entries(x), call.get("num_groups"), scale, bias))
+
+
+@operator("GroupNorm", domain=MICROSOFT)
+def _group_norm_of_images(call: Call, x: Any, scale: Any, bias: Any) -> Any:
+    entries, last = call.entries(x), bool(call.get("channels_last", 1))
+    entries = np.moveaxis(entries, -1, 1) if last else entries
+    made = _group_normalised(call, entries, call.get("groups"), scale, bias)
+    made = call.f.mul(made, call.f.sigmoid(made)) if call.get("activation", 0) else made
+    return Value(np.moveaxis(made, 1, -1) if last else made)
+
+
+@operator("SkipGroupNorm", domain=MICROSOFT)
+def _skip_group_norm(call: Call, x: Any, scale: Any, bias: Any, skip: Any, more: Any = None) -> Any:
+    skip_value = call.lift(skip)
+    if skip_value.ndim == 2:  # one entry for each image and channel
+        rank = call.lift(x).ndim
+        middle = tuple(range(1, rank - 1)) if call.get("channels_last", 1) else tuple(range(2, rank))
+        skip_value = call.move(skip_value, lambda t: np.expand_dims(t, middle))
+    total = _with_skip(call, x, skip_value, more)
+    return call.apply("GroupNorm", total, scale, bias, domain=MICROSOFT, **call.attributes), total
+
+
+@operator("BatchNormalization")
+def _batch_norm(call: Call, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
+    if call.get("training_mode", 0) or any(call.node.output[1:]) or not call.get("spatial", 1):
+        raise Unsupported("batch normalisation in training, or by entry")
+    f, entries = call.f, call.entries(x)
+    scale, bias, mean, variance = (_by_channel(call, each, entries.ndim) for each in (scale, bias, mean, variance))
+    inverse = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", 1e-5)))))
+    return Value(f.add(f.mul(f.mul(f.sub(entries, mean), inverse), scale), bias))
+
+
+@operator("LpNormalization")
+def _lp_norm(call: Call, x: Value) -> Any:
+    name = "ReduceL1" if call.get("p", 2) == 1 else "ReduceL2"
+    norm = call.apply(name, x, axes=[call.get("axis", -1)])
+    return Value(call.f.mul(x.entries, call.f.inv(norm.entries)))
+
+
+@operator("MeanVarianceNormalization")
+def _mean_variance_norm(call: Call, x: Value) -> Any:
+    f, axes = call.f, _axes(call, x, np.array(call.get("axes", [0, 2, 3])))
+    count = f.rational(Fraction(1, math.prod(x.shape[axis] for axis in axes)))
+    centred = f.sub(x.entries, f.mul(f.total(x.entries, axes, keepdims=True), count))
+    deviation = f.sqrt(f.mul(f.total(_squared(call, centred), axes, keepdims=True), count))
+    return Value(f.mul(centred, f.inv(f.add(deviation, call.number(1e-9)))))

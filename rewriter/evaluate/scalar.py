@@ -1,0 +1,396 @@
+"""Rows of operators that compute each entry from entries at the same place: arithmetic, activations, comparisons."""
+# ruff: noqa: ARG001 - every row is given its node
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Unsupported, Value, lifted
+from rewriter.evaluate.moves import masks_of
+from rewriter.evaluate.reductions import log_softmax, softmax
+from rewriter.evaluate.table import MICROSOFT, Call, operator
+
+_UNREACHED = 1e15
+"""Where constants are read as the numbers they are rounded from, no value exceeds this."""
+_HALF = Fraction(1, 2)
+
+
+def real(call: Call, value: float) -> Any:
+    """A number of a definition, as an entry."""
+    return call.lift(np.float64(value)).entries[()]
+
+
+# -- arithmetic
+
+
+@operator("Add")
+def _add(call: Call, x: Any, y: Any) -> Any:
+    x, y = call.lift(x), call.lift(y)
+    masks = None if x.masks is None and y.masks is None else masks_of(x) + masks_of(y)
+    return Value(call.f.add(x.entries, y.entries), masks, whole=x.whole and y.whole)
+
+
+@operator("Sub")
+def _sub(call: Call, x: Any, y: Any) -> Any:
+    x, y = call.lift(x), call.lift(y)
+    entries, masks = call.f.sub(x.entries, y.entries), None
+    if x.masks is not None or y.masks is not None:
+        difference = masks_of(x) - masks_of(y)
+        masks = difference if (difference >= 0).all() else None
+    shifted = y.origin and y.origin[0] == "max" and y.origin[1] is x.entries and x.shape == entries.shape
+    origin = ("shifted", x, y.entries, y.origin[2]) if shifted else None
+    if shifted:
+        masks = x.masks
+    return Value(entries, masks, origin, whole=x.whole and y.whole)
+
+
+@operator("Sum")
+def _sum(call: Call, x: Any, *others: Any) -> Any:
+    total = call.lift(x)
+    for each in others:
+        total = _add(call, total, each)
+    return total
+
+
+@operator("Mean")
+def _mean(call: Call, *operands: Any) -> Any:
+    return Value(call.f.mul(_sum(call, *operands).entries, call.f.rational(Fraction(1, len(operands)))))
+
+
+@operator("Mul")
+def _mul(call: Call, x: Any, y: Any) -> Any:
+    masks = None
+    for one, factor in ((x, y), (y, x)):
+        if isinstance(one, Value) and one.masks is not None and not isinstance(factor, Value) and (factor > 0).all():
+            masks = np.broadcast_to(one.masks, np.broadcast_shapes(x.shape, y.shape))
+    x, y = call.lift(x), call.lift(y)
+    return Value(call.f.mul(x.entries, y.entries), masks, whole=x.whole and y.whole)
+
+
+@operator("Div")
+def _div(call: Call, x: Any, y: Any) -> Any:
+    f, positive = call.f, not isinstance(y, Value) and bool((y > 0).all())
+    x, y = call.lift(x), call.lift(y)
+    if x.origin and y.origin and x.origin[0] == "exp" and y.origin[0] == "sumexp" and x.origin[1] is y.origin[1]:
+        return softmax(call, x.origin[1], y.origin[2])
+    entries = f.mul(x.entries, inverted(f, y.entries))
+    if x.whole and y.whole:
+        return Value(f.odd("truncated", entries), whole=True)
+    masks = None if x.masks is None or not positive else np.broadcast_to(x.masks, entries.shape)
+    return Value(entries, masks)
+
+
+def inverted(f: Arithmetic, entries: Array) -> Array:
+    """1 / x; once, where all entries are the same."""
+    same = entries.size > 1 and bool((entries == entries.flat[0]).all())
+    return np.broadcast_to(f.inv(entries.flat[0]), entries.shape) if same else f.inv(entries)
+
+
+@operator("Neg")
+def _neg(call: Call, x: Value) -> Any:
+    return Value(call.f.neg(x.entries), whole=x.whole)
+
+
+@operator("Pow")
+def _pow(call: Call, x: Any, exponent: Any) -> Any:
+    f, x = call.f, call.lift(x)
+    if not isinstance(exponent, Value) and exponent.size and (exponent == exponent.flat[0]).all():
+        n, shape = float(exponent.flat[0]), np.broadcast_shapes(x.shape, exponent.shape)
+        root = not n.is_integer()
+        if abs(n) < 1024 and (2 * n).is_integer():
+            base = f.sqrt(x.entries) if root else x.entries
+            entries = f.power(base, int(abs(2 * n if root else n)))
+            entries = np.broadcast_to(f.inv(entries) if n < 0 else entries, shape)
+            return Value(entries, whole=x.whole and n >= 0 and not root)
+    return Value(f.function("pow", *lifted(f, [x, exponent])))
+
+
+@operator("Exp")
+def _exp(call: Call, x: Value) -> Any:
+    shifted = x.origin and x.origin[0] == "shifted"
+    base, shift, axes = x.origin[1:] if shifted else (x, None, None)
+    entries = call.f.exp(x.entries)
+    entries = entries if x.masks is None else np.where(x.masks > 0, 0, entries)
+    return Value(entries, origin=("exp", base, shift, axes))
+
+
+@operator("Log")
+def _log(call: Call, x: Value) -> Any:
+    """The logarithm; of a softmax, and of a sum of exponentials, without computing it first."""
+    if x.origin and x.origin[0] == "softmax":
+        made = log_softmax(call, *x.origin[1:])
+        return made if made.shape == x.shape else call.move(made, lambda t: t.reshape(x.shape))
+    if x.origin and x.origin[0] == "sumexp":
+        base, axis, shift = x.origin[1:]
+        whole = call.apply("ReduceLogSumExp", base, axes=[axis])
+        return whole if shift is None else _sub(call, whole, Value(shift))
+    return Value(call.f.log(x.entries))
+
+
+# -- functions of one operand
+
+
+def _absolute(f: Arithmetic, x: Array) -> Array:
+    return np.where(f.sign(x) < 0, f.neg(x), x)
+
+
+def _softsign(f: Arithmetic, x: Array) -> Array:
+    return f.mul(x, f.inv(f.add(1, _absolute(f, x))))
+
+
+_UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
+    "Reciprocal": lambda f, x: f.inv(x),
+    "Sqrt": lambda f, x: f.sqrt(x),
+    "Sigmoid": lambda f, x: f.sigmoid(x),
+    "Tanh": lambda f, x: f.tanh(x),
+    "Softplus": lambda f, x: f.softplus(x),
+    "Relu": lambda f, x: f.maximum(x, np.zeros_like(x)),
+    "Abs": _absolute,
+    "Sign": lambda f, x: f.reduced(f.sign(x)),
+    "Softsign": _softsign,
+    "Mish": lambda f, x: f.mul(x, f.tanh(f.softplus(x))),
+}
+_WHOLE = {"Relu", "Abs", "Sign"}
+_ODD = ("Erf", "Sin", "Tan", "Asin", "Atan", "Sinh", "Asinh", "Atanh")
+
+
+@operator(*_UNARY)
+def _unary(call: Call, x: Value) -> Any:
+    return Value(_UNARY[call.kind](call.f, x.entries), whole=x.whole and call.kind in _WHOLE)
+
+
+@operator(*_ODD)
+def _odd(call: Call, x: Value) -> Any:
+    return Value(call.f.odd(call.kind.lower(), x.entries))
+
+
+@operator("Cos", "Cosh")
+def _even(call: Call, x: Value) -> Any:
+    return Value(call.f.even(call.kind.lower(), x.entries))
+
+
+@operator("Acos", "Acosh")
+def _function(call: Call, x: Value) -> Any:
+    return Value(call.f.function(call.kind.lower(), x.entries))
+
+
+@operator("Floor", "Ceil", "Round")
+def _rounded(call: Call, x: Value) -> Any:
+    f = call.f
+    if call.kind == "Ceil":
+        return Value(f.neg(f.function("floor", f.neg(x.entries))), origin=("rounded",))
+    name = call.kind.lower()
+    return Value(f.odd(name, x.entries) if name == "round" else f.function(name, x.entries), origin=("rounded",))
+
+
+@operator("IsNaN")
+def _is_nan(call: Call, x: Value) -> Any:
+    return np.isnan(x.entries)
+
+
+@operator("IsInf")
+def _is_inf(call: Call, x: Value) -> Any:
+    infinite = np.zeros(x.shape, bool)
+    if call.get("detect_negative", 1):
+        infinite |= (x.entries == -np.inf) | (masks_of(x) >= INFINITE)
+    if call.get("detect_positive", 1):
+        infinite |= x.entries == np.inf
+    return infinite
+
+
+# -- activations
+
+
+@operator("LeakyRelu", "PRelu", "ThresholdedRelu")
+def _leaky_relu(call: Call, x: Any, slope: Any = None) -> Any:
+    f, entries = call.f, call.entries(x)
+    if call.kind == "ThresholdedRelu":
+        above = f.sign(f.sub(entries, call.number(call.get("alpha", 1.0)))) > 0
+        return Value(np.where(above, entries, 0))
+    factor = call.number(call.get("alpha", 0.01)) if slope is None else call.lift(slope, scalar=False).entries
+    return Value(np.where(f.sign(entries) > 0, entries, f.mul(entries, factor)))
+
+
+@operator("Elu", "Selu", "Celu")
+def _elu(call: Call, x: Value) -> Any:
+    f, entries, selu = call.f, x.entries, call.kind == "Selu"
+    alpha = call.number(call.get("alpha", 1.67326319217681884765625 if selu else 1.0))
+    inner = f.mul(entries, f.inv(alpha)) if call.kind == "Celu" else entries
+    made = np.where(f.sign(entries) > 0, entries, f.mul(alpha, _minus_one(f, inner)))
+    return Value(f.mul(made, call.number(call.get("gamma", 1.05070102214813232421875))) if selu else made)
+
+
+def _minus_one(f: Arithmetic, x: Array) -> Array:
+    """exp(x) - 1, as 2 tanh(x / 2) / (1 - tanh(x / 2)), which is exact for small x."""
+    half = f.tanh(f.mul(x, f.rational(_HALF)))
+    return f.mul(f.add(half, half), f.inv(f.sub(1, half)))
+
+
+@operator("Shrink")
+def _shrink(call: Call, x: Value) -> Any:
+    f, entries = call.f, x.entries
+    bias, limit = call.number(call.get("bias", 0.0)), call.number(call.get("lambd", 0.5))
+    low, high = f.sign(f.add(entries, limit)) < 0, f.sign(f.sub(entries, limit)) > 0
+    return Value(np.where(low, f.add(entries, bias), np.where(high, f.sub(entries, bias), 0)))
+
+
+@operator("HardSigmoid")
+def _hard_sigmoid(call: Call, x: Value) -> Any:
+    return Value(_clamped_line(call, x, call.number(call.get("alpha", 0.2)), call.number(call.get("beta", 0.5))))
+
+
+@operator("HardSwish")
+def _hard_swish(call: Call, x: Value) -> Any:
+    line = _clamped_line(call, x, call.f.rational(Fraction(1, 6)), call.f.rational(_HALF))
+    return Value(call.f.mul(x.entries, line))
+
+
+def _clamped_line(call: Call, x: Value, slope: Any, offset: Any) -> Array:
+    f = call.f
+    line = f.add(f.mul(x.entries, slope), offset)
+    return f.maximum(f.minimum(line, np.ones_like(line)), np.zeros_like(line))
+
+
+def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
+    """x times the normal distribution function of x, or its approximation by tanh."""
+    f = call.f
+    halved = f.mul(x, f.rational(_HALF))
+    if approximate == "tanh":
+        cubic = f.add(x, f.mul(real(call, 0.044715), f.power(x, 3)))
+        return f.mul(halved, f.add(1, f.tanh(f.mul(cubic, real(call, math.sqrt(2 / math.pi))))))
+    return f.mul(halved, f.add(1, f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))))
+
+
+@operator("Gelu")
+def _gelu(call: Call, x: Value) -> Any:
+    return Value(gelu(call, x.entries, call.text("approximate", "none")))
+
+
+@operator("BiasGelu", "FastGelu", domain=MICROSOFT)
+def _bias_gelu(call: Call, x: Any, bias: Any = None) -> Any:
+    total = call.lift(x) if bias is None else _add(call, x, bias)
+    return Value(gelu(call, total.entries, "tanh" if call.kind == "FastGelu" else "none"))
+
+
+@operator("BiasSplitGelu", domain=MICROSOFT)
+def _bias_split_gelu(call: Call, x: Any, bias: Any) -> Any:
+    left, right = np.split(_add(call, x, bias).entries, 2, -1)
+    return Value(call.f.mul(left, gelu(call, right)))
+
+
+@operator("Swish", "QuickGelu")
+def _swish(call: Call, x: Value) -> Any:
+    return Value(_swished(call, x.entries, call.get("alpha", 1.702 if call.kind == "QuickGelu" else 1.0)))
+
+
+def _swished(call: Call, x: Array, alpha: float) -> Array:
+    f = call.f
+    return f.mul(x, f.sigmoid(x if alpha == 1 else f.mul(x, call.number(alpha))))
+
+
+@operator("SwiGLU")
+def _swiglu(call: Call, gate: Any, x: Any) -> Any:
+    return Value(call.f.mul(_swished(call, call.entries(gate), 1.0), call.entries(x)))
+
+
+_ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Relu", "Sigmoid", "Tanh", "HardSwish", "Softplus", "Softsign", "Gelu"), ()),
+    **dict.fromkeys(("LeakyRelu", "Elu", "ThresholdedRelu", "QuickGelu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+    "Selu": ("alpha", "gamma"),
+    "Clip": ("min", "max"),
+}
+
+
+def activated(call: Call, x: Value) -> Value:
+    """What a fused operator computes last, by its attribute `activation`."""
+    name = call.text("activation")
+    if not name:
+        return x
+    if name not in _ACTIVATIONS:
+        raise Unsupported(f"the activation {name}")
+    names = _ACTIVATIONS[name]
+    numbers = dict(zip(names, call.get("activation_params", ()), strict=False))
+    numbers |= {each: call.get(f"activation_{each}") for each in names if f"activation_{each}" in call.attributes}
+    made: Value = call.apply(name, x, **numbers)
+    return made
+
+
+# -- order
+
+
+@operator("Max", "Min")
+def _extreme(call: Call, x: Any, *others: Any) -> Any:
+    made = call.lift(x)
+    for each in others:
+        made = extreme(call, made, call.lift(each), largest=call.kind == "Max")
+    return made
+
+
+def extreme(call: Call, x: Value, y: Value, *, largest: bool) -> Value:
+    """The larger or the smaller entry; one with more masking constants is below any other."""
+    f = call.f
+    entries, masks = (f.maximum if largest else f.minimum)(x.entries, y.entries), None
+    if x.masks is not None or y.masks is not None:
+        above, below = masks_of(x) < masks_of(y), masks_of(x) > masks_of(y)
+        first, second = (above, below) if largest else (below, above)
+        entries = np.where(first, x.entries, np.where(second, y.entries, entries))
+        masks = (np.minimum if largest else np.maximum)(masks_of(x), masks_of(y))
+    return Value(entries, masks, whole=x.whole and y.whole, grid=x.grid)
+
+
+@operator("Clip")
+def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
+    made = call.lift(x)
+    for name, bound in (("min", low), ("max", high)):
+        stated = np.float32(call.get(name)) if bound is None and name in call.attributes else bound
+        if stated is not None and not _unreached(call, stated, below=name == "min"):
+            made = extreme(call, made, call.lift(stated), largest=name == "min")
+    return made
+
+
+def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
+    """Whether no number is beyond a bound: it is infinite, or the last of its type; or taken to be."""
+    if isinstance(bound, Value) or bound.dtype.kind != "f":
+        return False
+    number = float(np.asarray(bound).item())
+    last = np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
+    if number == (-np.inf if below else np.inf) or number == last:
+        return call.f.reads_masks
+    if not call.f.snaps or abs(number) < _UNREACHED or (number > 0) == below:
+        return False
+    call.f.snapped[number] = "a bound that no value reaches"  # type: ignore[attr-defined]
+    return True
+
+
+_COMPARED: Mapping[str, Callable[[Array], Array]] = {
+    "Less": lambda sign: sign < 0,
+    "LessOrEqual": lambda sign: sign <= 0,
+    "Greater": lambda sign: sign > 0,
+    "GreaterOrEqual": lambda sign: sign >= 0,
+    "Equal": lambda sign: sign == 0,
+}
+
+
+@operator(*_COMPARED)
+def _compared(call: Call, x: Any, y: Any) -> Any:
+    x, y = call.lift(x), call.lift(y)
+    difference = call.f.sub(x.entries, y.entries)
+    sign = difference != 0 if call.kind == "Equal" else call.f.sign(difference)
+    sign = np.where(x.entries == y.entries, 0, sign)
+    if x.masks is not None or y.masks is not None:
+        more = masks_of(x) - masks_of(y)
+        sign = np.where(more == 0, sign, -np.sign(more))
+    return _COMPARED[call.kind](sign)
+
+
+@operator("Mod")
+def _mod(call: Call, x: Any, y: Any) -> Any:
+    x, y = call.lift(x), call.lift(y)
+    return Value(call.f.function("fmod" if call.get("fmod", 0) else "mod", *lifted(call.f, [x, y])), whole=x.whole)
