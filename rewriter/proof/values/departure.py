@@ -1,0 +1,329 @@
+"""Where two models depart: their tensors matched by value, the first node without a partner, and regions that differ.
+
+Names and operators do not matter: a tensor of B has a partner where a tensor of A has the same fingerprint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx
+
+from rewriter.graph.view import label, operator_of
+from rewriter.graph.walk import reads, subgraphs
+from rewriter.proof.values.prints import Fingerprints
+from rewriter.text import counted, one_line, quoted
+
+_SHOWN = 6
+"""Names and nodes listed in one place."""
+_REGIONS = 10
+
+
+@dataclass(frozen=True)
+class Region:
+    """Connected nodes of B whose results A does not have, with the nodes that lead from there to tensors that it has.
+
+    Attributes:
+        nodes: how many.
+        operators: "2 Mul, Add, Tanh".
+        begins: tensors that it reads, all of which A has; the first few.
+        ends: tensors that it computes and A has, and outputs of the model that it reaches; the first few.
+        same: whether A has all that leaves it: another spelling of the same function.
+        counterpart: the number of nodes of A between the same tensors.
+        counterpart_operators: those of A.
+    """
+
+    nodes: int
+    operators: str
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    same: bool
+    counterpart: int
+    counterpart_operators: str
+
+    def text(self) -> str:
+        """In one line."""
+        what = "computes the same as" if self.same else "differs from"
+        ours = f"{counted(self.counterpart, 'node')} of A ({self.counterpart_operators})"
+        return (
+            f"{counted(self.nodes, 'node')} ({self.operators}) from {_listed(self.begins) or 'constants'}"
+            f" to {_listed(self.ends) or 'nothing'}: {what} {ours if self.counterpart else 'no node of A'}"
+        )
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How two models differ by value.
+
+    Attributes:
+        matched: tensors of B that depend on data and have a partner in A.
+        of: all its tensors that depend on data.
+        node: the first node of B whose operands all have partners and whose output has none.
+        output: that output.
+        operands: its operands that depend on data, each with its partner in A.
+        rearranged: operands whose partner has the same entries in another order or shape.
+        candidates: what A computes from the same operands, as "operator -> tensor".
+        constants: its constants that A does not have.
+        missing: the first node of A whose output B does not have, though it has all its operands.
+        outputs: outputs of B that equal other tensors of A than they should.
+        regions: those that do not compute the same first, the largest first among them.
+        regions_in_all: how many there are.
+    """
+
+    matched: int
+    of: int
+    node: str | None = None
+    output: str | None = None
+    operands: tuple[tuple[str, str], ...] = ()
+    rearranged: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()
+    missing: str | None = None
+    outputs: tuple[str, ...] = ()
+    regions: tuple[Region, ...] = ()
+    regions_in_all: int = 0
+
+    @property
+    def first(self) -> str | None:
+        """The first difference, in one line; None where there is none."""
+        if self.node is None:
+            return self.outputs[0] if self.outputs else None
+        names = _listed([name for name, _ in self.operands]) or "constants alone"
+        ours = f"; A: {', '.join(self.candidates)}" if self.candidates else ""
+        return f"{self.node} computes from {names} something that A does not compute{ours}"
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        found = [f"first difference: {self.first}"] if self.first else []
+        renamed = [f"{quoted(b)} is {quoted(a)} in A" for b, a in self.operands if a != b]
+        if renamed:
+            found.append(f"its operands: {', '.join(renamed)}")
+        if self.rearranged:
+            found.append(f"the same entries in another order or shape: {_listed(self.rearranged)}")
+        if self.constants:
+            found.append(f"constants that A does not have: {_listed(self.constants)}")
+        if self.missing:
+            found.append(f"first node of A without a partner: {self.missing}")
+        found += self.outputs if self.node is not None else self.outputs[1:]
+        found.append(f"{self.matched:,} of {counted(self.of, 'tensor')} of B have the values of a tensor of A")
+        found += [each.text() for each in self.regions]
+        if self.regions_in_all > len(self.regions):
+            found.append(f"and {counted(self.regions_in_all - len(self.regions), 'smaller region')}")
+        return found
+
+
+def partners(a: Fingerprints, b: Fingerprints) -> Mapping[str, str]:
+    """Tensor of B to a tensor of A with the same values, or else with the same entries in another order or shape.
+
+    The one of the same name is preferred, and the first one otherwise.
+    """
+    return {name: ours for name, (ours, _) in _partners(a, b).items()}
+
+
+def departure(a: Fingerprints, b: Fingerprints) -> Departure:
+    """Compare two finished evaluations in the same field at the same inputs."""
+    pairs = _partners(a, b)
+    back = _partners(b, a)
+    graph_a, graph_b = _Graph(a, back), _Graph(b, pairs)
+    found = _first(graph_a, graph_b, pairs)
+    ahead = graph_a.departing()
+    regions = _regions(graph_a, graph_b)
+    names = [value.name for value in b.program.graph.output]
+    own = {value.name for value in a.program.graph.output}
+    crossed = [
+        f"output {quoted(name)} has the values of {quoted(pairs[name][0])} of A"
+        for name in names
+        if name in own and name in pairs and pairs[name][0] != name
+    ]
+    return Departure(
+        matched=sum(name in pairs for name in graph_b.data),
+        of=len(graph_b.data),
+        missing=None if ahead is None else _named(ahead),
+        outputs=tuple(crossed[:_SHOWN]),
+        regions=tuple(regions[:_REGIONS]),
+        regions_in_all=len(regions),
+        **found,
+    )
+
+
+def _partners(a: Fingerprints, b: Fingerprints) -> dict[str, tuple[str, bool]]:
+    """Tensor of B to its partner in A, and whether it is exact."""
+    exact: dict[object, str] = {}
+    loose: dict[object, str] = {}
+    for name, each in a.prints.items():
+        exact.setdefault(each.exact, name)
+        loose.setdefault(each.loose, name)
+    found = {}
+    for name, each in b.prints.items():
+        namesake = a.prints.get(name)
+        if namesake is not None and namesake.exact == each.exact:
+            found[name] = name, True
+        elif each.exact in exact:
+            found[name] = exact[each.exact], True
+        elif namesake is not None and namesake.loose == each.loose:
+            found[name] = name, False
+        elif each.loose in loose:
+            found[name] = loose[each.loose], False
+    return found
+
+
+class _Graph:
+    """The nodes of an evaluated model, bodies of control flow included, beside what has a partner in the other."""
+
+    def __init__(self, prints: Fingerprints, pairs: Mapping[str, object]) -> None:
+        self.prints, self.pairs = prints, pairs
+        self.nodes = list(_nodes(prints.program.graph))
+        self.makers = {name: place for place, node in reversed([*enumerate(self.nodes)]) for name in node.output}
+        entered = [value.name for value in prints.program.graph.input]
+        self.data = [name for name in (*entered, *self.makers) if name in prints.data]
+        self.data.sort(key=lambda name: self.makers.get(name, -1))
+        self.known = set(self.data)
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for place, node in enumerate(self.nodes):
+            for name in dict.fromkeys(_inputs(node)):
+                found.setdefault(name, []).append(place)
+        return found
+
+    def operands(self, node: onnx.NodeProto) -> list[str]:
+        return [name for name in dict.fromkeys(_inputs(node)) if name in self.known]
+
+    def lost(self, node: onnx.NodeProto) -> list[str]:
+        """Its outputs that depend on data and have no partner."""
+        return [name for name in node.output if name in self.known and name not in self.pairs]
+
+    def departing(self) -> onnx.NodeProto | None:
+        """The first node with an output without a partner, whose operands all have partners."""
+        return next(
+            (
+                node
+                for node in self.nodes
+                if self.lost(node) and all(name in self.pairs for name in self.operands(node))
+            ),
+            None,
+        )
+
+    def regions(self) -> list[list[int]]:
+        """Nodes connected by tensors without partners."""
+        leader = list(range(len(self.nodes)))
+
+        def top(place: int) -> int:
+            while leader[place] != place:
+                leader[place] = leader[leader[place]]
+                place = leader[place]
+            return place
+
+        members = set[int]()
+        for name in self.data:
+            if name not in self.pairs and name in self.makers:
+                maker = self.makers[name]
+                members.add(maker)
+                for reader in self.readers.get(name, ()):
+                    if any(each in self.known for each in self.nodes[reader].output):
+                        members.add(reader)
+                        leader[top(reader)] = top(maker)
+        groups: dict[int, list[int]] = {}
+        for place in sorted(members):
+            groups.setdefault(top(place), []).append(place)
+        return list(groups.values())
+
+    def boundary(self, region: Sequence[int]) -> tuple[list[str], list[str], list[str]]:
+        """Tensors with partners that a region reads and computes, and the model's outputs that it reaches without."""
+        nodes = [self.nodes[place] for place in region]
+        made = {name: None for node in nodes for name in node.output if name in self.known}
+        outputs = {value.name for value in self.prints.program.graph.output}
+        read = {name: None for node in nodes for name in self.operands(node) if name in self.pairs and name not in made}
+        ends = [name for name in made if name in self.pairs]
+        return list(read), ends, [name for name in made if name not in self.pairs and name in outputs]
+
+    def keys(self, names: Iterable[str]) -> set[object]:
+        return {self.prints.prints[name].loose for name in names if name in self.prints.prints}
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Nodes in the order in which they are computed, those of bodies before the node that holds them."""
+    for node in graph.node:
+        for _, body in subgraphs(node):
+            yield from _nodes(body)
+        yield node
+
+
+def _inputs(node: onnx.NodeProto) -> list[str]:
+    """What a node reads, with what its bodies read and return."""
+    return [*reads(node), *(value.name for _, body in subgraphs(node) for value in body.output)]
+
+
+def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[str, object]:
+    """The first node of B that departs, as fields of `Departure`."""
+    node = b.departing()
+    if node is None:
+        return {}
+    operands = b.operands(node)
+    constants = [name for name in node.input if name in b.prints.prints and name not in b.known and name not in pairs]
+    return {
+        "node": one_line(label(node)),
+        "output": b.lost(node)[0],
+        "operands": tuple((name, pairs[name][0]) for name in operands),
+        "rearranged": tuple(name for name in operands if not pairs[name][1]),
+        "candidates": tuple(_named(each) for each in _readers_of(a, b.keys(operands))[:_SHOWN]),
+        "constants": tuple(constants[:_SHOWN]),
+    }
+
+
+def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
+    """Nodes of A that read the same values; first those that lead to what B lacks, and read more of them."""
+    same = [name for name in a.data if a.prints.prints[name].loose in keys]
+    ranks: dict[int, tuple[bool, int, int]] = {}
+    for place in {place for name in same for place in a.readers.get(name, ())}:
+        node = a.nodes[place]
+        made = [name for name in node.output if name in a.known]
+        shared = a.keys(a.operands(node)) & keys
+        if made and not a.keys(made) <= keys:  # a mere reshape of an operand is the operand
+            ranks[place] = not a.lost(node), -len(shared), place
+    return [a.nodes[place] for place in sorted(ranks, key=lambda place: ranks[place])]
+
+
+def _regions(a: _Graph, b: _Graph) -> list[Region]:
+    """The regions of B; those that lead to something that A does not have first, then by size."""
+    ours = [(region, a.boundary(region)) for region in a.regions()]
+    found = []
+    for region in b.regions():
+        begins, ends, lost = b.boundary(region)
+        keys = b.keys(ends)
+        # Without an end that A has, the counterpart is what begins at the same tensors and is lost in A, too.
+        starts = b.keys(begins) if not ends else set()
+        counterpart = {a.makers[name] for name in a.data if name in a.makers and a.keys([name]) & keys}
+        for nodes, (reads_from, leads_to, without) in ours:
+            if a.keys(leads_to) & keys or (without and a.keys(reads_from) & starts):
+                counterpart.update(nodes)
+        found.append(
+            Region(
+                nodes=len(region),
+                operators=_counts(b.nodes[place] for place in region),
+                begins=tuple(begins[:_SHOWN]),
+                ends=tuple((lost + ends)[:_SHOWN]),
+                same=bool(ends) and not lost,
+                counterpart=len(counterpart),
+                counterpart_operators=_counts(a.nodes[place] for place in sorted(counterpart)),
+            )
+        )
+    return sorted(found, key=lambda each: (each.same, -each.nodes))
+
+
+def _named(node: onnx.NodeProto) -> str:
+    return f"{one_line(operator_of(node), 60)} -> {quoted(next(filter(None, node.output), ''))}"
+
+
+def _counts(nodes: Iterable[onnx.NodeProto]) -> str:
+    """`2 Mul, Add`: the most frequent operators."""
+    found = Counter(one_line(operator_of(node), 60) for node in nodes).most_common(_SHOWN)
+    return ", ".join(name if count == 1 else f"{count} {name}" for name, count in found)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(quoted(name) for name in names[:_SHOWN])
