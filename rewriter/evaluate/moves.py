@@ -144,7 +144,7 @@ def _clamped(start: int, end: int, step: int, size: int) -> slice:
 
 
 @operator("Slice", moves=True)
-def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> Any:
+def slice_of(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> Any:
     first_ones = integers(starts) if starts is not None else call.get("starts")
     last_ones = integers(ends) if ends is not None else call.get("ends")
     places = integers(axes) if axes is not None else call.get("axes", range(len(first_ones)))

@@ -336,8 +336,10 @@ class _Reader(Kept):
                 values = {leaf(place): self.values[each].entries for place, each in enumerate(leaves)}
                 environment[name] = self.values[name] = _replaced(self.field, region, values, self.values[name])
                 self.regions[name] = region
+                around = {**self.values, **environment}  # what is no longer needed included
                 for each in chain:
-                    super().node(each, environment)
+                    super().node(each, around)
+                    environment |= {made: around[made] for made in each.output}
             except (Lost, NotAFunction, Unsupported) as error:
                 self.failures[name] = str(error)
         super().node(node, environment)
@@ -424,7 +426,7 @@ class _Reader(Kept):
     def _terms(self, weight: Array, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises Lost where there are none."""
         run, terms = self._theirs, list[Expression]()
-        why = "the row of weights that it is multiplied by is in no constant factor"
+        why = ""
         for name, spots in _multiplied(run, weight, n, place):
             for spot in spots:
                 if run.values[name].entries[spot] == 0:
@@ -433,7 +435,7 @@ class _Reader(Kept):
                 try:
                     made = walk.at(name, spot)
                 except (Lost, NotAFunction) as error:
-                    why = str(error)
+                    why = why or str(error)
                     continue
                 if not set(ordered(made)).isdisjoint(leaves.values()):
                     terms.append(made)
@@ -442,7 +444,7 @@ class _Reader(Kept):
                         self.scores.setdefault(softmax, []).append(walk.scores[softmax])
                     break
         if not terms:
-            raise Lost(why)
+            raise Lost(why or "its row of weights is in no constant factor")
         return terms
 
 

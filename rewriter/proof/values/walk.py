@@ -188,7 +188,9 @@ class Walk:
         if kind == "ReduceSum":
             return self._sum(node, index)
         if kind == "Where":
-            return self._chosen(node.input[0], index, operand(1), operand(2))
+            if self._run.depends(node.input[0]):
+                return self._chosen(node.input[0], index, operand(1), operand(2))
+            return operand(1 if given[0][aligned(index, given[0].shape)] else 2)
         if kind == "Clip":
             ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
             return symbol("clip", (operand(0), *ends))
@@ -293,9 +295,9 @@ class Walk:
         run, node = self._run, self._run.makers.get(name)
         index = aligned(index, run.values[name].shape)
         if node is None or not run.depends(name):
-            if isinstance(run.values[name], Value):
-                raise Lost("a condition that is a number")
             return a if run.values[name][index] else b
+        if isinstance(run.values[name], Value):
+            raise Lost("a condition that is a number")
         if node.op_type == "Not":
             return self._chosen(node.input[0], index, b, a)
         if node.op_type in LOGIC:
