@@ -48,7 +48,13 @@ def _split(call: Call, x: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _attended(
-    call: Call, query: Any, key: Any, value: Any, biases: Sequence[Any] = (), seen: Array | None = None, tail: Any = None
+    call: Call,
+    query: Any,
+    key: Any,
+    value: Any,
+    biases: Sequence[Any] = (),
+    seen: Array | None = None,
+    tail: Any = None,
 ) -> tuple[Any, list[Any]]:
     """What heads compute, and the stages of their scores: products, capped, with what is added, the pattern.
 
@@ -149,7 +155,9 @@ def _multi_head(
     heads = call.get("num_heads")
     packed = query if query.ndim == _PACKED else key if key is not None and key.ndim == _PACKED else None
     if packed is not None:
-        parts = [call.move(packed, lambda t, i=i: t[:, :, :, i].reshape(*t.shape[:2], -1)) for i in range(packed.shape[3])]
+        parts = [
+            call.move(packed, lambda t, i=i: t[:, :, :, i].reshape(*t.shape[:2], -1)) for i in range(packed.shape[3])
+        ]
         query, key, value = parts if packed is query else (query, *parts)
     if offset is not None:
         width = query.shape[-1]
