@@ -68,6 +68,7 @@ _EXACT = 1e-15
 """What a claim of 0 allows."""
 _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
+_FARTHEST = -(2.0**59)
 _FAR = constant(fmpq(2) ** 60)
 _WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten")
 _ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
@@ -134,19 +135,23 @@ class Regions:
         masks: by output of a softmax of B, how far below their row's first score masked ones are.
         failures: by activation of A that B has not, why it was not read.
         forgotten: softmaxes whose masks a float forgets: the scores may be larger than the number that masks.
+        far: whether all numbers in B that could mask a score, and that A has not, are below every score.
     """
 
     regions: Mapping[str, Region] = field(default_factory=dict)
     masks: Mapping[str, frozenset[Fraction]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     forgotten: tuple[str, ...] = ()
+    far: bool = False
 
     def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
 
         A score that is masked by a number weighs nothing in the field. That is right where the number is large: where
-        it is one of `masks`, or where A masks a score by the same.
+        it is one of `masks`, where A masks a score by the same, or where B has no other numbers.
         """
+        if self.far:
+            return []
         known = {residue for gaps in a.gaps.values() for residue in gaps}
         allowed = {name: {b.field.rational(gap) for gap in gaps} for name, gaps in self.masks.items()}
         return [name for name, gaps in b.gaps.items() if not gaps <= known | allowed.get(name, set())]
@@ -259,14 +264,28 @@ def proposals(
     reader.run()
     masks: dict[str, frozenset[Fraction]] = {}
     forgotten = []
-    for name, gaps in reader.gaps.items():
-        numbers = _all_gaps(theirs, name, gaps)
+    for name in _masked_softmaxes(theirs):
+        numbers = _all_gaps(theirs, name, reader.gaps.get(name, {}))
         if numbers:
             masks[name] = numbers
-            largest = max(_largest(each) for each in reader.scores[name])
-            if largest > -max(numbers):
+            if max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
                 forgotten.append(name)
-    return Regions(reader.regions, masks, reader.failures, tuple(forgotten))
+    new = _low_numbers(b, theirs.field.low) - _low_numbers(a, theirs.field.low)
+    far = all(number <= _FARTHEST for number in new)
+    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), far)
+
+
+def _masked_softmaxes(run: Kept) -> Iterator[str]:
+    for name, node in run.makers.items():
+        scores = run.values.get(node.input[0]) if node.op_type == "Softmax" else None
+        if isinstance(scores, Value) and scores.masks is not None:
+            yield name
+
+
+def _low_numbers(program: Program, low: float) -> set[float]:
+    """The constants of a model that count as masks."""
+    floats = (each for each in program.constants() if is_float(each))
+    return {number for each in floats for number in np.unique(each[(each <= low) & np.isfinite(each)]).tolist()}
 
 
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:

@@ -133,8 +133,8 @@ class Walk:
     def _followed(self, name: str, index: Index) -> Expression:
         value, node = self._run.values[name], self._run.makers.get(name)
         if not isinstance(value, Value):
-            number = np.asarray(value)[index]
-            return constant(float(number) if is_float(value) else int(number))
+            numbers = np.asarray(value)  # one number may be none of numpy's arrays
+            return constant(float(numbers[index]) if is_float(numbers) else int(numbers[index]))
         if name in self._stops:
             return self._stops[name]
         leaf = self._leaves.get(int(value.entries[index]))
