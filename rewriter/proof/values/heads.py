@@ -132,29 +132,32 @@ class Regions:
 
     Attributes:
         regions: by output.
-        masks: by output of a softmax of B, how far below their row's first score masked ones are.
+        masks: by output of a softmax of B, how far below their row's first score masked ones are; none where that is
+            no number.
         failures: by activation of A that B has not, why it was not read.
         forgotten: softmaxes whose masks a float forgets: the scores may be larger than the number that masks.
-        far: whether all numbers in B that could mask a score, and that A has not, are below every score.
+        far: softmaxes that are masked only by numbers that A masks with too, or that are below every score.
     """
 
     regions: Mapping[str, Region] = field(default_factory=dict)
     masks: Mapping[str, frozenset[Fraction]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     forgotten: tuple[str, ...] = ()
-    far: bool = False
+    far: frozenset[str] = frozenset()
 
     def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
 
         A score that is masked by a number weighs nothing in the field. That is right where the number is large: where
-        it is one of `masks`, where A masks a score by the same, or where B has no other numbers.
+        it is one of `masks`, where A masks a score by the same, and in an attention that is no head and is `far`.
         """
-        if self.far:
-            return []
         known = {residue for gaps in a.gaps.values() for residue in gaps}
         allowed = {name: {b.field.rational(gap) for gap in gaps} for name, gaps in self.masks.items()}
-        return [name for name, gaps in b.gaps.items() if not gaps <= known | allowed.get(name, set())]
+        return [
+            name
+            for name, gaps in b.gaps.items()
+            if (name in self.masks or name not in self.far) and not gaps <= known | allowed.get(name, set())
+        ]
 
 
 class Replacing(Fingerprints):
@@ -266,13 +269,17 @@ def proposals(
     forgotten = []
     for name in _masked_softmaxes(theirs):
         numbers = _all_gaps(theirs, name, reader.gaps.get(name, {}))
-        if numbers:
+        if numbers or name in reader.gaps:
             masks[name] = numbers
-            if max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
+            if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
                 forgotten.append(name)
-    new = _low_numbers(b, theirs.field.low) - _low_numbers(a, theirs.field.low)
-    far = all(number <= _FARTHEST for number in new)
-    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), far)
+    known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
+    far = [
+        name
+        for name in _masked_softmaxes(theirs)
+        if all(number <= _FARTHEST or number in known for number in _mask_numbers(theirs, name))
+    ]
+    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), frozenset(far))
 
 
 def _masked_softmaxes(run: Kept) -> Iterator[str]:
@@ -282,10 +289,20 @@ def _masked_softmaxes(run: Kept) -> Iterator[str]:
             yield name
 
 
-def _low_numbers(program: Program, low: float) -> set[float]:
-    """The constants of a model that count as masks."""
-    floats = (each for each in program.constants() if is_float(each))
-    return {number for each in floats for number in np.unique(each[(each <= low) & np.isfinite(each)]).tolist()}
+def _mask_numbers(run: Kept, name: str) -> set[float]:
+    """The constants that mask scores of a softmax, looked for in all that has a masking constant."""
+    found, pending, seen = set[float](), [run.makers[name].input[0]], set[str]()
+    while pending:
+        each = pending.pop()
+        value, node = run.values.get(each), run.makers.get(each)
+        if each in seen or value is None or not is_float(value):
+            continue
+        seen.add(each)
+        if not isinstance(value, Value):
+            found |= set(np.unique(value[np.isfinite(value) & (value <= run.field.low)]).tolist())
+        elif value.masks is not None and node is not None:
+            pending += node.input
+    return found
 
 
 def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
