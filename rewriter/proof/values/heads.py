@@ -4,13 +4,13 @@ B is never cut. An activation of A, a tensor F_A(y) of one or two leaves in fron
 *replaced in A* by F_B(y), the function that B computes of the same leaves; then A' is compared with B in the field. The
 weights inside the heads, their masks, their layout and their output projection are linear algebra there.
 
-1. `proposals` reads F_A and F_B at one small size, by following single entries backwards (`rewriter.proof.values.walk`).
+1. `proposals` reads F_A and F_B at one small size, by following an entry backwards (`rewriter.proof.values.walk`).
 2. `Replacing` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
    note how far below its row's first score each masked score is (`Regions.unmasked`).
 3. `bounded` encloses |F_B - F_A| for every real y, by ball arithmetic.
 
-What has to be trusted: that A' has the same values as B, and the enclosures of F_A and F_B. A wrong walk, name or plan can
-only leave a pair undecided, because a wrong F_A is not what A computes, and a wrong F_B not what B does.
+What has to be trusted: that A' has the same values as B, and the enclosures of F_A and F_B. A wrong walk, name or plan
+can only leave a pair undecided, because a wrong F_A is not what A computes, and a wrong F_B not what B does.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _replaced(f: Field, region: Region, leaves: Mapping[Expression, Array], valu
 
 def _rows_of_softmax(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> tuple[Array, Array]:
     """Scores and masks with the axis of a softmax last."""
-    old = run.opsets.get("", 13) < 13  # noqa: PLR2004 - it had one axis since
+    old = run.opsets.get("", 13) < 13
     axis = run.program.attributes(node).get("axis", 1 if old else -1) % scores.ndim
     both = scores.entries, np.asarray(scores.masks)
     if old:
@@ -395,7 +395,7 @@ class _Reader(Kept):
             or not is_float(weight)
             or weight.ndim != 2
             or self.program.attributes(node).get("transA")
-        ):  # noqa: PLR2004
+        ):
             return None
         name, chain = node.input[0], list[onnx.NodeProto]()
         while name in self.makers and self.makers[name].op_type in _WRAPPERS:
@@ -456,7 +456,7 @@ class _Reader(Kept):
         place = (*(size // 2 for size in shape[:-1]), n)
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
-        other = total([walked for walked in self._terms(weight, n, here, place[:-1])])
+        other = total(self._terms(weight, n, here, place[:-1]))
         return Region(name, tuple(leaves), mine, other)
 
     def _terms(self, weight: Array, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
@@ -502,7 +502,7 @@ def _multiplied(
         constant, tensor = run.values[node.input[1]], run.values[node.input[0]]
         if isinstance(constant, Value) or not is_float(constant):
             continue
-        matrix = constant.T if run.program.attributes(node).get("transB") else constant
+        matrix = np.swapaxes(constant, -1, -2) if run.program.attributes(node).get("transB") else constant
         for front, k in _rows_with(matrix, weight[n], len(weight)):
             spots = sorted(
                 np.ndindex(*tensor.shape[:-1]), key=lambda each: each[-len(place) :] != tuple(place[-len(each) :])
@@ -519,7 +519,7 @@ def _fits(shape: Sequence[int], spot: tuple[int, ...], front: tuple[int, ...]) -
 
 def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """The index in front, and the row, of where a row of weights is in a matrix."""
-    if matrix.ndim < 2 or matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:  # noqa: PLR2004
+    if matrix.ndim < 2 or matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
         return
     for *front, k, c in np.argwhere(matrix[..., : matrix.shape[-1] - row.size + 1] == row[0]).tolist():
         if np.array_equal(matrix[(*front, k, slice(c, c + row.size))], row):

@@ -10,7 +10,8 @@ attention to other tokens nothing is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -82,12 +83,14 @@ class Kept(Fingerprints):
         self.values: dict[str, Any] = {}
 
     def computed(self, node: onnx.NodeProto, name: str, environment: dict[str, Any]) -> None:
+        """Keep a tensor and what it is made of."""
         super().computed(node, name, environment)
         if self.makers.get(name) is node:
             self.values |= {each: environment[each] for each in node.input if each}
             self.values[name] = environment[name]
 
     def operands(self, node: onnx.NodeProto) -> list[Any]:
+        """The values that a node reads."""
         return [self.values[name] if name else None for name in node.input]
 
     def depends(self, name: str) -> bool:
@@ -328,7 +331,7 @@ def _factor(run: Kept, node: onnx.NodeProto, operand: Any, index: Index, place: 
 def _factors(run: Kept, node: onnx.NodeProto, operand: Any, index: Index, place: int) -> Array:
     """What an operand of a product contributes to an entry."""
     entries: Array = operand.entries if isinstance(operand, Value) else operand
-    return entries[_factor(run, node, operand, index, place, slice(None))]
+    return np.asarray(entries[_factor(run, node, operand, index, place, slice(None))])
 
 
 def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expression:
@@ -368,7 +371,7 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
         if part.operator == "softmax":
             if part.operands not in weights:
                 powers = [field.exp(field.sub(each, operands[0])) for each in operands]
-                whole = field.inv(field.reduced(sum(powers, np.int64(0))))
+                whole = field.inv(reduce(field.add, powers))
                 weights[part.operands] = [field.mul(each, whole) for each in powers]
             made[part] = weights[part.operands][int(str(part.value))]
         elif isinstance(part.value, fmpq):
@@ -393,7 +396,7 @@ _IN_FIELD: Mapping[str, Callable[..., Array]] = {
     "erf": lambda field, a: field.odd("erf", a),
     "softplus": Field.softplus,
     "sqrt": Field.sqrt,
-    "where": lambda field, x, a, b: np.where(field.sign(x) >= 0, a, b),
+    "where": lambda field, x, a, b: np.asarray(np.where(field.sign(x) >= 0, a, b)),
     "clip": _clipped,
     "pi": lambda field: field.function("pi", np.array(7)),
 }
