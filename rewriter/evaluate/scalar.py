@@ -343,7 +343,9 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     for name, bound in (("min", low), ("max", high)):
         stated = np.float32(call.get(name)) if bound is None and name in call.attributes else bound
         if stated is not None and not _unreached(call, stated, below=name == "min"):
-            made = extreme(call, made, call.lift(stated), largest=name == "min")
+            # Not as Max, for which a large negative number is a mask: this one acts.
+            extreme_of = call.f.maximum if name == "min" else call.f.minimum
+            made = Value(extreme_of(made.entries, call.entries(stated)), made.masks, whole=made.whole, grid=made.grid)
     return made
 
 
