@@ -32,7 +32,7 @@ from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
 from rewriter.graph.view import key_of, label, opsets
-from rewriter.graph.walk import reads
+from rewriter.graph.walk import all_graphs, reads
 from rewriter.text import one_line
 
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
@@ -62,6 +62,8 @@ class Program:
         self.graph = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
+        # Protobuf creates Python objects anew unless they are held, and what follows is kept by their identity.
+        self._held = [part for graph in all_graphs(self.graph) for part in (graph, *graph.node, *graph.initializer)]
         self._weights: dict[int, Array] = {}
         self._attributes: dict[int, dict[str, Any]] = {}
         self._needs: dict[int, dict[int, list[str]]] = {}
