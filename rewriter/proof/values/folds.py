@@ -6,8 +6,8 @@ affine in its one operand (a batch normalisation). How far a rounding may be off
 - **A weight times a factor** is within 4 units in the last place (ulp), entry by entry. A batch normalisation's factor
   g / sqrt(v + e) takes three roundings of which the square root halves the first, at most 2.5 half-ulps of relative
   error, and the product one more: 3.5.
-- **A bias through an affine node**, (b - m) s + c, may cancel. It is within 4 ulp of the sum of its terms, which is what
-  changing each constant in its last places can do to it.
+- **A bias through an affine node**, (b - m) s + c, may cancel. It is within 4 ulp of the sum of its terms: what
+  changing each constant in its last places does to it.
 - **What A computes of constants alone**, in whichever order its kernels sum: within 4 ulp of the largest entry.
 
 Only float32: an ulp of float16 is as large as a change that matters, and float64 is not what tools fold in.
