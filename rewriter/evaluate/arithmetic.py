@@ -81,7 +81,9 @@ def is_float(value: Any) -> bool:
     """Whether a tensor holds floating-point numbers, or entries that depend on data."""
     if isinstance(value, Value):
         return True
-    return isinstance(value, np.ndarray) and (value.dtype.kind == "f" or "float" in value.dtype.name)
+    if not isinstance(value, np.ndarray):
+        return False
+    return value.dtype.kind == "f" or (value.dtype.kind == "V" and "float" in value.dtype.name)
 
 
 class Arithmetic(Protocol):
@@ -127,16 +129,17 @@ def draw_prime() -> int:
     """
     while True:
         p = 2**30 + 8 * secrets.randbelow(2**27) + 7
-        if any(p % q == 0 or not _is_square(p, q) for q in _SMALL_PRIMES):
-            continue
-        if all(pow(base, p - 1, p) == 1 for base in (2, 3, 5, 7)) and _is_prime(p):
+        if all(p % q in _RESIDUES[q] for q in _SMALL_PRIMES) and _is_prime(p):
             return p
 
 
-def _is_square(p: int, q: int) -> bool:
-    """Whether q is a square modulo p = 3 mod 4, by quadratic reciprocity; for odd primes."""
-    symbol = 1 if pow(p % q, (q - 1) // 2, q) == 1 else -1
-    return symbol * (-1 if q % 4 == 3 else 1) == 1
+def _residues(q: int) -> frozenset[int]:
+    """The residues modulo q of primes that are 3 modulo 4 and have q as a square: quadratic reciprocity."""
+    squares = {x * x % q for x in range(1, q)}
+    return frozenset(squares if q % 4 == 1 else set(range(1, q)) - squares)
+
+
+_RESIDUES = {q: _residues(q) for q in _SMALL_PRIMES}
 
 
 def _is_prime(n: int) -> bool:
@@ -166,16 +169,12 @@ class Field:
 
     reads_masks = True
 
-    def __init__(
-        self, p: int, key: bytes, *, snaps: bool = False, low: float = -200.0, weights: Weights | None = None
-    ) -> None:
-        """`weights` are those of other fields of the same prime, which are lifted once for all of them."""
-        self.p, self.key, self.snaps, self.low = p, key, snaps, low
-        self._weights = Weights() if weights is None else weights
+    def __init__(self, p: int | Modulus, key: bytes, *, snaps: bool = False, low: float = -200.0) -> None:
+        """Of fields of one `Modulus`, weights are lifted once."""
+        self.modulus = Modulus(p) if isinstance(p, int) else p
+        self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
+        self._powers = self.modulus.powers
         self.conditions: set[int] = set()
-        half = pow(2, -1, p)
-        exponents = range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)
-        self._powers = np.array([pow(2, e, p) if e >= 0 else pow(half, -e, p) for e in exponents], np.int64)
         self.snapped: dict[float, str] = {}
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._numbers = self._known_numbers() if snaps else []
@@ -391,7 +390,7 @@ class Field:
         left = _limbs(self.lift(a, scalar=False).entries)
         if isinstance(b, Value):
             return self._product(left, _limbs(b.entries))
-        return np.concatenate([self._product(left, limbs) for limbs in self._weights.limbs(self, b)], -1)
+        return np.concatenate([self._product(left, limbs) for limbs in self.modulus.limbs(self, b)], -1)
 
     def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
         (a1, a0), (b1, b0) = a, b
@@ -403,14 +402,27 @@ class Field:
         return self.reduced(self.reduced(self.reduced(high << 16) + middle << 16) + low)
 
 
-class Weights:
-    """The limbs of the weight that was used last: evaluations of a model at several points go through it in step."""
+class Modulus:
+    """A prime, with what fields of it share.
 
-    def __init__(self) -> None:
+    Attributes:
+        p: the prime.
+        powers: those of 2, from that of `_LOWEST_EXPONENT` on.
+    """
+
+    def __init__(self, p: int) -> None:
+        self.p = p
+        powers = [pow(2, _LOWEST_EXPONENT, p)]
+        for _ in range(_LOWEST_EXPONENT + 1, _HIGHEST_EXPONENT):
+            powers.append(powers[-1] * 2 % p)
+        self.powers = np.array(powers, np.int64)
         self._last: tuple[Array, list[tuple[Array, Array]]] | None = None
 
     def limbs(self, field: Field, weight: Array) -> Iterator[tuple[Array, Array]]:
-        """Those of consecutive columns."""
+        """The limbs of consecutive columns of a weight.
+
+        They are kept until another weight is used: evaluations at several points go through a model in step.
+        """
         if self._last is not None and self._last[0] is weight:
             yield from self._last[1]
             return

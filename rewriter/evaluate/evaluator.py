@@ -32,7 +32,7 @@ from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
 from rewriter.graph.view import key_of, label, opsets
-from rewriter.graph.walk import all_graphs, reads
+from rewriter.graph.walk import reads
 from rewriter.text import one_line
 
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
@@ -62,11 +62,10 @@ class Program:
         self.graph = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
-        # Protobuf creates Python objects anew unless they are held, and what follows is kept by their identity.
-        self._held = [part for graph in all_graphs(self.graph) for part in (graph, *graph.node, *graph.initializer)]
-        self._weights: dict[int, Array] = {}
+        self._weights: dict[int, dict[str, Array]] = {}
         self._attributes: dict[int, dict[str, Any]] = {}
-        self._needs: dict[int, dict[int, list[str]]] = {}
+        self._nodes: dict[int, list[tuple[onnx.NodeProto, list[str]]]] = {}
+        self._held: list[Any] = []
         self._definitions: dict[int, list[onnx.NodeProto]] = {}
         names = {value.name for value in self.graph.input}
         listed = {tensor.name for tensor in self.graph.initializer}
@@ -74,18 +73,19 @@ class Program:
 
     def weights(self, graph: onnx.GraphProto) -> dict[str, Array]:
         """The initializers of a graph; large ones in other files are memory that is read as it is used."""
-        for tensor in graph.initializer:
-            if id(tensor) not in self._weights:
-                try:
-                    self._weights[id(tensor)] = read_tensor(self._model, tensor)
-                except ModelError as error:
-                    raise Unsupported(str(error)) from error
-        return {tensor.name: self._weights[id(tensor)] for tensor in graph.initializer}
+        if id(graph) not in self._weights:
+            self._held.append(graph)  # its id is the key, and must not become another one's
+            try:
+                read = {tensor.name: read_tensor(self._model, tensor) for tensor in graph.initializer}
+            except ModelError as error:
+                raise Unsupported(str(error)) from error
+            self._weights[id(graph)] = read
+        return self._weights[id(graph)]
 
     def constants(self) -> Iterator[Array]:
         """The values of initializers and Constant nodes of the main graph that are not text."""
         yield from (each for each in self.weights(self.graph).values() if each.dtype.kind not in "OUS")
-        for node in self.graph.node:
+        for node, _ in self.nodes(self.graph):
             if node.op_type == "Constant" and not any(each.HasField("sparse_tensor") for each in node.attribute):
                 value = constant(self.attributes(node))
                 if value.dtype.kind not in "OUS":
@@ -93,25 +93,29 @@ class Program:
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         if id(node) not in self._attributes:
+            self._held.append(node)
             self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         return self._attributes[id(node)]
 
     def definition(self, node: onnx.NodeProto, body: onnx.FunctionProto) -> list[onnx.NodeProto]:
         """The nodes of a function, with the attributes that a node gives it."""
         if id(node) not in self._definitions:
+            self._held.append(node)
             given = {each.name: each for each in node.attribute}
             self._definitions[id(node)] = [_with_attributes(part, given) for part in body.node]
         return self._definitions[id(node)]
 
-    def last_readers(self, graph: onnx.GraphProto) -> dict[int, list[str]]:
-        """For each node, by position, the tensors that nothing behind it reads."""
-        if id(graph) not in self._needs:
-            last = {name: place for place, node in enumerate(graph.node) for name in (*reads(node), *node.output)}
-            dead: dict[int, list[str]] = {}
+    def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
+        """The nodes of a graph, each with the tensors that nothing behind it reads."""
+        if id(graph) not in self._nodes:
+            self._held.append(graph)
+            nodes = list(graph.node)
+            last = {name: place for place, node in enumerate(nodes) for name in (*reads(node), *node.output)}
+            dead: list[list[str]] = [[] for _ in nodes]
             for name in last.keys() - {value.name for value in graph.output} - {""}:
-                dead.setdefault(last[name], []).append(name)
-            self._needs[id(graph)] = dead
-        return self._needs[id(graph)]
+                dead[last[name]].append(name)
+            self._nodes[id(graph)] = list(zip(nodes, dead, strict=True))
+        return self._nodes[id(graph)]
 
 
 class Evaluator:
@@ -179,10 +183,10 @@ class Evaluator:
         for value in graph.input:
             if value.name in self.feeds:
                 self._feed(value.name, self.feeds[value.name])
-        dead = self.program.last_readers(graph)
-        for place, node in enumerate(graph.node):
-            self.node(node, self.environment)
-            for name in dead.get(place, ()):
+        for node, dead in self.program.nodes(graph):
+            with np.errstate(all="ignore"):
+                self.node(node, self.environment)
+            for name in dead:
                 self.environment.pop(name, None)
             yield
 
@@ -202,7 +206,7 @@ class Evaluator:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
         inner = {**environment, **self.program.weights(graph)}
         inner |= {value.name: environment[value.name] for value in graph.input if value.name in environment}
-        for node in graph.node:
+        for node, _ in self.program.nodes(graph):
             self.node(node, inner)
         return [inner[value.name] for value in graph.output]
 
@@ -215,8 +219,7 @@ class Evaluator:
         decided = node.op_type not in _SHAPES and any(name in self.decided for name in node.input)
         call = Call(node, node.op_type, self.program.attributes(node), self, decided)
         try:
-            with np.errstate(all="ignore"):
-                made = tuple_of(self._computed(call, operands, environment))
+            made = tuple_of(self._computed(call, operands, environment))
         except Unsupported as error:
             raise Unsupported(f"{label(node)}: {error}") from None
         except _UNFIT as error:

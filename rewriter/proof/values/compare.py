@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Unsupported, Value, Weights, draw_prime, is_float
+from rewriter.evaluate.arithmetic import Field, Modulus, Unsupported, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Program, content, in_step
 from rewriter.files.load import LoadedModel
 from rewriter.proof.inputs.cases import Maker
@@ -28,8 +28,8 @@ from rewriter.proof.values.folds import Fold, folded
 from rewriter.proof.values.prints import Fingerprints, same_value
 
 SETTINGS = ((2, 5, 3), (3, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
-"""Batch, tokens and past tokens that are tried: different from each other, one token, and a length beyond the buckets of
-relative positions."""
+"""Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
+positions."""
 
 _DEGREE = 2**11
 """Degree of what is computed between two oracles: a normalisation over n channels has 2 n."""
@@ -170,12 +170,13 @@ class _Pair:
         for reading in _READINGS:
             if reading.folds and not self.folds():
                 continue
-            tried = self._round(reading, self.points[:1])
-            if tried is None:
+            if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
-            rounds = [self._round(reading, self.points) for _ in range(_ROUNDS)]
-            if all(each is not None for each in rounds):
-                return self._equal(reading, [each for each in rounds if each is not None])
+            rounds = []
+            while len(rounds) < _ROUNDS and (found := self._round(reading, self.points)) is not None:
+                rounds.append(found)
+            if len(rounds) == _ROUNDS:
+                return self._equal(reading, rounds)
         return Equality(sizes=self._sizes, departure=self._departure, reason=self._reason)
 
     @property
@@ -194,18 +195,19 @@ class _Pair:
 
     def _round(self, reading: Reading, cases: Sequence[Point]) -> tuple[str, ...] | None:
         """The constants that were snapped, where both models have the same values at all points; None otherwise."""
-        prime, weights = draw_prime(), Weights()
+        modulus = Modulus(draw_prime())
         keys = [secrets.token_bytes(16) for _ in cases]
 
         def fields() -> list[Field]:
-            return [Field(prime, key, snaps=reading.snaps, weights=weights) for key in keys]
+            return [Field(modulus, key, snaps=reading.snaps) for key in keys]
 
         ours, failed = self._evaluated(self.a, fields(), cases, reading)
         if all(failed):
             self._reason = f"the first model cannot be evaluated: {failed[0]}"
             return None
         if any(failed):  # sizes that it does not take
-            self.points = [case for case in self.points if case not in [c for c, why in zip(cases, failed) if why]]
+            refused = [id(case) for case, why in zip(cases, failed, strict=True) if why]
+            self.points = [case for case in self.points if id(case) not in refused]
         kept = [place for place, why in enumerate(failed) if not why]
         ours, cases, keys = ([each[place] for place in kept] for each in (ours, cases, keys))
         theirs, failed = self._evaluated(self.b, fields(), cases, reading)
@@ -216,14 +218,20 @@ class _Pair:
             differing = self._differing(a, b)
             if differing:
                 if self._departure is None:
-                    self._departure = departure(a, b)
+                    self._departure = departure(*self._printed(reading, cases[ours.index(a)]))
                     self._reason = f"output {differing[0]} has other values"
                 return None
         self._reason = self._unfit(ours, theirs)
         return None if self._reason else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
 
     def _evaluated(
-        self, program: Program, fields: Sequence[Field], cases: Sequence[Point], reading: Reading
+        self,
+        program: Program,
+        fields: Sequence[Field],
+        cases: Sequence[Point],
+        reading: Reading,
+        *,
+        printing: bool = False,
     ) -> tuple[list[Fingerprints], list[str]]:
         """One evaluation for each point, run in step; and why some failed."""
         renamed = self.names if program is self.b else {}
@@ -232,11 +240,20 @@ class _Pair:
             Fingerprints(
                 program, f, {renamed.get(name, name): value for name, value in case.feeds.items()}, cover=self.cover,
                 names={new: old for old, new in renamed.items()}, blend=reading.blend, in_reals=reading.in_reals,
-                replaced=replaced,
+                replaced=replaced, printing=printing,
             )
             for f, case, replaced in zip(fields, cases, residues, strict=True)
         ]  # fmt: skip
         return made, in_step(made)
+
+    def _printed(self, reading: Reading, case: Point) -> list[Fingerprints]:
+        """Both models at one point, with the fingerprints of all tensors."""
+        prime, key = draw_prime(), secrets.token_bytes(16)
+        made = []
+        for program in (self.a, self.b):
+            fields = [Field(prime, key, snaps=reading.snaps)]
+            made += self._evaluated(program, fields, [case], reading, printing=True)[0]
+        return made
 
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""

@@ -13,8 +13,7 @@ import numpy as np
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content
-from rewriter.evaluate.moves import slice_of
-from rewriter.evaluate.table import Call
+from rewriter.evaluate.table import OPERATORS, Call
 
 _U64 = np.uint64
 _LARGE = 4_000_000
@@ -49,6 +48,7 @@ class Fingerprints(Evaluator):
         feeds: Mapping[str, Array],
         *,
         keep: Collection[str] | None = (),
+        printing: bool = True,
         cover: dict[bytes, Array] | None = None,
         **options: Any,
     ) -> None:
@@ -59,11 +59,13 @@ class Fingerprints(Evaluator):
             field: what it is evaluated in.
             feeds: its inputs.
             keep: tensors whose values are kept; None for all.
+            printing: whether fingerprints are taken.
             cover: gets, by content of a constant table, which of its entries were read in all evaluations so far.
             **options: those of `Evaluator`.
         """
         super().__init__(program, field, feeds, **options)
         self.field, self.keep, self.cover = field, keep, {} if cover is None else cover
+        self._printing = printing
         self.prints: dict[str, Print] = {}
         self.kept: dict[str, Any] = {}
 
@@ -72,7 +74,7 @@ class Fingerprints(Evaluator):
         super().record(name, value)
         if self.keep is None or name in self.keep:
             self.kept[name] = value
-        if is_float(value):
+        if self._printing and is_float(value):
             self.prints[name] = self.print_of(value)
 
     def print_of(self, value: Value | Array) -> Print:
@@ -93,7 +95,7 @@ class Fingerprints(Evaluator):
             return
         ids = np.arange(table.size, dtype=np.int64).reshape(table.shape)
         if call.kind == "Slice":
-            read = slice_of(call, ids, *operands[1:])
+            read = OPERATORS["", "Slice"](call, ids, *operands[1:])
         else:
             axis = call.get("axis", 0)
             read = np.take(ids, np.where(operands[1] < 0, operands[1] + table.shape[axis], operands[1]), axis)
