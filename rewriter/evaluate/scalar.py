@@ -296,7 +296,7 @@ def _swished(call: Call, x: Array, alpha: float) -> Array:
 
 @operator("SwiGLU")
 def _swiglu(call: Call, gate: Any, x: Any) -> Any:
-    return Value(call.f.mul(_swished(call, call.entries(gate), 1.0), call.entries(x)))
+    return Value(call.f.mul(_swished(call, call.entries(gate), call.get("alpha", 1.0)), call.entries(x)))
 
 
 _ACTIVATIONS: Mapping[str, tuple[str, ...]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper
+from onnx import helper, parser
 
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Value, draw_prime
 from rewriter.evaluate.evaluator import Evaluator, Program
@@ -84,3 +84,61 @@ def assert_equal_in_both(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]
         if residues.dtype == np.int64 and exact.dtype == np.float64:
             exact = field.lift(exact, scalar=False).entries
         np.testing.assert_array_equal(residues, exact)
+
+
+def drawn(shapes: Sequence[Any], seed: int, kind: Any = np.float32) -> list[np.ndarray | None]:
+    """Operands: small dyadic numbers for a shape, anything else as it is."""
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(-40, 40, each) / 8).astype(kind) if isinstance(each, tuple) else each for each in shapes]
+
+
+def widened(operands: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    return [each.astype(np.float64) if each is not None and each.dtype == np.float32 else each for each in operands]
+
+
+def assert_as_others(
+    operator: str, shapes: Sequence[Any], *, without: str = "", rtol: float = 2e-6, atol: float = 2e-6, **given: Any
+) -> None:
+    """In float64 as onnxruntime in float32, and to the last digits as onnx's evaluator in float64.
+
+    Args:
+        operator: its name.
+        shapes: see `drawn`.
+        without: which of the two does not have it, or has it wrong: "onnx", "onnxruntime", "float64" (onnx's evaluator
+            takes no float64, or computes in float32).
+        rtol: for float32.
+        atol: for float32.
+        given: see `single`.
+    """
+    for seed in range(2):
+        model, feeds = single(operator, drawn(shapes, seed), **given)
+        made = in_floats(model, feeds)
+        if "onnxruntime" not in without.split():
+            assert_near(made, by_onnxruntime(model, feeds), rtol, atol)
+        if "onnx" in without.split():
+            continue
+        if "float64" in without.split():
+            assert_near(made, by_onnx(model, feeds), rtol, atol)
+            continue
+        model, feeds = single(operator, widened(drawn(shapes, seed)), **given)
+        assert_near(in_floats(model, feeds), by_onnx(model, feeds), 1e-12, 1e-13)
+
+
+def assert_near(made: Sequence[Any], right: Sequence[Any], rtol: float, atol: float) -> None:
+    for one, other in zip(made, right, strict=True):
+        assert np.shape(one) == np.shape(other)
+        np.testing.assert_allclose(one, other, rtol, atol)
+
+
+def text_model(nodes: str, inputs: str, *, opset: int = 21) -> onnx.ModelProto:
+    """A model of nodes as text, whose last node computes `y`."""
+    header = f'<ir_version: 10, opset_import: ["": {opset}, "com.microsoft": 1]>'
+    return parser.parse_model(f"{header} laws ({inputs}) => (float y) {{ {nodes} }}")
+
+
+def assert_same_law(one: onnx.ModelProto, other: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
+    """Two models are the same function in the field, where constants are what they are rounded from, and in float64."""
+    field = Field(draw_prime(), KEY, snaps=True)
+    for left, right in zip(in_field(one, feeds, field), in_field(other, feeds, field), strict=True):
+        np.testing.assert_array_equal(left, right)
+    assert_near(in_floats(one, feeds), in_floats(other, feeds), 1e-6, 1e-7)
