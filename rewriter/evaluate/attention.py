@@ -171,7 +171,7 @@ def _grouped(
     key_scale: Any = None, value_scale: Any = None, query_norm: Any = None, key_norm: Any = None, *more: Any,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Keys have positions: a cache may be longer than what is in it, or hold the last ones only."""
-    _refuse(k_scale=key_scale, v_scale=value_scale, causal=1 - call.get("causal", 1), operands=any(more))
+    _refuse(k_scale=key_scale, v_scale=value_scale, causal=1 - call.get("causal", 1), query_seqlens=next(iter(more), None))
     heads, groups = call.get("num_heads"), call.get("kv_num_heads")
     if key is None:
         width = query.shape[-1] // (heads + 2 * groups)
@@ -265,17 +265,17 @@ def _attention(
         seen = earlier if seen is None else seen & earlier
     biases = []
     if mask is not None:
-        missing = keys - mask.shape[-1]
+        boolean, missing = isinstance(mask, np.ndarray) and mask.dtype.kind == "b", keys - mask.shape[-1]
         if missing > 0:  # keys behind the mask are not seen
-            filler = False if mask.dtype.kind == "b" else -np.inf
-            mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)], constant_values=filler)
-        if not isinstance(mask, Value) and mask.dtype.kind == "b":
+            filler = np.full((*mask.shape[:-1], missing), False if boolean else np.float32(-np.inf))
+            mask = call.apply("Concat", mask, filler, axis=mask.ndim - 1)
+        if boolean:
             seen = mask if seen is None else seen & mask
         else:
             biases = [mask]
-    z, (product, capped, scores, pattern) = _attended(call, query, key, value, biases, seen)
-    stages = (product, scores, capped, pattern)
-    return joined(call, z) if flat else z, key, value, stages[call.get("qk_matmul_output_mode", 0)]
+    z, stages = _attended(call, query, key, value, biases, seen)
+    stage = stages[call.get("qk_matmul_output_mode", 0)]
+    return joined(call, z) if flat else z, key, value, stage
 
 
 # -- rotary embeddings -------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,13 @@ def in_floats(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[A
     return evaluated(model, feeds, Floats())
 
 
+@cache
+def a_field() -> Field:
+    return Field(draw_prime(), KEY)
+
+
 def in_field(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], field: Field | None = None) -> list[Any]:
-    return evaluated(model, feeds, field or Field(draw_prime(), KEY))
+    return evaluated(model, feeds, field or a_field())
 
 
 def by_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -79,10 +85,9 @@ def by_onnx(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.
 
 def assert_equal_in_both(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
     """Where every operation is rational and the feeds are small dyadic numbers: the field computes the same numbers."""
-    field = Field(draw_prime(), KEY)
-    for exact, residues in zip(in_floats(model, feeds), in_field(model, feeds, field), strict=True):
+    for exact, residues in zip(in_floats(model, feeds), in_field(model, feeds), strict=True):
         if residues.dtype == np.int64 and exact.dtype == np.float64:
-            exact = field.lift(exact, scalar=False).entries
+            exact = a_field().lift(exact, scalar=False).entries
         np.testing.assert_array_equal(residues, exact)
 
 
