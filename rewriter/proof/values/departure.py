@@ -202,15 +202,12 @@ class _Graph:
         return [name for name in node.output if name in self.known and name not in self.pairs]
 
     def departing(self) -> onnx.NodeProto | None:
-        """The first node with an output without a partner, whose operands all have partners.
+        """The first node with an output without a partner; as nodes are sorted, its operands all have partners.
 
         Regions that only compute the same in another way do not count.
         """
-        for place in sorted(place for region in self.regions if not self.converges(region) for place in region):
-            node = self.nodes[place]
-            if self.lost(node) and all(name in self.pairs for name in self.operands(node)):
-                return node
-        return None
+        places = sorted(place for region in self.regions if not self.converges(region) for place in region)
+        return next((self.nodes[place] for place in places if self.lost(self.nodes[place])), None)
 
     def converges(self, region: Sequence[int]) -> bool:
         """Whether all that leaves a region has a partner."""

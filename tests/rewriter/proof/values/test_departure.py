@@ -114,8 +114,11 @@ def test_constants_and_orders_of_entries() -> None:
     found = departed(TANH, TANH.replace("b1", "c1"))
     assert (found.node, found.constants) == ("Add 'y'", ("c1",))
     assert "constants that A does not have: 'c1'" in found.lines()
+    assert departed(TANH, TANH.replace("Add(p, b1)", "Sub(p, b1)")).constants == ()
     stated = "n = Constant<value = float[8] {1, 2, 3, 4, 5, 6, 7, 8}>()"
     assert departed(TANH, f"{stated} {TANH.replace('b1', 'n')}").constants == ("n",)
+    both = [f"{stated} {TANH.replace('Add(p, b1)', f'{kind}(p, n)')}" for kind in ("Add", "Sub")]
+    assert departed(*both).constants == ()
     a = "t = Transpose<perm = [0, 2, 1]>(x) s = Softmax<axis = -1>(t) out = Transpose<perm = [0, 2, 1]>(s)"
     wrong = a.replace("axis = -1", "axis = 1")
     assert departed(a, wrong).rearranged == ()
@@ -125,6 +128,26 @@ def test_constants_and_orders_of_entries() -> None:
     rolled = departed(a.replace("[0, 2, 1]>(x)", "[2, 0, 1]>(x)"), a.replace("[0, 2, 1]>(x)", "[1, 0, 2]>(x)"), cube)
     assert rolled.rearranged == ("t",)
     assert "the same entries in another order or shape: 't'" in rolled.lines()
+
+
+def test_a_region_with_two_ends() -> None:
+    """One that A has, and one that it does not have."""
+    outputs = "float[batch, tokens, 4] first, float[batch, tokens, 4] second"
+    constants = {"c": np.arange(4.0), "d": np.array([3.0, 1, 4, 1])}
+    a = "s = Add(x, c) first = Add(s, d) second = Neg(s)"
+    b = "s = Add(x, d) first = Add(s, c) second = Neg(s)"
+    found = departed(a, b, outputs=outputs, constants=constants)
+    assert found.node == "Add 's'"
+    assert [(each.same, each.ends) for each in found.regions] == [(False, ("second", "first"))]
+
+
+def test_a_reshape_of_an_operand_is_the_operand() -> None:
+    a = "y = Tanh(x) t = Transpose<perm = [0, 2, 1]>(y) h = Relu(t) out = Transpose<perm = [0, 2, 1]>(h)"
+    found = departed(a, "z = Tanh(x) out = Abs(z)")
+    assert found.candidates == ("Relu -> 'h'", "Transpose -> 'out'")
+    b = "y = Tanh(x) u = Transpose<perm = [1, 0, 2]>(y) h = Abs(u) out = Transpose<perm = [1, 0, 2]>(h)"
+    moved = departed(a, b)
+    assert (moved.operands, moved.rearranged) == ((("u", "y"),), ("u",))
 
 
 def test_outputs_that_are_swapped() -> None:
@@ -143,6 +166,7 @@ out = If (flag) <then_branch = g () => (float[b, t, 4] r) { y = Tanh(x) r = ACT(
 def test_inside_a_branch() -> None:
     found = departed(BRANCH.replace("ACT", "Relu"), BRANCH.replace("ACT", "Abs"))
     assert (found.node, found.output) == ("Abs 'r'", "r")
+    assert [(each.nodes, each.operators) for each in found.regions] == [(2, "Abs, If")]
     assert departed(BRANCH.replace("ACT", "Relu"), "y = Tanh(x) out = Relu(y)").first is None
     assert departed("y = Tanh(x) out = Relu(y)", BRANCH.replace("ACT", "Relu")).first is None
 
