@@ -12,9 +12,9 @@ from functools import cached_property
 
 import onnx
 
-from rewriter.evaluate.arithmetic import is_float
 from rewriter.graph.view import label, operator_of
 from rewriter.graph.walk import reads, subgraphs
+from rewriter.proof.values.folds import Contents, constants_of
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.text import counted, one_line, quoted
 
@@ -67,6 +67,7 @@ class Departure:
         node: the first node of B whose operands all have partners and whose output has none, outside regions that are
             only another spelling.
         output: that output.
+        reads: what it reads, but for constants.
         operands: its operands that depend on data, each with its partner in A.
         rearranged: operands whose partner has the same entries in another order or shape.
         candidates: what A computes from the same operands, as "operator -> tensor".
@@ -81,6 +82,7 @@ class Departure:
     of: int
     node: str | None = None
     output: str | None = None
+    reads: tuple[str, ...] = ()
     operands: tuple[tuple[str, str], ...] = ()
     rearranged: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
@@ -95,7 +97,7 @@ class Departure:
         """The first difference, in one line; None where there is none."""
         if self.node is None:
             return self.outputs[0] if self.outputs else None
-        names = _listed([name for name, _ in self.operands]) or "constants alone"
+        names = _listed(self.reads) or "constants alone"
         ours = f"; A: {', '.join(self.candidates)}" if self.candidates else ""
         return f"{self.node} computes from {names} something that A does not compute{ours}"
 
@@ -274,6 +276,7 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
     return {
         "node": one_line(label(node)),
         "output": b.lost(node)[0],
+        "reads": tuple(name for name in dict.fromkeys(_inputs(node)) if name in b.known or name not in b.prints.fixed),
         "operands": tuple((name, pairs[name][0]) for name in operands),
         "rearranged": tuple(name for name in operands if not pairs[name][1]),
         "candidates": tuple(_named(each) for each in _readers_of(a, b.keys(operands))[:_SHOWN]),
@@ -282,19 +285,17 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
 
 
 def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> list[str]:
-    """The constants that a node reads and A does not have, in any shape or order of entries."""
-    weights = b.program.weights(b.program.graph)
-    known = {each.loose for each in a.prints.values()}
+    """The constants that a node reads and A does not have, in any shape and transposed."""
+    stated = constants_of(b.program)
+    known = Contents(constants_of(a.program).values())
+    computed = {each.loose for each in a.prints.values()}
     found = []
     for name in dict.fromkeys(node.input):
-        value = weights.get(name)
-        if value is not None and is_float(value):
-            loose = b.print_of(value).loose
-            like = (each for each in a.program.constants() if each.size == value.size and is_float(each))
-            if all(a.print_of(each).loose != loose for each in like) and loose not in known:
-                found.append(name)
-        elif name in b.prints and name not in b.data and b.prints[name].loose not in known:
-            found.append(name)
+        if name in stated:
+            lacking = not known.has(stated[name])
+        else:
+            lacking = name in b.prints and name not in b.data and b.prints[name].loose not in computed
+        found += [name] if lacking else []
     return found
 
 

@@ -71,9 +71,9 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
         b: the other model.
         computed: what A computes of constants, by name.
     """
-    ours = _float32(_constants(a))
-    known = _Contents(ours.values())
-    lost = {name: y for name, y in _float32(_constants(b)).items() if _rounds(y) and not known.has(y)}
+    ours = _float32(constants_of(a))
+    known = Contents(ours.values())
+    lost = {name: y for name, y in _float32(constants_of(b)).items() if _rounds(y) and not known.has(y)}
     if not lost:
         return {}
     made = {name: x for name, x in _float32(computed).items() if name not in ours}
@@ -82,20 +82,19 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
     return {name: Fold(name, *each) for name, each in found if each is not None}
 
 
-def _constants(program: Program) -> dict[str, Array]:
-    """Those of the main graph, by name."""
+def constants_of(program: Program) -> dict[str, Array]:
+    """The constants of the main graph that are not text, by name."""
     stated = {
         node.output[0]: constant(program.attributes(node))
         for node in program.graph.node
         if constant_of(node) is not None
     }
-    return program.weights(program.graph) | stated
+    every = program.weights(program.graph) | stated
+    return {name: x for name, x in every.items() if x.size and x.dtype.kind not in "OUS"}
 
 
 def _float32(constants: Mapping[str, Any]) -> dict[str, Array]:
-    return {
-        name: x for name, x in constants.items() if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.size > 0
-    }
+    return {name: x for name, x in constants.items() if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.size}
 
 
 def _rounds(y: Array) -> bool:
@@ -106,7 +105,7 @@ def _rounds(y: Array) -> bool:
     return not bool((y == y.flat[0]).all()) and bool(np.isfinite(y).all())
 
 
-class _Contents:
+class Contents:
     """Arrays by what is in them, in any shape, or transposed if they are matrices."""
 
     def __init__(self, arrays: Iterable[Array]) -> None:
@@ -117,6 +116,7 @@ class _Contents:
         self._digests: dict[object, set[bytes]] = {}
 
     def has(self, y: Array) -> bool:
+        """Whether an array is one of them."""
         key = self._key(y)
         like = self._by_sample.get(key, [])
         if len(like) < 2:

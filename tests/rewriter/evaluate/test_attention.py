@@ -79,9 +79,7 @@ def _packed() -> Iterator[Case]:
             attributes: dict[str, Any] = {"num_heads": heads, "unidirectional": _any(0, 1)}
             attributes |= {"qkv_hidden_sizes": sizes} if sizes else {}
             attributes |= {"mask_filter_value": -50.0} if mask is not None and mask.ndim == 3 else {}
-            yield Case(
-                "Attention", operands, attributes, outputs=2 if before else 1, domain=MICROSOFT, judges=_ORT
-            )
+            yield Case("Attention", operands, attributes, outputs=2 if before else 1, domain=MICROSOFT, judges=_ORT)
 
 
 def _multi_head() -> Iterator[Case]:

@@ -24,7 +24,14 @@ def _any(*values: object) -> object:
 
 
 def _matrices() -> list[Case]:
-    shapes = [((3, 4), (4, 5)), ((4,), (4, 5)), ((2, 3, 4), (4,)), ((4,), (4,)), ((4,), (2, 4, 5)), ((2, 1, 3, 4), (5, 4, 2))]
+    shapes = [
+        ((3, 4), (4, 5)),
+        ((4,), (4, 5)),
+        ((2, 3, 4), (4,)),
+        ((4,), (4,)),
+        ((4,), (2, 4, 5)),
+        ((2, 1, 3, 4), (5, 4, 2)),
+    ]
     cases = [Case("MatMul", [_x(*one), _x(*two)]) for one, two in shapes]
     for one, two, bias in [(0, 0, None), (1, 0, (5,)), (0, 1, (3, 1)), (1, 1, ()), (0, 0, (3, 5)), (1, 0, (1, 5))]:
         operands = [_x(4, 3) if one else _x(3, 4), _x(5, 4) if two else _x(4, 5), None if bias is None else _x(*bias)]
@@ -43,7 +50,9 @@ def _fused() -> list[Case]:
         operands = [_x(4, 2, 3) if one else _x(3, 2, 4), _x(5, 2, 4) if two else _x(4, 2, 5)]
         attributes = attributes | {"transBatchA": 1, "transBatchB": 1}
         cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
-    cases.append(Case("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5}, domain=MICROSOFT, judges=_ORT))
+    cases.append(
+        Case("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5}, domain=MICROSOFT, judges=_ORT)
+    )
     for name, given in [("Relu", {}), ("LeakyRelu", {"activation_alpha": 0.25})]:
         operands = [_x(4, 3), _x(4, 5), _x(5)]
         attributes = {"transA": 1, "activation": name, **given}

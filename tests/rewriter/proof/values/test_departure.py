@@ -150,6 +150,14 @@ def test_a_reshape_of_an_operand_is_the_operand() -> None:
     assert (moved.operands, moved.rearranged) == ((("u", "y"),), ("u",))
 
 
+def test_another_table() -> None:
+    """A node that reads no data but token ids."""
+    texts = "out = Gather(W1, ids)", "out = Gather(V1, ids)"
+    found = departed(*texts, {"ids": np.zeros((2, 3), np.int64)}, inputs="int64[batch, tokens] ids")
+    assert found.first == "Gather 'out' computes from 'ids' something that A does not compute"
+    assert found.constants == ("V1",)
+
+
 def test_outputs_that_are_swapped() -> None:
     outputs = "float[batch, tokens, 4] first, float[batch, tokens, 4] second"
     found = departed("first = Relu(x) second = Tanh(x)", "first = Tanh(x) second = Relu(x)", outputs=outputs)
