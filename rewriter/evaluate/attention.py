@@ -48,7 +48,13 @@ def _split(call: Call, x: Any, sizes: Sequence[int]) -> list[Any]:
 
 
 def _attended(
-    call: Call, query: Any, key: Any, value: Any, biases: Sequence[Any] = (), seen: Array | None = None, tail: Any = None
+    call: Call,
+    query: Any,
+    key: Any,
+    value: Any,
+    biases: Sequence[Any] = (),
+    seen: Array | None = None,
+    tail: Any = None,
 ) -> tuple[Any, list[Any]]:
     """What heads compute, and the stages of their scores: products, capped, with what is added, the pattern.
 
@@ -149,7 +155,9 @@ def _multi_head(
     heads = call.get("num_heads")
     packed = query if query.ndim == _PACKED else key if key is not None and key.ndim == _PACKED else None
     if packed is not None:
-        parts = [call.move(packed, lambda t, i=i: t[:, :, :, i].reshape(*t.shape[:2], -1)) for i in range(packed.shape[3])]
+        parts = [
+            call.move(packed, lambda t, i=i: t[:, :, :, i].reshape(*t.shape[:2], -1)) for i in range(packed.shape[3])
+        ]
         query, key, value = parts if packed is query else (query, *parts)
     if offset is not None:
         width = query.shape[-1]
@@ -171,7 +179,9 @@ def _grouped(
     key_scale: Any = None, value_scale: Any = None, query_norm: Any = None, key_norm: Any = None, *more: Any,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Keys have positions: a cache may be longer than what is in it, or hold the last ones only."""
-    _refuse(k_scale=key_scale, v_scale=value_scale, causal=1 - call.get("causal", 1), query_seqlens=next(iter(more), None))
+    _refuse(
+        k_scale=key_scale, v_scale=value_scale, causal=1 - call.get("causal", 1), query_seqlens=next(iter(more), None)
+    )
     heads, groups = call.get("num_heads"), call.get("kv_num_heads")
     if key is None:
         width = query.shape[-1] // (heads + 2 * groups)

@@ -99,9 +99,7 @@ def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:
     hidden = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True)]
     hidden = [count if "..." in term else 0 for count, term in zip(hidden, terms, strict=True)]
     widest = max(hidden)
-    terms = [
-        term.replace("...", _ELLIPSIS[widest - count : widest]) for term, count in zip(terms, hidden, strict=True)
-    ]
+    terms = [term.replace("...", _ELLIPSIS[widest - count : widest]) for term, count in zip(terms, hidden, strict=True)]
     if not arrow:
         letters = [letter for term in left.split(",") for letter in term if letter != "."]
         result = "..." * ("..." in left) + "".join(sorted(each for each in letters if letters.count(each) == 1))
@@ -161,7 +159,9 @@ def _windows(
     counts = [(spatial[axis] - dilations[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1 for axis in axes]
     for offset in np.ndindex(*kernel):
         starts = [offset[axis] * dilations[axis] for axis in axes]
-        cut = (slice(starts[axis], starts[axis] + (counts[axis] - 1) * strides[axis] + 1, strides[axis]) for axis in axes)
+        cut = (
+            slice(starts[axis], starts[axis] + (counts[axis] - 1) * strides[axis] + 1, strides[axis]) for axis in axes
+        )
         yield offset, x[(..., *cut)]
 
 
@@ -274,7 +274,9 @@ def _reorder_output(call: Call, x: Any) -> Any:
 # -- pools -------------------------------------------------------------------------------------------------------------
 
 
-def _overhang(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int], list[int]]:
+def _overhang(
+    call: Call, shape: Sequence[int], kernel: Sequence[int]
+) -> tuple[list[int], list[int], list[int], list[int]]:
     """Strides, dilations and pads of a pool, and what the last windows reach over the padding (ceil_mode)."""
     strides, dilations, pads = _geometry(call, shape, kernel)
     beyond = [0] * len(kernel)

@@ -157,7 +157,9 @@ def _qgemm(
 
 
 @operator("ConvInteger")
-def _conv_integer(call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None) -> Value:
+def _conv_integer(
+    call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None
+) -> Value:
     if call.get("channels_last"):
         raise Unsupported("channels_last")
     data, kernel = Value(_centred(call, x, x_zero, 1)), Value(_centred(call, weight, weight_zero, 0))
@@ -203,9 +205,7 @@ def _qlinear_pair(call: Call, *operands: Any) -> Value:
     *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearReduceMean"),
     *("QLinearAveragePool", "QLinearGlobalAveragePool"),
 )
-def _qlinear_single(
-    call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None
-) -> Value:
+def _qlinear_single(call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None) -> Value:
     last = "Pool" in call.kind and call.get("channels_last")
     made = call.apply("DequantizeLinear", x, x_scale, x_zero)
     made = call.move(made, lambda t: np.moveaxis(t, -1, 1)) if last else made

@@ -25,7 +25,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value
+from rewriter.evaluate.arithmetic import Field, Floats, Unsupported, Value
 from rewriter.evaluate.evaluator import Evaluator, Program, content
 from rewriter.evaluate.kernels import constant
 from rewriter.graph.view import constant_of, label
@@ -181,7 +181,7 @@ class _Affine:
         if not np.array_equal(field.add(one, back), field.add(zero, zero)):
             raise Unsupported("not affine")
 
-    def of(self, arithmetic: Arithmetic, entries: Array, constants: Mapping[str, Array] | None = None) -> Array:
+    def of(self, arithmetic: Any, entries: Array, constants: Mapping[str, Array] | None = None) -> Array:
         """Its output for a vector of channels."""
         evaluator = Evaluator(self._program, arithmetic, {})
         environment: dict[str, Any] = {**self._constants, **(constants or {}), self._data: Value(entries[None])}
@@ -192,8 +192,8 @@ class _Affine:
         return value.entries[0]
 
     def scale(self) -> _Factor:
-        def difference(f: Arithmetic, dtype: type) -> Array:
-            return f.sub(self.of(f, np.ones(self.size, dtype)), self.of(f, np.zeros(self.size, dtype)))
+        def difference(f: Any, dtype: type) -> Array:
+            return np.asarray(f.sub(self.of(f, np.ones(self.size, dtype)), self.of(f, np.zeros(self.size, dtype))))
 
         text = f"times the scale of {one_line(label(self._node), 120)}"
         return _Factor(difference(Floats(), np.float64), text, lambda field: difference(field, np.int64))
