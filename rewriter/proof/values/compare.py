@@ -26,6 +26,7 @@ from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.values.departure import Departure, departure
 from rewriter.proof.values.folds import Fold, folded
 from rewriter.proof.values.prints import Fingerprints, same_value
+from rewriter.text import quoted
 
 SETTINGS = ((2, 5, 3), (3, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
@@ -155,7 +156,8 @@ class _Pair:
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}
         self._folds: Mapping[str, Fold] | None = None
-        self._reason, self._departure = "", None
+        self._reason = ""
+        self._differ: list[tuple[Reading, Point]] = []
         theirs = {value.name for value in b.proto.graph.output}
         missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
         if missing is not None:
@@ -177,7 +179,13 @@ class _Pair:
                 rounds.append(found)
             if len(rounds) == _ROUNDS:
                 return self._equal(reading, rounds)
-        return Equality(sizes=self._sizes, departure=self._departure, reason=self._reason)
+        return Equality(sizes=self._sizes, departure=self._departure(), reason=self._reason)
+
+    def _departure(self) -> Departure | None:
+        """Where B departs, in the reading of constants in which the most tensors have partners."""
+        failed = [each for each in self._differ if each[0].snaps and each[0].blend] or self._differ
+        found = [departure(*self._printed(*each)) for each in failed]
+        return max(found, key=lambda each: each.matched, default=None)
 
     @property
     def _sizes(self) -> tuple[str, ...]:
@@ -217,12 +225,12 @@ class _Pair:
         for a, b in zip(ours, theirs, strict=True):
             differing = self._differing(a, b)
             if differing:
-                if self._departure is None:
-                    self._departure = departure(*self._printed(reading, cases[ours.index(a)]))
-                    self._reason = f"output {differing[0]} has other values"
+                self._differ.append((reading, cases[ours.index(a)]))
+                self._reason = f"output {quoted(differing[0])} has other values"
                 return None
-        self._reason = self._unfit(ours, theirs)
-        return None if self._reason else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
+        unfit = self._unfit(ours, theirs)
+        self._reason = unfit or self._reason
+        return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
 
     def _evaluated(
         self,
