@@ -35,6 +35,8 @@ _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
+_COINS = 64
+"""Signs of this many numbers are those of others with a probability of 2^-64."""
 _BLOCK = 2**15
 """Entries that are lifted at once."""
 _MAX_KEPT = 2**24
@@ -53,7 +55,7 @@ class Value:
     Attributes:
         entries: int64 residues, or float64.
         masks: how many masking constants each entry contains; None for none at all.
-        origin: how it was computed, for a softmax that is spelled out: ("exp", x), ("max", entries), ...
+        origin: how it was computed, for a softmax that is spelled out: ("exp", x), ("sumexp", x, axes, keepdims), ...
         whole: whether it holds integers.
         grid: ("q", type) for quantised integers; ("d", scale, lowest, highest) for what they were dequantised to.
     """
@@ -165,8 +167,8 @@ class Field:
         snaps: whether a scalar constant that is a rounded sqrt(2), 1/3 or the like is that number.
         snapped: the constants that were, and what they are.
         low: constants of at most this count as masking constants.
-        conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
-            the field, so that other conditions may give the same result.
+        conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape, where these are few
+            numbers. A sign is a coin in the field, so that other conditions may give the same result.
     """
 
     reads_masks = True
@@ -226,9 +228,10 @@ class Field:
 
     def _note(self, a: Array) -> None:
         """Note a condition. Divided by the sum of its entries it is the same for any factor."""
-        scaled = self.mul(a, self.inv(self.reduced(a.sum())))
-        if scaled.size:
-            self.conditions.add(int(self.hash64("condition", np.unique(scaled)).sum(dtype=_U64)))
+        distinct = np.unique(a)
+        if 0 < distinct.size < _COINS:
+            scaled = self.mul(distinct, self.inv(self.reduced(distinct.sum())))
+            self.conditions.add(int(self.hash64("condition", scaled).sum(dtype=_U64)))
 
     def maximum(self, a: Array, b: Array) -> Array:
         return np.where(self.sign(self.sub(a, b)) > 0, a, b)
@@ -294,6 +297,7 @@ class Field:
 
     def order(self, a: Array) -> Array:
         """What entries are sorted by: an order that is the same for equal entries, and means nothing else."""
+        self._note(np.asarray(a, np.int64))
         return self.hash64("order", a)
 
     def anchor(self, a: Array) -> Array:

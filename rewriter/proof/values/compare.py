@@ -26,7 +26,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.certify import UNCLAIMED, CertifiedRegion, Claimed
 from rewriter.proof.certificate.expressions import listing, ordered
-from rewriter.proof.inputs.cases import Maker
+from rewriter.proof.inputs.cases import Maker, Setting
 from rewriter.proof.values.departure import Departure, departure
 from rewriter.proof.values.folds import Fold, folded
 from rewriter.proof.values.heads import (
@@ -46,6 +46,10 @@ SETTINGS = ((2, 5, 3), (3, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
 
+_SMALL: Setting = (1, 3, 2)
+"""The size at which heads are read."""
+_LONGEST, _MOST_ENTRIES = 61, 2**22
+"""The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _DEGREE = 2**11
 """Degree of what is computed between two oracles: a normalisation over n channels has 2 n."""
 _ROUNDS = 2
@@ -80,6 +84,7 @@ class Equality:
         every_token: whether that holds for every token id, not only for those that were tried.
         rounded: constants that were read as the numbers that they are rounded from.
         folded: constants that a tool folded in float32.
+        partly: tables of B that A lacks and that these sizes read only in part.
         regions: activations that became heads, with what is proved about them.
         departure: where B departs from A; None where it does not, or could not be evaluated.
         reason: why it is not decided; empty if `same`.
@@ -92,6 +97,7 @@ class Equality:
     every_token: bool = False
     rounded: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    partly: tuple[str, ...] = ()
     regions: tuple[CertifiedRegion, ...] = ()
     departure: Departure | None = None
     reason: str = ""
@@ -106,11 +112,10 @@ class Point:
     feeds: Mapping[str, Array]
 
 
-def points(model: LoadedModel, *, dims: Mapping[str, int] | None = None) -> list[Point]:
-    """Inputs of several sizes; fewer where the model fixes them. Raises UsageError as `Maker`."""
-    maker = Maker(model.proto, dims=dims)
+def points(maker: Maker, settings: Sequence[Setting] = SETTINGS) -> list[Point]:
+    """Inputs of several sizes; fewer where the model fixes them."""
     found: dict[object, Point] = {}
-    for number, setting in enumerate(SETTINGS):
+    for number, setting in enumerate(settings):
         cached = setting if maker.cached else (*setting[:2], 0)
         case = maker.case(cached, number)
         key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
@@ -155,7 +160,7 @@ def compare(
     """
     start = time.perf_counter()
     try:
-        found = _Pair(a, b, names or {}, points(a, dims=dims), claims or {}, limit).compared()
+        found = _Pair(a, b, names or {}, Maker(a.proto, dims=dims), claims or {}, limit).compared()
     except Unsupported as error:
         found = Equality(reason=str(error))
     return replace(found, seconds=time.perf_counter() - start)
@@ -174,18 +179,21 @@ class _Pair:
         a: LoadedModel,
         b: LoadedModel,
         names: Mapping[str, str],
-        cases: Sequence[Point],
+        maker: Maker,
         claims: Mapping[Place, Claimed],
         limit: float,
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
-        self.a, self.b, self.points = Program(a), Program(b), list(cases)
+        self.a, self.b = Program(a), Program(b)
+        self._maker, self.points = maker, points(maker)
+        (self._small,) = points(maker, [_SMALL])
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}
         self._claims, self._limit = claims, limit
         self._types = {view.path: view for view in all_views(self.a.proto)}[()]
         self._heads: dict[Reading, Regions] = {}
+        self._partly: dict[str, tuple[int, ...]] = {}
         self._folds: Mapping[str, Fold] | None = None
         self._reason = ""
         self._differ: list[tuple[Reading, Point]] = []
@@ -232,6 +240,7 @@ class _Pair:
             every_token=reading.blend,
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
+            partly=tuple(f"{name} {list(shape)}" for name, shape in self._partly.items()),
             regions=regions,
         )
 
@@ -258,11 +267,16 @@ class _Pair:
             return None
         for a, b, case in zip(ours, theirs, cases, strict=True):
             differing = self._differing(a, b)
-            if differing and reading not in self._heads and self._read_heads(reading, case):
+            if differing and reading not in self._heads and self._read_heads(reading):
                 return self._round(reading, cases)
             if differing:
                 self._note(reading, case, f"output '{differing[0]}' has other values")
                 return None
+        self._partly = self._read_in_part(ours, theirs)
+        further = self._longer(theirs) if self._partly and len(cases) > 1 else None
+        if further is not None:
+            self.points.append(further)
+            return self._round(reading, self.points)
         self._reason = self._unfit(reading, ours, theirs)
         return None if self._reason else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
 
@@ -275,7 +289,7 @@ class _Pair:
             self._reason = f"{reason}{why}"
 
     # -- heads
-    def _read_heads(self, reading: Reading, case: Point) -> bool:
+    def _read_heads(self, reading: Reading) -> bool:
         """Look for activations that became heads; whether there are any."""
         prime, key = draw_prime(), secrets.token_bytes(16)
 
@@ -283,7 +297,7 @@ class _Pair:
             return Field(prime, key, snaps=reading.snaps)
 
         options = {"blend": reading.blend, "in_reals": reading.in_reals}
-        feeds = case.feeds, self._renamed(case)
+        feeds = self._small.feeds, self._renamed(self._small)
         try:
             self._heads[reading] = proposals(self.a, self.b, make, feeds, **options)
         except Unsupported:
@@ -385,19 +399,32 @@ class _Pair:
             name for name in self.outputs if not same_value(a.field, ours[name], theirs[self.names.get(name, name)])
         ]
 
+    def _read_in_part(self, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> tuple[str, tuple[int, ...]] | None:
+        """A constant table of B, with its shape, that A lacks and that was not read whole."""
+        known = {key for each in a for key in each.partial}
+        read = {key: table for each in b for key, table in each.partial.items() if key not in known}
+        read = {key: table for key, table in read.items() if not (key in self.cover and self.cover[key].all())}
+        if read:
+            ours = {*map(content, self.a.constants())}
+            read = {key: table for key, table in read.items() if key not in ours}
+        return dict(read.values())
+
+    def _longer(self, b: Sequence[Fingerprints]) -> Point | None:
+        """A size that may read the tables whole; None where that takes too much, or was tried."""
+        length = max(size for shape in self._partly.values() for size in shape)
+        growth = (length / _LONGEST) ** 2
+        if length <= _LONGEST or max(each.largest for each in b) * growth > _MOST_ENTRIES:
+            return None
+        (point,) = points(self._maker, [(1, length, 0)])
+        shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]
+        return None if shapes[0] in shapes[1:] else point
+
     def _unfit(self, reading: Reading, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> str:
         """Why equal values prove nothing; empty if they do."""
         outputs = a[0].outputs()
         fixed = next((n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n])), None)
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
-        known = {key for each in a for key in each.partial}
-        read = {key: name for each in b for key, name in each.partial.items() if key not in known}
-        read = {key: name for key, name in read.items() if not (key in self.cover and self.cover[key].all())}
-        if read:
-            read = {key: name for key, name in read.items() if key not in {*map(content, self.a.constants())}}
-        if read:
-            return f"the table '{min(read.values())}' is read only in part at these sizes, and the first model lacks it"
         for ours, theirs in zip(a, b, strict=True):
             if isinstance(ours, Replacing) and isinstance(theirs, Replacing):
                 loose = self._heads[reading].unmasked(ours, theirs)
