@@ -44,11 +44,21 @@ def _cached(call: Call, past: Any, new: Any) -> Any:
 def _split(call: Call, x: Any, sizes: Sequence[int]) -> list[Any]:
     """Parts of the last axis."""
     ends = np.cumsum(sizes)
-    return [call.move(x, lambda t, s=slice(end - size, end): t[..., s]) for size, end in zip(sizes, ends, strict=True)]
+    return [_at(call, x, (..., slice(end - size, end))) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _at(call: Call, x: Any, place: Any) -> Any:
+    return call.move(x, lambda t: t[place])
 
 
 def _attended(
-    call: Call, query: Any, key: Any, value: Any, biases: Sequence[Any] = (), seen: Array | None = None, tail: Any = None
+    call: Call,
+    query: Any,
+    key: Any,
+    value: Any,
+    biases: Sequence[Any] = (),
+    seen: Array | None = None,
+    tail: Any = None,
 ) -> tuple[Any, list[Any]]:
     """What heads compute, and the stages of their scores: products, capped, with what is added, the pattern.
 
@@ -81,7 +91,7 @@ def _attended(
     return call.apply("MatMul", pattern, value), [product, capped, scores, pattern]
 
 
-def _earlier(tokens: int, keys: int, before: Any) -> Array:
+def _earlier(tokens: int, keys: int, before: Any) -> Any:
     """Whether a query sees a key of its position or an earlier one; `before`: keys in front of the first query."""
     return np.arange(keys) <= np.arange(tokens)[:, None] + np.asarray(before)
 
@@ -98,7 +108,7 @@ def _kept(call: Call, mask: Any, batch: int, keys: int) -> list[Array]:
         kept = kept & (places >= mask[batch:, None]) if mask.size > batch else kept
         kept = kept[:, None, None]
     elif mask.ndim in (2, 3):
-        kept = np.expand_dims(mask != 0, (1, 2) if mask.ndim == 2 else 1)  # noqa: PLR2004 - [batch, keys]
+        kept = np.expand_dims(mask != 0, (1, 2) if mask.ndim == 2 else 1)
     else:
         raise Unsupported("a mask of this shape")
     return [np.where(kept, np.float32(0), np.float32(call.get("mask_filter_value", -10000.0)))]
@@ -120,7 +130,7 @@ def heads_of_product(call: Call, made: Any, mask: Any, past: Any, bias: Any) -> 
     heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
     query, key, value = (by_head(call, each, heads) for each in _split(call, made, sizes))
     if past is not None:
-        key, value = (_cached(call, call.move(past, lambda t, i=i: t[i]), x) for i, x in enumerate((key, value)))
+        key, value = (_cached(call, _at(call, past, i), x) for i, x in enumerate((key, value)))
     tokens, keys = query.shape[2], key.shape[2]
     biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
     seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
@@ -149,7 +159,8 @@ def _multi_head(
     heads = call.get("num_heads")
     packed = query if query.ndim == _PACKED else key if key is not None and key.ndim == _PACKED else None
     if packed is not None:
-        parts = [call.move(packed, lambda t, i=i: t[:, :, :, i].reshape(*t.shape[:2], -1)) for i in range(packed.shape[3])]
+        flat = call.move(packed, lambda t: np.moveaxis(t, 3, 0).reshape(t.shape[3], *t.shape[:2], -1))
+        parts = [_at(call, flat, place) for place in range(packed.shape[3])]
         query, key, value = parts if packed is query else (query, *parts)
     if offset is not None:
         width = query.shape[-1]
@@ -171,7 +182,9 @@ def _grouped(
     key_scale: Any = None, value_scale: Any = None, query_norm: Any = None, key_norm: Any = None, *more: Any,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Keys have positions: a cache may be longer than what is in it, or hold the last ones only."""
-    _refuse(k_scale=key_scale, v_scale=value_scale, causal=1 - call.get("causal", 1), operands=any(more))
+    _refuse(
+        k_scale=key_scale, v_scale=value_scale, causal=1 - call.get("causal", 1), query_seqlens=next(iter(more), None)
+    )
     heads, groups = call.get("num_heads"), call.get("kv_num_heads")
     if key is None:
         width = query.shape[-1] // (heads + 2 * groups)
@@ -183,8 +196,10 @@ def _grouped(
     before = np.zeros_like(total) if integers(longest)[0] == tokens else total - tokens
     places = before[:, None] + np.arange(tokens)
     if call.get("do_rotary"):
-        query, key = (_turned(call, x, cos, sin, places if positions is None else positions, call.get("rotary_interleaved"))
-                      for x in (query, key))  # fmt: skip
+        pairs, at = call.get("rotary_interleaved"), places if positions is None else positions
+        if positions is not None and integers(longest)[0] == tokens:  # of a prompt, the kernel reads the first one
+            at = np.broadcast_to(np.asarray(positions).flat[0] + np.arange(tokens), (batch, tokens))
+        query, key = (_turned(call, x, cos, sin, at, pairs) for x in (query, key))
     held_at, presents = _positions(call, past_key, before, total, tokens, integers(longest)[0])
     key, value = _cached(call, past_key, key), _cached(call, past_value, value)
     key_places = np.concatenate([held_at, places], 1)
@@ -200,7 +215,7 @@ def _grouped(
         seen = seen & (key_places[:, None, None] > places[:, None, :, None] - window)
     tail = None
     if sink is not None or call.get("smooth_softmax", 0) > 0:
-        tail = call.entries(np.float32([0]) if sink is None else sink).reshape(1, -1, 1, 1)
+        tail = call.entries(np.zeros(1, np.float32) if sink is None else sink).reshape(1, -1, 1, 1)
     z, _ = _attended(call, query, key, value, [] if bias is None else [bias], seen, tail)
     return joined(call, z), *cached
 
@@ -215,7 +230,7 @@ def _normed(call: Call, x: Any, scale: Any, side: str) -> Any:
 def _columns(bias: Array, batch: int, places: Array) -> Array:
     """Columns of a bias by the positions of keys; any where there is none."""
     bias = np.broadcast_to(bias, (batch, *bias.shape[1:]))
-    return np.take_along_axis(bias, np.where(places < bias.shape[-1], places, 0)[:, None, None], -1)
+    return np.asarray(np.take_along_axis(bias, np.where(places < bias.shape[-1], places, 0)[:, None, None], -1))
 
 
 def _positions(
@@ -230,7 +245,7 @@ def _positions(
         if not windows:
             return np.minimum(count, space)
         step = space - (call.get("local_window_size", -1) - 1)
-        return count - -(-np.maximum(count - space, 0) // step) * step
+        return np.asarray(count - -(-np.maximum(count - space, 0) // step) * step)
 
     held, places = resident(before)[:, None], np.arange(space)
     held_at = np.where(places < held, before[:, None] - held + places, _NOWHERE)
@@ -265,17 +280,17 @@ def _attention(
         seen = earlier if seen is None else seen & earlier
     biases = []
     if mask is not None:
-        missing = keys - mask.shape[-1]
+        boolean, missing = isinstance(mask, np.ndarray) and mask.dtype.kind == "b", keys - mask.shape[-1]
         if missing > 0:  # keys behind the mask are not seen
-            filler = False if mask.dtype.kind == "b" else -np.inf
-            mask = np.pad(mask, [(0, 0)] * (mask.ndim - 1) + [(0, missing)], constant_values=filler)
-        if not isinstance(mask, Value) and mask.dtype.kind == "b":
+            filler = np.full((*mask.shape[:-1], missing), False if boolean else np.float32(-np.inf))
+            mask = call.apply("Concat", mask, filler, axis=mask.ndim - 1)
+        if boolean:
             seen = mask if seen is None else seen & mask
         else:
             biases = [mask]
-    z, (product, capped, scores, pattern) = _attended(call, query, key, value, biases, seen)
-    stages = (product, scores, capped, pattern)
-    return joined(call, z) if flat else z, key, value, stages[call.get("qk_matmul_output_mode", 0)]
+    z, stages = _attended(call, query, key, value, biases, seen)
+    stage = stages[call.get("qk_matmul_output_mode", 0)]
+    return joined(call, z) if flat else z, key, value, stage
 
 
 # -- rotary embeddings -------------------------------------------------------------------------------------------------

@@ -126,7 +126,8 @@ class Evaluator:
         data: tensors that hold entries, in the order in which they were computed.
         decided: tensors that depend on the values of integer inputs.
         fixed: tensors that are made of constants alone, the same at every size.
-        partial: tables of which this size may read only a part, by content: their names.
+        partial: tables of which this size may read only a part, by content: name and shape.
+        largest: entries of the largest tensor.
     """
 
     def __init__(
@@ -159,7 +160,8 @@ class Evaluator:
         self.data: dict[str, None] = {}
         self.decided: set[str] = set()
         self.fixed: set[str] = set()
-        self.partial: dict[bytes, str] = {}
+        self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
+        self.largest = 0
 
     # -- walking
     def run(self) -> dict[str, Any]:
@@ -241,6 +243,7 @@ class Evaluator:
         """Note that a tensor holds entries."""
         if isinstance(value, Value):
             self.data[name] = None
+            self.largest = max(self.largest, value.size)
 
     # -- one node
     def _computed(self, call: Call, operands: list[Any], environment: dict[str, Any]) -> Any:
@@ -355,7 +358,7 @@ class Evaluator:
             self.read_in_part(call, name, table, operands)
 
     def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:  # noqa: ARG002
-        self.partial[content(table)] = name
+        self.partial[content(table)] = name, table.shape
 
 
 def _with_attributes(part: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:

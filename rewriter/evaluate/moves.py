@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -160,7 +161,7 @@ def _from_end(index: Any, size: int) -> Array:
     index = plain(index)
     if index.size and (index.min() < -size or index.max() >= size):
         raise IndexError(f"an index of an axis of {size} entries is out of range")
-    return np.where(index < 0, index + size, index)
+    return np.asarray(np.where(index < 0, index + size, index))
 
 
 @operator("Gather", moves=True)
@@ -202,12 +203,12 @@ def _parts(call: Call, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
     """Consecutive parts of an axis."""
     if sum(sizes) != x.shape[axis]:
         raise ValueError(f"parts of {list(sizes)} entries do not fill an axis of {x.shape[axis]}")
-    ends = np.cumsum(sizes)[:-1].tolist()
+    before, ends = (slice(None),) * (axis % x.ndim), np.cumsum(sizes).tolist()
 
-    def cut(t: Array, place: int) -> Array:
-        return np.split(t, ends, axis)[place]
+    def part(size: int, end: int) -> Any:
+        return call.move(x, lambda t: t[(*before, slice(end - size, end))])
 
-    return [call.move(x, lambda t, place=place: cut(t, place)) for place in range(len(sizes))]
+    return [part(*each) for each in zip(sizes, ends, strict=True)]
 
 
 @operator("Compress", moves=True)
@@ -298,7 +299,7 @@ def _pad(call: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = No
     masks = None
     if x.masks is not None or fill.masks is not None:
         masks = np.pad(masks_of(x)[cut], around, constant_values=masks_of(fill).item())
-    grid = x.grid if value is None or fill.grid is not None else None
+    grid = None if fill.entries.any() else x.grid  # 0 is on every grid
     return Value(np.pad(x.entries[cut], around, constant_values=fill.entries.item()), masks, whole=x.whole, grid=grid)
 
 
@@ -315,7 +316,45 @@ def _one_hot(call: Call, index: Any, depth: Any, values: Any) -> Any:
 
 @operator("EyeLike")
 def _eye_like(call: Call, x: Any) -> Any:
-    return np.eye(*x.shape, k=call.get("k", 0), dtype=helper.tensor_dtype_to_np_dtype(call.get("dtype", 1)))
+    rows, columns = x.shape
+    dtype = helper.tensor_dtype_to_np_dtype(call.get("dtype", 1))
+    return np.eye(rows, columns, call.get("k", 0)).astype(dtype)
+
+
+@operator("Resize", "Upsample")
+def _resize(call: Call, x: Value, *operands: Any) -> Any:
+    """Axis after axis, by the weights with which the runtime's kernel combines entries of one axis."""
+    if call.text("coordinate_transformation_mode") == "tf_crop_and_resize" or call.text(
+        "keep_aspect_ratio_policy", "stretch"
+    ) not in ("stretch", ""):
+        raise Unsupported("a resize that crops, or keeps the ratio")
+    axes = [axis % x.ndim for axis in call.get("axes", range(x.ndim))]
+    for place, axis in enumerate(axes):
+        weights = _weights_of_axis(call, x, list(operands), axis, place)
+        if np.array_equal(weights, np.eye(*weights.shape)):
+            continue
+        source = weights.argmax(0)
+        if np.array_equal(weights, np.eye(weights.shape[0])[:, source]):
+            x = call.move(x, functools.partial(np.take, indices=source, axis=axis))
+        else:
+            x = Value(np.moveaxis(call.f.matmul(Value(np.moveaxis(x.entries, axis, -1)), weights), -1, axis))
+    return x
+
+
+def _weights_of_axis(call: Call, x: Value, operands: list[Any], axis: int, place: int) -> Array:
+    """Weights of entries (rows) in what a resize makes of an axis (columns)."""
+    size, units = x.shape[axis], 1 if axis == 0 else 0
+    shape = [size if each in (axis, units) else 1 for each in range(x.ndim)]
+    axes = [each % x.ndim for each in call.get("axes", range(x.ndim))]
+    for number, operand in enumerate(operands):
+        if operand is None or not np.size(operand) or (call.kind == "Resize" and call.opset > 10 and number == 0):
+            continue  # absent, or the region of interest, which only cropping reads
+        other = 1.0 if is_float(operand) else np.array([shape[each] for each in axes])
+        operands[number] = np.where(np.arange(len(axes)) == place, plain(operand), other).astype(operand.dtype)
+    identity = np.eye(size, dtype=np.float32).reshape(shape)
+    made = call.evaluator.program.kernels.run(call.node, [identity, *operands])[0]
+    rows = np.moveaxis(made, (units, axis), (0, 1))
+    return np.asarray(rows.reshape(size, rows.shape[1], -1)[..., 0])
 
 
 # -- scattering
@@ -324,9 +363,9 @@ def _eye_like(call: Call, x: Any) -> Any:
 @operator("ScatterElements", "Scatter")
 def _scatter_elements(call: Call, x: Any, index: Any, updates: Any) -> Any:
     axis = call.get("axis", 0) % x.ndim
-    places = list(np.indices(plain(index).shape))
+    places = np.indices(plain(index).shape)
     places[axis] = _from_end(index, x.shape[axis])
-    return _scattered(call, x, places, updates)
+    return _scattered(call, x, list(places), updates)
 
 
 @operator("ScatterND")
@@ -335,27 +374,59 @@ def _scatter_nd(call: Call, x: Any, index: Any, updates: Any) -> Any:
     return _scattered(call, x, [_from_end(each, size) for each, size in zip(places, x.shape, strict=False)], updates)
 
 
+@operator("TensorScatter")
+def _tensor_scatter(call: Call, x: Any, updates: Any, starts: Any = None) -> Any:
+    axis = call.get("axis", -2) % x.ndim
+    places = np.indices(updates.shape)
+    if starts is not None:
+        places[axis] += plain(starts)[places[0]]
+    if call.text("mode", "linear") == "circular":
+        places[axis] %= x.shape[axis]
+    return _scattered(call, x, list(places), updates)
+
+
+@operator("Col2Im")
+def _col2im(call: Call, x: Any, image: Any, block: Any) -> Any:
+    image, block = integers(image), integers(block)
+    rank = len(image)
+    pads, strides, dilations = (
+        call.get("pads", [0] * 2 * rank),
+        *(call.get(name, [1] * rank) for name in ("strides", "dilations")),
+    )
+    n, channels = x.shape[0], x.shape[1] // math.prod(block)
+    spans = [size + pads[i] + pads[i + rank] for i, size in enumerate(image)]
+    counts = [(spans[i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(rank)]
+    parts = call.lift(x).entries.reshape(n, channels, *block, *counts)
+    at = np.indices(parts.shape)
+    places = [*at[:2], *(at[2 + i] * dilations[i] + at[2 + rank + i] * strides[i] for i in range(rank))]
+    made = _put(np.zeros_like(parts, shape=(n, channels, *spans)), places, parts, call.f.add)
+    cut = tuple(slice(pads[i], pads[i] + size) for i, size in enumerate(image))
+    return Value(made[(slice(None), slice(None), *cut)])
+
+
 def _scattered(call: Call, x: Any, places: Sequence[Array], updates: Any) -> Value:
     """x, where updates are written at, or combined with, some entries of its first axes."""
-    x, updates = call.lift(x, scalar=False), call.lift(updates, scalar=False)
-    reduction, lead = call.text("reduction", "none"), len(places)
-    rows = np.ravel_multi_index(tuple(places), x.shape[:lead]).reshape(-1)
-    rest = x.shape[lead:]
-
-    def put(t: Array, new: Array, combined: Callable[[Array, Array], Array] | None) -> Array:
-        made = np.array(t).reshape(math.prod(x.shape[:lead]), *rest)
-        new = new.reshape(rows.size, *rest)
-        for taken in [slice(None)] if combined is None else _rounds(rows):
-            made[rows[taken]] = new[taken] if combined is None else combined(made[rows[taken]], new[taken])
-        return made.reshape(x.shape)
-
-    f = call.f
-    known = {"none": None, "add": f.add, "mul": f.mul, "max": f.maximum, "min": f.minimum}
-    masks = None
+    x, updates, f = call.lift(x, scalar=False), call.lift(updates, scalar=False), call.f
+    reduction, masks = call.text("reduction", "none"), None
+    combined = {"none": None, "add": f.add, "mul": f.mul, "max": f.maximum, "min": f.minimum}[reduction]
     if (x.masks is not None or updates.masks is not None) and reduction in ("none", "add"):
-        masks = put(masks_of(x), masks_of(updates), None if reduction == "none" else np.add)
-    made = put(x.entries, updates.entries, known[reduction])
-    return Value(made, masks, whole=x.whole and updates.whole)
+        masks = _put(masks_of(x), places, masks_of(updates), None if reduction == "none" else np.add)
+    entries = _put(x.entries, places, updates.entries, combined)
+    return Value(entries, masks, whole=x.whole and updates.whole)
+
+
+def _put(t: Array, places: Sequence[Array], updates: Array, combined: Callable[[Array, Array], Array] | None) -> Array:
+    """A copy of t, with updates at places of its first axes, or combined with what is there."""
+    lead = t.shape[: len(places)]
+    rows = np.ravel_multi_index(tuple(places), lead).reshape(-1)
+    made = np.array(t).reshape(math.prod(lead), *t.shape[len(places) :])
+    updates = updates.reshape(rows.size, *made.shape[1:])
+    if combined is None:
+        made[rows] = updates
+    else:
+        for taken in _rounds(rows):
+            made[rows[taken]] = combined(made[rows[taken]], updates[taken])
+    return made.reshape(t.shape)
 
 
 def _rounds(rows: Array) -> list[Array]:
@@ -385,7 +456,7 @@ def _cast_like(call: Call, x: Any, like: Any) -> Any:
 def _as_type(call: Call, x: Value, dtype: Any) -> Any:
     if dtype.kind == "b":
         return (x.entries != 0) | (masks_of(x) > 0)
-    if dtype.kind in "OUS" or any(name in dtype.name for name in ("float8", "float6", "float4")):
+    if dtype.kind in "OUS" or dtype.name.startswith(("float8", "float6_", "float4")):
         raise Unsupported(f"a conversion to {dtype.name}")
     if dtype.kind == "f" or "float" in dtype.name:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)

@@ -134,13 +134,32 @@ def test_error_propagation(tmp_path: Path) -> None:
     assert "| silu | masked |" in (tmp_path / "error-propagation.md").read_text(encoding="utf-8")
 
 
-@slow
-def test_onnxruntime_s_fusions_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusions, "TOOLS", {name: fusions.TOOLS[name] for name in list(fusions.TOOLS)[:3]})
-    for name, wanted in (("gelu-encoder", "certified"), ("gelu-vision", "undecided")):
-        found = fusions.judged(FOLDER / f"{name}.onnx", tmp_path)
-        assert found[fusions.BASIC].startswith(wanted)
-        assert found["onnxruntime, extended"].startswith("certified")
+def test_what_tools_make_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal, different, refused; a second run only compares what a cut line lost."""
+    job = fusions.Job("bert", "torchscript", 17, "fp32", "exports")
+    results, folder = tmp_path / "results.jsonl", tmp_path / job.name
+    folder.mkdir()
+    model = onnx.load(FOLDER / "gelu-encoder.onnx")
+    onnx.save(model, folder / "export.onnx")
+    weight = next(each for each in model.graph.initializer if len(each.dims) == 2)
+    weight.raw_data = bytes(len(weight.raw_data) - 4) + weight.raw_data[-4:]
+    onnx.save(model, folder / "onnxsim.onnx")
+    (folder / "onnxslim.refused").write_text("no such operator", encoding="utf-8")
+    tools = ("ort-extended", "onnxsim", "onnxslim")
+    monkeypatch.setattr(fusions, "cells", lambda quick: [fusions.Cell(job, tool) for tool in tools])  # noqa: ARG005
+
+    def printed() -> list[str]:
+        arguments = [str(tmp_path), "--results", str(results)]
+        return CliRunner().invoke(fusions.main, arguments, catch_exceptions=False).stdout.splitlines()
+
+    lines = printed()
+    assert lines[2:4] == ["| onnxruntime, extended | 1 | 1 | 0 | 0 |", "| onnxsim | 1 | 0 | 0 | 1 |"]
+    assert "has other values: Gather 'node_embedding' computes from 'input_ids'" in lines[5]
+    assert lines[6] == "onnxslim: refused 1 times: no such operator"
+    with results.open("a", encoding="utf-8") as file:
+        file.write('{"key": "cut sho')
+    monkeypatch.setattr(fusions, "compare", None)
+    assert printed() == lines
 
 
 def test_a_conversion_crosses_few_files() -> None:

@@ -14,11 +14,14 @@ import onnx
 
 from rewriter.graph.view import label, operator_of
 from rewriter.graph.walk import reads, subgraphs
+from rewriter.proof.values.folds import Contents, constants_of
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.text import counted, one_line, quoted
 
 _SHOWN = 6
 """Names and nodes listed in one place."""
+_FOLLOWED = 3
+"""Nodes of A that are named behind the operands of the first difference, if it has more of them."""
 _REGIONS = 10
 
 
@@ -61,8 +64,10 @@ class Departure:
     Attributes:
         matched: tensors of B that depend on data and have a partner in A.
         of: all its tensors that depend on data.
-        node: the first node of B whose operands all have partners and whose output has none.
+        node: the first node of B whose operands all have partners and whose output has none, outside regions that are
+            only another spelling.
         output: that output.
+        reads: what it reads, but for constants.
         operands: its operands that depend on data, each with its partner in A.
         rearranged: operands whose partner has the same entries in another order or shape.
         candidates: what A computes from the same operands, as "operator -> tensor".
@@ -77,6 +82,7 @@ class Departure:
     of: int
     node: str | None = None
     output: str | None = None
+    reads: tuple[str, ...] = ()
     operands: tuple[tuple[str, str], ...] = ()
     rearranged: tuple[str, ...] = ()
     candidates: tuple[str, ...] = ()
@@ -91,7 +97,7 @@ class Departure:
         """The first difference, in one line; None where there is none."""
         if self.node is None:
             return self.outputs[0] if self.outputs else None
-        names = _listed([name for name, _ in self.operands]) or "constants alone"
+        names = _listed(self.reads) or "constants alone"
         ours = f"; A: {', '.join(self.candidates)}" if self.candidates else ""
         return f"{self.node} computes from {names} something that A does not compute{ours}"
 
@@ -198,16 +204,19 @@ class _Graph:
         return [name for name in node.output if name in self.known and name not in self.pairs]
 
     def departing(self) -> onnx.NodeProto | None:
-        """The first node with an output without a partner, whose operands all have partners."""
-        return next(
-            (
-                node
-                for node in self.nodes
-                if self.lost(node) and all(name in self.pairs for name in self.operands(node))
-            ),
-            None,
-        )
+        """The first node with an output without a partner; as nodes are sorted, its operands all have partners.
 
+        Regions that only compute the same in another way do not count.
+        """
+        places = sorted(place for region in self.regions if not self.converges(region) for place in region)
+        return next((self.nodes[place] for place in places if self.lost(self.nodes[place])), None)
+
+    def converges(self, region: Sequence[int]) -> bool:
+        """Whether all that leaves a region has a partner."""
+        _, ends, lost = self.boundary(region)
+        return bool(ends) and not lost
+
+    @cached_property
     def regions(self) -> list[list[int]]:
         """Nodes connected by tensors without partners."""
         leader = list(range(len(self.nodes)))
@@ -264,19 +273,34 @@ def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[
     if node is None:
         return {}
     operands = b.operands(node)
-    constants = [name for name in node.input if name in b.prints.prints and name not in b.known and name not in pairs]
     return {
         "node": one_line(label(node)),
         "output": b.lost(node)[0],
+        "reads": tuple(name for name in dict.fromkeys(_inputs(node)) if name in b.known or name not in b.prints.fixed),
         "operands": tuple((name, pairs[name][0]) for name in operands),
         "rearranged": tuple(name for name in operands if not pairs[name][1]),
         "candidates": tuple(_named(each) for each in _readers_of(a, b.keys(operands))[:_SHOWN]),
-        "constants": tuple(constants[:_SHOWN]),
+        "constants": tuple(_new_constants(a.prints, b.prints, node)[:_SHOWN]),
     }
 
 
+def _new_constants(a: Fingerprints, b: Fingerprints, node: onnx.NodeProto) -> list[str]:
+    """The constants that a node reads and A does not have, in any shape and transposed."""
+    stated = constants_of(b.program)
+    known = Contents(constants_of(a.program).values())
+    computed = {each.loose for each in a.prints.values()}
+    found = []
+    for name in dict.fromkeys(node.input):
+        if name in stated:
+            lacking = not known.has(stated[name])
+        else:
+            lacking = name in b.prints and name not in b.data and b.prints[name].loose not in computed
+        found += [name] if lacking else []
+    return found
+
+
 def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
-    """Nodes of A that read the same values; first those that lead to what B lacks, and read more of them."""
+    """Nodes of A that read the same values: those that lead to what B lacks, with the next ones there, then others."""
     same = [name for name in a.data if a.prints.prints[name].loose in keys]
     ranks: dict[int, tuple[bool, int, int]] = {}
     for place in {place for name in same for place in a.readers.get(name, ())}:
@@ -285,14 +309,20 @@ def _readers_of(a: _Graph, keys: set[object]) -> list[onnx.NodeProto]:
         shared = a.keys(a.operands(node)) & keys
         if made and not a.keys(made) <= keys:  # a mere reshape of an operand is the operand
             ranks[place] = not a.lost(node), -len(shared), place
-    return [a.nodes[place] for place in sorted(ranks, key=lambda place: ranks[place])]
+    found = sorted(ranks, key=lambda place: ranks[place])
+    ahead = [place for place in found if a.lost(a.nodes[place])]
+    for place in ahead:
+        if len(ahead) < _FOLLOWED:
+            behind = (reader for name in a.lost(a.nodes[place]) for reader in a.readers.get(name, ()))
+            ahead += [each for each in dict.fromkeys(behind) if each not in ahead and a.operands(a.nodes[each])]
+    return [a.nodes[place] for place in dict.fromkeys([*ahead[: max(_FOLLOWED, len(found))], *found])]
 
 
 def _regions(a: _Graph, b: _Graph) -> list[Region]:
     """The regions of B; those that lead to something that A does not have first, then by size."""
-    ours = [(region, a.boundary(region)) for region in a.regions()]
+    ours = [(region, a.boundary(region)) for region in a.regions]
     found = []
-    for region in b.regions():
+    for region in b.regions:
         begins, ends, lost = b.boundary(region)
         keys = b.keys(ends)
         # Without an end that A has, the counterpart is what begins at the same tensors and is lost in A, too.
@@ -307,7 +337,7 @@ def _regions(a: _Graph, b: _Graph) -> list[Region]:
                 operators=_counts(b.nodes[place] for place in region),
                 begins=tuple(begins[:_SHOWN]),
                 ends=tuple((lost + ends)[:_SHOWN]),
-                same=bool(ends) and not lost,
+                same=b.converges(region),
                 counterpart=len(counterpart),
                 counterpart_operators=_counts(a.nodes[place] for place in sorted(counterpart)),
             )

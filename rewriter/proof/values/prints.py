@@ -90,7 +90,7 @@ class Fingerprints(Evaluator):
     def read_in_part(self, call: Call, name: str, table: Array, operands: Any) -> None:
         """Note which entries of a constant table are read, over all evaluations."""
         key = content(table)
-        self.partial[key] = name
+        self.partial[key] = name, table.shape
         if call.kind not in ("Slice", "Gather") or call.node.input[0] != name:
             return
         ids = np.arange(table.size, dtype=np.int64).reshape(table.shape)

@@ -1,0 +1,377 @@
+"""Constants that a tool folded in float32: which product of A's constants each is a rounding of.
+
+A factor is a scalar, or a vector along one axis: a constant, its inverse, an attribute, or the scale of a node that is
+affine in its one operand (a batch normalisation). How far a rounding may be off:
+
+- **A weight times a factor** is within 4 units in the last place (ulp), entry by entry. A batch normalisation's factor
+  g / sqrt(v + e) takes three roundings of which the square root halves the first, at most 2.5 half-ulps of relative
+  error, and the product one more: 3.5.
+- **A bias through an affine node**, (b - m) s + c, may cancel. It is within 4 ulp of the sum of its terms: what
+  changing each constant in its last places does to it.
+- **What A computes of constants alone**, in whichever order its kernels sum: within 4 ulp of the largest entry.
+
+Only float32: an ulp of float16 is as large as a change that matters, and float64 is not what tools fold in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import Field, Floats, Unsupported, Value
+from rewriter.evaluate.evaluator import Evaluator, Program, content
+from rewriter.evaluate.kernels import constant
+from rewriter.graph.view import constant_of, label
+from rewriter.text import one_line, quoted
+
+ULPS = 4.0
+_TINY = float(np.finfo(np.float32).tiny)
+_SAMPLES = 64
+_CHUNK = 2**20
+_NEAR = 2.0**-20
+"""Relative distance of a quotient from a factor that is worth a look."""
+_NUDGE = 2.0**-20
+_TRIED = 64
+"""Products compared entry by entry, for one constant."""
+Residues = Callable[[Field], Array]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A constant of B that is a rounding.
+
+    Attributes:
+        name: in B.
+        ulps: the largest distance, in the units that the module's docstring explains.
+        spelling: what it is in A: "'conv.weight' times the scale of BatchNormalization 'bn'".
+        residues: the exact value in a field, in the constant's shape.
+        tensor: the tensor that A computes of constants, where the value is that; as A reads its constants, it may be
+            another than `residues`, which are those of the runtime's kernels.
+    """
+
+    name: str
+    ulps: float
+    spelling: str
+    residues: Residues
+    tensor: str | None = None
+
+
+def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, Fold]:
+    """The constants of B that A lacks and that are roundings.
+
+    Args:
+        a: the model that is the specification.
+        b: the other model.
+        computed: what A computes of constants, by name.
+    """
+    ours = _float32(constants_of(a))
+    known = Contents(ours.values())
+    lost = {name: y for name, y in _float32(constants_of(b)).items() if _rounds(y) and not known.has(y)}
+    if not lost:
+        return {}
+    made = {name: x for name, x in _float32(computed).items() if name not in ours}
+    search = _Search(a, ours, made)
+    found = ((name, search.find(y)) for name, y in lost.items())
+    return {name: Fold(name, *each) for name, each in found if each is not None}
+
+
+def constants_of(program: Program) -> dict[str, Array]:
+    """The constants of the main graph that are not text, by name."""
+    stated = {
+        node.output[0]: constant(program.attributes(node))
+        for node in program.graph.node
+        if constant_of(node) is not None
+    }
+    every = program.weights(program.graph) | stated
+    return {name: x for name, x in every.items() if x.size and x.dtype.kind not in "OUS"}
+
+
+def _float32(constants: Mapping[str, Any]) -> dict[str, Array]:
+    return {name: x for name, x in constants.items() if isinstance(x, np.ndarray) and x.dtype == np.float32 and x.size}
+
+
+def _rounds(y: Array) -> bool:
+    """Whether a constant looks computed: finite, not one number all over, and not a short one such as 0.125."""
+    first = float(y.flat[0])
+    if y.size == 1:
+        return math.isfinite(first) and not (first * 4096).is_integer()
+    return not bool((y == y.flat[0]).all()) and bool(np.isfinite(y).all())
+
+
+class Contents:
+    """Arrays by what is in them, in any shape, or transposed if they are matrices."""
+
+    def __init__(self, arrays: Iterable[Array]) -> None:
+        self._by_sample: dict[object, list[Array]] = {}
+        for x in arrays:
+            for view in _views(x):
+                self._by_sample.setdefault(self._key(view), []).append(view)
+        self._digests: dict[object, set[bytes]] = {}
+
+    def has(self, y: Array) -> bool:
+        """Whether an array is one of them."""
+        key = self._key(y)
+        like = self._by_sample.get(key, [])
+        if len(like) < 2:
+            return any(np.array_equal(x.reshape(-1), y.reshape(-1)) for x in like)
+        if key not in self._digests:
+            self._digests[key] = {content(x.reshape(-1)) for x in like}
+        return content(y.reshape(-1)) in self._digests[key]
+
+    @staticmethod
+    def _key(x: Array) -> object:
+        return x.size, x[_sample(x.shape)].tobytes()
+
+
+def _views(x: Array) -> list[Array]:
+    """An array without axes of size 1, and transposed."""
+    squeezed = x.squeeze()
+    return [squeezed, squeezed.T] if squeezed.ndim == 2 else [squeezed]
+
+
+def _sample(shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """The same positions for every array of one size."""
+    size = math.prod(shape)
+    flat = np.random.default_rng(size).integers(0, size, _SAMPLES)
+    return np.unravel_index(flat, shape) if shape else ()
+
+
+# -- factors ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A scalar or a vector: its value in float64, and in a field."""
+
+    values: Array
+    spelling: str
+    residues: Residues
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A vector through an affine node, and by how much it changes if each constant changes in its last place."""
+
+    values: Array
+    units: Array
+    spelling: str
+    residues: Residues
+
+
+class _Affine:
+    """A node with one operand that is not a constant vector, and that is affine in it.
+
+    Attributes:
+        size: of its vectors.
+    """
+
+    def __init__(self, program: Program, node: onnx.NodeProto, data: str, constants: Mapping[str, Array]) -> None:
+        """Raises Unsupported where it is not affine."""
+        self._program, self._node, self._data, self._constants = program, node, data, constants
+        self.size = max(x.size for x in constants.values())
+        field = Field(2**31 - 1, b"affine")
+        zero, one, back = (self.of(field, np.full(self.size, x, np.int64)) for x in (0, 12345, field.p - 12345))
+        if not np.array_equal(field.add(one, back), field.add(zero, zero)):
+            raise Unsupported("not affine")
+
+    def of(self, arithmetic: Any, entries: Array, constants: Mapping[str, Array] | None = None) -> Array:
+        """Its output for a vector of channels."""
+        evaluator = Evaluator(self._program, arithmetic, {})
+        environment: dict[str, Any] = {**self._constants, **(constants or {}), self._data: Value(entries[None])}
+        evaluator.node(self._node, environment)
+        value = environment[self._node.output[0]]
+        if not isinstance(value, Value) or value.shape != (1, self.size):
+            raise Unsupported("it mixes channels")
+        return value.entries[0]
+
+    def scale(self) -> _Factor:
+        def difference(f: Any, dtype: type) -> Array:
+            return np.asarray(f.sub(self.of(f, np.ones(self.size, dtype)), self.of(f, np.zeros(self.size, dtype))))
+
+        text = f"times the scale of {one_line(label(self._node), 120)}"
+        return _Factor(difference(Floats(), np.float64), text, lambda field: difference(field, np.int64))
+
+    def bias(self, given: Array, spelling: str) -> _Bias:
+        floats, start = Floats(), given.astype(np.float64)
+        values = self.of(floats, start)
+        changed = [self.of(floats, start * (1 + _NUDGE))]
+        for name, x in self._constants.items():
+            changed.append(self.of(floats, start, {name: x.astype(np.float64) * (1 + _NUDGE)}))
+        terms = np.abs(np.stack(changed) - values).sum(0) / _NUDGE
+        units = _unit(np.maximum(terms, np.abs(values)))
+        text = f"{spelling} through {one_line(label(self._node), 120)}"
+        return _Bias(values, units, text, lambda field: self.of(field, field.lift(given).entries))
+
+
+def _vector(x: Array) -> bool:
+    return bool(x.size == max(x.shape, default=1))
+
+
+def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[_Affine]) -> Iterator[_Factor]:
+    """All scalars and vectors, each once."""
+    yield _Factor(np.ones(1), "", lambda field: np.ones(1, np.int64))  # noqa: ARG005 - the same in every field
+    for each in affine:
+        yield each.scale()
+    seen = set[bytes]()
+    numbers = {quoted(name): x.reshape(-1) for name, x in constants.items() if _vector(x)}
+    for node in program.graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.FLOAT:
+                name = f"{attribute.name} of {one_line(label(node), 120)}"
+                numbers.setdefault(name, np.array([attribute.f], np.float32))
+    for name, x in numbers.items():
+        if x.tobytes() in seen or not x.all() or not np.isfinite(x).all():
+            continue
+        seen.add(x.tobytes())
+        exact = x.astype(np.float64)
+        yield _Factor(exact, f"times {name}", lambda field, x=x: field.lift(x).entries)
+        yield _Factor(1 / exact, f"divided by {name}", lambda field, x=x: field.inv(field.lift(x).entries))
+
+
+# -- the search ------------------------------------------------------------------------------------------------------
+
+
+class _Search:
+    """A's constants and factors, indexed for look-ups by one quotient."""
+
+    def __init__(self, program: Program, constants: Mapping[str, Array], computed: Mapping[str, Array]) -> None:
+        self._computed: dict[tuple[int, ...], list[tuple[str, Array]]] = {}
+        for name, x in computed.items():
+            self._computed.setdefault(x.shape, []).append((name, x))
+        self._weights: dict[tuple[int, ...], list[tuple[str, Array]]] = {}
+        for name, x in constants.items():
+            for view, how in zip(_views(x), ("", "transposed "), strict=False):
+                self._weights.setdefault(view.shape, []).append((f"{how}{quoted(name)}", view))
+        self._program, self._known = program, {**computed, **constants}
+
+    @cached_property
+    def _affine(self) -> list[tuple[_Affine, str]]:
+        """The affine nodes, each with the operand that it is affine in."""
+        found = []
+        for node in self._program.graph.node:
+            constants = {name: self._known[name] for name in node.input if name in self._known}
+            data = [name for name in dict.fromkeys(node.input) if name and name not in constants]
+            if len(data) != 1 or len(constants) < 2 or len({x.shape for x in constants.values()}) != 1:
+                continue
+            if all(x.ndim == 1 and x.size > 1 for x in constants.values()):
+                try:
+                    found.append((_Affine(self._program, node, data[0], constants), data[0]))
+                except Unsupported:
+                    continue
+        return found
+
+    @cached_property
+    def _factors(self) -> dict[int, tuple[list[_Factor], Array]]:
+        """By size, with all their values."""
+        found: dict[int, list[_Factor]] = {}
+        for each in _factors(self._program, self._known, [node for node, _ in self._affine]):
+            found.setdefault(each.values.size, []).append(each)
+        return {size: (each, np.stack([factor.values for factor in each])) for size, each in found.items()}
+
+    @cached_property
+    def _biases(self) -> dict[int, list[_Bias]]:
+        """What a bias becomes in an affine node: none, and each vector that the node before it reads."""
+        makers = {name: node for node in self._program.graph.node for name in node.output}
+        found: dict[int, list[_Bias]] = {}
+        for affine, data in self._affine:
+            given = {"no bias": np.zeros(affine.size, np.float32)}
+            for name in makers[data].input if data in makers else ():
+                x = self._known.get(name)
+                if x is not None and _vector(x) and x.size == affine.size:
+                    given[quoted(name)] = x.reshape(-1)
+            found.setdefault(affine.size, []).extend(affine.bias(x, name) for name, x in given.items())
+        return found
+
+    def find(self, y: Array) -> tuple[float, str, Residues, str | None] | None:
+        """The arguments of a `Fold` behind its name."""
+        for name, x in self._computed.get(y.shape, ()):
+            unit = _unit(np.abs(y).max())
+            if _distance(x[_sample(x.shape)], y[_sample(y.shape)], unit) is not None:
+                far = _distance(x, y, unit)
+                if far is not None:
+                    return far, f"{quoted(name)}, computed", lambda field, x=x: field.lift(x).entries, name
+        squeezed = y.squeeze()
+        found = self._product(squeezed)
+        if found is None and squeezed.ndim == 1:
+            for bias in self._biases.get(squeezed.size, ()):
+                far = _distance(bias.values, squeezed, bias.units)
+                if far is not None:
+                    found = far, bias.spelling, bias.residues
+                    break
+        if found is None:
+            return None
+        far, spelling, residues = found
+        return far, spelling, lambda field: residues(field).reshape(y.shape), None
+
+    def _product(self, y: Array) -> tuple[float, str, Residues] | None:
+        """A weight times a factor."""
+        peak = np.unravel_index(int(np.abs(y).argmax()), y.shape)
+        tried = 0
+        like = self._weights.get(y.shape, ())
+        ordered = [*self._ordered(y.shape, peak)]
+        sample = _sample(y.shape)
+        for name, x in like:
+            if not x[peak]:
+                continue
+            quotient = float(y[peak]) / float(x[peak])
+            for axis, factors, order, column in ordered:
+                width = abs(quotient) * _NEAR
+                first, last = np.searchsorted(column, (quotient - width, quotient + width))
+                for place in order[first:last]:
+                    factor = factors[place]
+                    shape = [-1 if each == axis else 1 for each in range(y.ndim)]
+                    values = np.broadcast_to(factor.values.reshape(shape), y.shape)
+                    if _distance(x[sample] * values[sample], y[sample]) is None or (tried := tried + 1) > _TRIED:
+                        continue
+                    far = _distance(x, y, None, values)
+                    if far is not None:
+                        return far, f"{name} {factor.spelling}".strip(), _times(x, factor, shape)
+        return None
+
+    def _ordered(
+        self, shape: tuple[int, ...], peak: Sequence[Any]
+    ) -> Iterator[tuple[int, list[_Factor], Array, Array]]:
+        """Axis, factors along it, and the order of their values at one position."""
+        for axis in range(max(len(shape), 1)):
+            for size in {1, shape[axis] if shape else 1} if axis == 0 else {shape[axis]} - {1}:
+                if size in self._factors:
+                    factors, values = self._factors[size]
+                    column = values[:, peak[axis] if size > 1 else 0]
+                    order = np.argsort(column)
+                    yield axis, factors, order, column[order]
+
+
+def _times(x: Array, factor: _Factor, shape: Sequence[int]) -> Residues:
+    def residues(field: Field) -> Array:
+        weight = field.lift(np.ascontiguousarray(x), scalar=x.ndim < 2).entries
+        return field.mul(weight, factor.residues(field).reshape(shape))
+
+    return residues
+
+
+def _unit(magnitude: Any) -> Any:
+    """One unit in the last place of float32."""
+    return np.spacing(np.maximum(magnitude, _TINY).astype(np.float32)).astype(np.float64)
+
+
+def _distance(x: Array, y: Array, unit: Any = None, factor: Array | None = None) -> float | None:
+    """The largest distance of x (times a factor) from y in units, by default those of y; None above the limit."""
+    far = 0.0
+    rows = max(_CHUNK // max(math.prod(y.shape[1:]), 1), 1) if y.ndim else 1
+    for start in range(0, y.shape[0] if y.ndim else 1, rows):
+        cut = slice(start, start + rows) if y.ndim else ()
+        part = y[cut].astype(np.float64)
+        exact = x[cut].astype(np.float64)
+        exact = exact if factor is None else exact * factor[cut]
+        scale = _unit(np.abs(part)) if unit is None else unit[cut] if np.ndim(unit) else unit
+        far = max(far, float((np.abs(exact - part) / scale).max(initial=0)))
+        if not far <= ULPS:
+            return None
+    return far

@@ -1,0 +1,224 @@
+"""Products, convolutions and pools: each row beside onnxruntime and onnx, and in a field."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from tests.rewriter.evaluate import single
+from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, assert_judged, assert_same_in_field, dyadic, written
+
+_RNG = np.random.default_rng(42)
+_ORT, _ONNX = ("onnxruntime",), ("onnx",)
+
+
+def _x(*shape: int) -> np.ndarray:
+    return dyadic(_RNG, *shape)
+
+
+def _any(*values: Any) -> Any:
+    return values[_RNG.integers(len(values))]
+
+
+def _matrices() -> list[Case]:
+    shapes = [
+        ((3, 4), (4, 5)),
+        ((4,), (4, 5)),
+        ((2, 3, 4), (4,)),
+        ((4,), (4,)),
+        ((4,), (2, 4, 5)),
+        ((2, 1, 3, 4), (5, 4, 2)),
+    ]
+    cases = [Case("MatMul", [_x(*one), _x(*two)]) for one, two in shapes]
+    for one, two, bias in [(0, 0, None), (1, 0, (5,)), (0, 1, (3, 1)), (1, 1, ()), (0, 0, (3, 5)), (1, 0, (1, 5))]:
+        operands = [_x(4, 3) if one else _x(3, 4), _x(5, 4) if two else _x(4, 5), None if bias is None else _x(*bias)]
+        attributes = {"transA": one, "transB": two, "alpha": 0.75, "beta": _any(0.5, 1.0)}
+        cases.append(Case("Gemm", operands if bias is not None else operands[:2], attributes))
+    return cases
+
+
+def _fused() -> list[Case]:
+    cases = []
+    for one, two in itertools.product((0, 1), (0, 1)):
+        attributes = {"transA": one, "transB": two, "alpha": 0.75}
+        operands = [_x(2, 4, 3) if one else _x(2, 3, 4), _x(2, 5, 4) if two else _x(2, 4, 5)]
+        cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
+        # [rows, batch, more, columns] and [rows, batch, columns] with transBatch
+        operands = [_x(4, 2, 3) if one else _x(3, 2, 4), _x(5, 2, 4) if two else _x(4, 2, 5)]
+        attributes = attributes | {"transBatchA": 1, "transBatchB": 1}
+        cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
+        operands = [_x(2, 6, 4, 3) if one else _x(2, 6, 3, 4), _x(2, 6, 5, 4) if two else _x(2, 6, 4, 5)]
+        operands = [np.ascontiguousarray(np.moveaxis(each, -2, 0)) for each in operands]
+        cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
+    cases.append(
+        Case("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5}, domain=MICROSOFT, judges=_ORT)
+    )
+    for name, given in [("Relu", {}), ("LeakyRelu", {"activation_alpha": 0.25})]:
+        operands = [_x(4, 3), _x(4, 5), _x(5)]
+        attributes = dict[str, Any](given, transA=1, activation=name)
+        cases.append(Case("FusedGemm", operands, attributes, domain=MICROSOFT, judges=_ORT))
+    return cases
+
+
+def _einsums() -> list[Case]:
+    table = [
+        ("ij,jk->ik", (3, 4), (4, 5)), ("ij,jk", (3, 4), (4, 5)), ("bhid,bhjd->bhij", (2, 3, 4, 5), (2, 3, 6, 5)),
+        ("bij,bjk->kbi", (2, 3, 4), (2, 4, 5)), ("i,j->ij", (3,), (4,)), ("ij->ji", (3, 4)), ("ij->i", (3, 4)),
+        ("ij->", (3, 4)), ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 5)), ("...ij,jk->...ik", (2, 6, 3, 4), (4, 5)),
+        ("...i,...i", (2, 3, 4), (2, 3, 4)), ("b...,b->...b", (2, 3, 4), (2,)),
+        ("ij,jk,kl->il", (2, 3), (3, 4), (4, 5)),
+        ("ij,ij,ij->ij", (2, 3), (2, 3), (2, 3)), ("ijk,k->ij", (2, 3, 4), (4,)), ("tk,ktd->td", (5, 2), (2, 5, 3)),
+        ("bik,lk,bl->bil", (2, 3, 4), (5, 4), (2, 5)), ("zba,a", (2, 3, 4), (4,)),
+    ]  # fmt: skip
+    cases = [Case("Einsum", [_x(*each) for each in shapes], {"equation": equation}) for equation, *shapes in table]
+    equation = {"equation": "...ij,...jk->...ik"}
+    return [*cases, Case("Einsum", [_x(3, 4), _x(2, 4, 5)], equation, judges=_ONNX)]
+
+
+def _convolutions() -> list[Case]:
+    cases = []
+    for rank in (1, 1, 2, 2, 2, 2, 2, 3):
+        groups, sizes = _any(1, 2, 3), _RNG.integers(6, 9, rank).tolist()
+        kernel = _RNG.integers(1, 4, rank).tolist()
+        attributes: dict[str, Any] = {
+            "group": groups, "strides": _RNG.integers(1, 3, rank).tolist(),
+            "dilations": _RNG.integers(1, 3, rank).tolist(),
+        }  # fmt: skip
+        pads = _RNG.integers(0, 3, 2 * rank).tolist()
+        data = _x(2, groups * 2, *sizes)
+        cases.append(
+            Case("Conv", [data, _x(groups * 3, 2, *kernel), _x(groups * 3)], attributes | {"pads": pads}, judges=_ORT)
+        )
+        cases.append(Case("Conv", [data, _x(groups * 3, 2, *kernel)], {"group": groups, "pads": pads}))
+        transposed = attributes | {"pads": [min(each, 1) for each in pads]}
+        weight, bias = _x(groups * 2, 3, *[each + 1 for each in kernel]), _x(groups * 3)
+        cases.append(Case("ConvTranspose", [data, weight, bias], transposed, judges=_ORT))
+    for mode in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+        data, weight = _x(1, 2, 7, 8), _x(3, 2, 2, 3)
+        cases.append(Case("Conv", [data, weight], {"auto_pad": mode, "strides": [2, 1]}, judges=_ORT))
+        data, weight = _x(1, 2, 4, 5), _x(2, 3, 3, 3)
+        cases.append(Case("ConvTranspose", [data, weight], {"auto_pad": mode, "strides": [2, 2]}, judges=_ORT))
+    data, weight = _x(1, 2, 4, 5), _x(2, 3, 3, 2)
+    cases.append(Case("ConvTranspose", [data, weight], {"strides": [3, 2], "output_padding": [2, 1]}, judges=_ORT))
+    cases.append(Case("ConvTranspose", [data, weight], {"strides": [3, 2], "output_shape": [10, 9]}, judges=_ORT))
+    operands = [_x(1, 2, 5, 5), _x(3, 2, 2, 2), _x(3), _x(1, 3, 4, 4)]
+    cases.append(Case("FusedConv", operands, {"activation": "Relu"}, domain=MICROSOFT, judges=_ORT))
+    return cases
+
+
+def _pools() -> list[Case]:
+    cases = []
+    for ceil, include, rank, dilated in itertools.product((0, 1), (0, 1), (1, 2, 2), (0, 1)):
+        attributes = {
+            "kernel_shape": _RNG.integers(2, 4, rank).tolist(), "strides": _RNG.integers(1, 4, rank).tolist(),
+            "pads": _RNG.integers(0, 2, 2 * rank).tolist(), "ceil_mode": ceil,
+        }  # fmt: skip
+        attributes |= {"dilations": [2] * rank} if dilated else {}
+        data = _x(2, 3, *_RNG.integers(7, 11, rank).tolist())
+        cases.append(Case("MaxPool", [data], attributes, judges=_ORT, opset=22))
+        cases.append(Case("AveragePool", [data], attributes | {"count_include_pad": include}, judges=_ORT, opset=22))
+    for mode in ("SAME_UPPER", "SAME_LOWER", "VALID"):
+        attributes = {"kernel_shape": [3, 2], "strides": [2, 2], "auto_pad": mode}
+        judges = _ORT if mode == "SAME_LOWER" else BOTH  # onnx pads that as SAME_UPPER
+        cases += [Case(name, [_x(1, 2, 6, 7)], attributes, judges=judges) for name in ("MaxPool", "AveragePool")]
+    return cases
+
+
+_LINEAR = [*_matrices(), *_fused(), *_einsums(), *_convolutions()]
+_CASES = [*_LINEAR, *_pools()]
+
+
+@pytest.mark.parametrize("case", _CASES, ids=str)
+def test_row_agrees_with_its_judges(case: Case) -> None:
+    assert_judged(case)
+
+
+@pytest.mark.parametrize("case", [each for each in _LINEAR if "activation" not in each.attributes], ids=str)
+def test_field_computes_the_same_rational_numbers(case: Case) -> None:
+    single.assert_equal_in_both(*case.made)
+
+
+_PARTS = [
+    (
+        Case("FusedMatMul", [_x(2, 4, 3), _x(2, 5, 4)], {"transA": 1, "transB": 1, "alpha": 0.3}, domain=MICROSOFT),
+        """a = Transpose <perm=[0, 2, 1]> (x0) b = Transpose <perm=[0, 2, 1]> (x1) c = MatMul(a, b)
+        f = Constant <value_float=0.3> () y0 = Mul(c, f)""",
+    ),
+    (
+        Case("Gemm", [_x(4, 3), _x(4, 5), _x(5)], {"transA": 1, "alpha": 0.3, "beta": 0.7}),
+        """a = Transpose <perm=[1, 0]> (x0) b = MatMul(a, x1) f = Constant <value_float=0.3> () c = Mul(b, f)
+        g = Constant <value_float=0.7> () d = Mul(x2, g) y0 = Add(c, d)""",
+    ),
+    (
+        Case("GemmFastGelu", [_x(3, 4), _x(4, 5), _x(5)], domain=MICROSOFT),
+        "a = MatMul(x0, x1) b = Add(a, x2) y0 = Gelu <approximate=\"tanh\"> (b)",
+    ),
+    (
+        Case("Conv", [_x(2, 4, 6), _x(5, 4, 1), _x(5)]),
+        """a = Transpose <perm=[0, 2, 1]> (x0) k = Constant <value_ints=[2]> () w = Squeeze(x1, k)
+        t = Transpose <perm=[1, 0]> (w) b = MatMul(a, t) c = Add(b, x2) y0 = Transpose <perm=[0, 2, 1]> (c)""",
+    ),
+    (
+        Case("Einsum", [_x(2, 3, 4), _x(2, 5, 4)], {"equation": "bid,bjd->jbi"}),
+        "a = Transpose <perm=[0, 2, 1]> (x1) b = MatMul(x0, a) y0 = Transpose <perm=[2, 0, 1]> (b)",
+    ),
+    (
+        Case("AveragePool", [_x(2, 3, 8)], {"kernel_shape": [8]}),
+        "k = Constant <value_ints=[2]> () y0 = ReduceMean <keepdims=1> (x0, k)",
+    ),
+    (
+        Case("MaxPool", [_x(2, 3, 8)], {"kernel_shape": [8]}),
+        "k = Constant <value_ints=[2]> () y0 = ReduceMax <keepdims=1> (x0, k)",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "text"), _PARTS, ids=str)
+def test_fused_product_is_its_parts(case: Case, text: str) -> None:
+    assert_same_in_field(case, written(case, text))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_masks_pass_through_a_product_that_data_does_not_change(side: str) -> None:
+    mask = np.array([[True, False, True, False], [False, True, True, True], [True, True, True, True]])
+    factors = np.array([[1, 0, -1], [0, 2, 1], [3, 0, 0], [-1, -1, 0]])
+    turn = "" if side == "left" else "<perm=[1, 0]>"
+    masked, product = "low = Constant <value_float=-10000.0> () s = Where(x1, x0, low)", "y0 = MatMul(s, x2)"
+    if turn:
+        product = f"t = Transpose {turn} (s) y0 = MatMul(x2, t)"
+    wanted = ~mask @ factors
+    for other, counts in ((factors.astype(np.float32), wanted), (_x(4, 3), None)):
+        given = other.T.copy() if turn else other
+        case = Case("Where", [_x(3, 4), mask, given])
+        found = single.values(written(case, f"{masked} {product}"), case.made[1], single.field(False))[0].masks
+        assert (found is None) == (counts is None)  # data decides how much of a mask is in it
+        if counts is not None:
+            np.testing.assert_array_equal(found, counts.T if turn else counts)
+
+
+def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:
+    """What onnxruntime makes of convolutions and pools on a CPU."""
+    data = [_x(1, 3, 8, 8), _x(16, 3, 3, 3), _x(16), _x(16, 1, 3, 3), _x(24, 16, 1, 1)]
+    case = Case("Conv", data)
+    model = written(
+        case,
+        """a = Conv <pads=[1, 1, 1, 1]> (x0, x1, x2) b = Relu(a) c = Conv <group=16> (b, x3)
+        d = MaxPool <kernel_shape=[2, 2]> (c) e = AveragePool <kernel_shape=[2, 2]> (d) y0 = Conv(e, x4)""",
+    )
+    feeds = {"x0": data[0]}
+    for place, weight in list(enumerate(data))[1:]:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, f"x{place}"))
+    del model.graph.input[1:]
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "blocks.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    blocks = onnx.load(tmp_path / "blocks.onnx")
+    assert "com.microsoft.nchwc" in {node.domain for node in blocks.graph.node}
+    np.testing.assert_array_equal(single.in_field(blocks, feeds)[0], single.in_field(model, feeds)[0])
