@@ -35,6 +35,8 @@ _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
+_BLOCK = 2**15
+"""Entries that are lifted at once."""
 _MAX_KEPT = 2**24
 """Entries of the largest weight whose limbs are kept; they take 16 bytes each."""
 INFINITE = 1000
@@ -174,6 +176,7 @@ class Field:
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self._powers = self.modulus.powers
+        self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         self.conditions: set[int] = set()
         self.snapped: dict[float, str] = {}
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
@@ -365,7 +368,9 @@ class Field:
         if x.dtype.itemsize < 4:
             x = x.astype(np.float32)
         entries = self._exact(x)
-        entries = np.where(x < 0, self.neg(entries), entries)
+        least = x.min(initial=0.0)
+        if np.isfinite(least) and least > self.low and np.isfinite(x.max(initial=0.0)):
+            return Value(entries)
         low, odd = x <= self.low, ~np.isfinite(x)
         if odd.any():
             signed = np.where(x > 0, self._infinity, self.p - self._infinity)
@@ -374,15 +379,15 @@ class Field:
         return Value(entries, masks)
 
     def _exact(self, x: Array) -> Array:
-        """|x| as residues, for float32 and float64."""
+        """float32 or float64 as residues; anything for what is not finite."""
         if x.dtype == np.float32:
-            bits = np.ascontiguousarray(x).view(np.uint32).reshape(x.shape)
-            exponents = ((bits >> 23) & 255).astype(np.int64)
-            digits = (bits & 0x7FFFFF).astype(np.int64) + np.where(exponents > 0, 1 << 23, 0)
-            return self.mul(digits, self._powers[np.maximum(exponents, 1) - 150 - _LOWEST_EXPONENT])
+            bits = np.ascontiguousarray(x).view(np.int32).reshape(x.shape)
+            exponents = (bits >> 23) & 255
+            digits = (bits & 0x7FFFFF) | ((exponents > 0).astype(np.int32) << 23)
+            return self.reduced(np.where(bits < 0, -digits, digits) * self._powers32[exponents])
         fraction, exponent = np.frexp(np.where(np.isfinite(x), x, 0))
-        digits = np.abs(fraction * 2.0**53).astype(np.int64)
-        return self.mul(self.reduced(digits), self._powers[exponent.astype(np.int64) - 53 - _LOWEST_EXPONENT])
+        digits = self.reduced((fraction * 2.0**53).astype(np.int64))
+        return self.mul(digits, self._powers[exponent.astype(np.int64) - 53 - _LOWEST_EXPONENT])
 
     # products
     def matmul(self, a: Any, b: Any) -> Array:
@@ -430,11 +435,22 @@ class Modulus:
         step = max(_CHUNK // weight.shape[0], 1) if weight.ndim == 2 and weight.size > _CHUNK else columns
         found: list[tuple[Array, Array]] | None = [] if weight.size <= _MAX_KEPT else None
         for start in range(0, max(columns, 1), max(step, 1)):
-            limbs = _limbs(field.lift(weight[..., start : start + step], scalar=False).entries)
+            limbs = _lifted_limbs(field, weight[..., start : start + step])
             if found is not None:
                 found.append(limbs)
             yield limbs
         self._last = None if found is None else (weight, found)
+
+
+def _lifted_limbs(field: Field, weight: Array) -> tuple[Array, Array]:
+    """The limbs of a weight, block by block, so that what is between stays in the processor's cache."""
+    high, low = np.empty(weight.shape), np.empty(weight.shape)
+    flat, ends = np.ascontiguousarray(weight).reshape(-1), (high.reshape(-1), low.reshape(-1))
+    for start in range(0, flat.size, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        for end, limb in zip(ends, _limbs(field.lift(flat[block], scalar=False).entries), strict=True):
+            end[block] = limb
+    return high, low
 
 
 def mix(h: Array) -> Array:

@@ -44,7 +44,11 @@ def _cached(call: Call, past: Any, new: Any) -> Any:
 def _split(call: Call, x: Any, sizes: Sequence[int]) -> list[Any]:
     """Parts of the last axis."""
     ends = np.cumsum(sizes)
-    return [call.move(x, lambda t, s=slice(end - size, end): t[..., s]) for size, end in zip(sizes, ends, strict=True)]
+    return [_at(call, x, (..., slice(end - size, end))) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _at(call: Call, x: Any, place: Any) -> Any:
+    return call.move(x, lambda t: t[place])
 
 
 def _attended(
@@ -87,7 +91,7 @@ def _attended(
     return call.apply("MatMul", pattern, value), [product, capped, scores, pattern]
 
 
-def _earlier(tokens: int, keys: int, before: Any) -> Array:
+def _earlier(tokens: int, keys: int, before: Any) -> Any:
     """Whether a query sees a key of its position or an earlier one; `before`: keys in front of the first query."""
     return np.arange(keys) <= np.arange(tokens)[:, None] + np.asarray(before)
 
@@ -104,7 +108,7 @@ def _kept(call: Call, mask: Any, batch: int, keys: int) -> list[Array]:
         kept = kept & (places >= mask[batch:, None]) if mask.size > batch else kept
         kept = kept[:, None, None]
     elif mask.ndim in (2, 3):
-        kept = np.expand_dims(mask != 0, (1, 2) if mask.ndim == 2 else 1)  # noqa: PLR2004 - [batch, keys]
+        kept = np.expand_dims(mask != 0, (1, 2) if mask.ndim == 2 else 1)
     else:
         raise Unsupported("a mask of this shape")
     return [np.where(kept, np.float32(0), np.float32(call.get("mask_filter_value", -10000.0)))]
@@ -126,7 +130,7 @@ def heads_of_product(call: Call, made: Any, mask: Any, past: Any, bias: Any) -> 
     heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
     query, key, value = (by_head(call, each, heads) for each in _split(call, made, sizes))
     if past is not None:
-        key, value = (_cached(call, call.move(past, lambda t, i=i: t[i]), x) for i, x in enumerate((key, value)))
+        key, value = (_cached(call, _at(call, past, i), x) for i, x in enumerate((key, value)))
     tokens, keys = query.shape[2], key.shape[2]
     biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
     seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
@@ -155,9 +159,8 @@ def _multi_head(
     heads = call.get("num_heads")
     packed = query if query.ndim == _PACKED else key if key is not None and key.ndim == _PACKED else None
     if packed is not None:
-        parts = [
-            call.move(packed, lambda t, i=i: t[:, :, :, i].reshape(*t.shape[:2], -1)) for i in range(packed.shape[3])
-        ]
+        flat = call.move(packed, lambda t: np.moveaxis(t, 3, 0).reshape(t.shape[3], *t.shape[:2], -1))
+        parts = [_at(call, flat, place) for place in range(packed.shape[3])]
         query, key, value = parts if packed is query else (query, *parts)
     if offset is not None:
         width = query.shape[-1]
@@ -193,8 +196,10 @@ def _grouped(
     before = np.zeros_like(total) if integers(longest)[0] == tokens else total - tokens
     places = before[:, None] + np.arange(tokens)
     if call.get("do_rotary"):
-        query, key = (_turned(call, x, cos, sin, places if positions is None else positions, call.get("rotary_interleaved"))
-                      for x in (query, key))  # fmt: skip
+        pairs, at = call.get("rotary_interleaved"), places if positions is None else positions
+        if positions is not None and integers(longest)[0] == tokens:  # of a prompt, the kernel reads the first one
+            at = np.broadcast_to(np.asarray(positions).flat[0] + np.arange(tokens), (batch, tokens))
+        query, key = (_turned(call, x, cos, sin, at, pairs) for x in (query, key))
     held_at, presents = _positions(call, past_key, before, total, tokens, integers(longest)[0])
     key, value = _cached(call, past_key, key), _cached(call, past_value, value)
     key_places = np.concatenate([held_at, places], 1)
@@ -210,7 +215,7 @@ def _grouped(
         seen = seen & (key_places[:, None, None] > places[:, None, :, None] - window)
     tail = None
     if sink is not None or call.get("smooth_softmax", 0) > 0:
-        tail = call.entries(np.float32([0]) if sink is None else sink).reshape(1, -1, 1, 1)
+        tail = call.entries(np.zeros(1, np.float32) if sink is None else sink).reshape(1, -1, 1, 1)
     z, _ = _attended(call, query, key, value, [] if bias is None else [bias], seen, tail)
     return joined(call, z), *cached
 
@@ -225,7 +230,7 @@ def _normed(call: Call, x: Any, scale: Any, side: str) -> Any:
 def _columns(bias: Array, batch: int, places: Array) -> Array:
     """Columns of a bias by the positions of keys; any where there is none."""
     bias = np.broadcast_to(bias, (batch, *bias.shape[1:]))
-    return np.take_along_axis(bias, np.where(places < bias.shape[-1], places, 0)[:, None, None], -1)
+    return np.asarray(np.take_along_axis(bias, np.where(places < bias.shape[-1], places, 0)[:, None, None], -1))
 
 
 def _positions(
@@ -240,7 +245,7 @@ def _positions(
         if not windows:
             return np.minimum(count, space)
         step = space - (call.get("local_window_size", -1) - 1)
-        return count - -(-np.maximum(count - space, 0) // step) * step
+        return np.asarray(count - -(-np.maximum(count - space, 0) // step) * step)
 
     held, places = resident(before)[:, None], np.arange(space)
     held_at = np.where(places < held, before[:, None] - held + places, _NOWHERE)

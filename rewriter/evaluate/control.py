@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -109,7 +110,7 @@ def _stacked(
             made.append(_nothing(body.output[len(body.output) - len(axes) + place], axis))
             continue
         rank = slices[0].ndim + 1
-        wide = [call.move(each, lambda t, at=axis % rank: np.expand_dims(t, at)) for each in slices]
+        wide = [call.move(each, functools.partial(np.expand_dims, axis=axis % rank)) for each in slices]
         made.append(joined(call, wide[::-1] if turned else wide, axis % rank))
     return made
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -160,7 +161,7 @@ def _from_end(index: Any, size: int) -> Array:
     index = plain(index)
     if index.size and (index.min() < -size or index.max() >= size):
         raise IndexError(f"an index of an axis of {size} entries is out of range")
-    return np.where(index < 0, index + size, index)
+    return np.asarray(np.where(index < 0, index + size, index))
 
 
 @operator("Gather", moves=True)
@@ -202,12 +203,12 @@ def _parts(call: Call, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
     """Consecutive parts of an axis."""
     if sum(sizes) != x.shape[axis]:
         raise ValueError(f"parts of {list(sizes)} entries do not fill an axis of {x.shape[axis]}")
-    ends = np.cumsum(sizes)[:-1].tolist()
+    before, ends = (slice(None),) * (axis % x.ndim), np.cumsum(sizes).tolist()
 
-    def cut(t: Array, place: int) -> Array:
-        return np.split(t, ends, axis)[place]
+    def part(size: int, end: int) -> Any:
+        return call.move(x, lambda t: t[(*before, slice(end - size, end))])
 
-    return [call.move(x, lambda t, place=place: cut(t, place)) for place in range(len(sizes))]
+    return [part(*each) for each in zip(sizes, ends, strict=True)]
 
 
 @operator("Compress", moves=True)
@@ -298,7 +299,7 @@ def _pad(call: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = No
     masks = None
     if x.masks is not None or fill.masks is not None:
         masks = np.pad(masks_of(x)[cut], around, constant_values=masks_of(fill).item())
-    grid = x.grid if value is None or fill.grid is not None else None
+    grid = None if fill.entries.any() else x.grid  # 0 is on every grid
     return Value(np.pad(x.entries[cut], around, constant_values=fill.entries.item()), masks, whole=x.whole, grid=grid)
 
 
@@ -315,7 +316,9 @@ def _one_hot(call: Call, index: Any, depth: Any, values: Any) -> Any:
 
 @operator("EyeLike")
 def _eye_like(call: Call, x: Any) -> Any:
-    return np.eye(*x.shape, k=call.get("k", 0), dtype=helper.tensor_dtype_to_np_dtype(call.get("dtype", 1)))
+    rows, columns = x.shape
+    dtype = helper.tensor_dtype_to_np_dtype(call.get("dtype", 1))
+    return np.eye(rows, columns, call.get("k", 0)).astype(dtype)
 
 
 @operator("Resize", "Upsample")
@@ -332,7 +335,7 @@ def _resize(call: Call, x: Value, *operands: Any) -> Any:
             continue
         source = weights.argmax(0)
         if np.array_equal(weights, np.eye(weights.shape[0])[:, source]):
-            x = call.move(x, lambda t, source=source, axis=axis: np.take(t, source, axis))
+            x = call.move(x, functools.partial(np.take, indices=source, axis=axis))
         else:
             x = Value(np.moveaxis(call.f.matmul(Value(np.moveaxis(x.entries, axis, -1)), weights), -1, axis))
     return x
@@ -350,7 +353,8 @@ def _weights_of_axis(call: Call, x: Value, operands: list[Any], axis: int, place
         operands[number] = np.where(np.arange(len(axes)) == place, plain(operand), other).astype(operand.dtype)
     identity = np.eye(size, dtype=np.float32).reshape(shape)
     made = call.evaluator.program.kernels.run(call.node, [identity, *operands])[0]
-    return np.moveaxis(made, (units, axis), (0, 1)).reshape(size, made.shape[axis])
+    rows = np.moveaxis(made, (units, axis), (0, 1))
+    return np.asarray(rows.reshape(size, rows.shape[1], -1)[..., 0])
 
 
 # -- scattering
@@ -373,12 +377,12 @@ def _scatter_nd(call: Call, x: Any, index: Any, updates: Any) -> Any:
 @operator("TensorScatter")
 def _tensor_scatter(call: Call, x: Any, updates: Any, starts: Any = None) -> Any:
     axis = call.get("axis", -2) % x.ndim
-    places = list(np.indices(updates.shape))
+    places = np.indices(updates.shape)
     if starts is not None:
-        places[axis] = places[axis] + plain(starts)[places[0]]
+        places[axis] += plain(starts)[places[0]]
     if call.text("mode", "linear") == "circular":
-        places[axis] = places[axis] % x.shape[axis]
-    return _scattered(call, x, places, updates)
+        places[axis] %= x.shape[axis]
+    return _scattered(call, x, list(places), updates)
 
 
 @operator("Col2Im")
@@ -393,10 +397,11 @@ def _col2im(call: Call, x: Any, image: Any, block: Any) -> Any:
     spans = [size + pads[i] + pads[i + rank] for i, size in enumerate(image)]
     counts = [(spans[i] - dilations[i] * (block[i] - 1) - 1) // strides[i] + 1 for i in range(rank)]
     parts = call.lift(x).entries.reshape(n, channels, *block, *counts)
-    places = list(np.indices(parts.shape))
-    places = [*places[:2], *(places[2 + i] * dilations[i] + places[2 + rank + i] * strides[i] for i in range(rank))]
+    at = np.indices(parts.shape)
+    places = [*at[:2], *(at[2 + i] * dilations[i] + at[2 + rank + i] * strides[i] for i in range(rank))]
     made = _put(np.zeros_like(parts, shape=(n, channels, *spans)), places, parts, call.f.add)
-    return Value(made[(..., *(slice(pads[i], pads[i] + size) for i, size in enumerate(image)))])
+    cut = tuple(slice(pads[i], pads[i] + size) for i, size in enumerate(image))
+    return Value(made[(slice(None), slice(None), *cut)])
 
 
 def _scattered(call: Call, x: Any, places: Sequence[Array], updates: Any) -> Value:
@@ -451,7 +456,7 @@ def _cast_like(call: Call, x: Any, like: Any) -> Any:
 def _as_type(call: Call, x: Value, dtype: Any) -> Any:
     if dtype.kind == "b":
         return (x.entries != 0) | (masks_of(x) > 0)
-    if dtype.kind in "OUS" or any(name in dtype.name for name in ("float8", "float6", "float4")):
+    if dtype.kind in "OUS" or dtype.name.startswith(("float8", "float6_", "float4")):
         raise Unsupported(f"a conversion to {dtype.name}")
     if dtype.kind == "f" or "float" in dtype.name:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)

@@ -81,9 +81,9 @@ def _gemm(call: Call, x: Any, y: Any, z: Any = None) -> Any:
 def _fused_matmul(call: Call, *operands: Any) -> Any:
     sides = []
     for side, x in zip("AB", operands, strict=True):
-        if call.get(f"transBatch{side}") and x.ndim > 1:
-            x = call.move(x, lambda t: np.moveaxis(t, 0, -2))
-        sides.append(_turned(call, x) if call.get(f"trans{side}") and x.ndim > 1 else x)
+        batched = call.get(f"transBatch{side}") and x.ndim > 1
+        moved = call.move(x, lambda t: np.moveaxis(t, 0, -2)) if batched else x
+        sides.append(_turned(call, moved) if call.get(f"trans{side}") and x.ndim > 1 else moved)
     return activated(call, _scaled(call, call.apply("MatMul", *sides), call.get("alpha", 1.0)))
 
 
@@ -130,10 +130,10 @@ def _einsum(call: Call, *operands: Any) -> Value:
         return x.transpose(order).reshape([math.prod(sizes[each] for each in group) for group in groups])
 
     made, term = parts[0]
-    for place, (other, right) in enumerate(parts[1:], 1):
+    for place, following in enumerate(parts[1:], 1):
         later = "".join(terms[place + 1 :]) + result
-        made, term = summed(made, term, right + later)
-        other, right = summed(other, right, term + later)
+        made, term = summed(made, term, following[1] + later)
+        other, right = summed(*following, term + later)
         batch = [each for each in term if each in right and each in later]
         inner = [each for each in term if each in right and each not in later]
         rows, columns = [each for each in term if each not in right], [each for each in right if each not in term]
@@ -148,6 +148,11 @@ def _einsum(call: Call, *operands: Any) -> Value:
 # -- convolutions ------------------------------------------------------------------------------------------------------
 
 
+def _cut(starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> Any:
+    """An index of the last axes."""
+    return (..., *(slice(*each) for each in zip(starts, ends, steps, strict=True)))
+
+
 def _windows(
     x: Array, kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
 ) -> Iterator[tuple[tuple[int, ...], Array]]:
@@ -159,10 +164,8 @@ def _windows(
     counts = [(spatial[axis] - dilations[axis] * (kernel[axis] - 1) - 1) // strides[axis] + 1 for axis in axes]
     for offset in np.ndindex(*kernel):
         starts = [offset[axis] * dilations[axis] for axis in axes]
-        cut = (
-            slice(starts[axis], starts[axis] + (counts[axis] - 1) * strides[axis] + 1, strides[axis]) for axis in axes
-        )
-        yield offset, x[(..., *cut)]
+        ends = [starts[axis] + (counts[axis] - 1) * strides[axis] + 1 for axis in axes]
+        yield offset, x[_cut(starts, ends, strides)]
 
 
 def _geometry(call: Call, shape: Sequence[int], kernel: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
@@ -190,12 +193,13 @@ def _shared(needed: Sequence[int], mode: str) -> list[int]:
 def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -> Any:
     f, entries, weights = call.f, call.entries(x), call.lift(weight, scalar=False).entries
     groups, kernel = call.get("group", 1), weights.shape[2:]
-    batch, channels, made = x.shape[0], weights.shape[0], Value(np.zeros(()))
+    batch, channels = x.shape[0], weights.shape[0]
     weights = weights.reshape(groups, channels // groups, *weights.shape[1:])
     total: Any = 0
     for offset, part in _windows(entries, kernel, *_geometry(call, x.shape, kernel)):
         columns = Value(part.reshape(batch, groups, x.shape[1] // groups, -1))
-        total = total + f.matmul(Value(weights[(..., *offset)][None]), columns)
+        under: Any = (slice(None), slice(None), slice(None), *offset)
+        total = total + f.matmul(Value(weights[under][None]), columns)
         shape = part.shape[2:]
     made = Value(f.reduced(total).reshape(batch, channels, *shape))
     made = _with_bias(call, made, bias)
@@ -228,12 +232,13 @@ def _conv_transpose(call: Call, x: Any, weight: Any, bias: Any = None) -> Value:
     entries = entries.reshape(batch, groups, x.shape[1] // groups, -1)
     made = np.zeros((batch, groups * weights.shape[2], *full), entries.dtype)
     for offset in np.ndindex(*kernel):
-        part = f.matmul(Value(np.swapaxes(weights[(..., *offset)], 1, 2)[None]), Value(entries))
+        under: Any = (slice(None), slice(None), slice(None), *offset)
+        part = f.matmul(Value(np.swapaxes(weights[under], 1, 2)[None]), Value(entries))
         starts = [offset[i] * dilations[i] for i in axes]
-        cut = (slice(starts[i], starts[i] + (sizes[i] - 1) * strides[i] + 1, strides[i]) for i in axes)
-        made[(..., *cut)] += part.reshape(*made.shape[:2], *sizes)
-    inside = (slice(pads[i], full[i] - pads[i + len(kernel)]) for i in axes)
-    return _with_bias(call, Value(f.reduced(made[(..., *inside)])), bias)
+        ends = [starts[i] + (sizes[i] - 1) * strides[i] + 1 for i in axes]
+        made[_cut(starts, ends, strides)] += part.reshape(*made.shape[:2], *sizes)
+    inside = _cut(pads[: len(kernel)], [full[i] - pads[i + len(kernel)] for i in axes], [1] * len(kernel))
+    return _with_bias(call, Value(f.reduced(made[inside])), bias)
 
 
 def _unblocked(weights: Array, block: int, *, inputs: bool) -> Array:

@@ -14,9 +14,13 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.attention import heads_of_product
 from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
+from rewriter.evaluate.attention import heads_of_product
+from rewriter.evaluate.reductions import softmax
 from rewriter.evaluate.table import Call, operator
+
+_AXIS_ALONE = 13
+"""The first opset in which Softmax is over one axis, and not over that and all behind it."""
 
 
 def _type(x: Any) -> np.dtype[Any] | None:
@@ -39,7 +43,7 @@ def _along(call: Call, x: Any, parameter: Any, axis: int, block: int = 0) -> Any
         axis %= x.ndim
         repeated = call.move(parameter, lambda t: np.repeat(t, block, axis))
         return call.move(repeated, lambda t: np.take(t, np.arange(x.shape[axis]), axis))
-    if parameter.ndim != 1 or x.ndim < 2:  # noqa: PLR2004 - a vector applies as it is
+    if parameter.ndim != 1 or x.ndim < 2:
         return parameter
     shape = [1] * x.ndim
     shape[axis] = -1
@@ -74,7 +78,7 @@ def _scale(call: Call, x: Any, scale: Any, axis: int, block: int = 0) -> Array:
 
 
 @operator("QuantizeLinear")
-def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Value:
+def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     axis, block = call.get("axis", 1), call.get("block_size", 0)
     stated = call.get("output_dtype") or TensorProto.UINT8
     kind = _type(zero) or np.dtype(helper.tensor_dtype_to_np_dtype(stated))
@@ -88,7 +92,7 @@ def _quantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Value:
 
 
 @operator("DequantizeLinear")
-def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Value:
+def _dequantize(call: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     axis, block, kind = call.get("axis", 1), call.get("block_size", 0), _type(x)
     scales = _scale(call, x, scale, axis, block)
     zeros = call.entries(np.uint8(0) if zero is None else _along(call, x, zero, axis, block))
@@ -114,7 +118,7 @@ def _dynamic(call: Call, x: Any) -> tuple[Value, Value, Value]:
 
 
 @operator("MatMulInteger")
-def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Value:
+def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Any:
     left, right = Value(_centred(call, x, x_zero, -2)), Value(_centred(call, y, y_zero, -1))
     return Value(call.apply("MatMul", left, right).entries, whole=True)
 
@@ -122,7 +126,7 @@ def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any 
 @operator("MatMulIntegerToFloat")
 def _matmul_to_float(
     call: Call, x: Any, y: Any, x_scale: Any, y_scale: Any, x_zero: Any = None, y_zero: Any = None, bias: Any = None
-) -> Value:
+) -> Any:
     made = _matmul_integer(call, x, y, x_zero, y_zero)
     scale = call.f.mul(_scale(call, made, x_scale, -2), _scale(call, made, y_scale, -1))
     made = Value(call.f.mul(made.entries, scale))
@@ -130,7 +134,7 @@ def _matmul_to_float(
 
 
 @operator("DynamicQuantizeMatMul")
-def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None, bias: Any = None) -> Value:
+def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None, bias: Any = None) -> Any:
     number, scale, zero = _dynamic(call, x)
     return _matmul_to_float(call, number, y, scale, y_scale, zero, y_zero, bias)
 
@@ -138,7 +142,7 @@ def _dynamic_matmul(call: Call, x: Any, y: Any, y_scale: Any, y_zero: Any = None
 @operator("QLinearMatMul")
 def _qlinear_matmul(
     call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, scale: Any, zero: Any
-) -> Value:
+) -> Any:
     made = _matmul_to_float(call, x, y, x_scale, y_scale, x_zero, y_zero)
     return call.apply("QuantizeLinear", made, scale, zero, axis=made.ndim - 2)
 
@@ -147,7 +151,7 @@ def _qlinear_matmul(
 def _qgemm(
     call: Call, x: Any, x_scale: Any, x_zero: Any, y: Any, y_scale: Any, y_zero: Any, bias: Any = None,
     scale: Any = None, zero: Any = None,
-) -> Value:  # fmt: skip
+) -> Any:  # fmt: skip
     x, y = (call.move(t, np.transpose) if call.get(name) else t for t, name in ((x, "transA"), (y, "transB")))
     made = call.entries(_matmul_integer(call, x, y, x_zero, y_zero))
     made = made if bias is None else call.f.add(made, call.entries(bias))
@@ -159,7 +163,7 @@ def _qgemm(
 @operator("ConvInteger")
 def _conv_integer(
     call: Call, x: Any, weight: Any, x_zero: Any = None, weight_zero: Any = None, bias: Any = None
-) -> Value:
+) -> Any:
     if call.get("channels_last"):
         raise Unsupported("channels_last")
     data, kernel = Value(_centred(call, x, x_zero, 1)), Value(_centred(call, weight, weight_zero, 0))
@@ -170,7 +174,7 @@ def _conv_integer(
 def _qlinear_conv(
     call: Call, x: Any, x_scale: Any, x_zero: Any, weight: Any, weight_scale: Any, weight_zero: Any, scale: Any,
     zero: Any, bias: Any = None,
-) -> Value:  # fmt: skip
+) -> Any:  # fmt: skip
     made = _conv_integer(call, x, weight, x_zero, weight_zero, bias)
     factor = call.f.mul(_scale(call, made, x_scale, 1), _scale(call, made, weight_scale, 1))
     return call.apply("QuantizeLinear", Value(call.f.mul(made.entries, factor)), scale, zero)
@@ -188,24 +192,21 @@ def _qattention(
 # -- one operator between DequantizeLinear and QuantizeLinear ----------------------------------------------------------
 
 
-def _requantized(call: Call, made: Any, like: Any, scale: Any, zero: Any) -> Value:
+def _requantized(call: Call, made: Any, like: Any, scale: Any, zero: Any) -> Any:
     if zero is None:
         zero = np.zeros((), _type(like) or np.uint8)
     return call.apply("QuantizeLinear", made, scale, zero)
 
 
 @operator("QLinearAdd", "QLinearMul")
-def _qlinear_pair(call: Call, *operands: Any) -> Value:
+def _qlinear_pair(call: Call, *operands: Any) -> Any:
     *_, scale, zero = operands = (*operands, *[None] * (8 - len(operands)))
     sides = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in (0, 3)]
     return _requantized(call, call.apply(call.kind.removeprefix("QLinear"), *sides), operands[0], scale, zero)
 
 
-@operator(
-    *("QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearReduceMean"),
-    *("QLinearAveragePool", "QLinearGlobalAveragePool"),
-)
-def _qlinear_single(call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None) -> Value:
+@operator("QLinearSigmoid", "QLinearLeakyRelu", "QLinearAveragePool", "QLinearGlobalAveragePool")
+def _qlinear_single(call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None) -> Any:
     last = "Pool" in call.kind and call.get("channels_last")
     made = call.apply("DequantizeLinear", x, x_scale, x_zero)
     made = call.move(made, lambda t: np.moveaxis(t, -1, 1)) if last else made
@@ -214,14 +215,24 @@ def _qlinear_single(call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale:
     return _requantized(call, made, x, scale, zero)
 
 
+@operator("QLinearSoftmax")
+def _qlinear_softmax(call: Call, x: Any, x_scale: Any, x_zero: Any, scale: Any, zero: Any) -> Any:
+    axis = call.get("axis", -1) % x.ndim
+    made = call.apply("DequantizeLinear", x, x_scale, x_zero)
+    if call.get("opset") < _AXIS_ALONE:
+        made = call.move(made, lambda t: t.reshape(*t.shape[:axis], -1))
+    pattern = softmax(call, made, axis)
+    return call.apply("QuantizeLinear", call.move(pattern, lambda t: t.reshape(x.shape)), scale, zero)
+
+
 @operator("QLinearConcat")
-def _qlinear_concat(call: Call, scale: Any, zero: Any, *operands: Any) -> Value:
+def _qlinear_concat(call: Call, scale: Any, zero: Any, *operands: Any) -> Any:
     parts = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in range(0, len(operands), 3)]
     return call.apply("QuantizeLinear", call.apply("Concat", *parts, axis=call.get("axis")), scale, zero)
 
 
 @operator("QLinearWhere")
-def _qlinear_where(call: Call, condition: Any, *operands: Any) -> Value:
+def _qlinear_where(call: Call, condition: Any, *operands: Any) -> Any:
     sides = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in (0, 3)]
     return call.apply("QuantizeLinear", call.apply("Where", condition, *sides), *operands[6:])
 
@@ -236,7 +247,7 @@ def _unpacked(packed: Array, bits: int) -> Array:
     if bits not in (2, 4, 8) or packed.dtype.itemsize != 1:
         raise Unsupported(f"numbers of {bits} bits in {packed.dtype}")
     parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
-    made = packed if bits == 8 else np.stack(parts, -1).reshape(*packed.shape[:-1], -1)  # noqa: PLR2004 - a byte
+    made = packed if bits == 8 else np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
     return made.astype(np.int64)
 
 
@@ -245,7 +256,7 @@ def _matmul_of_bits(
     call: Call, x: Any, packed: Any, scales: Any, zeros: Any = None, group: Any = None, bias: Any = None
 ) -> Any:
     rows, columns, bits, block = (call.get(name, 4) for name in ("N", "K", "bits", "block_size"))
-    if any(isinstance(each, Value) for each in (packed, zeros, group)):
+    if isinstance(packed, Value) or isinstance(group, Value):
         raise Unsupported("data decides a weight")
     if call.get("weight_prepacked", 0) > 0:
         raise Unsupported("a weight that is packed for one kernel")
@@ -254,7 +265,7 @@ def _matmul_of_bits(
     if zeros is None:
         zeros = np.full((rows, blocks), 1 << (bits - 1))
     elif is_float(zeros):
-        zeros = zeros.reshape(rows, blocks)
+        zeros = call.move(zeros, lambda t: t.reshape(rows, blocks))
     else:
         zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
     of_column = np.arange(columns) // block if group is None or not group.size else group[:columns]
@@ -279,3 +290,89 @@ def _gather_of_bits(call: Call, packed: Any, index: Any, scales: Any, zeros: Any
     centred = _centred(call, numbers, zeros.astype(np.int64), axis, block)
     table = Value(call.f.mul(centred, _scale(call, numbers, scales, axis, block)))
     return call.apply("Gather", table, index, axis=call.get("gather_axis", 0))
+
+
+# -- mixtures of experts -----------------------------------------------------------------------------------------------
+
+
+def _mixture(call: Call, x: Any, router: Any, layers: Any, shares: Any = None, *, normalised: bool) -> Any:
+    """The k experts with the largest scores, weighted by Softmax(scores), or by shares that are given.
+
+    `layers` are the two matrices of the experts [experts, outputs, inputs], each with its bias.
+    """
+    f, count, gated = call.f, call.get("k", 1), call.text("activation_type", "relu") == "swiglu"
+    unlike = ("use_sparse_mixer", "swiglu_limit_after_activation")
+    if any(call.get(name) for name in unlike) or call.get("swiglu_fusion", 0) != int(gated):
+        raise Unsupported("how it routes or where its gates are")
+    ranks = np.argsort(f.order(call.entries(router)), axis=-1, kind="stable")
+    chosen = np.flip(ranks, -1)[:, :count]
+    shares = softmax(call, call.lift(router)) if shares is None else call.lift(shares)
+    weights = np.take_along_axis(shares.entries, chosen, -1)
+    if normalised:
+        weights = f.mul(weights, f.inv(f.total(weights, -1, keepdims=True)))
+    made = call.move(call.lift(x), lambda t: t.reshape(1, -1, t.shape[-1]))
+    for place, (matrix, bias) in enumerate(layers):
+        made = call.apply("MatMul", made, call.move(matrix, lambda t: np.swapaxes(t, 1, 2)))
+        made = made if bias is None else call.apply("Add", made, call.move(bias, lambda t: t[:, None]))
+        made = made if place else _of_experts(call, made)
+    picked = made.entries[chosen, np.arange(len(chosen))[:, None]]
+    return Value(f.total(f.mul(picked, weights[..., None]), 1, keepdims=False).reshape(x.shape))
+
+
+def _of_experts(call: Call, x: Value) -> Any:
+    """Their activation; SwiGLU has gates and values in turn."""
+    kind = call.text("activation_type", "relu")
+    if kind != "swiglu":
+        names = {"relu": "Relu", "gelu": "FastGelu", "silu": "Swish"}
+        if kind not in names:
+            raise Unsupported(f"the activation {kind} of experts")
+        return call.apply(names[kind], x)
+    gate, value = call.move(x, lambda t: t[..., ::2]), call.move(x, lambda t: t[..., 1::2])
+    limit = call.get("swiglu_limit", np.inf)
+    if np.isfinite(limit):
+        gate = call.apply("Min", gate, np.float32(limit))
+        value = call.apply("Clip", value, np.float32(-limit), np.float32(limit))
+    gate = call.apply("Swish", gate, alpha=call.get("activation_alpha", 1.0))
+    return call.apply("Mul", gate, call.apply("Add", value, np.float32(call.get("activation_beta", 0.0))))
+
+
+@operator("MoE")
+def _experts(
+    call: Call, x: Any, router: Any, first: Any, first_bias: Any, second: Any, second_bias: Any = None, *gates: Any
+) -> Any:
+    if any(each is not None for each in gates):
+        raise Unsupported("a third matrix")
+    layers = (first, first_bias), (second, second_bias)
+    return _mixture(call, x, router, layers, normalised=call.get("normalize_routing_weights", 0) == 1)
+
+
+@operator("QMoE")
+def _quantised_experts(
+    call: Call, x: Any, router: Any, first: Any, first_scale: Any, first_bias: Any, second: Any, second_scale: Any,
+    second_bias: Any = None, third: Any = None, third_scale: Any = None, third_bias: Any = None, first_zero: Any = None,
+    second_zero: Any = None, third_zero: Any = None, shares: Any = None, *more: Any,
+) -> Any:  # fmt: skip
+    """Shares of the chosen experts are normalised, whatever the attribute says: the kernel for a CPU does so."""
+    beyond = (third, third_scale, third_bias, third_zero, *more)
+    bits, block = call.get("expert_weight_bits", 4), max(call.get("block_size", 0), 0)
+    others = {call.get(f"fc{place}_expert_weight_bits", bits) for place in (1, 2)} - {bits}
+    if any(each is not None for each in beyond) or others or call.text("quant_type", "int") != "int":
+        raise Unsupported("a third matrix, or numbers of another kind")
+
+    def matrix(packed: Any, scale: Any, zero: Any) -> Value:
+        if isinstance(packed, Value) or call.get("weights_prepacked", -1) == 1:
+            raise Unsupported("a weight that data decides, or that is packed for one kernel")
+        numbers = _unpacked(packed, bits)
+        size = scale.shape[-1]
+        zeros = np.full(scale.shape, 1 << (bits - 1)) if zero is None else _unpacked(zero, bits)[..., :size]
+        if not block:
+            scale, zeros = (call.move(each, lambda t: t[..., None]) for each in (scale, zeros))
+        centred = _centred(call, numbers, zeros, -1, block)
+        return Value(call.f.mul(centred, _scale(call, numbers, scale, -1, block)))
+
+    layers = (
+        (matrix(first, first_scale, first_zero), first_bias),
+        (matrix(second, second_scale, second_zero), second_bias),
+    )
+    normalised = call.get("normalize_routing_weights", 0) == 1 or shares is None
+    return _mixture(call, x, router, layers, shares, normalised=normalised)

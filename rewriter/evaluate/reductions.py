@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -53,16 +53,9 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
         return Value(f.mul(total, f.rational(Fraction(1, math.prod(x.shape[axis] for axis in places)))))
     if kind == "ReduceL2":
         return Value(f.sqrt(total))
-    made = Value(total, origin=_of_exponentials(x, places) if keep else None, whole=x.whole)
+    exponentials = keep and x.origin and x.origin[0] == "exp" and len(places) == 1
+    made = Value(total, origin=("sumexp", x.origin[1], places[0]) if exponentials else None, whole=x.whole)
     return call.apply("Log", made) if kind == "ReduceLogSum" else made
-
-
-def _of_exponentials(x: Value, axes: tuple[int, ...]) -> Any:
-    """The origin of a sum of exp(x), or of exp(x - max(x)) with the same maximum along the axis."""
-    if not x.origin or x.origin[0] != "exp" or len(axes) != 1:
-        return None
-    _, base, shift, maximised = x.origin
-    return None if shift is not None and axes[0] not in maximised else ("sumexp", base, axes[0], shift)
 
 
 @operator("ReduceProd")
@@ -80,17 +73,17 @@ def _reduced_product(call: Call, x: Value, axes: Any = None) -> Any:
 @operator("ReduceMax", "ReduceMin")
 def _reduced_extreme(call: Call, x: Value, axes: Any = None) -> Any:
     places, largest = _axes(call, x, axes), call.kind == "ReduceMax"
-    order = call.f.order(x.entries)
-    order = order if x.masks is None else np.where(x.masks > 0, np.zeros((), order.dtype), order)
-    flat = _flat(order, places)
+    flat = _flat(call.f.order(x.entries), places)
+    if x.masks is not None:  # the largest is one with the fewest masking constants, the smallest one with the most
+        masks = _flat(x.masks, places)
+        most = (masks.min if largest else masks.max)(-1, keepdims=True)
+        flat = np.where(masks == most, flat, flat.dtype.type(0 if largest else 2**64 - 1))
     picked = (flat.argmax if largest else flat.argmin)(-1)[..., None]
 
     def pick(t: Array) -> Array:
         return _shaped(call, np.take_along_axis(_flat(t, places), picked, -1)[..., 0], places)
 
-    made: Value = call.move(x, pick)
-    made.origin = ("max", x.entries, places) if largest and call.get("keepdims", 1) else None
-    return made
+    return call.move(x, pick)
 
 
 @operator("ReduceLogSumExp")
@@ -108,17 +101,22 @@ def _pooled(call: Call, x: Value) -> Any:
     return call.apply(name, x, axes=list(range(2, x.ndim)))
 
 
-@operator("CumSum")
-def _cumulative_sum(call: Call, x: Any, axis: Any) -> Any:
-    f, x, place = call.f, call.lift(x), first(axis)
-    entries = np.flip(x.entries, place) if call.get("reverse") else x.entries
-    made = f.reduced(np.cumsum(entries, place))
+@operator("CumSum", "CumProd")
+def _cumulative(call: Call, x: Any, axis: Any) -> Any:
+    f, x, product = call.f, call.lift(x), call.kind == "CumProd"
+    entries = np.moveaxis(x.entries, first(axis), -1)
+    entries = entries[..., ::-1] if call.get("reverse") else entries
     if call.get("exclusive"):
-        start = np.zeros_like(
-            np.take(made, [], place), shape=[*made.shape[:place], 1, *made.shape[place % x.ndim + 1 :]]
-        )
-        made = np.concatenate([start, np.take(made, range(made.shape[place] - 1), place)], place)
-    return Value(np.flip(made, place) if call.get("reverse") else made, whole=x.whole)
+        start = np.full_like(entries[..., :1], int(product))
+        entries = np.concatenate([start, entries[..., :-1]], -1)
+    if product:
+        made = entries.copy()
+        for place in range(1, made.shape[-1]):
+            made[..., place] = f.mul(made[..., place - 1], made[..., place])
+    else:
+        made = f.reduced(np.cumsum(entries, -1))
+    made = made[..., ::-1] if call.get("reverse") else made
+    return Value(np.moveaxis(made, -1, first(axis)), whole=x.whole)
 
 
 # -- softmax
@@ -168,7 +166,8 @@ def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
 
 @operator("Softmax", "LogSoftmax", "Hardmax")
 def _softmax(call: Call, x: Value) -> Any:
-    compute = {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": _hardmax}[call.kind]
+    rows = {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": _hardmax}
+    compute: Callable[[Call, Value, int], Value] = rows[call.kind]  # type: ignore[assignment]
     if call.opset >= 13:
         return compute(call, x, call.get("axis", -1))
     axis = call.get("axis", 1)

@@ -39,15 +39,11 @@ def _add(call: Call, x: Any, y: Any) -> Any:
 @operator("Sub")
 def _sub(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
-    entries, masks = call.f.sub(x.entries, y.entries), None
+    masks = None
     if x.masks is not None or y.masks is not None:
         difference = masks_of(x) - masks_of(y)
         masks = difference if (difference >= 0).all() else None
-    shifted = y.origin and y.origin[0] == "max" and y.origin[1] is x.entries and x.shape == entries.shape
-    origin = ("shifted", x, y.entries, y.origin[2]) if shifted else None
-    if shifted:
-        masks = x.masks
-    return Value(entries, masks, origin, whole=x.whole and y.whole)
+    return Value(call.f.sub(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
 @operator("Sum")
@@ -113,11 +109,9 @@ def _pow(call: Call, x: Any, exponent: Any) -> Any:
 
 @operator("Exp")
 def _exp(call: Call, x: Value) -> Any:
-    shifted = x.origin and x.origin[0] == "shifted"
-    base, shift, axes = x.origin[1:] if shifted else (x, None, None)
     entries = call.f.exp(x.entries)
     entries = entries if x.masks is None else np.where(x.masks > 0, 0, entries)
-    return Value(entries, origin=("exp", base, shift, axes))
+    return Value(entries, origin=("exp", x))
 
 
 @operator("Log")
@@ -127,9 +121,7 @@ def _log(call: Call, x: Value) -> Any:
         made = log_softmax(call, *x.origin[1:])
         return made if made.shape == x.shape else call.move(made, lambda t: t.reshape(x.shape))
     if x.origin and x.origin[0] == "sumexp":
-        base, axis, shift = x.origin[1:]
-        whole = call.apply("ReduceLogSumExp", base, axes=[axis])
-        return whole if shift is None else _sub(call, whole, Value(shift))
+        return call.apply("ReduceLogSumExp", x.origin[1], axes=[x.origin[2]])
     return Value(call.f.log(x.entries))
 
 
@@ -141,7 +133,7 @@ def _absolute(f: Arithmetic, x: Array) -> Array:
 
 
 def _softsign(f: Arithmetic, x: Array) -> Array:
-    return f.mul(x, f.inv(f.add(1, _absolute(f, x))))
+    return f.mul(x, f.inv(f.add(f.rational(1), _absolute(f, x))))
 
 
 _UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
@@ -229,7 +221,7 @@ def _elu(call: Call, x: Value) -> Any:
 def _minus_one(f: Arithmetic, x: Array) -> Array:
     """exp(x) - 1, as 2 tanh(x / 2) / (1 - tanh(x / 2)), which is exact for small x."""
     half = f.tanh(f.mul(x, f.rational(_HALF)))
-    return f.mul(f.add(half, half), f.inv(f.sub(1, half)))
+    return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
 
 
 @operator("Shrink")
@@ -254,7 +246,7 @@ def _hard_swish(call: Call, x: Value) -> Any:
 def _clamped_line(call: Call, x: Value, slope: Any, offset: Any) -> Array:
     f = call.f
     line = f.add(f.mul(x.entries, slope), offset)
-    return f.maximum(f.minimum(line, np.ones_like(line)), np.zeros_like(line))
+    return f.minimum(f.maximum(line, np.zeros_like(line)), np.ones_like(line))  # in the order of Clip
 
 
 def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
@@ -263,8 +255,8 @@ def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
     halved = f.mul(x, f.rational(_HALF))
     if approximate == "tanh":
         cubic = f.add(x, f.mul(real(call, 0.044715), f.power(x, 3)))
-        return f.mul(halved, f.add(1, f.tanh(f.mul(cubic, real(call, math.sqrt(2 / math.pi))))))
-    return f.mul(halved, f.add(1, f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))))
+        return f.mul(halved, f.add(f.rational(1), f.tanh(f.mul(cubic, real(call, math.sqrt(2 / math.pi))))))
+    return f.mul(halved, f.add(f.rational(1), f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))))
 
 
 @operator("Gelu")
@@ -342,7 +334,7 @@ def extreme(call: Call, x: Value, y: Value, *, largest: bool) -> Value:
         first, second = (above, below) if largest else (below, above)
         entries = np.where(first, x.entries, np.where(second, y.entries, entries))
         masks = (np.minimum if largest else np.maximum)(masks_of(x), masks_of(y))
-    return Value(entries, masks, whole=x.whole and y.whole, grid=x.grid)
+    return Value(entries, masks, whole=x.whole and y.whole)
 
 
 @operator("Clip")
@@ -351,7 +343,9 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     for name, bound in (("min", low), ("max", high)):
         stated = np.float32(call.get(name)) if bound is None and name in call.attributes else bound
         if stated is not None and not _unreached(call, stated, below=name == "min"):
-            made = extreme(call, made, call.lift(stated), largest=name == "min")
+            # Not as Max, for which a large negative number is a mask: this one acts.
+            extreme_of = call.f.maximum if name == "min" else call.f.minimum
+            made = Value(extreme_of(made.entries, call.entries(stated)), made.masks, whole=made.whole, grid=made.grid)
     return made
 
 

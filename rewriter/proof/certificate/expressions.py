@@ -71,7 +71,8 @@ class Expression:
 _KNOWN: dict[tuple[str, tuple[Expression, ...], object], Expression] = {}
 
 
-def _made(operator: str, operands: tuple[Expression, ...] = (), value: fmpq | int | Line | None = None) -> Expression:
+def symbol(operator: str, operands: tuple[Expression, ...] = (), value: fmpq | int | Line | None = None) -> Expression:
+    """The one node with these contents; the functions below fold what they can before they ask for it."""
     key = (operator, operands, value)
     found = _KNOWN.get(key)
     if found is None:
@@ -98,17 +99,17 @@ def constant(number: float | Fraction | fmpq) -> Expression:
     value = rational(number)
     if max(int(part).bit_length() for part in (value.p, value.q)) > _MOST_BITS:
         raise NotAFunction("a constant is too long to be computed with")
-    return _made("constant", value=value)
+    return symbol("constant", value=value)
 
 
 def leaf(number: int) -> Expression:
     """A tensor that the expression is a function of."""
-    return _made("leaf", value=number)
+    return symbol("leaf", value=number)
 
 
-VARIABLE = _made("variable")
+VARIABLE = symbol("variable")
 """The pre-activation y."""
-PI = _made("pi")
+PI = symbol("pi")
 ZERO, ONE, HALF = constant(0), constant(1), constant(fmpq(1, 2))
 
 
@@ -123,7 +124,7 @@ def add(a: Expression, b: Expression) -> Expression:
         return constant(x + y)
     if a.total and b is neg(a):
         return ZERO
-    return b if a is ZERO else a if b is ZERO else _made("+", (a, b))
+    return b if a is ZERO else a if b is ZERO else symbol("+", (a, b))
 
 
 def sub(a: Expression, b: Expression) -> Expression:
@@ -143,7 +144,7 @@ def mul(a: Expression, b: Expression) -> Expression:
         return constant(x * y)
     if (a is ZERO and b.total) or (b is ZERO and a.total):
         return ZERO
-    return b if a is ONE else a if b is ONE else _made("*", (a, b))
+    return b if a is ONE else a if b is ONE else symbol("*", (a, b))
 
 
 def div(a: Expression, b: Expression) -> Expression:
@@ -153,12 +154,12 @@ def div(a: Expression, b: Expression) -> Expression:
         raise NotAFunction("a division by 0")
     if x is not None and y is not None:
         return constant(x / y)
-    return a if b is ONE else _made("/", (a, b))
+    return a if b is ONE else symbol("/", (a, b))
 
 
 def apply(function: str, a: Expression) -> Expression:
     """A member of `FUNCTIONS` of a."""
-    return _made(function, (a,))
+    return symbol(function, (a,))
 
 
 def sigmoid(a: Expression) -> Expression:
@@ -176,7 +177,7 @@ def where(x: Expression, a: Expression, b: Expression) -> Expression:
     number = _number(x)
     if (a is b and x.total) or (number is not None and number >= 0):
         return a
-    return b if number is not None else _made("where", (x, a, b))
+    return b if number is not None else symbol("where", (x, a, b))
 
 
 def maximum(a: Expression, b: Expression) -> Expression:
@@ -244,7 +245,7 @@ def ordered(*roots: Expression) -> list[Expression]:
     return found
 
 
-_BUILDERS: Mapping[str, Callable[..., Expression]] = {
+BUILDERS: Mapping[str, Callable[..., Expression]] = {
     "+": add, "*": mul, "/": div, "where": where,
 }  # fmt: skip
 
@@ -254,13 +255,13 @@ def substitute(expression: Expression, values: Mapping[Expression, Expression]) 
     made: dict[Expression, Expression] = {}
     for part in ordered(expression):
         operands = tuple(made[operand] for operand in part.operands)
-        build = _BUILDERS.get(part.operator)
+        build = BUILDERS.get(part.operator)
         if part in values:
             made[part] = values[part]
         elif not operands:
             made[part] = part
         else:
-            made[part] = build(*operands) if build else _made(part.operator, operands)
+            made[part] = build(*operands) if build else symbol(part.operator, operands)
     return made[expression]
 
 
@@ -281,7 +282,7 @@ def on_piece(*roots: Expression, low: fmpq, high: fmpq) -> tuple[list[Expression
         line = _line(part, [each.value for each in operands if isinstance(each.value, tuple)])
         condition = operands[0].value if part.operator == "where" else None
         if line is not None:
-            made[part] = _made("line", value=line)
+            made[part] = symbol("line", value=line)
         elif isinstance(condition, tuple):
             first, last = (condition[0] * end + condition[1] for end in (low, high))
             if min(first, last) < 0 < max(first, last):
@@ -289,7 +290,7 @@ def on_piece(*roots: Expression, low: fmpq, high: fmpq) -> tuple[list[Expression
             zeros |= {end for end, number in ((low, first), (high, last)) if number == 0 != condition[0]}
             made[part] = operands[1 if min(first, last) >= 0 else 2]
         else:
-            made[part] = _made(part.operator, operands)
+            made[part] = symbol(part.operator, operands)
     return [made[root] for root in roots], zeros
 
 

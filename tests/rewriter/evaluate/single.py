@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+import functools
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-from onnx import helper, parser
+from onnx import helper, numpy_helper, parser
 
-from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Value, draw_prime
+from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import load_model
 
@@ -26,8 +26,9 @@ def single(
     domain: str = "",
     opset: int = 21,
     attributes: Mapping[str, Any] | None = None,
+    constants: Collection[int] = (),
 ) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A model of one node, with its feeds; None for an operand that is left out."""
+    """A model of one node, with its feeds; None for an operand that is left out. Some operands may be constants."""
     names = ["" if each is None else f"x{place}" for place, each in enumerate(operands)]
     made = [f"y{place}" for place in range(outputs)]
     node = helper.make_node(operator, names, made, domain=domain, **(attributes or {}))
@@ -35,38 +36,58 @@ def single(
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
         for name, each in feeds.items()
+        if int(name[1:]) not in constants
     ]
-    graph = helper.make_graph([node], "single", inputs, [onnx.ValueInfoProto(name=name) for name in made])
+    weights = [numpy_helper.from_array(feeds.pop(f"x{place}"), f"x{place}") for place in constants]
+    graph = helper.make_graph([node], "single", inputs, [onnx.ValueInfoProto(name=name) for name in made], weights)
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10), feeds
 
 
 class AtFeeds(Evaluator):
-    """Takes the numbers that it is fed, instead of random residues."""
+    """Takes the numbers that it is fed, instead of random residues; `quantised`: integers that are data."""
+
+    quantised: Collection[str] = ()
 
     def _feed(self, name: str, x: np.ndarray) -> None:
-        whole = x.dtype.kind in "biuOUS"
-        self.environment[name] = x if whole else Value(self.arithmetic.lift(x, scalar=False).entries)
-        self.record(name, self.environment[name])
+        value: Any = x
+        if name in self.quantised:
+            value = Value(self.arithmetic.lift(x).entries, whole=True, grid=("q", x.dtype.name))
+        elif is_float(x):
+            value = Value(self.arithmetic.lift(x, scalar=False).entries)
+        self.environment[name] = value
+        self.record(name, value)
 
 
-def evaluated(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic) -> list[Any]:
+def values(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic, quantised: Collection[str] = ()
+) -> list[Any]:
+    evaluator = AtFeeds(Program(load_model(model)), arithmetic, feeds, blend=False)
+    evaluator.quantised = quantised
+    return list(evaluator.run().values())
+
+
+def evaluated(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], arithmetic: Arithmetic, quantised: Collection[str] = ()
+) -> list[Any]:
     """The outputs: entries of what depends on floats, arrays of what does not."""
-    made = AtFeeds(Program(load_model(model)), arithmetic, feeds, blend=False).run()
-    return [each.entries if isinstance(each, Value) else each for each in made.values()]
+    outputs = values(model, feeds, arithmetic, quantised)
+    return [each.entries if isinstance(each, Value) else each for each in outputs]
 
 
-def in_floats(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[Any]:
-    return evaluated(model, feeds, Floats())
+def in_floats(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], quantised: Collection[str] = ()) -> list[Any]:
+    return evaluated(model, feeds, Floats(), quantised)
 
 
-@cache
-def a_field() -> Field:
-    return Field(draw_prime(), KEY)
+@functools.cache
+def field(snaps: bool) -> Field:
+    return Field(draw_prime(), KEY, snaps=snaps)
 
 
-def in_field(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], field: Field | None = None) -> list[Any]:
-    return evaluated(model, feeds, field or a_field())
+def in_field(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], quantised: Collection[str] = (), *, snaps: bool = False
+) -> list[Any]:
+    return evaluated(model, feeds, field(snaps), quantised)
 
 
 def by_onnxruntime(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
@@ -83,12 +104,28 @@ def by_onnx(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.
     return list(ReferenceEvaluator(model).run(None, dict(feeds)))
 
 
-def assert_equal_in_both(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
+def assert_equal_in_both(
+    model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], quantised: Collection[str] = ()
+) -> None:
     """Where every operation is rational and the feeds are small dyadic numbers: the field computes the same numbers."""
-    for exact, residues in zip(in_floats(model, feeds), in_field(model, feeds), strict=True):
-        if residues.dtype == np.int64 and exact.dtype == np.float64:
-            exact = a_field().lift(exact, scalar=False).entries
-        np.testing.assert_array_equal(residues, exact)
+    both = zip(in_floats(model, feeds, quantised), in_field(model, feeds, quantised), strict=True)
+    for exact, residues in both:
+        lifted = residues.dtype == np.int64 and exact.dtype == np.float64
+        wanted = field(False).lift(exact, scalar=False).entries if lifted else exact
+        np.testing.assert_array_equal(residues, wanted)
+
+
+SETTINGS = ("opset", "outputs", "without", "domain", "constants", "rtol", "atol")
+
+
+def settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `assert_as_others` that a case of a table states, with its attributes apart."""
+    stated = {name: each for name, each in given.items() if name in SETTINGS}
+    return {**stated, "attributes": {name: each for name, each in given.items() if name not in SETTINGS}}
+
+
+def name_of(part: Any) -> str:
+    return part if isinstance(part, str) else ""
 
 
 def drawn(shapes: Sequence[Any], seed: int, kind: Any = np.float32) -> list[np.ndarray | None]:
@@ -143,7 +180,6 @@ def text_model(nodes: str, inputs: str, *, opset: int = 21) -> onnx.ModelProto:
 
 def assert_same_law(one: onnx.ModelProto, other: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> None:
     """Two models are the same function in the field, where constants are what they are rounded from, and in float64."""
-    field = Field(draw_prime(), KEY, snaps=True)
-    for left, right in zip(in_field(one, feeds, field), in_field(other, feeds, field), strict=True):
+    for left, right in zip(in_field(one, feeds, snaps=True), in_field(other, feeds, snaps=True), strict=True):
         np.testing.assert_array_equal(left, right)
     assert_near(in_floats(one, feeds), in_floats(other, feeds), 1e-6, 1e-7)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rewriter.evaluate import single
 from tests.rewriter.evaluate.judged import BOTH, MICROSOFT, Case, assert_judged, assert_same_in_field, normal, written
 
 _RNG = np.random.default_rng(42)
@@ -68,7 +69,8 @@ def _packed() -> Iterator[Case]:
     for before in (0, 2):
         total = tokens + before
         masks = [
-            None, np.array([2, total]), np.array([total, total - 1, 0, 1]), _mask(batch, total), _mask(batch, tokens, total),
+            None, np.array([2, total]), np.array([total, total - 1, 0, 1]), _mask(batch, total),
+            _mask(batch, tokens, total),
         ]  # fmt: skip
         for mask in masks:
             sizes = _any(None, [8, 8, 4]) if not before else None
@@ -84,7 +86,7 @@ def _packed() -> Iterator[Case]:
 
 def _multi_head() -> Iterator[Case]:
     batch, tokens, keys, heads = 2, 3, 5, 2
-    sides = [_x(batch, tokens, 8), _x(batch, keys, 8), _x(batch, keys, 8)]
+    sides: list[Any] = [_x(batch, tokens, 8), _x(batch, keys, 8), _x(batch, keys, 8)]
     headed = [sides[0], _x(batch, heads, keys, 4), _x(batch, heads, keys, 4)]
     for operands in [
         sides, [*sides, _x(24)], [*sides, None, np.array([4, 2], np.int32)], headed,
@@ -134,6 +136,21 @@ def _grouped() -> Iterator[Case]:
         yield Case("GroupQueryAttention", operands, attributes, outputs=3, domain=MICROSOFT, judges=_ORT)
 
 
+def _step(batch: int, tokens: int, before: int, space: int, positions: Any = None, **attributes: Any) -> Case:
+    """New tokens behind a cache that has space for more, or for the last ones only; all sequences are as long."""
+    caches = [_x(batch, 2, space, 16) for _ in range(2)]
+    operands = [_x(batch, tokens, 64), _x(batch, tokens, 32), _x(batch, tokens, 32), *caches]
+    operands += [np.full(batch, before + tokens - 1, np.int32), np.array(before + tokens, np.int32), *_tables(16)]
+    attributes = {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, **attributes}
+    operands.append(positions)
+    return Case("GroupQueryAttention", operands, attributes, outputs=3, domain=MICROSOFT, judges=_ORT)
+
+
+def _placed() -> Iterator[Case]:
+    yield _step(2, 1, 4, 4, np.array([[3], [7]]))
+    yield _step(2, 3, 0, 0, np.array([[3, 9, 5], [7, 1, 2]]))  # of which the kernel reads the first one
+
+
 def _rotary() -> Iterator[Case]:
     for interleaved, partial in ((0, 0), (1, 0), (0, 4), (1, 4)):
         table = _tables(partial or 8)
@@ -151,12 +168,29 @@ def _rotary() -> Iterator[Case]:
             yield Case("RotaryEmbedding", of_heads, counted, domain=MICROSOFT, judges=_ORT)
 
 
-_CASES = [*_onnx(), *_packed(), *_multi_head(), *_grouped(), *_rotary()]
+_CASES = [*_onnx(), *_packed(), *_multi_head(), *_grouped(), *_placed(), *_rotary()]
 
 
 @pytest.mark.parametrize("case", _CASES, ids=str)
 def test_row_agrees_with_its_judges(case: Case) -> None:
     assert_judged(case)
+
+
+_SLIDING = [
+    (4, 6, 3, 1, 4), (4, 6, 6, 1, 4), (4, 6, 7, 1, 5), (4, 6, 8, 1, 6), (4, 6, 9, 1, 4), (4, 4, 9, 1, 4),
+    (4, 8, 0, 3, 3), (4, 6, 4, 3, 4), (4, 6, 7, 2, 6), (4, 6, 0, 9, 6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("window", "space", "before", "tokens", "held"), _SLIDING)
+def test_cache_that_holds_the_last_keys(window: int, space: int, before: int, tokens: int, held: int) -> None:
+    model, feeds = _step(1, tokens, before, space, local_window_size=window, sliding_window_cache=1).made
+    made, *presents = single.in_floats(model, feeds)
+    wanted, *others = single.by_onnxruntime(model, feeds)
+    np.testing.assert_allclose(made, wanted, atol=1e-5)
+    for one, other in zip(presents, others, strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one[:, :, :held], other[:, :, :held], atol=1e-6)  # nothing is known of the rest
 
 
 _MINUS_INFINITY = "nothing = Constant <value_float=0.0> () inf = Log(nothing)"
@@ -166,8 +200,12 @@ _PATTERN = "y0 = MatMul(pattern, x2)"
 _SIDES = [_x(2, 2, 3, 4), _x(2, 2, 5, 4), _x(2, 2, 5, 4)]
 _EARLIER = """size = Constant <value_ints=[3, 5]> () ones = ConstantOfShape <value=float[1] {1}> (size)
     triangle = Trilu <upper=0> (ones) seen = Cast <to=9> (triangle)"""
+_START = [np.zeros((1, 2, 0, 4), np.float32)] * 2 + [np.array([2], np.int32), np.array(3, np.int32)]
 _PARTS = [
-    (Case("Attention", [*_SIDES, _x(3, 5)], opset=23), f"{_SCORES} a = Add(scores, x3) pattern = Softmax(a) {_PATTERN}"),
+    (
+        Case("Attention", [*_SIDES, _x(3, 5)], opset=23),
+        f"{_SCORES} a = Add(scores, x3) pattern = Softmax(a) {_PATTERN}",
+    ),
     (
         Case("Attention", [*_SIDES, _mask(2, 1, 3, 5)], opset=23),
         f"{_SCORES} {_MINUS_INFINITY} a = Where(x3, scores, inf) pattern = Softmax(a) {_PATTERN}",
@@ -188,13 +226,24 @@ _PARTS = [
         key = Reshape(kk, flat) value = Reshape(vv, flat) y0 = Attention(x0, key, value)""",
     ),
     (  # behind a cache, a query sees it whole
-        Case("Attention", [*_SIDES[:1], *[_x(2, 2, 3, 4)] * 2, None, *[_x(2, 2, 2, 4)] * 2], {"is_causal": 1}, 3, opset=23),
-        f"""y1 = Concat <axis=2> (x4, x1) y2 = Concat <axis=2> (x5, x2) size = Constant <value_ints=[3, 5]> ()
-        ones = ConstantOfShape <value=float[1] {{1}}> (size) k = Constant <value_int=2> ()
+        Case(
+            "Attention",
+            [_SIDES[0], *[_x(2, 2, 3, 4)] * 2, None, *[_x(2, 2, 2, 4)] * 2],
+            {"is_causal": 1},
+            outputs=3,
+            opset=23,
+        ),
+        """y1 = Concat <axis=2> (x4, x1) y2 = Concat <axis=2> (x5, x2) size = Constant <value_ints=[3, 5]> ()
+        ones = ConstantOfShape <value=float[1] {1}> (size) k = Constant <value_int=2> ()
         triangle = Trilu <upper=0> (ones, k) seen = Cast <to=9> (triangle) y0 = Attention(x0, y1, y2, seen)""",
     ),
     (
-        Case("Attention", [_x(2, 3, 8), _x(8, 24), _x(24), _mask(2, 3).astype(np.int32)], {"num_heads": 2}, domain=MICROSOFT),
+        Case(
+            "Attention",
+            [_x(2, 3, 8), _x(8, 24), _x(24), _mask(2, 3).astype(np.int32)],
+            {"num_heads": 2},
+            domain=MICROSOFT,
+        ),
         """made = MatMul(x0, x1) b = Add(made, x2) q, k, v = Split <axis=-1, num_outputs=3> (b)
         kept = Cast <to=1> (x3) one = Constant <value_float=1.0> () gone = Sub(one, kept)
         low = Constant <value_float=-10000.0> () bias = Mul(gone, low) axes = Constant <value_ints=[1, 2]> ()
@@ -225,6 +274,35 @@ _PARTS = [
         """places = Constant <value=int64[1, 3] {2, 3, 4}> () q = RotaryEmbedding <num_heads=4> (x0, x7, x8, places)
         k = RotaryEmbedding <num_heads=2> (x1, x7, x8, places)
         y0, y1, y2 = Attention <is_causal=1, q_num_heads=4, kv_num_heads=2> (q, k, x2, "", x3, x4)""",
+    ),
+    (  # norms of queries and keys, which are not in the kernel for a CPU
+        Case(
+            "GroupQueryAttention",
+            [_x(1, 3, 16), _x(1, 3, 8), _x(1, 3, 8), *_START, *[None] * 7, _x(4), _x(4)],
+            {"num_heads": 4, "kv_num_heads": 2},
+            3,
+            domain=MICROSOFT,
+        ),
+        """qs = Constant <value_ints=[1, 3, 4, 4]> () ks = Constant <value_ints=[1, 3, 2, 4]> ()
+        flat = Constant <value_ints=[0, 0, -1]> () a = Reshape(x0, qs) b = Reshape(x1, ks)
+        c = SimplifiedLayerNormalization <axis=-1, epsilon=1e-6> (a, x14)
+        d = SimplifiedLayerNormalization <axis=-1, epsilon=1e-6> (b, x15) q = Reshape(c, flat) k = Reshape(d, flat)
+        y0, y1, y2 = com.microsoft.GroupQueryAttention <num_heads=4, kv_num_heads=2> (q, k, x2, x3, x4, x5, x6)""",
+    ),
+    (  # a score of 0 beside those of the keys
+        Case(
+            "GroupQueryAttention",
+            [_x(1, 3, 4), _x(1, 3, 4), _x(1, 3, 4), *[None] * 2, *_START[2:]],
+            {"num_heads": 1, "kv_num_heads": 1, "smooth_softmax": 1, "local_window_size": 2},
+            domain=MICROSOFT,
+        ),
+        f"""kt = Transpose <perm=[0, 2, 1]> (x1) qk = MatMul(x0, kt) scale = Constant <value_float=0.5> ()
+        {_MINUS_INFINITY} scores = Mul(qk, scale) size = Constant <value_ints=[3, 3]> ()
+        below = Constant <value_int=-1> () ones = ConstantOfShape <value=float[1] {{1}}> (size)
+        a = Trilu <upper=0> (ones) b = Trilu (a, below)
+        seen = Cast <to=9> (b) m = Where(seen, scores, inf) zero = Constant <value=float[1, 3, 1] {{0, 0, 0}}> ()
+        more = Concat <axis=-1> (m, zero) all = Softmax(more) sizes = Constant <value_ints=[3, 1]> ()
+        pattern, rest = Split <axis=-1> (all, sizes) y0 = MatMul(pattern, x2)""",
     ),
     (
         Case("RotaryEmbedding", [_x(2, 2, 3, 4), np.array([[1, 2, 3], [0, 5, 7]]), *_tables(4)], domain=MICROSOFT),

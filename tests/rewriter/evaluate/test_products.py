@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from tests.rewriter.evaluate import single
@@ -19,7 +22,7 @@ def _x(*shape: int) -> np.ndarray:
     return dyadic(_RNG, *shape)
 
 
-def _any(*values: object) -> object:
+def _any(*values: Any) -> Any:
     return values[_RNG.integers(len(values))]
 
 
@@ -46,16 +49,19 @@ def _fused() -> list[Case]:
         attributes = {"transA": one, "transB": two, "alpha": 0.75}
         operands = [_x(2, 4, 3) if one else _x(2, 3, 4), _x(2, 5, 4) if two else _x(2, 4, 5)]
         cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
-        # [rows, batch, columns] with transBatch
+        # [rows, batch, more, columns] and [rows, batch, columns] with transBatch
         operands = [_x(4, 2, 3) if one else _x(3, 2, 4), _x(5, 2, 4) if two else _x(4, 2, 5)]
         attributes = attributes | {"transBatchA": 1, "transBatchB": 1}
+        cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
+        operands = [_x(2, 6, 4, 3) if one else _x(2, 6, 3, 4), _x(2, 6, 5, 4) if two else _x(2, 6, 4, 5)]
+        operands = [np.ascontiguousarray(np.moveaxis(each, -2, 0)) for each in operands]
         cases.append(Case("FusedMatMul", operands, attributes, domain=MICROSOFT, judges=_ORT))
     cases.append(
         Case("TransposeMatMul", [_x(4, 3), _x(4, 5)], {"transA": 1, "alpha": 0.5}, domain=MICROSOFT, judges=_ORT)
     )
     for name, given in [("Relu", {}), ("LeakyRelu", {"activation_alpha": 0.25})]:
         operands = [_x(4, 3), _x(4, 5), _x(5)]
-        attributes = {"transA": 1, "activation": name, **given}
+        attributes = dict[str, Any](given, transA=1, activation=name)
         cases.append(Case("FusedGemm", operands, attributes, domain=MICROSOFT, judges=_ORT))
     return cases
 
@@ -65,7 +71,8 @@ def _einsums() -> list[Case]:
         ("ij,jk->ik", (3, 4), (4, 5)), ("ij,jk", (3, 4), (4, 5)), ("bhid,bhjd->bhij", (2, 3, 4, 5), (2, 3, 6, 5)),
         ("bij,bjk->kbi", (2, 3, 4), (2, 4, 5)), ("i,j->ij", (3,), (4,)), ("ij->ji", (3, 4)), ("ij->i", (3, 4)),
         ("ij->", (3, 4)), ("...ij,...jk->...ik", (2, 3, 4), (2, 4, 5)), ("...ij,jk->...ik", (2, 6, 3, 4), (4, 5)),
-        ("...i,...i", (2, 3, 4), (2, 3, 4)), ("b...,b->...b", (2, 3, 4), (2,)), ("ij,jk,kl->il", (2, 3), (3, 4), (4, 5)),
+        ("...i,...i", (2, 3, 4), (2, 3, 4)), ("b...,b->...b", (2, 3, 4), (2,)),
+        ("ij,jk,kl->il", (2, 3), (3, 4), (4, 5)),
         ("ij,ij,ij->ij", (2, 3), (2, 3), (2, 3)), ("ijk,k->ij", (2, 3, 4), (4,)), ("tk,ktd->td", (5, 2), (2, 5, 3)),
         ("bik,lk,bl->bil", (2, 3, 4), (5, 4), (2, 5)), ("zba,a", (2, 3, 4), (4,)),
     ]  # fmt: skip
@@ -79,8 +86,9 @@ def _convolutions() -> list[Case]:
     for rank in (1, 1, 2, 2, 2, 2, 2, 3):
         groups, sizes = _any(1, 2, 3), _RNG.integers(6, 9, rank).tolist()
         kernel = _RNG.integers(1, 4, rank).tolist()
-        attributes: dict[str, object] = {
-            "group": groups, "strides": _RNG.integers(1, 3, rank).tolist(), "dilations": _RNG.integers(1, 3, rank).tolist(),
+        attributes: dict[str, Any] = {
+            "group": groups, "strides": _RNG.integers(1, 3, rank).tolist(),
+            "dilations": _RNG.integers(1, 3, rank).tolist(),
         }  # fmt: skip
         pads = _RNG.integers(0, 3, 2 * rank).tolist()
         data = _x(2, groups * 2, *sizes)
@@ -174,3 +182,43 @@ _PARTS = [
 @pytest.mark.parametrize(("case", "text"), _PARTS, ids=str)
 def test_fused_product_is_its_parts(case: Case, text: str) -> None:
     assert_same_in_field(case, written(case, text))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_masks_pass_through_a_product_that_data_does_not_change(side: str) -> None:
+    mask = np.array([[True, False, True, False], [False, True, True, True], [True, True, True, True]])
+    factors = np.array([[1, 0, -1], [0, 2, 1], [3, 0, 0], [-1, -1, 0]])
+    turn = "" if side == "left" else "<perm=[1, 0]>"
+    masked, product = "low = Constant <value_float=-10000.0> () s = Where(x1, x0, low)", "y0 = MatMul(s, x2)"
+    if turn:
+        product = f"t = Transpose {turn} (s) y0 = MatMul(x2, t)"
+    wanted = ~mask @ factors
+    for other, counts in ((factors.astype(np.float32), wanted), (_x(4, 3), None)):
+        given = other.T.copy() if turn else other
+        case = Case("Where", [_x(3, 4), mask, given])
+        found = single.values(written(case, f"{masked} {product}"), case.made[1], single.field(False))[0].masks
+        assert (found is None) == (counts is None)  # data decides how much of a mask is in it
+        if counts is not None:
+            np.testing.assert_array_equal(found, counts.T if turn else counts)
+
+
+def test_layout_in_blocks_of_channels(tmp_path: Path) -> None:
+    """What onnxruntime makes of convolutions and pools on a CPU."""
+    data = [_x(1, 3, 8, 8), _x(16, 3, 3, 3), _x(16), _x(16, 1, 3, 3), _x(24, 16, 1, 1)]
+    case = Case("Conv", data)
+    model = written(
+        case,
+        """a = Conv <pads=[1, 1, 1, 1]> (x0, x1, x2) b = Relu(a) c = Conv <group=16> (b, x3)
+        d = MaxPool <kernel_shape=[2, 2]> (c) e = AveragePool <kernel_shape=[2, 2]> (d) y0 = Conv(e, x4)""",
+    )
+    feeds = {"x0": data[0]}
+    for place, weight in list(enumerate(data))[1:]:
+        model.graph.initializer.append(onnx.numpy_helper.from_array(weight, f"x{place}"))
+    del model.graph.input[1:]
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "blocks.onnx")
+    options.log_severity_level = 4
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    blocks = onnx.load(tmp_path / "blocks.onnx")
+    assert "com.microsoft.nchwc" in {node.domain for node in blocks.graph.node}
+    np.testing.assert_array_equal(single.in_field(blocks, feeds)[0], single.in_field(model, feeds)[0])

@@ -1,0 +1,557 @@
+"""Activations that became heads: found, replaced in A by what B computes there, and bounded.
+
+B is never cut. An activation of A, a tensor F_A(y) of one or two leaves in front of a linear layer, which B has not, is
+*replaced in A* by F_B(y), the function that B computes of the same leaves; then A' is compared with B in the field. The
+weights inside the heads, their masks, their layout and their output projection are linear algebra there.
+
+1. `proposals` reads F_A and F_B at one small size, by following an entry backwards (`rewriter.proof.values.walk`).
+2. `Replacing` evaluates A' at any size, and checks F_A against what A computes; without regions it evaluates B. Both
+   note how far below its row's first score each masked score is (`Regions.unmasked`).
+3. `bounded` encloses |F_B - F_A| for every real y, by ball arithmetic.
+
+What has to be trusted: that A' has the same values as B, and the enclosures of F_A and F_B. A wrong walk, name or plan
+can only leave a pair undecided, because a wrong F_A is not what A computes, and a wrong F_B not what B does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import onnx
+from flint import fmpq
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is_float
+from rewriter.evaluate.evaluator import Program
+from rewriter.graph.view import key_of
+from rewriter.proof.certificate.bounds import Bound, bound
+from rewriter.proof.certificate.certify import CEILINGS, UNCLAIMED, Claimed
+from rewriter.proof.certificate.constants import TOPS
+from rewriter.proof.certificate.expressions import (
+    ONE,
+    OPERATORS,
+    VARIABLE,
+    Expression,
+    NotAFunction,
+    constant,
+    degree_in,
+    leaf,
+    ordered,
+    total,
+)
+from rewriter.proof.values.prints import Fingerprints
+from rewriter.proof.values.walk import (
+    COMPARISONS,
+    LOGIC,
+    PRODUCTS,
+    Kept,
+    Lost,
+    Walk,
+    aligned,
+    in_field,
+    makers_of,
+    wide,
+)
+
+MOST_LEAVES = 2
+_MOST_PLACES = 400
+"""Places of a tensor of B that are tried for one row of weights."""
+_DOMAINS = (512.0, 508.0)
+"""What is tried where a function does not hold everywhere: how far the programs of this tool reach."""
+_ROOM = 1.02
+"""A claim is held to this many times its limit: it is itself a bound, rounded to a float."""
+_EXACT = 1e-15
+"""What a claim of 0 allows."""
+_LEAST_MASK = -200
+"""What a masked score is at least below the others: exp(-200) is 1e-87."""
+_FARTHEST = -(2.0**59)
+_FAR = constant(fmpq(2) ** 60)
+_WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten")
+_ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
+_LINEAR = ("Cast", "Identity", "Add")
+
+
+@dataclass(frozen=True)
+class Region:
+    """An activation of A that became heads.
+
+    Attributes:
+        output: its tensor in A.
+        leaves: the tensors of A that it is a function of: the pre-activation, or both operands of a gate.
+        original: F_A, of `leaf(0)` and `leaf(1)`.
+        rewritten: F_B.
+        bound: what was proved about their distance; None until it was asked for.
+    """
+
+    output: str
+    leaves: tuple[str, ...]
+    original: Expression
+    rewritten: Expression
+    bound: Bound | None = None
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a region is held to.
+
+    Attributes:
+        limit: the largest |F_B - F_A| / max(1, |F_A|).
+        top: the largest finite number of the leaf's type.
+        domains: the largest |y| for which that must hold; None for all. They are tried in turn.
+    """
+
+    limit: float = UNCLAIMED
+    top: fmpq = TOPS[onnx.TensorProto.FLOAT]
+    domains: tuple[float | None, ...] = (None, *_DOMAINS)
+
+
+def allowance(claim: Claimed | None, activation: int, pre_activation: int, limit: float = UNCLAIMED) -> Allowed:
+    """What a region is held to.
+
+    Args:
+        claim: what is claimed about it. A limit above both what the user asked for and the spacing of the type's
+            numbers is lowered, so that no file sets its own limit.
+        activation: element type of the activation (TensorProto.DataType).
+        pre_activation: element type of its leaf.
+        limit: that of a region without a claim.
+    """
+    top = TOPS[pre_activation]
+    if claim is None:
+        return Allowed(limit, top)
+    ceilings = (CEILINGS.get(each, 0.0) for each in (activation, pre_activation))
+    return Allowed(min(claim.limit, max(claim.accuracy, *ceilings)) * _ROOM + _EXACT, top, (claim.domain,))
+
+
+@dataclass(frozen=True)
+class Regions:
+    """What was proposed for a pair.
+
+    Attributes:
+        regions: by output.
+        masks: by output of a softmax of B, how far below their row's first score masked ones are; none where that is
+            no number.
+        failures: by activation of A that B has not, why it was not read.
+        forgotten: softmaxes whose masks a float forgets: the scores may be larger than the number that masks.
+        far: softmaxes that are masked only by numbers that A masks with too, or that are below every score.
+    """
+
+    regions: Mapping[str, Region] = field(default_factory=dict)
+    masks: Mapping[str, frozenset[Fraction]] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    forgotten: tuple[str, ...] = ()
+    far: frozenset[str] = frozenset()
+
+    def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
+        """Softmaxes of B with masked scores that are not known to be far below the others.
+
+        A score that is masked by a number weighs nothing in the field. That is right where the number is large: where
+        it is one of `masks`, where A masks a score by the same, and in an attention that is no head and is `far`.
+        """
+        known = {residue for gaps in a.gaps.values() for residue in gaps}
+        allowed = {name: {b.field.rational(gap) for gap in gaps} for name, gaps in self.masks.items()}
+        return [
+            name
+            for name, gaps in b.gaps.items()
+            if (name in self.masks or name not in self.far) and not gaps <= known | allowed.get(name, set())
+        ]
+
+
+class Replacing(Fingerprints):
+    """An evaluation with regions replaced: A' of A, or B where there are none.
+
+    Attributes:
+        gaps: by output of a softmax, how far below their row's first score the scores are that a number masks.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        field: Field,
+        feeds: Mapping[str, Array],
+        *,
+        regions: Mapping[str, Region] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(program, field, feeds, **options)
+        self.gaps: dict[str, set[int]] = {}
+        self._regions = regions or {}
+        self._leaves = {name for each in self._regions.values() for name in each.leaves}
+        self._makers = makers_of(program)
+        self._values: dict[str, Value] = {}
+
+    def computed(self, node: onnx.NodeProto, name: str, environment: dict[str, Any]) -> None:
+        """Replace a region, and note what masks a softmax. Raises Unsupported where F_A is not what A computes."""
+        super().computed(node, name, environment)
+        if self._makers.get(name) is not node:
+            return  # a part of an operator's definition, which may have any name
+        for each in {*node.input, name} & self._leaves:
+            self._values[each] = environment[each]
+        region = self._regions.get(name)
+        if region is not None:
+            leaves = {leaf(place): self._values[each].entries for place, each in enumerate(region.leaves)}
+            environment[name] = _replaced(self.field, region, leaves, environment[name])
+            if name in self._leaves:
+                self._values[name] = environment[name]
+        if node.op_type in ("Softmax", "Exp") and name == node.output[0]:
+            self._note_masks(node, name, environment[node.input[0]])
+
+    def _note_masks(self, node: onnx.NodeProto, name: str, scores: Any) -> None:
+        if not isinstance(scores, Value) or scores.masks is None:
+            return
+        rows = _rows_of_softmax(self, node, scores) if node.op_type == "Softmax" else None
+        if rows is None:  # what is subtracted is no entry of the row
+            found = scores.entries[(scores.masks > 0) & (scores.masks < INFINITE)]
+        else:
+            found = masked_gaps(self.field, *rows)[0]
+        if found.size:
+            self.gaps.setdefault(name, set()).update(np.unique(found).tolist())
+
+
+def _replaced(f: Field, region: Region, leaves: Mapping[Expression, Array], value: Value) -> Value:
+    """What F_B is. Raises Unsupported where the tensor is not F_A."""
+    if not np.array_equal(np.broadcast_to(in_field(f, region.original, leaves), value.shape), value.entries):
+        raise Unsupported(f"the activation {region.output} is not the function that was read")
+    return Value(np.ascontiguousarray(np.broadcast_to(in_field(f, region.rewritten, leaves), value.shape)))
+
+
+def _rows_of_softmax(run: Fingerprints, node: onnx.NodeProto, scores: Value) -> tuple[Array, Array]:
+    """Scores and masks with the axis of a softmax last."""
+    old = run.opsets.get("", 13) < 13
+    axis = run.program.attributes(node).get("axis", 1 if old else -1) % scores.ndim
+    both = scores.entries, np.asarray(scores.masks)
+    if old:
+        first, second = (each.reshape(*each.shape[:axis], -1) for each in both)
+    else:
+        first, second = (np.moveaxis(each, axis, -1) for each in both)
+    return first, second
+
+
+def masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Array]:
+    """How far scores that a number masks are below the first of their row that it does not.
+
+    Returns:
+        The gaps; where these scores are, by row and key; and the keys that they are below.
+    """
+    first = masks.argmin(-1)[..., None]
+    dropped = (masks > np.take_along_axis(masks, first, -1)) & (masks < INFINITE)
+    gaps = f.sub(scores, np.take_along_axis(scores, first, -1))
+    places = np.argwhere(dropped)
+    return gaps[dropped], places, first[..., 0][tuple(places[:, :-1].T)]
+
+
+# -- proposals -------------------------------------------------------------------------------------------------------
+
+
+def proposals(
+    a: Program, b: Program, make_field: Callable[[], Field], feeds: Sequence[Mapping[str, Array]], **options: Any
+) -> Regions:
+    """Read the activations of A that became heads in B, at one small size.
+
+    Args:
+        a: the original.
+        b: what it became.
+        make_field: gives two equal fields, one for each model.
+        feeds: inputs of both, float ones with their shapes.
+        **options: those of `Evaluator`.
+
+    Raises:
+        Unsupported: a model cannot be evaluated.
+    """
+    theirs = Kept(b, make_field(), feeds[1], **options)
+    theirs.run()
+    reader = _Reader(a, make_field(), feeds[0], theirs, **options)
+    reader.run()
+    masks: dict[str, frozenset[Fraction]] = {}
+    forgotten = []
+    for name in _masked_softmaxes(theirs):
+        numbers = _all_gaps(theirs, name, reader.gaps.get(name, {}))
+        if numbers or name in reader.gaps:
+            masks[name] = numbers
+            if numbers and max(map(_largest, reader.scores.get(name, ())), default=0.0) > -max(numbers):
+                forgotten.append(name)
+    known = set[float]().union(*(_mask_numbers(reader, name) for name in _masked_softmaxes(reader)))
+    far = [
+        name
+        for name in _masked_softmaxes(theirs)
+        if all(number <= _FARTHEST or number in known for number in _mask_numbers(theirs, name))
+    ]
+    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), frozenset(far))
+
+
+def _masked_softmaxes(run: Kept) -> Iterator[str]:
+    for name, node in run.makers.items():
+        scores = run.values.get(node.input[0]) if node.op_type == "Softmax" else None
+        if isinstance(scores, Value) and scores.masks is not None:
+            yield name
+
+
+def _mask_numbers(run: Kept, name: str) -> set[float]:
+    """The constants that mask scores of a softmax, looked for in all that has a masking constant."""
+    found, pending, seen = set[float](), [run.makers[name].input[0]], set[str]()
+    while pending:
+        each = pending.pop()
+        value, node = run.values.get(each), run.makers.get(each)
+        if each in seen or value is None or not is_float(value):
+            continue
+        seen.add(each)
+        if not isinstance(value, Value):
+            found |= set(np.unique(value[np.isfinite(value) & (value <= run.field.low)]).tolist())
+        elif value.masks is not None and node is not None:
+            pending += node.input
+    return found
+
+
+def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset[Fraction]:
+    """The numbers that mask scores of a softmax, those that no walk met included; none if one is not far below."""
+    node, found = run.makers[name], dict(gaps)
+    scores = node.input[0]
+    residues, places, first = masked_gaps(run.field, *_rows_of_softmax(run, node, run.values[scores]))
+    try:
+        for residue in np.setdiff1d(residues, list(found)).tolist():
+            at = int(np.flatnonzero(residues == residue)[0])
+            spot = tuple(places[at].tolist())
+            walk = Walk(run, {})
+            found[residue] = walk.difference(scores, spot, (*spot[:-1], int(first[at])))
+    except (Lost, NotAFunction):
+        return frozenset()
+    numbers = [_number(each) for each in found.values()]
+    low = [each for each in numbers if each is not None and each <= _LEAST_MASK]
+    return frozenset(low) if len(low) == len(numbers) else frozenset()
+
+
+def _at(expression: Expression, y: Expression) -> Expression:
+    leaves = [part for part in ordered(expression) if part.operator == "leaf"]
+    return wide(expression, dict.fromkeys(leaves, y))
+
+
+def _number(expression: Expression) -> Fraction | None:
+    """The constant that an expression is at two points; None where it is none."""
+    first, second = (_at(expression, constant(y)).value for y in (fmpq(3, 7), fmpq(-11, 5)))
+    if not isinstance(first, fmpq) or first != second:
+        return None
+    return Fraction(int(first.p), int(first.q))
+
+
+def _largest(score: Expression) -> float:
+    """The largest magnitude of a score for numbers up to 2^60, as far as it is a piecewise linear function."""
+    ends = [_at(score, each).value for each in (_FAR, constant(-(fmpq(2) ** 60)))]
+    return max((abs(float(Fraction(int(end.p), int(end.q)))) for end in ends if isinstance(end, fmpq)), default=0.0)
+
+
+class _Reader(Kept):
+    """Evaluates A at a small size; where an activation meets its linear layer, both functions are read.
+
+    Attributes:
+        regions: what was read, by activation.
+        failures: by activation, why not.
+        gaps: by softmax of B, what masks it.
+        scores: by softmax of B, scores that are not masked.
+    """
+
+    def __init__(
+        self, program: Program, field: Field, feeds: Mapping[str, Array], theirs: Kept, **options: Any
+    ) -> None:
+        super().__init__(program, field, feeds, **options)
+        self.regions: dict[str, Region] = {}
+        self.failures: dict[str, str] = {}
+        self.gaps: dict[str, dict[int, Expression]] = {}
+        self.scores: dict[str, list[Expression]] = {}
+        self._theirs = theirs
+        self._prints = {each.loose for each in theirs.prints.values()}
+
+    def node(self, node: onnx.NodeProto, environment: dict[str, Any]) -> None:
+        found = self._activation(node, environment)
+        if found is not None:
+            name, leaves, chain = found
+            try:
+                region = self._read(name, leaves, environment[node.input[1]], self._transposed(node))
+                values = {leaf(place): self.values[each].entries for place, each in enumerate(leaves)}
+                environment[name] = self.values[name] = _replaced(self.field, region, values, self.values[name])
+                self.regions[name] = region
+                around = {**self.values, **environment}  # what is no longer needed included
+                for each in chain:
+                    super().node(each, around)
+                    environment |= {made: around[made] for made in each.output}
+            except (Lost, NotAFunction, Unsupported) as error:
+                self.failures[name] = str(error)
+        super().node(node, environment)
+
+    def _transposed(self, node: onnx.NodeProto) -> bool:
+        return bool(self.program.attributes(node).get("transB"))
+
+    def _activation(
+        self, node: onnx.NodeProto, environment: Mapping[str, Any]
+    ) -> tuple[str, list[str], list[onnx.NodeProto]] | None:
+        """The activation in front of a linear layer, its leaves, and what lies between; None where B has it."""
+        if node.op_type not in PRODUCTS or not isinstance(environment.get(node.input[0]), Value):
+            return None
+        weight = environment.get(node.input[1])
+        if (
+            not isinstance(weight, np.ndarray)
+            or not is_float(weight)
+            or weight.ndim != 2
+            or self.program.attributes(node).get("transA")
+        ):
+            return None
+        name, chain = node.input[0], list[onnx.NodeProto]()
+        while name in self.makers and self.makers[name].op_type in _WRAPPERS:
+            chain.insert(0, self.makers[name])
+            name = self.makers[name].input[0]
+        if (
+            name in self.regions
+            or name in self.failures
+            or name not in self.prints
+            or self.prints[name].loose in self._prints
+        ):
+            return None
+        leaves = self._leaves(name)
+        return None if leaves is None else (name, leaves, chain)
+
+    def _leaves(self, name: str) -> list[str] | None:
+        """The leaves of the elementwise function that makes a tensor; None where it is none, or has too many."""
+        shape, leaves, pending, seen, real = self.values[name].shape, list[str](), [name], set[str](), False
+        while pending:
+            each = pending.pop()
+            if each in seen:
+                continue
+            seen.add(each)
+            node = self.makers.get(each)
+            operands = [] if node is None or (each != name and self._partnered(each)) else self._operands(node, shape)
+            if node is None or not operands:
+                leaves.append(each)
+                if len(leaves) > MOST_LEAVES:
+                    return None
+                continue
+            real |= node.op_type not in _LINEAR
+            pending += reversed(operands)
+        return leaves if real and leaves != [name] else None
+
+    def _partnered(self, name: str) -> bool:
+        """Whether B has a tensor too: then it is what both are functions of."""
+        return name in self.prints and self.prints[name].loose in self._prints
+
+    def _operands(self, node: onnx.NodeProto, shape: tuple[int, ...]) -> list[str]:
+        """The operands of an elementwise node that depend on data; none where it is something else."""
+        if key_of(node) not in OPERATORS and (node.domain or node.op_type not in _ELEMENTWISE):
+            return []
+        data = []
+        for name in filter(None, node.input):
+            if self.depends(name) and self.values[name].shape == shape:
+                data.append(name)
+            elif self.depends(name) or self.values[name].size != 1:
+                return []
+        return data
+
+    def _read(self, name: str, leaves: Sequence[str], weight: Array, transposed: bool) -> Region:
+        """Both functions. Raises Lost, NotAFunction."""
+        weight = weight.T if transposed else weight
+        entries = [self.values[each].entries for each in leaves]
+        symbols = [leaf(place) for place in range(len(leaves))]
+        shape = self.values[name].shape
+        n = _telling_row(weight)
+        place = (*(size // 2 for size in shape[:-1]), n)
+        mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
+        here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
+        other = total(self._terms(weight, n, here, place[:-1]))
+        return Region(name, tuple(leaves), mine, other)
+
+    def _terms(self, weight: Array, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
+        """Entries of B that multiply a row of weights. Raises Lost where there are none."""
+        run, terms = self._theirs, list[Expression]()
+        why = ""
+        for name, spots in _multiplied(run, weight, n, place):
+            for spot in spots:
+                if run.values[name].entries[spot] == 0:
+                    continue
+                walk = Walk(run, leaves)
+                try:
+                    made = walk.at(name, spot)
+                except (Lost, NotAFunction) as error:
+                    why = why or str(error)
+                    continue
+                if not set(ordered(made)).isdisjoint(leaves.values()):
+                    terms.append(made)
+                    for softmax, gaps in walk.gaps.items():
+                        self.gaps.setdefault(softmax, {}).update(gaps)
+                        self.scores.setdefault(softmax, []).append(walk.scores[softmax])
+                    break
+        if not terms:
+            raise Lost(why or "its row of weights is in no constant factor")
+        return terms
+
+
+def _telling_row(weight: Array) -> int:
+    """A row of weights that is not 0, or that has different entries."""
+    for n in (*range(min(7, len(weight) - 1), len(weight)), 0):
+        if weight[n, 0] != 0 and (weight.shape[1] == 1 or (weight[n] != weight[n, 0]).any()):
+            return n
+    return min(7, len(weight) - 1)
+
+
+def _multiplied(
+    run: Kept, weight: Array, n: int, place: Sequence[int]
+) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
+    """Tensors of B, with the places of the entries that multiply a row of weights; those at `place` first."""
+    for node in run.makers.values():
+        if node.op_type not in PRODUCTS or not isinstance(run.values.get(node.input[0]), Value):
+            continue
+        constant, tensor = run.values[node.input[1]], run.values[node.input[0]]
+        if isinstance(constant, Value) or not is_float(constant):
+            continue
+        matrix = np.swapaxes(constant, -1, -2) if run.program.attributes(node).get("transB") else constant
+        for front, k in _rows_with(matrix, weight[n], len(weight)):
+            spots = sorted(
+                np.ndindex(*tensor.shape[:-1]), key=lambda each: each[-len(place) :] != tuple(place[-len(each) :])
+            )
+            yield node.input[0], ((*spot, k) for spot in spots[:_MOST_PLACES] if _fits(tensor.shape, spot, front))
+
+
+def _fits(shape: Sequence[int], spot: tuple[int, ...], front: tuple[int, ...]) -> bool:
+    """Whether an entry is multiplied by the matrix of this index in front, in a product of several."""
+    if not front or shape[-3] == 1:
+        return True
+    return aligned((0,) * len(shape) + front, shape[:-2]) == spot[:-1][-len(front) :]
+
+
+def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The index in front, and the row, of where a row of weights is in a matrix."""
+    if matrix.ndim < 2 or matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
+        return
+    for *front, k, c in np.argwhere(matrix[..., : matrix.shape[-1] - row.size + 1] == row[0]).tolist():
+        if np.array_equal(matrix[(*front, k, slice(c, c + row.size))], row):
+            yield tuple(front), k
+
+
+# -- bounds ----------------------------------------------------------------------------------------------------------
+
+
+def bounded(regions: Iterable[Region], allowed: Callable[[Region], Allowed]) -> list[Region]:
+    """Regions with what is proved about them, once for all with the same functions."""
+    known: dict[tuple[Expression, Expression, Allowed], Bound] = {}
+    found = []
+    for region in regions:
+        key = region.original, region.rewritten, allowed(region)
+        if key not in known:
+            known[key] = _distance(*key, len(region.leaves))
+        found.append(replace(region, bound=known[key]))
+    return found
+
+
+def _distance(original: Expression, rewritten: Expression, allowed: Allowed, leaves: int) -> Bound:
+    """A bound on the distance of both as functions of one leaf; of two, both must be linear in one."""
+    symbols, value = [leaf(place) for place in range(leaves)], None
+    if leaves == MOST_LEAVES:
+        both = wide(original), wide(rewritten)
+        value = next((each for each in symbols if all(degree_in(side, each) == 1 for side in both)), None)
+        if value is None:
+            reason = "combines two tensors in a way that is not linear in one of them"
+            return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
+    values = {each: ONE if each is value else VARIABLE for each in symbols}
+    one, two = wide(original, values), wide(rewritten, values)
+    tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in allowed.domains)
+    everywhere = next(tried)
+    return everywhere if everywhere.holds else next((each for each in tried if each.holds), everywhere)

@@ -1,0 +1,402 @@
+"""Follows single entries of an evaluation backwards, to what function they are of other entries.
+
+What is read here is a proposal, and never believed: whoever uses it checks in the field that it is right. An entry that
+has the residue of a leaf is that leaf, and a factor that is 0 ends the walk, so that of a masked weight matrix or of
+attention to other tokens nothing is left.
+
+`softmax` and `clip` stay single symbols, because the field and ball arithmetic write them differently (`wide`,
+`in_field`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import onnx
+from flint import fmpq
+
+from rewriter.arrays import Array
+from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, integers, is_float
+from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.table import MOVES, Call, row, tuple_of
+from rewriter.graph.view import key_of
+from rewriter.graph.walk import iter_nodes
+from rewriter.proof.certificate.expressions import (
+    BUILDERS,
+    ONE,
+    OPERATORS,
+    ZERO,
+    Expression,
+    NotAFunction,
+    add,
+    clip,
+    constant,
+    mul,
+    ordered,
+    scalar_operator,
+    softmax,
+    sub,
+    symbol,
+    total,
+    where,
+)
+from rewriter.proof.values.prints import Fingerprints
+
+Index = tuple[int, ...]
+COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
+LOGIC = ("And", "Or", "Not")
+PRODUCTS = ("MatMul", "Gemm", "FusedMatMul")
+_MOVED = (MOVES | {"Cast", "CastLike", "Dropout", "GatherElements", "Pad", "Tile", "Trilu"}) - {
+    "Shape",
+    "Size",
+    "Where",
+}
+_COINS = ("Where", "Clip")
+_MOST_STEPS = 20_000
+_OPEN = symbol("open")
+"""An end of a Clip that is left out."""
+
+
+class Lost(Exception):  # noqa: N818 - says what was not found
+    """An entry is not seen to be a function of the leaves."""
+
+
+def makers_of(program: Program) -> dict[str, onnx.NodeProto]:
+    """Tensor to the node that computes it, bodies included."""
+    return {name: node for node in iter_nodes(program.graph.node) for name in node.output if name}
+
+
+class Kept(Fingerprints):
+    """An evaluation whose tensors are all kept, at a small size; of a loop, those of the last round.
+
+    Attributes:
+        makers: by tensor, the node that computes it.
+        values: by tensor, its value.
+    """
+
+    def __init__(self, program: Program, field: Field, feeds: Mapping[str, Array], **options: Any) -> None:
+        super().__init__(program, field, feeds, **options)
+        self.makers = makers_of(program)
+        self.values: dict[str, Any] = {}
+
+    def computed(self, node: onnx.NodeProto, name: str, environment: dict[str, Any]) -> None:
+        """Keep a tensor and what it is made of."""
+        super().computed(node, name, environment)
+        if self.makers.get(name) is node:
+            self.values |= {each: environment[each] for each in node.input if each}
+            self.values[name] = environment[name]
+
+    def operands(self, node: onnx.NodeProto) -> list[Any]:
+        """The values that a node reads."""
+        return [self.values[name] if name else None for name in node.input]
+
+    def depends(self, name: str) -> bool:
+        """Whether a tensor is made of entries; a condition is if it compares some."""
+        value, node = self.values.get(name), self.makers.get(name)
+        if isinstance(value, Value) or node is None or node.op_type not in (*COMPARISONS, *LOGIC):
+            return isinstance(value, Value)
+        return any(self.depends(each) for each in node.input)
+
+
+class Walk:
+    """Walks in one evaluation.
+
+    Attributes:
+        gaps: by output of a softmax that was met: of keys that a number masks, how far they are below the first that
+            none does; by residue.
+        scores: by output of such a softmax, the score of that first key.
+    """
+
+    def __init__(
+        self, run: Kept, leaves: Mapping[int, Expression], stops: Mapping[str, Expression] | None = None
+    ) -> None:
+        """`leaves`: what entries with these residues are; `stops`: what the entries of these tensors are."""
+        self.gaps: dict[str, dict[int, Expression]] = {}
+        self.scores: dict[str, Expression] = {}
+        self._run, self._leaves, self._stops = run, leaves, stops or {}
+        self._known: dict[tuple[str, Index], Expression] = {}
+        self._sources: dict[str, Sequence[Any]] = {}
+
+    def at(self, name: str, index: Index) -> Expression:
+        """What an entry is. Raises Lost, or NotAFunction."""
+        key = name, index
+        if key not in self._known:
+            if len(self._known) > _MOST_STEPS:
+                raise Lost("it is a function of too many entries")
+            self._known[key] = self._followed(name, index)
+        return self._known[key]
+
+    def difference(self, name: str, index: Index, other: Index) -> Expression:
+        """One entry less another."""
+        return sub(self.at(name, index), self.at(name, other))
+
+    def _followed(self, name: str, index: Index) -> Expression:
+        value, node = self._run.values[name], self._run.makers.get(name)
+        if not isinstance(value, Value):
+            numbers = np.asarray(value)  # one number may be none of numpy's arrays
+            return constant(float(numbers[index]) if is_float(numbers) else int(numbers[index]))
+        if name in self._stops:
+            return self._stops[name]
+        leaf = self._leaves.get(int(value.entries[index]))
+        if node is None:
+            if leaf is None:
+                raise Lost(f"it reads the input {name}")
+            return leaf
+        if leaf is None:
+            return self._behind(node, name, index)
+        if self._goes_on(node, index):
+            try:  # Clip(y), or 1 times it, may happen to be y in the field: there is a y behind it
+                return self._behind(node, name, index)
+            except (Lost, NotAFunction):
+                pass
+        return leaf
+
+    def _goes_on(self, node: onnx.NodeProto, index: Index) -> bool:
+        """Whether an entry that is a leaf is made of one that is."""
+        if node.op_type in _MOVED:
+            return True
+        for place, operand in enumerate(self._run.operands(node)):
+            if not isinstance(operand, Value):
+                continue
+            if node.op_type in PRODUCTS:
+                if place > 1 or operand.ndim < 2:
+                    continue
+                entries = _factors(self._run, node, operand, index, place)
+            elif key_of(node) in OPERATORS or node.op_type in _COINS:
+                entries = operand.entries[aligned(index, operand.shape)]
+            else:
+                return False
+            if np.isin(entries, list(self._leaves)).any():
+                return True
+        return False
+
+    def _behind(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
+        """What a node makes an entry of."""
+        kind, attributes, given = node.op_type, self._run.program.attributes(node), self._run.operands(node)
+
+        def operand(place: int) -> Expression:
+            return self.at(node.input[place], aligned(index, given[place].shape))
+
+        if kind in ("Cast", "CastLike") and self._run.depends(node.input[0]) and not isinstance(given[0], Value):
+            return self._chosen(node.input[0], index, ONE, ZERO)
+        if kind in _MOVED:
+            return self._moved(node, name, index)
+        if kind in PRODUCTS:
+            return self._product(node, index)
+        if kind == "Softmax":
+            return self._softmax(node, index)
+        if kind == "ReduceSum":
+            return self._sum(node, index)
+        if kind == "Where":
+            if self._run.depends(node.input[0]):
+                return self._chosen(node.input[0], index, operand(1), operand(2))
+            return operand(1 if given[0][aligned(index, given[0].shape)] else 2)
+        if kind == "Clip":
+            ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
+            return symbol("clip", (operand(0), *ends))
+        return scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
+
+    def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
+        attributes = self._run.program.attributes(node)
+        if len(node.input) <= place or not node.input[place]:
+            return constant(attributes[key]) if key in attributes else _OPEN
+        value = self._run.values[node.input[place]]
+        if not isinstance(value, Value) and np.isinf(value).all():
+            return _OPEN
+        return self.at(node.input[place], (0,) * value.ndim)
+
+    def _moved(self, node: onnx.NodeProto, name: str, index: Index) -> Expression:
+        """The entry that was moved here: the operator applied to the numbers of entries, from 1, says which."""
+        given = self._run.operands(node)
+        filled = [place > 0 and node.op_type == "Pad" for place in range(len(given))]
+        moved = [is_float(each) and not fill for each, fill in zip(given, filled, strict=True)]
+        ends = np.cumsum([each.size if move else 0 for each, move in zip(given, moved, strict=True)])
+        if node.output[0] not in self._sources:
+            numbered = [
+                Value(np.arange(end - each.size + 1, end + 1, dtype=np.int64).reshape(each.shape))
+                if move
+                else np.zeros_like(each)
+                if is_float(each)
+                else each
+                for each, move, end in zip(given, moved, ends.tolist(), strict=True)
+            ]
+            operator = row(key_of(node)[0], node.op_type)
+            if operator is None:
+                raise Lost(f"{node.op_type} has no row")
+            call = Call(node, node.op_type, self._run.program.attributes(node), self._run)
+            self._sources[node.output[0]] = tuple_of(operator(call, *numbered))
+        number = int(self._sources[node.output[0]][list(node.output).index(name)].entries[index])
+        if number == 0:
+            return ZERO  # what is filled in
+        source = int(np.searchsorted(ends, number))
+        shape = given[source].shape
+        flat = number - 1 - int(ends[source] - given[source].size)
+        return self.at(node.input[source], tuple(int(each) for each in np.unravel_index(flat, shape)))
+
+    def _product(self, node: onnx.NodeProto, index: Index) -> Expression:
+        """The sum of the products that are not 0; their second factor first, which is constant in a linear layer."""
+        run, attributes = self._run, self._run.program.attributes(node)
+        a, b, *bias = run.operands(node)
+        if a.ndim < 2 or b.ndim < 2 or attributes.get("transBatchA") or attributes.get("transBatchB"):
+            raise Lost("a product with a vector")
+        live = (_factors(run, node, a, index, 0) != 0) & (_factors(run, node, b, index, 1) != 0)
+        terms = []
+        for k in np.flatnonzero(live).tolist():
+            second = self.at(node.input[1], _factor(run, node, b, index, 1, k))
+            if second is not ZERO:
+                terms.append(mul(self.at(node.input[0], _factor(run, node, a, index, 0, k)), second))
+        made = _scaled(attributes, "alpha", total(terms) if terms else ZERO)
+        if node.op_type == "Gemm" and bias and bias[0] is not None:
+            offset = self.at(node.input[2], aligned(index, bias[0].shape))
+            return add(made, _scaled(attributes, "beta", offset))
+        return made
+
+    def _softmax(self, node: onnx.NodeProto, index: Index) -> Expression:
+        scores, weights = self._run.values[node.input[0]], self._run.values[node.output[0]].entries
+        axis = self._run.program.attributes(node).get("axis", -1) % scores.ndim
+        if weights[index] == 0:
+            return ZERO
+
+        def place(key: int) -> Index:
+            return (*index[:axis], key, *index[axis + 1 :])
+
+        line = (*index[:axis], slice(None), *index[axis + 1 :])
+        kept = np.flatnonzero(weights[line]).tolist()
+        logits = [self.at(node.input[0], place(key)) for key in kept]
+        if scores.masks is not None and axis == scores.ndim - 1:
+            gaps = self.gaps.setdefault(node.output[0], {})
+            self.scores[node.output[0]] = logits[0]
+            masks = scores.masks[line]
+            for key in np.flatnonzero((masks > masks.min()) & (masks < INFINITE)).tolist():
+                residue = int(self._run.field.sub(scores.entries[place(key)], scores.entries[place(kept[0])]))
+                if residue not in gaps:
+                    gaps[residue] = self.difference(node.input[0], place(key), place(kept[0]))
+        return ONE if len(logits) == 1 else symbol("softmax", tuple(logits), kept.index(index[axis]))
+
+    def _sum(self, node: onnx.NodeProto, index: Index) -> Expression:
+        given, attributes = self._run.operands(node), self._run.program.attributes(node)
+        stated = integers(given[1]) if len(given) > 1 and given[1] is not None else attributes.get("axes")
+        rank = given[0].ndim
+        axes = {axis % rank for axis in (stated or range(rank))}
+        if not stated and attributes.get("noop_with_empty_axes"):
+            raise Lost("a sum of nothing")
+        kept = iter(
+            [each for axis, each in enumerate(index) if axis not in axes] if attributes.get("keepdims", 1) else index
+        )
+        whole = [None if axis in axes else next(kept) for axis in range(rank)]
+        terms = []
+        for spot in np.ndindex(*(given[0].shape[axis] for axis in sorted(axes))):
+            along = iter(spot)
+            terms.append(self.at(node.input[0], tuple(next(along) if each is None else each for each in whole)))
+        return total(terms)
+
+    def _chosen(self, name: str, index: Index, a: Expression, b: Expression) -> Expression:
+        """`a` where an entry of a condition holds, else `b`."""
+        run, node = self._run, self._run.makers.get(name)
+        index = aligned(index, run.values[name].shape)
+        if node is None or not run.depends(name):
+            return a if run.values[name][index] else b
+        if isinstance(run.values[name], Value):
+            raise Lost("a condition that is a number")
+        if node.op_type == "Not":
+            return self._chosen(node.input[0], index, b, a)
+        if node.op_type in LOGIC:
+            inner = self._chosen(node.input[1], index, a, b)
+            return self._chosen(node.input[0], index, *((inner, b) if node.op_type == "And" else (a, inner)))
+        x, y = (self.at(each, aligned(index, run.values[each].shape)) for each in node.input)
+        if node.op_type == "Equal":
+            return where(sub(x, y), where(sub(y, x), a, b), b)
+        if node.op_type.startswith("Less"):
+            x, y = y, x
+        return where(sub(x, y), a, b) if node.op_type.endswith("OrEqual") else where(sub(y, x), b, a)
+
+
+def aligned(index: Sequence[Any], shape: Sequence[int]) -> tuple[Any, ...]:
+    """The index of an entry as that of an operand which is broadcast to it."""
+    tail = index[len(index) - len(shape) :]
+    return tuple(0 if size == 1 else each for each, size in zip(tail, shape, strict=True))
+
+
+def _factor(run: Kept, node: onnx.NodeProto, operand: Any, index: Index, place: int, k: Any) -> tuple[Any, ...]:
+    """The index of the k-th factor in an operand of a product."""
+    front = aligned(index[:-2], operand.shape[:-2])
+    turned = bool(run.program.attributes(node).get("transB" if place else "transA"))
+    own = index[-1] if place else index[-2]
+    return (*front, *((k, own) if turned != bool(place) else (own, k)))
+
+
+def _factors(run: Kept, node: onnx.NodeProto, operand: Any, index: Index, place: int) -> Array:
+    """What an operand of a product contributes to an entry."""
+    entries: Array = operand.entries if isinstance(operand, Value) else operand
+    return np.asarray(entries[_factor(run, node, operand, index, place, slice(None))])
+
+
+def _scaled(attributes: Mapping[str, Any], key: str, value: Expression) -> Expression:
+    return value if attributes.get(key, 1.0) == 1.0 else mul(constant(float(np.float32(attributes[key]))), value)
+
+
+# -- what the symbols mean -------------------------------------------------------------------------------------------
+
+
+def wide(expression: Expression, values: Mapping[Expression, Expression] | None = None) -> Expression:
+    """The expression for ball arithmetic: softmax less the largest score, Clip by comparisons; leaves replaced."""
+    made: dict[Expression, Expression] = {}
+    for part in ordered(expression):
+        operands = tuple(made[each] for each in part.operands)
+        if values and part in values:
+            made[part] = values[part]
+        elif part.operator == "softmax":
+            made[part] = softmax(operands)[int(str(part.value))]
+        elif part.operator == "clip":
+            made[part] = clip(operands[0], *(None if each is _OPEN else each for each in operands[1:]))
+        elif not operands:
+            made[part] = part
+        else:
+            build = BUILDERS.get(part.operator)
+            made[part] = build(*operands) if build else symbol(part.operator, operands)
+    return made[expression]
+
+
+def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, Array]) -> Array:
+    """The expression at residues, entry by entry; softmax less its first score. Raises Unsupported."""
+    made: dict[Expression, Any] = {_OPEN: None, **leaves}
+    weights: dict[tuple[Expression, ...], list[Array]] = {}
+    for part in ordered(expression):
+        if part in made:
+            continue
+        operands = [made[each] for each in part.operands]
+        if part.operator == "softmax":
+            if part.operands not in weights:
+                powers = [field.exp(field.sub(each, operands[0])) for each in operands]
+                whole = field.inv(reduce(field.add, powers))
+                weights[part.operands] = [field.mul(each, whole) for each in powers]
+            made[part] = weights[part.operands][int(str(part.value))]
+        elif isinstance(part.value, fmpq):
+            made[part] = np.int64(int(part.value.p) * pow(int(part.value.q), -1, field.p) % field.p)
+        elif part.operator in _IN_FIELD:
+            made[part] = _IN_FIELD[part.operator](field, *operands)
+        else:
+            raise Unsupported(f"{part.operator} is not known in the field")
+    return np.asarray(made[expression])
+
+
+def _clipped(field: Field, x: Array, low: Array | None, high: Array | None) -> Array:
+    raised = x if low is None else field.maximum(x, low)
+    return raised if high is None else field.minimum(raised, high)
+
+
+_IN_FIELD: Mapping[str, Callable[..., Array]] = {
+    "+": Field.add,
+    "*": Field.mul,
+    "/": lambda field, a, b: field.mul(a, field.inv(b)),
+    "exp": Field.exp,
+    "erf": lambda field, a: field.odd("erf", a),
+    "softplus": Field.softplus,
+    "sqrt": Field.sqrt,
+    "where": lambda field, x, a, b: np.asarray(np.where(field.sign(x) >= 0, a, b)),
+    "clip": _clipped,
+    "pi": lambda field: field.function("pi", np.array(7)),
+}

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import rewriter.evaluate.control
+from rewriter.evaluate.arithmetic import Unsupported
+from tests.rewriter.evaluate.single import (
+    assert_equal_in_both,
+    assert_near,
+    by_onnx,
+    by_onnxruntime,
+    in_field,
+    in_floats,
+    text_model,
+)
+
+X = np.array([[1, -2, 0.5], [3, 0.25, -1]], np.float32)
+
+
+def checked(nodes: str, inputs: str, feeds: dict[str, np.ndarray], *, by: Any = by_onnx) -> None:
+    model = text_model(nodes, inputs)
+    made = in_floats(model, feeds)
+    model.graph.output[0].type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    assert_near(made, by_onnxruntime(model, feeds), 1e-6, 1e-6)
+    assert_near(made, by(model, feeds), 1e-6, 1e-6)
+    assert_equal_in_both(model, feeds)
+
+
+CONSTANTS = "zero = Constant <value_int = 0> () two = Constant <value_int = 2> () four = Constant <value_int = 4> () "
+IF = (
+    "y = If <then_branch = then () => (float[2, 3] a) { a = Add(x, x) },"
+    " else_branch = other () => (float[2, 3] b) { b = Neg(x) }> (c)"
+)
+LOOP = (
+    "v, y = Loop <body = body (int64 i, bool go, float[2, 3] s) => (bool more, float[2, 3] t, float[2, 3] u) {"
+    " n = Cast <to = 1> (i) t = Add(s, n) u = Mul(t, x) more = Less(i, two) }> (four, , x)"
+)
+CARRIED = (
+    "y = Loop <body = body (int64 i, bool go, float[2, 3] s) => (bool more, float[2, 3] t) {"
+    " more = Identity(go) t = Add(s, x) }> (k, c, x)"
+)
+
+
+@pytest.mark.parametrize("c", [True, False])
+def test_if(c: bool) -> None:
+    checked(IF, "float[2, 3] x, bool c", {"x": X, "c": np.array(c)})
+
+
+def test_a_branch_that_a_shape_decides() -> None:
+    checked(f"{CONSTANTS} s = Size(x) c = Greater(s, four) {IF}", "float[2, 3] x", {"x": X})
+
+
+def test_a_loop_that_ends_by_its_condition() -> None:
+    # onnx's evaluator takes a condition that is left out as false.
+    checked(CONSTANTS + LOOP, "float[2, 3] x", {"x": X}, by=by_onnxruntime)
+
+
+@pytest.mark.parametrize(("k", "c"), [(3, True), (3, False), (0, True)])
+def test_a_loop_with_a_count(k: int, c: bool) -> None:
+    checked(CARRIED, "float[2, 3] x, int64 k, bool c", {"x": X, "k": np.array(k), "c": np.array(c)})
+
+
+def test_a_loop_that_never_runs_yields_nothing() -> None:
+    nodes = (CONSTANTS + LOOP).replace("(four, , x)", "(zero, , x)")
+    assert in_field(text_model(nodes, "float[2, 3] x"), {"x": X})[0].shape == (0, 2, 3)
+    nodes = nodes.replace("float[2, 3] u", "float[N, 3] u")
+    with pytest.raises(Unsupported, match="unknown shape"):
+        in_field(text_model(nodes, "float[2, 3] x"), {"x": X})
+
+
+def scan(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The sum so far of x, times the entry of w; over axis 1 of x, as long as axis 0 of w."""
+    tensor = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["state", "row"], ["next"]),
+            helper.make_node("Mul", ["next", "factor"], ["made"]),
+        ],
+        "body",
+        [tensor("state", 1, [2]), tensor("row", 1, [2]), tensor("factor", 1, [])],
+        [tensor("next", 1, [2]), tensor("made", 1, [2])],
+    )
+    node = helper.make_node("Scan", ["s", "x", "w"], ["last", "y"], num_scan_inputs=2, body=body, **given)
+    inputs = [tensor("s", 1, [2]), tensor("x", 1, [2, 3]), tensor("w", 1, [3])]
+    outputs = [tensor("last", 1, [2]), tensor("y", 1, None)]
+    graph = helper.make_graph([node], "scan", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return model, {"s": np.array([0.5, 1], np.float32), "x": X, "w": np.array([2, 3, -1], np.float32)}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"scan_input_directions": [1, 0]},
+        {"scan_output_axes": [1], "scan_output_directions": [1]},
+        {"scan_output_axes": [-1], "scan_input_directions": [1, 1]},
+    ],
+)
+def test_scan(given: dict[str, Any]) -> None:
+    model, feeds = scan(scan_input_axes=[1, 0], **given)
+    made = in_floats(model, feeds)
+    assert_near(made, by_onnxruntime(model, feeds), 1e-6, 1e-6)
+    assert_equal_in_both(model, feeds)
+
+
+REFUSED = {
+    "data decides a branch": IF.replace("> (c)", "> (x)"),
+    "data decides how often a loop runs": "k = Cast <to = 7> (x) " + CARRIED.replace("k, c, x)", "k, , x)"),
+    "data decides whether a loop runs": CARRIED.replace("k, c, x)", ", x, x)"),
+    "data decides when a loop ends": CARRIED.replace("k, c, x)", ", , x)").replace("Identity(go)", "Identity(s)"),
+    "more than 20 iterations": CARRIED.replace("k, c, x)", ", , x)"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refuses_what_it_cannot_know(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewriter.evaluate.control, "_MAX_ITERATIONS", 20)
+    with pytest.raises(Unsupported, match=reason):
+        in_field(text_model(REFUSED[reason], "float[1] x"), {"x": X[0, :1]})
+
+
+def test_what_integer_inputs_decide_is_known_inside_and_outside() -> None:
+    from rewriter.evaluate.arithmetic import Floats
+    from rewriter.evaluate.evaluator import Evaluator, Program
+    from rewriter.files.load import load_model
+
+    nodes = (
+        "z = Cast <to = 1> (k) v = Loop <body = body (int64 i, bool go, float s) => (bool more, float t) {"
+        " more = Identity(go) t = Neg(s) }> (two, , z) y = Mul(x, v)"
+    )
+    model = text_model(CONSTANTS + nodes, "float[2, 3] x, int64 k")
+    evaluator = Evaluator(Program(load_model(model)), Floats(), {"x": X, "k": np.array(3)})
+    evaluator.run()
+    assert {"k", "z", "s", "t", "v", "y"} <= evaluator.decided
+    assert "x" not in evaluator.decided

@@ -1,0 +1,301 @@
+"""Quantised operators: each row beside onnxruntime and onnx, and in a field beside its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+
+from tests.rewriter.evaluate import single
+from tests.rewriter.evaluate.judged import (
+    BOTH,
+    MICROSOFT,
+    Case,
+    assert_judged,
+    assert_same_in_field,
+    dyadic,
+    normal,
+    written,
+)
+
+_RNG = np.random.default_rng(42)
+_ORT, _ONNX = ("onnxruntime",), ("onnx",)
+_INT4, _UINT4 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.uint4)
+
+
+def _x(*shape: int) -> np.ndarray:
+    return dyadic(_RNG, *shape)
+
+
+def _q(kind: Any, *shape: int) -> np.ndarray:
+    limits = ml_dtypes.iinfo(kind)
+    return np.asarray(_RNG.integers(limits.min, int(limits.max) + 1, shape)).astype(kind)
+
+
+def _scale(*shape: int) -> np.ndarray:
+    """Powers of two: a quotient is not rounded, and a tie is one for every kernel."""
+    return np.asarray(2.0 ** _RNG.integers(-6, -2, shape), np.float32)
+
+
+def _linear() -> Iterator[Case]:
+    """QuantizeLinear and DequantizeLinear."""
+    for kind in (np.uint8, np.int8, np.uint16, np.int16, _UINT4, _INT4):
+        for shape, axis, block in [
+            ((), 1, 0), ((4,), 1, 0), ((3,), 0, 0), ((2,), -1, 0), ((3, 2, 2), 1, 2), ((3, 4, 1), -1, 2),
+            ((3, 4, 1), 2, 3),
+        ]:  # fmt: skip
+            attributes = {"axis": axis} | ({"block_size": block} if block else {})
+            scale, zero = _scale(*shape), np.asarray(_q(kind, *shape).astype(np.int64) // 2).astype(kind)
+            judges = _ONNX if kind in (_INT4, _UINT4) or block > 2 else BOTH
+            yield Case("QuantizeLinear", [_x(3, 4, 2) * 4, scale, zero], attributes, judges=judges)
+            judges = _ONNX if block > 2 else BOTH
+            yield Case("DequantizeLinear", [_q(kind, 3, 4, 2), scale, zero], attributes, judges=judges, data=[0])
+    for kind in (np.uint8, np.int8):
+        yield Case("QuantizeLinear", [_x(3, 4) * 8, _scale(), _q(kind)], opset=10)
+        operands = [_q(kind, 3, 4), _scale(), _q(kind)]
+        yield Case("DequantizeLinear", operands, opset=10, judges=_ORT, data=[0])
+    yield Case("QuantizeLinear", [_x(3, 4), _scale()], opset=13)
+    yield Case("QuantizeLinear", [_x(3, 4), _scale()], {"output_dtype": onnx.TensorProto.INT8}, judges=_ONNX)
+    yield Case("QuantizeLinear", [_x(3, 4), _scale(4), _q(np.uint8, 4)], {"axis": 1}, domain=MICROSOFT, judges=_ORT)
+    yield Case("DequantizeLinear", [_q(np.int32, 3, 4), _scale()], opset=13, judges=_ORT, data=[0])
+
+
+def _dynamic() -> Iterator[Case]:
+    for data in (_x(3, 4), np.abs(_x(3, 4)) + 1, -np.abs(_x(3, 4)) - 1, np.zeros((2, 2), np.float32)):
+        yield Case("DynamicQuantizeLinear", [data], outputs=3, judges=BOTH if data.any() else _ORT)
+    for bias in (None, _x(5)):
+        operands = [normal(_RNG, 3, 4), _q(np.int8, 4, 5), _scale(5), _q(np.int8, 5), bias]
+        yield Case("DynamicQuantizeMatMul", operands, domain=MICROSOFT, judges=_ORT)
+
+
+def _products() -> Iterator[Case]:
+    """Operands and results that are quantised."""
+    for left, right in ((np.uint8, np.int8), (np.uint8, np.uint8), (np.int8, np.int8)):
+        x, y = _q(left, 2, 3, 4), _q(right, 4, 5)
+        yield Case("MatMulInteger", [x, y], data=[0])
+        yield Case("MatMulInteger", [x, y, _q(left), _q(right)], data=[0])
+        yield Case("MatMulInteger", [x, y, _q(left), _q(right, 5)], data=[0], judges=_ORT)
+        for columns in ((), (5,)):
+            one, two = [_scale(), _q(left)], [_scale(*columns), _q(right, *columns)]
+            floats = [x, y, one[0], two[0], one[1], two[1], _x(5)]
+            yield Case("MatMulIntegerToFloat", floats, domain=MICROSOFT, judges=_ORT, data=[0])
+            # A sum of 4 products of 8 bits, scaled so that it saturates at times.
+            rounded = [16 * _scale(1), _q(left)]
+            if (left, right) != (np.int8, np.uint8):
+                judges = BOTH if not columns else _ORT
+                yield Case("QLinearMatMul", [x, *one, y, *two, *rounded], data=[0], judges=judges)
+            turned = [_q(left, 3, 4), *one, _q(right, 5, 4), *two, _q(np.int32, 5) // 2**20]
+            given = {"transB": 1, "alpha": 0.5}
+            if left == np.uint8:
+                yield Case("QGemm", [*turned, *rounded], given, domain=MICROSOFT, judges=_ORT, data=[0])
+                yield Case("QGemm", turned, given, domain=MICROSOFT, judges=_ORT, data=[0])
+    data, weight = _q(np.uint8, 1, 4, 5, 6), _q(np.int8, 6, 2, 3, 2)
+    attributes: dict[str, Any] = {"group": 2, "pads": [1, 0, 1, 1], "strides": [2, 1]}
+    unsigned = _q(np.uint8, 6, 2, 3, 2)
+    yield Case("ConvInteger", [data, unsigned, _q(np.uint8), _q(np.uint8)], attributes, data=[0], judges=_ORT)
+    for channels in ((), (6,)):
+        operands = [data, _scale(), _q(np.uint8), weight, _scale(*channels), np.zeros(channels, np.int8)]
+        operands += [np.float32(16) * _scale(), _q(np.uint8), _q(np.int32, 6) // 2**20]
+        yield Case("QLinearConv", operands, attributes, data=[0], judges=_ORT)
+
+
+def _single() -> Iterator[Case]:
+    """One operator between integers."""
+    x, y = _q(np.uint8, 2, 4, 6, 6), _q(np.uint8, 4, 6, 6)
+    one, two, out = ([_scale(), _q(np.uint8)] for _ in range(3))
+    for name in ("QLinearAdd", "QLinearMul"):
+        yield Case(name, [x, *one, y, *two, np.float32(2) * out[0], out[1]], domain=MICROSOFT, judges=_ORT, data=[0, 3])
+    singles: list[tuple[str, dict[str, Any]]] = [
+        ("QLinearSigmoid", {}), ("QLinearLeakyRelu", {"alpha": 0.25}), ("QLinearGlobalAveragePool", {}),
+        ("QLinearAveragePool", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("QLinearSoftmax", {"axis": -1, "opset": 13}),
+        ("QLinearSoftmax", {"axis": 2, "opset": 11}),
+        ("QLinearAveragePool", {"kernel_shape": [2, 2], "channels_last": 1}),
+        ("QLinearGlobalAveragePool", {"channels_last": 1}),
+    ]  # fmt: skip
+    for name, attributes in singles:
+        yield Case(name, [x, *one, *out], attributes, domain=MICROSOFT, judges=_ORT, data=[0])
+    yield Case("QLinearConcat", [*out, x, *one, x, *two], {"axis": 1}, domain=MICROSOFT, judges=_ORT, data=[2, 5])
+    condition = _RNG.random((2, 4, 6, 6)) < 0.5
+    operands = [condition, x, *one, x[::-1].copy(), *two, *out]
+    yield Case("QLinearWhere", operands, domain=MICROSOFT, judges=_ORT, data=[1, 4])
+
+
+def _packed() -> Iterator[Case]:
+    """Weights in blocks."""
+    rows, columns, block = 5, 40, 16
+    blocks = -(-columns // block)
+    for bits in (2, 4, 8):
+        packed = _q(np.uint8, rows, blocks, block * bits // 8)
+        attributes = {"N": rows, "K": columns, "bits": bits, "block_size": block}
+        zeros = _q(np.uint8, rows, -(-blocks * bits // 8))
+        for zero, bias in ((None, None), (zeros, None), (None, _x(rows)), (zeros, _x(rows)), (_x(rows, blocks), None)):
+            if zero is not None and zero.dtype == np.float32 and bits != 4:
+                continue
+            operands = [_x(2, 3, columns), packed, _scale(rows, blocks), zero, None, bias]
+            yield Case("MatMulNBits", operands, attributes, domain=MICROSOFT, judges=_ORT)
+    index = _RNG.integers(0, 6, (2, 3))
+    for kind, width in ((_INT4, 32), (_UINT4, 32), (np.uint8, 16), (np.uint8, 32)):
+        bits = 8 if (kind, width) == (np.uint8, 32) else 4
+        for stated in (False, True):
+            zero = _q(kind, 6, 1 if kind == np.uint8 and bits == 4 else 2) if stated else None
+            attributes = {"bits": bits, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
+            operands = [_q(kind, 6, width), index, _scale(6, 2), zero]
+            yield Case("GatherBlockQuantized", operands, attributes, domain=MICROSOFT, judges=_ORT)
+
+
+def _attention() -> Iterator[Case]:
+    for past in (None, normal(_RNG, 2, 2, 2, 2, 4)):
+        operands: list[Any] = [_q(np.uint8, 2, 3, 8), _q(np.int8, 8, 24), _x(24), _scale() / 8, _scale() / 8]
+        operands += [None if past is not None else np.array([2, 3], np.int32), _q(np.uint8), np.zeros((), np.int8)]
+        attributes = {"num_heads": 2, "unidirectional": int(past is not None)}
+        outputs = 1 if past is None else 2
+        yield Case("QAttention", [*operands, past], attributes, outputs, MICROSOFT, judges=_ORT, data=[0])
+
+
+def _mixtures() -> Iterator[Case]:
+    experts, tokens, width, inner = 4, 5, 32, 16
+    activations: list[dict[str, Any]] = [
+        {"activation_type": "relu"}, {"activation_type": "gelu"}, {"activation_type": "silu"},
+        {
+            "activation_type": "swiglu", "swiglu_fusion": 1, "activation_alpha": 1.5, "activation_beta": 1.0,
+            "swiglu_limit": 2.0,
+        },
+    ]  # fmt: skip
+    for activation in activations:
+        double = 2 if activation["activation_type"] == "swiglu" else 1
+        attributes = {"k": 2, "normalize_routing_weights": 1, **activation}
+        data, router = normal(_RNG, 1, tokens, width), normal(_RNG, tokens, experts)
+        first, second = normal(_RNG, experts, double * inner, width) / 4, normal(_RNG, experts, width, inner) / 4
+        biases = _x(experts, double * inner), _x(experts, width)
+        operands: list[Any] = [data, router, first, biases[0], second, biases[1]]
+        yield Case("MoE", operands, attributes, domain=MICROSOFT, judges=_ORT)
+        one = {**attributes, "k": 1, "normalize_routing_weights": 0}
+        yield Case("MoE", operands, one, domain=MICROSOFT, judges=_ORT)
+        for bits, block in ((4, 0), (8, 0), (4, 16)):
+            packed = [_q(np.uint8, *each.shape[:2], each.shape[2] * bits // 8) for each in (first, second)]
+            blocks = [(each.shape[2] // block,) if block else () for each in (first, second)]
+            scales = [_scale(*each.shape[:2], *more) / 4 for each, more in zip((first, second), blocks, strict=True)]
+            operands = [data, router, packed[0], scales[0], biases[0], packed[1], scales[1], biases[1]]
+            given = {**attributes, "expert_weight_bits": bits} | ({"block_size": block} if block else {})
+            yield Case("QMoE", operands, given, domain=MICROSOFT, judges=_ORT)
+            sizes = [(*each.shape[:2], *more) for each, more in zip((first, second), blocks, strict=True)]
+            zeros = [_q(np.uint8, *size[:-1], -(-size[-1] * bits // 8)) for size in sizes]
+            shares = np.abs(normal(_RNG, tokens, experts))
+            stated = [*operands, None, None, None, *zeros, None, shares]
+            yield Case("QMoE", stated, {**given, "normalize_routing_weights": 0}, domain=MICROSOFT, judges=_ORT)
+
+
+_CASES = [*_linear(), *_dynamic(), *_products(), *_single(), *_packed(), *_attention(), *_mixtures()]
+
+
+@pytest.mark.parametrize("case", _CASES, ids=str)
+def test_row_agrees_with_its_judges(case: Case) -> None:
+    assert_judged(case)
+
+
+_RATIONAL = (
+    "DequantizeLinear",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "ConvInteger",
+    "MatMulNBits",
+    "GatherBlockQuantized",
+)
+
+
+@pytest.mark.parametrize("case", [case for case in _CASES if case.operator in _RATIONAL], ids=str)
+def test_field_computes_the_same_rational_numbers(case: Case) -> None:
+    single.assert_equal_in_both(*case.made, case.quantised)
+
+
+_ONE = [_q(np.uint8, 3, 4), np.float32(0.25), np.uint8(7)]
+_TWO = [_q(np.uint8, 3, 4), np.float32(0.5), np.uint8(3)]
+_OUT = [np.float32(2), np.uint8(9)]
+_PARTS = [
+    (
+        Case("QLinearAdd", [*_ONE, *_TWO, *_OUT], domain=MICROSOFT, data=[0, 3]),
+        """a = DequantizeLinear(x0, x1, x2) b = DequantizeLinear(x3, x4, x5) c = Add(a, b)
+        y0 = QuantizeLinear(c, x6, x7)""",
+    ),
+    (
+        Case("QLinearMatMul", [*_ONE, _q(np.int8, 4, 5), np.float32(0.5), np.int8(3), *_OUT], data=[0]),
+        """a = DequantizeLinear(x0, x1, x2) b = DequantizeLinear(x3, x4, x5) c = MatMul(a, b)
+        y0 = QuantizeLinear(c, x6, x7)""",
+    ),
+    (
+        Case(
+            "QGemm", [*_ONE, _q(np.int8, 5, 4), np.float32(0.5), np.int8(3)], {"transB": 1}, domain=MICROSOFT, data=[0]
+        ),
+        """a = DequantizeLinear(x0, x1, x2) b = DequantizeLinear(x3, x4, x5) t = Transpose <perm=[1, 0]> (b)
+        y0 = MatMul(a, t)""",
+    ),
+    (
+        Case("MoE", [_x(5, 4), _x(5, 3), _x(3, 6, 4), _x(3, 6), _x(3, 4, 6), _x(3, 4)], {"k": 3}, domain=MICROSOFT),
+        """p = Softmax(x1) one = Constant <value_ints=[1]> () a = Transpose <perm=[0, 2, 1]> (x2) b = MatMul(x0, a)
+        c = Unsqueeze(x3, one) d = Add(b, c) r = Relu(d) e = Transpose <perm=[0, 2, 1]> (x4) f = MatMul(r, e)
+        g = Unsqueeze(x5, one) h = Add(f, g) y0 = Einsum <equation="te,eto->to"> (p, h)""",
+    ),
+    (
+        Case("DynamicQuantizeMatMul", [_x(3, 4), _q(np.int8, 4, 5), np.float32(0.25), np.int8(3)], domain=MICROSOFT),
+        """q, s, z = DynamicQuantizeLinear(x0) i = MatMulInteger(q, x1, z, x3) c = Cast <to=1> (i) f = Mul(s, x2)
+        y0 = Mul(c, f)""",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "text"), _PARTS, ids=str)
+def test_quantised_operator_is_its_parts(case: Case, text: str) -> None:
+    assert_same_in_field(case, written(case, text))
+
+
+_BYTES = _q(np.uint8, 4, 2, 8)
+_SCALES = _scale(4, 2)
+_ZEROS = _q(np.uint8, 4, 1)
+
+
+def _weight(*, zeros: bool) -> np.ndarray:
+    """[4, 32] numbers of 4 bits, the first one of a byte in its lower half, in two blocks of a row."""
+    made = np.zeros((4, 32), np.float32)
+    for row, column in np.ndindex(made.shape):
+        block, place = divmod(column, 16)
+        byte, zero = int(_BYTES[row, block, place // 2]), int(_ZEROS[row, 0]) if zeros else 0x88
+        number, zero = ((byte >> 4) if place % 2 else (byte % 16)), ((zero >> 4) if block else (zero % 16))
+        made[row, column] = (number - zero) * _SCALES[row, block]
+    return made
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_packed_weight_is_its_numbers(zeros: bool) -> None:
+    given = [_SCALES, _ZEROS] if zeros else [_SCALES]
+    attributes = {"N": 4, "K": 32, "bits": 4, "block_size": 16}
+    product = Case("MatMulNBits", [_x(3, 32), _BYTES, *given], attributes, domain=MICROSOFT)
+    attributes = {"bits": 4, "block_size": 16, "gather_axis": 0, "quantize_axis": 1}
+    rows = Case(
+        "GatherBlockQuantized", [_BYTES.reshape(4, 16), np.array([2, 0, 3]), *given], attributes, domain=MICROSOFT
+    )
+    numbers = ", ".join(repr(float(each)) for each in _weight(zeros=zeros).reshape(-1))
+    weight = f"w = Constant <value=float[4, 32] {{{numbers}}}> ()"
+    assert_same_in_field(product, written(product, f"{weight} t = Transpose <perm=[1, 0]> (w) y0 = MatMul(x0, t)"))
+    nothing = "none = Sub(x2, x2) zero = ReduceSum <keepdims=0> (none)"  # so that the sum depends on data
+    assert_same_in_field(rows, written(rows, f"{weight} {nothing} g = Gather(w, x1) y0 = Add(g, zero)"))
+
+
+@pytest.mark.parametrize(("scale", "same"), [("x1", True), ("x3", False)])
+def test_what_was_quantised_is_not_rounded_again_with_the_same_scale(scale: str, same: bool) -> None:
+    case = Case("QuantizeLinear", [normal(_RNG, 3, 4), np.float32(0.25), np.uint8(128), np.float32(0.5)])
+    once = written(case, "q = QuantizeLinear(x0, x1, x2) y0 = Transpose <perm=[1, 0]> (q)")
+    twice = written(
+        case,
+        f"""q = QuantizeLinear(x0, x1, x2) d = DequantizeLinear(q, x1, x2) t = Transpose <perm=[1, 0]> (d)
+        y0 = QuantizeLinear(t, {scale}, x2)""",
+    )
+    _, feeds = case.made
+    one, two = (single.in_field(each, feeds)[0] for each in (once, twice))
+    assert np.array_equal(one, two) == same
+    twice.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
+    np.testing.assert_array_equal(single.in_floats(twice, feeds)[0], single.by_onnxruntime(twice, feeds)[0])

@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from rewriter.evaluate.arithmetic import Unsupported
+from rewriter.evaluate.scalar import activated
+from rewriter.evaluate.table import Call
+from tests.rewriter.evaluate.single import (
+    assert_as_others,
+    assert_equal_in_both,
+    assert_same_law,
+    drawn,
+    in_field,
+    in_floats,
+    name_of,
+    settings,
+    single,
+    text_model,
+)
+
+MICROSOFT = {"domain": "com.microsoft", "without": "onnx"}
+POSITIVE = np.array([[0.25, 1, 3], [0.001, 2, 80]], np.float32)
+WITHIN = np.array([[-0.75, 0, 0.125], [0.5, -1, 1]], np.float32)
+SPECIAL = np.array([np.inf, -np.inf, np.nan, 0, -2.5, 1], np.float32)
+
+RATIONAL = [
+    ("Add", [(2, 3), (3,)], {}),
+    ("Sub", [(2, 1), (3,)], {}),
+    ("Sum", [(2, 3), (3,), (2, 1)], {}),
+    ("Mean", [(2, 3), (3,), (2, 1), (1,)], {"without": "onnx"}),
+    ("Mul", [(2, 3), (2, 1)], {}),
+    ("Neg", [(2, 3)], {}),
+    ("Pow", [(2, 3), np.array(3, np.float32)], {"constants": [1]}),
+    ("Pow", [(2, 3), np.array([[2, 2, 2]], np.int64)], {}),
+    ("Pow", [(2, 3), np.array(0, np.float32)], {"constants": [1]}),
+    ("Equal", [np.array([1, 2, 0], np.float32), np.array([[1], [0]], np.float32)], {}),
+]
+FUNCTIONS = [
+    ("Div", [(2, 3), POSITIVE], {}),
+    ("Div", [(2, 3), np.array([7, 7, 7], np.float32)], {}),
+    ("Reciprocal", [POSITIVE], {}),
+    ("Sqrt", [POSITIVE], {}),
+    ("Pow", [POSITIVE, np.array(0.5, np.float32)], {"constants": [1]}),
+    ("Pow", [POSITIVE, np.array(-1.5, np.float32)], {"constants": [1], "atol": 0.1}),
+    ("Pow", [POSITIVE, np.array(-2, np.float32)], {"constants": [1], "atol": 1}),
+    ("Pow", [POSITIVE, np.array([0.3, 2, -1], np.float32)], {"constants": [1], "atol": 0.1}),
+    ("Pow", [np.array([2, 0.5], np.float32), np.array([[1.5], [-2]], np.float32)], {}),
+    *((name, [(2, 3)], {}) for name in ("Exp", "Sigmoid", "Tanh", "Relu", "Abs", "Sign", "Sin", "Cos", "Sinh", "Cosh")),
+    *((name, [(2, 3)], {}) for name in ("Softplus", "Softsign", "Atan", "Asinh", "Floor", "Ceil", "Round", "Mish")),
+    *((name, [(2, 3)], {}) for name in ("Elu", "Selu", "Celu", "LeakyRelu", "HardSigmoid", "Shrink")),
+    ("ThresholdedRelu", [(2, 3)], {}),
+    ("Erf", [(2, 3)], {"without": "float64"}),
+    ("Log", [POSITIVE], {}),
+    ("Tan", [WITHIN], {}),
+    *((name, [WITHIN], {}) for name in ("Asin", "Acos")),
+    ("Acosh", [POSITIVE + 1], {}),
+    ("Atanh", [WITHIN * np.float32(0.5)], {}),
+    ("Elu", [(2, 3)], {"alpha": 0.3}),
+    ("Selu", [(2, 3)], {"alpha": 1.5, "gamma": 2.0}),
+    ("Celu", [(2, 3)], {"alpha": 0.7}),
+    ("LeakyRelu", [(2, 3)], {"alpha": 0.3}),
+    ("ThresholdedRelu", [(2, 3)], {"alpha": 0.25}),
+    ("HardSigmoid", [(2, 3)], {"alpha": 0.5, "beta": 0.6}),
+    ("Shrink", [(2, 3)], {"lambd": 1.5, "bias": 0.5}),
+    ("HardSwish", [(2, 3)], {"without": "float64"}),
+    ("PRelu", [(2, 3), (3,)], {}),
+    ("Gelu", [(2, 3)], {"without": "float64"}),
+    ("Gelu", [(2, 3)], {"approximate": "tanh", "without": "float64"}),
+    ("Gelu", [(2, 3)], MICROSOFT),
+    ("FastGelu", [(2, 3)], MICROSOFT),
+    ("FastGelu", [(2, 3), (3,)], MICROSOFT),
+    ("BiasGelu", [(2, 3), (3,)], MICROSOFT),
+    ("QuickGelu", [(2, 3)], MICROSOFT),
+    ("QuickGelu", [(2, 3)], MICROSOFT | {"alpha": 1.0}),
+    ("Swish", [(2, 3)], {"opset": 24, "alpha": 0.5, "without": "onnxruntime"}),
+    ("SwiGLU", [(2, 3), (2, 3)], {"opset": 28, "alpha": 1.5, "without": "onnxruntime float64"}),
+    ("Max", [(2, 3), (3,), (2, 1)], {}),
+    ("Min", [(2, 3), (1,)], {}),
+    ("Max", [(2, 3)], {}),
+    ("Clip", [(2, 3), np.array(-1.5, np.float32), np.array(2, np.float32)], {"constants": [1, 2]}),
+    ("Clip", [(2, 3), None, np.array(-1, np.float32)], {}),
+    ("Clip", [(2, 3), np.array(2, np.float32), np.array(-2, np.float32)], {"opset": 13}),
+    ("Clip", [(2, 3)], {"min": -1.0, "max": 0.5, "opset": 6, "without": "float64"}),
+    ("Clip", [(2, 3)], {"min": 0.0, "opset": 6, "without": "float64"}),
+    *((name, [(2, 3), (3,)], {}) for name in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")),
+    *((name, [SPECIAL, np.array([[np.inf], [0], [-np.inf]], np.float32)], {})
+        for name in ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")),
+    ("Mod", [(2, 3), POSITIVE], {"fmod": 1}),
+    ("IsNaN", [SPECIAL], {}),
+    ("IsInf", [SPECIAL], {}),
+    ("IsInf", [SPECIAL], {"detect_negative": 0}),
+    ("IsInf", [SPECIAL], {"detect_positive": 0}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "shapes", "given"), [*RATIONAL, *FUNCTIONS], ids=name_of)
+def test_rows_of_arithmetic(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
+    assert_as_others(operator, shapes, **settings(given))
+
+
+@pytest.mark.parametrize(("operator", "shapes", "given"), RATIONAL, ids=name_of)
+def test_rational_rows_in_the_field(operator: str, shapes: list[Any], given: dict[str, Any]) -> None:
+    stated = settings(given)
+    stated.pop("without", None)
+    assert_equal_in_both(*single(operator, drawn(shapes, 4), **stated))
+
+
+PRECISE = {
+    "Softplus": (-50.0, 1.9287498479639178e-22),
+    "Sigmoid": (-40.0, 4.248354255291589e-18),
+    "Erf": (1e-9, 1.1283791670955126e-09),
+    "Elu": (-1e-9, -9.999999995e-10),
+    "Mish": (-30.0, -2.8072868906518046e-12),
+}
+
+
+@pytest.mark.parametrize("operator", PRECISE)
+def test_float64_keeps_its_digits(operator: str) -> None:
+    """Where a formula that is right in the field cancels, or overflows, in floats."""
+    x, right = PRECISE[operator]
+    model, feeds = single(operator, [np.array([x])])
+    np.testing.assert_allclose(in_floats(model, feeds)[0], right, rtol=1e-9)
+
+
+LAWS = {
+    "Gelu": ("y = Gelu(x)", "a = Div(x, root2) b = Erf(a) c = Add(b, one) d = Mul(x, c) y = Mul(d, half)"),
+    "Gelu, scaled": ("y = Gelu(x)", "a = Mul(x, inverse) b = Erf(a) c = Add(one, b) d = Mul(x, half) y = Mul(c, d)"),
+    "tanh GELU": (
+        'y = Gelu <approximate = "tanh"> (x)',
+        "c = Pow(x, three) d = Mul(c, k) e = Add(x, d) f = Mul(e, root2pi) g = Tanh(f) h = Add(g, one)"
+        " i = Mul(x, half) y = Mul(i, h)",
+    ),
+    "FastGelu": ('y = Gelu <approximate = "tanh"> (x)', "y = com.microsoft.FastGelu(x)"),
+    "FastGelu by Sigmoid": (
+        "y = com.microsoft.FastGelu(x)",
+        "c = Mul(x, x) d = Mul(c, k) e = Add(d, one) f = Mul(x, e) g = Mul(f, twice) h = Sigmoid(g) y = Mul(x, h)",
+    ),
+    "BiasGelu": ("y = com.microsoft.BiasGelu(x, w)", "a = Add(x, w) y = Gelu(a)"),
+    "BiasSplitGelu": (
+        "y = com.microsoft.BiasSplitGelu(x, w)",
+        "a = Add(x, w) b, c = Split <num_outputs = 2, axis = -1> (a) d = Gelu(c) y = Mul(b, d)",
+    ),
+    "QuickGelu": ("y = com.microsoft.QuickGelu(x)", "a = Mul(x, quick) b = Sigmoid(a) y = Mul(x, b)"),
+    "SwiGLU": ("y = SwiGLU(x, w)", "a = Sigmoid(x) b = Mul(x, a) y = Mul(b, w)"),
+    "HardSwish": ("y = HardSwish(x)", "a = HardSigmoid <alpha = 0.16666667> (x) y = Mul(x, a)"),
+    "HardSwish by Clip": (
+        "y = HardSwish(x)",
+        "a = Add(x, three) z = Sub(one, one) s = Mul(three, two) b = Clip(a, z, s) c = Mul(x, b) y = Div(c, s)",
+    ),
+    "Mish": ("y = Mish(x)", "a = Softplus(x) b = Tanh(a) y = Mul(x, b)"),
+    "Softplus": ("y = Softplus(x)", "a = Exp(x) b = Add(a, one) y = Log(b)"),
+    "Sigmoid": ("y = Sigmoid(x)", "a = Neg(x) b = Exp(a) c = Add(b, one) y = Reciprocal(c)"),
+    "Sigmoid by Tanh": ("y = Sigmoid(x)", "a = Mul(x, half) b = Tanh(a) c = Mul(b, half) y = Add(c, half)"),
+    "Tanh": ("y = Tanh(x)", "a = Mul(x, two) b = Sigmoid(a) c = Mul(b, two) y = Sub(c, one)"),
+    "Elu": ("y = Elu(x)", "a = Exp(x) b = Sub(a, one) z = Sub(x, x) c = Greater(x, z) y = Where(c, x, b)"),
+    "Celu": ("y = Celu <alpha = 2.0> (x)", "a = Mul(x, half) b = Elu(a) y = Mul(b, two)"),
+    "Selu": ("y = Selu <alpha = 2.0, gamma = 0.5> (x)", "a = Elu <alpha = 2.0> (x) y = Mul(a, half)"),
+    "LeakyRelu": (
+        "y = LeakyRelu <alpha = 0.5> (x)",
+        "a = Relu(x) b = Neg(x) c = Relu(b) d = Mul(c, half) y = Sub(a, d)",
+    ),
+    "PRelu": ("y = PRelu(x, half)", "y = LeakyRelu <alpha = 0.5> (x)"),
+    "Relu": ("y = Relu(x)", "z = Sub(x, x) y = Max(x, z)"),
+    "Relu by Clip": ("y = Relu(x)", "z = Sub(one, one) y = Clip(x, z)"),
+    "Abs": ("y = Abs(x)", "a = Sign(x) y = Mul(x, a)"),
+    "Softsign": ("y = Softsign(x)", "a = Abs(x) b = Add(a, one) y = Div(x, b)"),
+    "Reciprocal": ("a = Sqrt(x) y = Reciprocal(a)", "a = Sqrt(x) y = Div(one, a)"),
+    "Pow": ("a = Mul(x, x) b = Add(a, one) y = Sqrt(b)", "a = Pow(x, two) b = Add(a, one) y = Pow(b, half)"),
+    "Mean": ("y = Mean(x, w)", "a = Add(x, w) y = Mul(a, half)"),
+    "Ceil": ("y = Ceil(x)", "a = Neg(x) b = Floor(a) y = Neg(b)"),
+    "a bound that nothing exceeds": ("y = Relu(x)", "z = Sub(one, one) y = Clip(x, z, largest)"),
+    "Clip of old": ("y = Clip(x, half, two)", "a = Max(x, half) y = Min(a, two)"),
+    "a mask is below any bound": (
+        "m = Add(x, low) a = Max(m, lowest) y = Softmax(a)",
+        "m = Add(x, low) y = Softmax(m)",
+    ),
+    "a mask that is scaled": (
+        "m = Add(x, low) a = Div(m, two) y = Softmax(a)",
+        "b = Div(x, two) m = Add(b, low) y = Softmax(m)",
+    ),
+    "a mask has no exponential": ("m = Add(x, low) a = Exp(m) y = Mul(a, keep)", "m = Add(x, low) y = Exp(m)"),
+    "a mask is found": (
+        "m = Add(x, infinite) b = IsInf(m) y = Where(b, x, w)",
+        "m = Add(x, infinite) b = Less(m, lowest) y = Where(b, x, w)",
+    ),
+}  # fmt: skip
+NUMBERS = {
+    "one": 1.0, "two": 2.0, "three": 3.0, "half": 0.5, "root2": 1.4142135, "inverse": 0.70710677, "k": 0.044715,
+    "root2pi": 0.7978846, "twice": 1.5957692, "quick": 1.702, "largest": 3.4028234663852886e38,
+    "lowest": -3.4028234663852886e38,
+}  # fmt: skip
+ROWS = {"low": "0, -3e38, -3e38, 0", "infinite": "0, -inf, -inf, 0", "keep": "1, 0, 0, 1"}
+
+
+def law(nodes: str) -> Any:
+    numbers = " ".join(f"{name} = Constant <value_float = {each}> ()" for name, each in NUMBERS.items())
+    rows = " ".join(f"{name} = Constant <value = float[4] {{{each}}}> ()" for name, each in ROWS.items())
+    return text_model(f"{numbers} {rows} {nodes}", "float[2, 4] x, float[4] w")
+
+
+@pytest.mark.parametrize(("one", "other"), LAWS.values(), ids=LAWS)
+def test_laws_of_arithmetic(one: str, other: str) -> None:
+    rng = np.random.default_rng(1)
+    feeds = {"x": np.abs(rng.normal(size=(2, 4))).astype(np.float32), "w": rng.normal(size=4).astype(np.float32)}
+    feeds["x"][0] *= 1 if "Sqrt" in one else -1
+    assert_same_law(law(one), law(other), feeds)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("y = Gelu(x)", 'y = Gelu <approximate = "tanh"> (x)'),
+        ("y = Relu(x)", "y = Elu(x)"),
+        ("y = Softplus(x)", "y = Relu(x)"),
+        ("a = Neg(x) y = Erf(a)", "y = Erf(x)"),
+        ("y = Floor(x)", "y = Round(x)"),
+        ("y = Sin(x)", "y = Cos(x)"),
+    ],
+)
+def test_other_functions_differ(one: str, other: str) -> None:
+    feeds = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32), "w": np.zeros(4, np.float32)}
+    left, right = (in_field(law(each), feeds, snaps=True)[0] for each in (one, other))
+    assert (left != right).any()
+
+
+@pytest.mark.parametrize(
+    ("given", "operator", "attributes"),
+    [
+        ({"activation": b"Relu"}, "Relu", {}),
+        ({"activation": b"LeakyRelu", "activation_alpha": 0.5}, "LeakyRelu", {"alpha": 0.5}),
+        ({"activation": b"HardSigmoid", "activation_params": [0.5, 0.25]}, "HardSigmoid", {"alpha": 0.5, "beta": 0.25}),
+        ({"activation": b"Clip", "activation_params": [-1.0, 1.0]}, "Clip", {"min": -1.0, "max": 1.0}),
+        ({}, "Identity", {}),
+        ({"activation": b"Shape"}, "", {}),
+    ],
+)
+def test_activations_of_fused_operators(given: dict[str, Any], operator: str, attributes: dict[str, Any]) -> None:
+    from rewriter.evaluate.arithmetic import Floats, Value
+    from rewriter.evaluate.evaluator import Evaluator, Program
+    from rewriter.files.load import load_model
+
+    x = np.linspace(-3, 3, 8)
+    node = helper.make_node("FusedGemm", [], [])
+    evaluator = Evaluator(Program(load_model(single("Relu", [x])[0])), Floats(), {})
+    call = Call(node, "FusedGemm", given, evaluator)
+    if not operator:
+        with pytest.raises(Unsupported, match="activation Shape"):
+            activated(call, Value(x))
+        return
+    right = in_floats(*single(operator, [x], attributes=attributes, opset=6))[0]
+    np.testing.assert_array_equal(activated(call, Value(x)).entries, right)

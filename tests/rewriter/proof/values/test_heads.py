@@ -1,0 +1,174 @@
+"""Activations that became heads: right pairs are proved in every form, and what onnxruntime says is wrong is not."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+
+from rewriter import rewrite
+from rewriter.evaluate.arithmetic import Field, Unsupported, draw_prime
+from rewriter.evaluate.evaluator import Program
+from rewriter.files.load import load_model
+from rewriter.proof.inputs.cases import Maker
+from rewriter.proof.values.heads import Allowed, Regions, Replacing, bounded, proposals
+from rewriter.proof.values.prints import same_value
+from tests.committed import FOLDER
+from tests.conftest import slow
+
+FORMS = ("local", "compact", "masked", "maskless", "staged", "whole")
+STEMS = ("silu-decoder", "relu-decoder", "gelu-encoder", "gelu-vision", "gated-decoder")
+QUICK = {("relu-decoder", "compact"), ("relu-decoder", "masked"), ("gated-decoder", "local")}
+SIZES = ((2, 5, 0), (1, 9, 0))
+_ACTS = 1e-3
+
+
+def judged(a: onnx.ModelProto, b: onnx.ModelProto, sizes: tuple[tuple[int, int, int], ...] = SIZES) -> str:
+    """Why `b` is not proved to be `a`; empty where it is."""
+    models = [load_model(each) for each in (a, b)]
+    ours, theirs = map(Program, models)
+    maker = Maker(models[0].proto)
+    prime, key = draw_prime(), secrets.token_bytes(16)
+    small = maker.case((1, 3, 0), 0).feeds
+    try:
+        found = proposals(ours, theirs, lambda: Field(prime, key), (small, small))
+        for size in sizes:
+            why = differing(found, ours, theirs, maker.case(size, 0).feeds)
+            if why:
+                return why
+    except Unsupported as error:
+        return str(error)
+    if found.forgotten:
+        return "omega is forgotten by floats"
+    for region in bounded(found.regions.values(), lambda _: Allowed()):
+        assert region.bound is not None
+        if not region.bound.holds:
+            return region.bound.reason
+    return ""
+
+
+def differing(found: Regions, ours: Program, theirs: Program, feeds: dict[str, np.ndarray]) -> str:
+    prime, key = draw_prime(), secrets.token_bytes(16)
+    a = Replacing(ours, Field(prime, key), feeds, regions=found.regions)
+    b = Replacing(theirs, Field(prime, key), feeds)
+    expected, actual = a.run(), b.run()
+    wrong = [name for name in expected if not same_value(a.field, expected[name], actual[name])]
+    if wrong:
+        return f"{wrong[0]} differs; {found.failures}"
+    unmasked = found.unmasked(a, b)
+    return f"{unmasked[0]} is masked too little" if unmasked else ""
+
+
+@cache
+def original(stem: str) -> onnx.ModelProto:
+    return onnx.load(FOLDER / f"{stem}.onnx")
+
+
+@cache
+def rewritten(stem: str, form: str) -> onnx.ModelProto:
+    model = rewrite(original(stem), form=form, validate=False).rewritten
+    assert isinstance(model, onnx.ModelProto)
+    return model
+
+
+def each_pair() -> Iterator[object]:
+    for stem in STEMS:
+        for form in FORMS:
+            yield pytest.param(stem, form, marks=() if (stem, form) in QUICK else slow, id=f"{stem}-{form}")
+
+
+@pytest.mark.parametrize(("stem", "form"), list(each_pair()))
+def test_every_form_of_every_activation_is_proved(stem: str, form: str) -> None:
+    assert judged(original(stem), rewritten(stem, form)) == ""
+
+
+@pytest.mark.parametrize("stem", [pytest.param(each, marks=() if each == "gated-decoder" else slow) for each in STEMS])
+@pytest.mark.parametrize("form", [pytest.param(each, marks=() if each == "local" else slow) for each in FORMS])
+def test_what_onnxruntime_makes_of_a_form_is_proved(stem: str, form: str, tmp_path: Path) -> None:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(rewritten(stem, form).SerializeToString(), options, providers=["CPUExecutionProvider"])
+    assert judged(original(stem), onnx.load(tmp_path / "optimised.onnx")) == ""
+
+
+# -- planted errors --------------------------------------------------------------------------------------------------
+
+
+def outputs(model: onnx.ModelProto, stem: str) -> list[np.ndarray] | None:
+    """What onnxruntime computes at all sizes; None where it does not take the model."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    maker = Maker(original(stem))
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return [each for size in SIZES for each in session.run(None, dict(maker.case(size, 0).feeds))]
+    except Exception:  # noqa: BLE001 - onnxruntime raises its own of many kinds
+        return None
+
+
+@cache
+def expected(stem: str) -> list[np.ndarray] | None:
+    return outputs(original(stem), stem)
+
+
+def acts(wrong: onnx.ModelProto, stem: str) -> bool:
+    right, actual = expected(stem), outputs(wrong, stem)
+    if right is None or actual is None or any(x.shape != y.shape for x, y in zip(right, actual, strict=True)):
+        return False
+    gaps = (np.abs(x - y).max() / max(1.0, np.abs(x).max()) for x, y in zip(right, actual, strict=True))
+    return bool(max(gaps) > _ACTS)
+
+
+def changed(values: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Wrong values of a constant: an entry, a sign, a scale, rows or keys in another order, a smaller mask."""
+    if values.dtype.kind == "i" and values.size == 1 and 0 <= values.item() < 8:
+        yield "next", values + 1
+    if values.dtype != np.float32 or values.size == 0:
+        return
+    entry = values.copy()
+    place = np.unravel_index(np.abs(np.where(np.isfinite(values), values, 0)).argmax(), values.shape)
+    entry[place] = entry[place] * np.float32(0.75) + np.float32(0.125)
+    yield "entry", entry
+    yield "sign", -values
+    yield "scale", values * np.float32(0.9375)
+    for axis in range(values.ndim):
+        if values.shape[axis] > 1:
+            yield f"shifted {axis}", np.roll(values, 1, axis)
+    if (values <= -200).any():
+        yield "omega", np.where(values <= -200, np.float32(-12), values)
+        yield "weak omega", np.where(values <= -200, np.float32(-220), values)
+
+
+def planted(stem: str, form: str) -> Iterator[tuple[str, onnx.ModelProto]]:
+    """The rewritten model with one constant changed at a time: the new ones, and the weights that the blocks read."""
+    right = rewritten(stem, form)
+    for place, tensor in enumerate(right.graph.initializer):
+        for what, values in changed(numpy_helper.to_array(tensor)):
+            wrong = onnx.ModelProto()
+            wrong.CopyFrom(right)
+            wrong.graph.initializer[place].CopyFrom(numpy_helper.from_array(values, tensor.name))
+            yield f"{tensor.name} {what}", wrong
+
+
+@pytest.mark.parametrize(
+    ("stem", "form", "step"),
+    [
+        ("relu-decoder", "masked", 25),
+        *(pytest.param(stem, form, 1, marks=slow) for stem in ("relu-decoder", "gated-decoder") for form in FORMS),
+    ],
+)
+def test_no_planted_error_that_acts_is_proved(stem: str, form: str, step: int) -> None:
+    tried = 0
+    for name, wrong in list(planted(stem, form))[::step]:
+        if acts(wrong, stem):
+            tried += 1
+            assert judged(original(stem), wrong) != "", name
+    assert tried > 5
