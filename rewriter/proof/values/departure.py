@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import onnx
 
@@ -267,7 +268,7 @@ def _inputs(node: onnx.NodeProto) -> list[str]:
     return [*reads(node), *(value.name for _, body in subgraphs(node) for value in body.output)]
 
 
-def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[str, object]:
+def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[str, Any]:
     """The first node of B that departs, as fields of `Departure`."""
     node = b.departing()
     if node is None:

@@ -189,7 +189,7 @@ class _Affine:
         value = environment[self._node.output[0]]
         if not isinstance(value, Value) or value.shape != (1, self.size):
             raise Unsupported("it mixes channels")
-        return value.entries[0]
+        return np.asarray(value.entries[0])
 
     def scale(self) -> _Factor:
         def difference(f: Any, dtype: type) -> Array:
@@ -231,8 +231,16 @@ def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[
             continue
         seen.add(x.tobytes())
         exact = x.astype(np.float64)
-        yield _Factor(exact, f"times {name}", lambda field, x=x: field.lift(x).entries)
-        yield _Factor(1 / exact, f"divided by {name}", lambda field, x=x: field.inv(field.lift(x).entries))
+        yield _Factor(exact, f"times {name}", _lifted(x))
+        yield _Factor(1 / exact, f"divided by {name}", _lifted(x, inverse=True))
+
+
+def _lifted(x: Array, *, inverse: bool = False) -> Residues:
+    def residues(field: Field) -> Array:
+        entries = field.lift(x).entries
+        return field.inv(entries) if inverse else entries
+
+    return residues
 
 
 # -- the search ------------------------------------------------------------------------------------------------------
@@ -296,7 +304,7 @@ class _Search:
             if _distance(x[_sample(x.shape)], y[_sample(y.shape)], unit) is not None:
                 far = _distance(x, y, unit)
                 if far is not None:
-                    return far, f"{quoted(name)}, computed", lambda field, x=x: field.lift(x).entries, name
+                    return far, f"{quoted(name)}, computed", _lifted(x), name
         squeezed = y.squeeze()
         found = self._product(squeezed)
         if found is None and squeezed.ndim == 1:

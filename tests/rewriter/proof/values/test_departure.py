@@ -29,7 +29,7 @@ def evaluated(model: onnx.ModelProto, feeds: Mapping[str, Array] = FEEDS) -> Fin
 
 
 def departed(a: str, b: str, feeds: Mapping[str, Array] = FEEDS, **options: Any) -> Departure:
-    options = {"opset": 20, "ir": 9, "domains": MICROSOFT} | options
+    options = {"opset": 20, "ir": 9, "domains": MICROSOFT, **options}
     return departure(*(evaluated(text_model(text, **options), feeds) for text in (a, b)))
 
 
@@ -117,8 +117,8 @@ def test_constants_and_orders_of_entries() -> None:
     assert departed(TANH, TANH.replace("Add(p, b1)", "Sub(p, b1)")).constants == ()
     stated = "n = Constant<value = float[8] {1, 2, 3, 4, 5, 6, 7, 8}>()"
     assert departed(TANH, f"{stated} {TANH.replace('b1', 'n')}").constants == ("n",)
-    both = [f"{stated} {TANH.replace('Add(p, b1)', f'{kind}(p, n)')}" for kind in ("Add", "Sub")]
-    assert departed(*both).constants == ()
+    a, b = (f"{stated} {TANH.replace('Add(p, b1)', f'{kind}(p, n)')}" for kind in ("Add", "Sub"))
+    assert departed(a, b).constants == ()
     a = "t = Transpose<perm = [0, 2, 1]>(x) s = Softmax<axis = -1>(t) out = Transpose<perm = [0, 2, 1]>(s)"
     wrong = a.replace("axis = -1", "axis = 1")
     assert departed(a, wrong).rearranged == ()

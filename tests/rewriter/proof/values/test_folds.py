@@ -1,5 +1,7 @@
 """Constants folded in float32 are found again, at most a few units in the last place off; nothing else is."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -25,7 +27,7 @@ NORM = {
 }
 
 
-def program(body: str, elem: str = "float", **constants: Array) -> Program:
+def program(body: str, elem: str = "float", **constants: Any) -> Program:
     return Program(load_model(text_model(body, constants=constants, elem=elem)))
 
 
@@ -141,7 +143,7 @@ def by_hand(epsilon: float, bias: Array) -> tuple[Array, Array]:
 )
 def test_batch_norms(kind: str, epsilon: float, bias: int) -> None:
     """Weight and bias as numpy folds them; and none with the epsilon of another."""
-    shapes = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
+    shapes: dict[str, Any] = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
     a = Program(load_model(text_model(NORMED[kind], constants=NORM, **shapes)))
     weight, shift = by_hand(epsilon, bias * NORM["b"])
     text = "'b'" if bias else "no bias"
@@ -170,7 +172,7 @@ def test_a_bias_that_cancels() -> None:
 
 
 def test_what_onnxruntime_folds(tmp_path: object) -> None:
-    shapes = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
+    shapes: dict[str, Any] = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
     source, target = f"{tmp_path}/a.onnx", f"{tmp_path}/b.onnx"
     onnx.save(text_model(NORMED["Conv"], constants=NORM, **shapes), source)
     options = onnxruntime.SessionOptions()
@@ -187,7 +189,7 @@ def test_constants_of_nodes_and_many_equal_ones() -> None:
     """A Constant node is a constant; forty equal weights and a hundred equal factors are looked at once each."""
     names = [f"W{place}" for place in range(40)]
     body = "".join(f"s{name} = Mul(x, {name}) " for name in names) + "out = Mul(x, scale)"
-    model = text_model(body, constants=dict.fromkeys(names, SQUARE) | {"scale": SCALE})
+    model = text_model(body, constants=dict.fromkeys(names, SQUARE) | {"scale": np.asarray(SCALE)})
     node = onnx.helper.make_node("Constant", [], ["folded"], value=tensor("", SQUARE * SCALE))
     other = text_model("out = Add(x, folded)")
     other.graph.node.insert(0, node)
