@@ -157,6 +157,10 @@ def _is_prime(n: int) -> bool:
     return True
 
 
+Product = tuple[float, str, Callable[["Field"], int]]
+"""A positive number that constants are rounded from: its value, spelling and residue."""
+
+
 @cache
 def _known_numbers() -> list[tuple[float, str, Fraction, int, Fraction | str]]:
     """Numbers that constants are rounded from, in order: value, spelling, factor, and how many roots of what."""
@@ -194,8 +198,17 @@ class Field:
 
     reads_masks = True
 
-    def __init__(self, p: int | Modulus, key: bytes, *, snaps: bool = False, low: float = -200.0) -> None:
-        """Of fields of one `Modulus`, weights are lifted once."""
+    def __init__(
+        self,
+        p: int | Modulus,
+        key: bytes,
+        *,
+        snaps: bool = False,
+        products: Sequence[Product] = (),
+        low: float = -200.0,
+    ) -> None:
+        """Of fields of one `Modulus`, weights are lifted once; `products` are further numbers to snap to, in order."""
+        self._products = products
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self._powers = self.modulus.powers
@@ -346,6 +359,10 @@ class Field:
             _, text, factor, roots, base = min(near, key=lambda each: (len(each[1]), abs(each[0] - value)))
             residue = int(self.function(base, np.array(7))) if isinstance(base, str) else self.rational(base)
             return self.rational(factor) * pow(residue, ((self.p + 1) // 4) ** roots, self.p) % self.p, text
+        place = bisect_left(self._products, value - 2 * ulp, key=lambda each: each[0])
+        if size >= 4 and place < len(self._products) and self._products[place][0] <= value + 2 * ulp:
+            _, text, residue_of = self._products[place]
+            return residue_of(self), text
         text = str({8: np.float64, 4: np.float32}.get(size, np.float16)(value))
         if "inf" not in text and len(Decimal(text).as_tuple().digits) <= 6:
             return self.rational(Fraction(Decimal(text))), text

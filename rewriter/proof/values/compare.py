@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Modulus, Unsupported, Value, draw_prime, is_float
+from rewriter.evaluate.arithmetic import Field, Modulus, Product, Unsupported, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Program, content, in_step
 from rewriter.files.load import LoadedModel
 from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.values.departure import Departure, departure
-from rewriter.proof.values.folds import Fold, folded
+from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.prints import Fingerprints, same_value
 from rewriter.text import quoted
 
@@ -157,6 +157,7 @@ class _Pair:
         self.cover: dict[bytes, Array] = {}
         self._folds: Mapping[str, Fold] | None = None
         self._reason = ""
+        self._products = products(self.a)
         self._differ: list[tuple[Reading, Point]] = []
         theirs = {value.name for value in b.proto.graph.output}
         missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
@@ -206,8 +207,8 @@ class _Pair:
         modulus = Modulus(draw_prime())
         keys = [secrets.token_bytes(16) for _ in cases]
 
-        def fields() -> list[Field]:
-            return [Field(modulus, key, snaps=reading.snaps) for key in keys]
+        def fields(numbers: Sequence[Product] = ()) -> list[Field]:
+            return [Field(modulus, key, snaps=reading.snaps, products=numbers) for key in keys]
 
         ours, failed = self._evaluated(self.a, fields(), cases, reading)
         if all(failed):
@@ -218,7 +219,7 @@ class _Pair:
             self.points = [case for case in self.points if id(case) not in refused]
         kept = [place for place, why in enumerate(failed) if not why]
         ours, cases, keys = ([each[place] for place in kept] for each in (ours, cases, keys))
-        theirs, failed = self._evaluated(self.b, fields(), cases, reading)
+        theirs, failed = self._evaluated(self.b, fields(self._products), cases, reading)
         if any(failed):
             self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
             return None
@@ -259,7 +260,8 @@ class _Pair:
         prime, key = draw_prime(), secrets.token_bytes(16)
         made = []
         for program in (self.a, self.b):
-            fields = [Field(prime, key, snaps=reading.snaps)]
+            numbers = self._products if program is self.b else ()
+            fields = [Field(prime, key, snaps=reading.snaps, products=numbers)]
             made += self._evaluated(program, fields, [case], reading, printing=True)[0]
         return made
 

@@ -10,7 +10,7 @@ import pytest
 from rewriter.evaluate.arithmetic import Field
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
-from rewriter.proof.values.folds import folded
+from rewriter.proof.values.folds import folded, products
 from tests.textmodels import Array, tensor, text_model
 
 RNG = np.random.default_rng(7)
@@ -195,3 +195,24 @@ def test_constants_of_nodes_and_many_equal_ones() -> None:
     other.graph.node.insert(0, node)
     found = folded(Program(load_model(model)), Program(load_model(other)), {})
     assert found["folded"].spelling == "'W0' times 'scale'"
+
+
+def test_scalars_that_a_tool_merges() -> None:
+    """Products and quotients, but nothing that is one of the model's own numbers already."""
+    scalars = {"a": 0.35355338, "b": 50.0, "c": 17.67767}  # c = a b
+    text = "p = Mul(x, a) q = Div(p, b) out = Mul(q, c)"
+    a = program(text, **{name: np.array(each, np.float32) for name, each in scalars.items()})
+    found = products(a)
+    assert found == sorted(found, key=lambda each: each[0])
+    assert "0.3535534 / 50" in {spelling for _, spelling, _ in found}
+    values = np.array([value for value, _, _ in found])
+    assert min(np.abs(values / each - 1).min() for each in scalars.values()) > 5e-7
+    field, plain = Field(2**31 - 1, b"key", snaps=True, products=found), Field(2**31 - 1, b"key", snaps=True)
+    merged = np.float32(np.float32(0.35355338) / np.float32(50))
+    exact = plain.mul(plain.lift(np.float32(0.35355338)).entries, plain.inv(plain.lift(np.float32(50)).entries))
+    assert field.lift(merged).entries == exact != plain.lift(merged).entries
+    assert field.lift(-merged).entries == plain.neg(exact)
+    for each in scalars.values():
+        assert field.lift(np.float32(each)).entries == plain.lift(np.float32(each)).entries
+    half = np.float16(merged)
+    assert field.lift(half).entries == plain.lift(half).entries
