@@ -201,7 +201,8 @@ def test_scalars_that_a_tool_merges() -> None:
     """Products and quotients, but nothing that is one of the model's own numbers already."""
     scalars = {"a": 0.35355338, "b": 50.0, "c": 17.67767}  # c = a b
     text = "p = Mul(x, a) q = Div(p, b) out = Mul(q, c)"
-    a = program(text, **{name: np.array(each, np.float32) for name, each in scalars.items()})
+    constants: dict[str, Any] = {name: np.array(each, np.float32) for name, each in scalars.items()}
+    a = program(text, **constants)
     found = products(a)
     assert found == sorted(found, key=lambda each: each[0])
     assert "0.3535534 / 50" in {spelling for _, spelling, _ in found}
