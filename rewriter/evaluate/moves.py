@@ -363,9 +363,9 @@ def _weights_of_axis(call: Call, x: Value, operands: list[Any], axis: int, place
 @operator("ScatterElements", "Scatter")
 def _scatter_elements(call: Call, x: Any, index: Any, updates: Any) -> Any:
     axis = call.get("axis", 0) % x.ndim
-    places = list(np.indices(plain(index).shape))
+    places = np.indices(plain(index).shape)
     places[axis] = _from_end(index, x.shape[axis])
-    return _scattered(call, x, places, updates)
+    return _scattered(call, x, list(places), updates)
 
 
 @operator("ScatterND")

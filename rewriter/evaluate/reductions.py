@@ -53,8 +53,8 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
         return Value(f.mul(total, f.rational(Fraction(1, math.prod(x.shape[axis] for axis in places)))))
     if kind == "ReduceL2":
         return Value(f.sqrt(total))
-    exponentials = keep and x.origin and x.origin[0] == "exp" and len(places) == 1
-    made = Value(total, origin=("sumexp", x.origin[1], places[0]) if exponentials else None, whole=x.whole)
+    exponentials = places and x.origin and x.origin[0] == "exp"
+    made = Value(total, origin=("sumexp", x.origin[1], places, keep) if exponentials else None, whole=x.whole)
     return call.apply("Log", made) if kind == "ReduceLogSum" else made
 
 

@@ -74,7 +74,9 @@ def _div(call: Call, x: Any, y: Any) -> Any:
     f, positive = call.f, not isinstance(y, Value) and bool((y > 0).all())
     x, y = call.lift(x), call.lift(y)
     if x.origin and y.origin and x.origin[0] == "exp" and y.origin[0] == "sumexp" and x.origin[1] is y.origin[1]:
-        return softmax(call, x.origin[1], y.origin[2])
+        _, base, axes, keepdims = y.origin
+        if keepdims and len(axes) == 1:
+            return softmax(call, base, axes[0])
     entries = f.mul(x.entries, inverted(f, y.entries))
     if x.whole and y.whole:
         return Value(f.odd("truncated", entries), whole=True)
@@ -121,7 +123,8 @@ def _log(call: Call, x: Value) -> Any:
         made = log_softmax(call, *x.origin[1:])
         return made if made.shape == x.shape else call.move(made, lambda t: t.reshape(x.shape))
     if x.origin and x.origin[0] == "sumexp":
-        return call.apply("ReduceLogSumExp", x.origin[1], axes=[x.origin[2]])
+        _, base, axes, keepdims = x.origin
+        return call.apply("ReduceLogSumExp", base, axes=axes, keepdims=keepdims)
     return Value(call.f.log(x.entries))
 
 

@@ -17,16 +17,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import onnx
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Modulus, Product, Unsupported, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Program, content, in_step
 from rewriter.files.load import LoadedModel
+from rewriter.graph.view import Place, all_views
+from rewriter.proof.certificate.certify import UNCLAIMED, CertifiedRegion, Claimed
+from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.values.departure import Departure, departure
 from rewriter.proof.values.folds import Fold, folded, products
+from rewriter.proof.values.heads import (
+    Allowed,
+    Region,
+    Regions,
+    Replacing,
+    allowance,
+    bounded,
+    linear_leaf,
+    proposals,
+)
 from rewriter.proof.values.prints import Fingerprints, same_value
-from rewriter.text import quoted
+from rewriter.proof.values.walk import wide
 
 SETTINGS = ((2, 5, 3), (3, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
@@ -66,6 +80,7 @@ class Equality:
         every_token: whether that holds for every token id, not only for those that were tried.
         rounded: constants that were read as the numbers that they are rounded from.
         folded: constants that a tool folded in float32.
+        regions: activations that became heads, with what is proved about them.
         departure: where B departs from A; None where it does not, or could not be evaluated.
         reason: why it is not decided; empty if `same`.
         seconds: how long it took.
@@ -77,6 +92,7 @@ class Equality:
     every_token: bool = False
     rounded: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    regions: tuple[CertifiedRegion, ...] = ()
     departure: Departure | None = None
     reason: str = ""
     seconds: float = 0.0
@@ -119,6 +135,8 @@ def compare(
     a: LoadedModel,
     b: LoadedModel,
     *,
+    claims: Mapping[Place, Claimed] | None = None,
+    limit: float = UNCLAIMED,
     names: Mapping[str, str] | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> Equality:
@@ -127,6 +145,8 @@ def compare(
     Args:
         a: the model that is the specification.
         b: the model to be judged; it may have further outputs, and lack inputs.
+        claims: by graph and tensor of `a`, what the heads in its place are held to.
+        limit: the limit of all others.
         names: inputs and outputs of `a` that `b` calls otherwise.
         dims: sizes of symbolic dimensions, where they are not free.
 
@@ -135,7 +155,7 @@ def compare(
     """
     start = time.perf_counter()
     try:
-        found = _Pair(a, b, names or {}, points(a, dims=dims)).compared()
+        found = _Pair(a, b, names or {}, points(a, dims=dims), claims or {}, limit).compared()
     except Unsupported as error:
         found = Equality(reason=str(error))
     return replace(found, seconds=time.perf_counter() - start)
@@ -149,12 +169,23 @@ class _Pair:
         cover: which entries of constant tables were read.
     """
 
-    def __init__(self, a: LoadedModel, b: LoadedModel, names: Mapping[str, str], cases: Sequence[Point]) -> None:
+    def __init__(
+        self,
+        a: LoadedModel,
+        b: LoadedModel,
+        names: Mapping[str, str],
+        cases: Sequence[Point],
+        claims: Mapping[Place, Claimed],
+        limit: float,
+    ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b, self.points = Program(a), Program(b), list(cases)
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}
+        self._claims, self._limit = claims, limit
+        self._types = {view.path: view for view in all_views(self.a.proto)}[()]
+        self._heads: dict[Reading, Regions] = {}
         self._folds: Mapping[str, Fold] | None = None
         self._reason = ""
         self._products = products(self.a)
@@ -178,8 +209,8 @@ class _Pair:
             rounds = []
             while len(rounds) < _ROUNDS and (found := self._round(reading, self.points)) is not None:
                 rounds.append(found)
-            if len(rounds) == _ROUNDS:
-                return self._equal(reading, rounds)
+            if len(rounds) == _ROUNDS and (regions := self._bounded(reading)) is not None:
+                return self._equal(reading, rounds, regions)
         return Equality(sizes=self._sizes, departure=self._departure(), reason=self._reason)
 
     def _departure(self) -> Departure | None:
@@ -192,7 +223,9 @@ class _Pair:
     def _sizes(self) -> tuple[str, ...]:
         return tuple(each.name for each in self.points)
 
-    def _equal(self, reading: Reading, rounds: Sequence[tuple[str, ...]]) -> Equality:
+    def _equal(
+        self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...]
+    ) -> Equality:
         return Equality(
             same=True,
             sizes=self._sizes,
@@ -200,6 +233,7 @@ class _Pair:
             every_token=reading.blend,
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
+            regions=regions,
         )
 
     def _round(self, reading: Reading, cases: Sequence[Point]) -> tuple[str, ...] | None:
@@ -223,15 +257,78 @@ class _Pair:
         if any(failed):
             self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
             return None
-        for a, b in zip(ours, theirs, strict=True):
+        for a, b, case in zip(ours, theirs, cases, strict=True):
             differing = self._differing(a, b)
+            if differing and reading not in self._heads and self._read_heads(reading, case):
+                return self._round(reading, cases)
             if differing:
-                self._differ.append((reading, cases[ours.index(a)]))
-                self._reason = f"output {quoted(differing[0])} has other values"
+                self._note(reading, case, f"output '{differing[0]}' has other values")
                 return None
-        unfit = self._unfit(ours, theirs)
-        self._reason = unfit or self._reason
-        return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
+        self._reason = self._unfit(reading, ours, theirs)
+        return None if self._reason else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
+
+    def _note(self, reading: Reading, case: Point, reason: str) -> None:
+        """Note where the models part, with the first reading alone."""
+        if self._departure is None:
+            self._departure = departure(*self._printed(reading, case))
+            failures = self._heads[reading].failures if reading in self._heads else {}
+            why = "".join(f"; the heads of '{name}' were not read: {text}" for name, text in [*failures.items()][:1])
+            self._reason = f"{reason}{why}"
+
+    # -- heads
+    def _read_heads(self, reading: Reading, case: Point) -> bool:
+        """Look for activations that became heads; whether there are any."""
+        prime, key = draw_prime(), secrets.token_bytes(16)
+
+        def make() -> Field:
+            return Field(prime, key, snaps=reading.snaps)
+
+        options = {"blend": reading.blend, "in_reals": reading.in_reals}
+        feeds = case.feeds, self._renamed(case)
+        try:
+            self._heads[reading] = proposals(self.a, self.b, make, feeds, **options)
+        except Unsupported:
+            self._heads[reading] = Regions()
+        return bool(self._heads[reading].regions)
+
+    def _bounded(self, reading: Reading) -> tuple[CertifiedRegion, ...] | None:
+        """The activations that became heads, with their bounds; None where one is further off than is allowed."""
+        found = self._heads.get(reading, Regions())
+        if found.forgotten:
+            self._reason = f"what masks the scores of '{found.forgotten[0]}' is smaller than a score may be"
+            return None
+        regions = bounded(found.regions.values(), self._allowed)
+        for region in regions:
+            if region.bound is None or not region.bound.holds:
+                reason = "" if region.bound is None else region.bound.reason
+                self._reason = f"{reason} (the activation {region.output})"
+                return None
+        return tuple(map(self._certified, regions))
+
+    def _elem_type(self, name: str) -> int:
+        return self._types.type_of(name).elem_type or onnx.TensorProto.FLOAT
+
+    def _allowed(self, region: Region) -> Allowed:
+        claim = self._claims.get(((), region.output))
+        kinds = [self._elem_type(name) for name in (region.output, region.leaves[0])]
+        return allowance(claim, *kinds, limit=self._limit)
+
+    def _certified(self, region: Region) -> CertifiedRegion:
+        assert region.bound is not None  # noqa: S101 - of `bounded`
+        value = linear_leaf(region)
+        leaves = [name for place, name in enumerate(region.leaves) if place != value]
+        functions = (tuple(listing(wide(each))) for each in (region.original, region.rewritten))
+        return CertifiedRegion(
+            original=region.output,
+            rewritten=region.output,
+            path=(),
+            leaves=tuple(leaves),
+            linear_in=None if value is None else region.leaves[value],
+            elem_type=self._elem_type(region.output),
+            nodes=len(ordered(region.rewritten)),
+            bound=region.bound,
+            functions=tuple(functions),
+        )
 
     def _evaluated(
         self,
@@ -243,17 +340,24 @@ class _Pair:
         printing: bool = False,
     ) -> tuple[list[Fingerprints], list[str]]:
         """One evaluation for each point, run in step; and why some failed."""
-        renamed = self.names if program is self.b else {}
-        residues = [self._residues(f) if reading.folds and program is self.b else {} for f in fields]
-        made = [
-            Fingerprints(
-                program, f, {renamed.get(name, name): value for name, value in case.feeds.items()}, cover=self.cover,
-                names={new: old for old, new in renamed.items()}, blend=reading.blend, in_reals=reading.in_reals,
-                replaced=replaced, printing=printing,
-            )
-            for f, case, replaced in zip(fields, cases, residues, strict=True)
-        ]  # fmt: skip
+        ours = program is self.a
+        heads = self._heads.get(reading, Regions())
+        options = {
+            "names": {} if ours else {new: old for old, new in self.names.items()},
+            "cover": self.cover, "blend": reading.blend, "in_reals": reading.in_reals, "printing": printing,
+        }  # fmt: skip
+        made: list[Fingerprints] = []
+        for f, case in zip(fields, cases, strict=True):
+            feeds = case.feeds if ours else self._renamed(case)
+            options["replaced"] = self._residues(f) if reading.folds and not ours else {}
+            if heads.regions:
+                made.append(Replacing(program, f, feeds, regions=heads.regions if ours else {}, **options))
+            else:
+                made.append(Fingerprints(program, f, feeds, **options))
         return made, in_step(made)
+
+    def _renamed(self, case: Point) -> dict[str, Array]:
+        return {self.names.get(name, name): value for name, value in case.feeds.items()}
 
     def _printed(self, reading: Reading, case: Point) -> list[Fingerprints]:
         """Both models at one point, with the fingerprints of all tensors."""
@@ -283,7 +387,7 @@ class _Pair:
             name for name in self.outputs if not same_value(a.field, ours[name], theirs[self.names.get(name, name)])
         ]
 
-    def _unfit(self, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> str:
+    def _unfit(self, reading: Reading, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> str:
         """Why equal values prove nothing; empty if they do."""
         outputs = a[0].outputs()
         fixed = next((n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n])), None)
@@ -296,6 +400,11 @@ class _Pair:
             read = {key: name for key, name in read.items() if key not in {*map(content, self.a.constants())}}
         if read:
             return f"the table '{min(read.values())}' is read only in part at these sizes, and the first model lacks it"
+        for ours, theirs in zip(a, b, strict=True):
+            if isinstance(ours, Replacing) and isinstance(theirs, Replacing):
+                loose = self._heads[reading].unmasked(ours, theirs)
+                if loose:
+                    return f"what masks the scores of '{loose[0]}' is not known to be far below the others"
         if any(theirs.field.conditions - ours.field.conditions for ours, theirs in zip(a, b, strict=True)):
             return "the second model decides by the sign of what the first does not"
         return ""

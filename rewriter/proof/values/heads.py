@@ -536,22 +536,28 @@ def bounded(regions: Iterable[Region], allowed: Callable[[Region], Allowed]) -> 
     for region in regions:
         key = region.original, region.rewritten, allowed(region)
         if key not in known:
-            known[key] = _distance(*key, len(region.leaves))
+            known[key] = _distance(region, allowed(region))
         found.append(replace(region, bound=known[key]))
     return found
 
 
-def _distance(original: Expression, rewritten: Expression, allowed: Allowed, leaves: int) -> Bound:
+def linear_leaf(region: Region) -> int | None:
+    """Which of two leaves both functions are linear in; None without such a one."""
+    if len(region.leaves) < MOST_LEAVES:
+        return None
+    both = wide(region.original), wide(region.rewritten)
+    places = range(len(region.leaves))
+    return next((place for place in places if all(degree_in(side, leaf(place)) == 1 for side in both)), None)
+
+
+def _distance(region: Region, allowed: Allowed) -> Bound:
     """A bound on the distance of both as functions of one leaf; of two, both must be linear in one."""
-    symbols, value = [leaf(place) for place in range(leaves)], None
-    if leaves == MOST_LEAVES:
-        both = wide(original), wide(rewritten)
-        value = next((each for each in symbols if all(degree_in(side, each) == 1 for side in both)), None)
-        if value is None:
-            reason = "combines two tensors in a way that is not linear in one of them"
-            return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
-    values = {each: ONE if each is value else VARIABLE for each in symbols}
-    one, two = wide(original, values), wide(rewritten, values)
+    value = linear_leaf(region)
+    if value is None and len(region.leaves) == MOST_LEAVES:
+        reason = "combines two tensors in a way that is not linear in one of them"
+        return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
+    values = {leaf(place): ONE if place == value else VARIABLE for place in range(len(region.leaves))}
+    one, two = wide(region.original, values), wide(region.rewritten, values)
     tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in allowed.domains)
     everywhere = next(tried)
     return everywhere if everywhere.holds else next((each for each in tried if each.holds), everywhere)

@@ -123,6 +123,10 @@ LAWS = {
         "m = Add(x, low) y = Softmax(m)",
         "k = Equal(low, none) m = Where(k, x, low) y = Softmax(m)",
     ),
+    "a sum over no axis": (
+        "e = Exp(x) s = ReduceSum <noop_with_empty_axes = 1> (e) l = Log(s) y = Exp(l)",
+        "e = Exp(x) t = Identity(e) l = Log(t) y = Exp(l)",
+    ),
     "ReduceLogSumExp, shifted": (
         "y = ReduceLogSumExp(x, last)",
         "m = ReduceMax(x, last) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, last) l = Log(s) y = Add(l, m)",
