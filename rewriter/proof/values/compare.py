@@ -264,16 +264,16 @@ class _Pair:
             if differing:
                 self._note(reading, case, f"output '{differing[0]}' has other values")
                 return None
-        self._reason = self._unfit(reading, ours, theirs)
-        return None if self._reason else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
+        unfit = self._unfit(reading, ours, theirs)
+        self._reason = unfit or self._reason
+        return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
 
     def _note(self, reading: Reading, case: Point, reason: str) -> None:
-        """Note where the models part, with the first reading alone."""
-        if self._departure is None:
-            self._departure = departure(*self._printed(reading, case))
-            failures = self._heads[reading].failures if reading in self._heads else {}
-            why = "".join(f"; the heads of '{name}' were not read: {text}" for name, text in [*failures.items()][:1])
-            self._reason = f"{reason}{why}"
+        """Note where the models part."""
+        self._differ.append((reading, case))
+        failures = self._heads[reading].failures if reading in self._heads else {}
+        why = "".join(f"; the heads of '{name}' were not read: {text}" for name, text in [*failures.items()][:1])
+        self._reason = f"{reason}{why}"
 
     # -- heads
     def _read_heads(self, reading: Reading, case: Point) -> bool:
