@@ -7,6 +7,7 @@ be that of `python -m models coverage`, and results in a file of one line each: 
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import re
@@ -57,7 +58,7 @@ def _by_onnxscript(source: Path, target: Path, _: Hints) -> None:
 
 
 def _by_onnxoptimizer(source: Path, target: Path, _: Hints) -> None:
-    import onnxoptimizer
+    onnxoptimizer = importlib.import_module("onnxoptimizer")  # untyped
 
     onnx.save(onnxoptimizer.optimize(onnx.load(source)), target)
 

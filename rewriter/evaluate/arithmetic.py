@@ -21,6 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -158,6 +159,32 @@ def _is_prime(n: int) -> bool:
     return True
 
 
+Product = tuple[float, str, Callable[["Field"], int]]
+"""A positive number that constants are rounded from: its value, spelling and residue."""
+
+
+@cache
+def _known_numbers() -> list[tuple[float, str, Fraction, int, Fraction | str]]:
+    """Numbers that constants are rounded from, in order: value, spelling, factor, and how many roots of what."""
+    found: dict[float, tuple[str, Fraction, int, Fraction | str]] = {}
+    one = Fraction(1)
+    for a in range(1, 65):
+        for b in range(1, 65):
+            if math.gcd(a, b) == 1:
+                found.setdefault(a / b, (f"{a}/{b}", one, 0, Fraction(a, b)))
+    for n in range(2, 4097):
+        found.setdefault(math.sqrt(n), (f"sqrt({n})", one, 1, Fraction(n)))
+        found.setdefault(1 / math.sqrt(n), (f"1/sqrt({n})", one, 1, Fraction(1, n)))
+        found.setdefault(2 / math.sqrt(n), (f"2/sqrt({n})", Fraction(2), 1, Fraction(1, n)))
+        if n <= 1024:
+            found.setdefault(n**0.25, (f"{n}^(1/4)", one, 2, Fraction(n)))
+            found.setdefault(n**-0.25, (f"{n}^(-1/4)", one, 2, Fraction(1, n)))
+    for text, value in {"sqrt(2/pi)": math.sqrt(2 / math.pi), "pi": math.pi, "ln 2": math.log(2)}.items():
+        for factor in ("1", "2", "0.5", "0.044715", "0.08943"):
+            found.setdefault(value * float(factor), (f"{factor} {text}", Fraction(factor), 0, text))
+    return sorted((value, *rest) for value, rest in found.items())
+
+
 class Field:
     """Arithmetic modulo a prime on int64 arrays, with oracles under a key.
 
@@ -173,8 +200,17 @@ class Field:
 
     reads_masks = True
 
-    def __init__(self, p: int | Modulus, key: bytes, *, snaps: bool = False, low: float = -200.0) -> None:
-        """Of fields of one `Modulus`, weights are lifted once."""
+    def __init__(
+        self,
+        p: int | Modulus,
+        key: bytes,
+        *,
+        snaps: bool = False,
+        products: Sequence[Product] = (),
+        low: float = -200.0,
+    ) -> None:
+        """Of fields of one `Modulus`, weights are lifted once; `products` are further numbers to snap to, in order."""
+        self._products = products
         self.modulus = Modulus(p) if isinstance(p, int) else p
         self.p, self.key, self.snaps, self.low = self.modulus.p, key, snaps, low
         self._powers = self.modulus.powers
@@ -182,7 +218,6 @@ class Field:
         self.conditions: set[int] = set()
         self.snapped: dict[float, str] = {}
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
-        self._numbers = self._known_numbers() if snaps else []
         self._infinity = int(self.function("infinity", np.array(1)))
 
     # arithmetic
@@ -305,33 +340,6 @@ class Field:
         return a[..., :1]
 
     # constants
-    def _known_numbers(self) -> list[tuple[float, int, str]]:
-        """Numbers that constants are rounded from, in order: value, residue, spelling."""
-        p = self.p
-        found: dict[float, tuple[int, str]] = {}
-
-        def root(n: int) -> int:
-            return pow(n % p, (p + 1) // 4, p)
-
-        for a in range(1, 65):
-            for b in range(1, 65):
-                if math.gcd(a, b) == 1:
-                    found.setdefault(a / b, (self.rational(Fraction(a, b)), f"{a}/{b}"))
-        for n in range(2, 4097):
-            found.setdefault(math.sqrt(n), (root(n), f"sqrt({n})"))
-            found.setdefault(1 / math.sqrt(n), (pow(root(n), -1, p), f"1/sqrt({n})"))
-            found.setdefault(2 / math.sqrt(n), (2 * pow(root(n), -1, p) % p, f"2/sqrt({n})"))
-            if n <= 1024:
-                found.setdefault(n**0.25, (root(root(n)), f"{n}^(1/4)"))
-                found.setdefault(n**-0.25, (pow(root(root(n)), -1, p), f"{n}^(-1/4)"))
-        irrational = {"sqrt(2/pi)": math.sqrt(2 / math.pi), "pi": math.pi, "ln 2": math.log(2)}
-        for text, value in irrational.items():
-            residue = int(self.function(text, np.array(7)))
-            for factor in ("1", "2", "0.5", "0.044715", "0.08943"):
-                spelled = residue * self.rational(Fraction(factor)) % p, f"{factor} {text}"
-                found.setdefault(value * float(factor), spelled)
-        return sorted((value, *rest) for value, rest in found.items())
-
     def _snapped(self, value: float, dtype: np.dtype[Any]) -> int | None:
         """The residue of the number that a scalar constant is rounded from; None where it is what its bits say."""
         key = value, dtype.itemsize
@@ -348,11 +356,17 @@ class Field:
         if not math.isfinite(value) or value == 0 or value >= -self.low or short:
             return None
         ulp = value * {8: 4e-16, 4: 1.2e-7}.get(size, 1e-3)
-        place = bisect_left(self._numbers, (value,))
-        near = [each for each in self._numbers[max(place - 1, 0) : place + 1] if abs(each[0] - value) <= ulp]
+        numbers = _known_numbers()
+        place = bisect_left(numbers, (value,))
+        near = [each for each in numbers[max(place - 1, 0) : place + 1] if abs(each[0] - value) <= ulp]
         if near:
-            best = min(near, key=lambda each: (len(each[2]), abs(each[0] - value)))
-            return best[1], best[2]
+            _, text, factor, roots, base = min(near, key=lambda each: (len(each[1]), abs(each[0] - value)))
+            residue = int(self.function(base, np.array(7))) if isinstance(base, str) else self.rational(base)
+            return self.rational(factor) * pow(residue, ((self.p + 1) // 4) ** roots, self.p) % self.p, text
+        place = bisect_left(self._products, value - 2 * ulp, key=lambda each: each[0])
+        if size >= 4 and place < len(self._products) and self._products[place][0] <= value + 2 * ulp:
+            _, text, residue_of = self._products[place]
+            return residue_of(self), text
         text = str({8: np.float64, 4: np.float32}.get(size, np.float16)(value))
         if "inf" not in text and len(Decimal(text).as_tuple().digits) <= 6:
             return self.rational(Fraction(Decimal(text))), text

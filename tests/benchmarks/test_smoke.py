@@ -27,6 +27,7 @@ from benchmarks.common import interleaved
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.footprint import entered, one_block
 from benchmarks.memory import available
+from models.cells import Job
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.ort.providers import available_providers
@@ -136,7 +137,7 @@ def test_error_propagation(tmp_path: Path) -> None:
 
 def test_what_tools_make_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal, different, refused; a second run only compares what a cut line lost."""
-    job = fusions.Job("bert", "torchscript", 17, "fp32", "exports")
+    job = Job("bert", "torchscript", 17, "fp32", "exports")
     results, folder = tmp_path / "results.jsonl", tmp_path / job.name
     folder.mkdir()
     model = onnx.load(FOLDER / "gelu-encoder.onnx")
@@ -154,7 +155,8 @@ def test_what_tools_make_of_an_export(tmp_path: Path, monkeypatch: pytest.Monkey
 
     lines = printed()
     assert lines[2:4] == ["| onnxruntime, extended | 1 | 1 | 0 | 0 |", "| onnxsim | 1 | 0 | 0 | 1 |"]
-    assert "has other values: Gather 'node_embedding' computes from 'input_ids'" in lines[5]
+    assert "output 'last_hidden_state' has other values" in lines[5]
+    assert "Gather 'node_embedding' computes from 'input_ids' something that A does not compute" in lines[5]
     assert lines[6] == "onnxslim: refused 1 times: no such operator"
     with results.open("a", encoding="utf-8") as file:
         file.write('{"key": "cut sho')

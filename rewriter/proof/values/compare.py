@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Modulus, Unsupported, Value, draw_prime, is_float
+from rewriter.evaluate.arithmetic import Field, Modulus, Product, Unsupported, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Program, content, in_step
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
@@ -28,7 +28,7 @@ from rewriter.proof.certificate.certify import UNCLAIMED, CertifiedRegion, Claim
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.cases import Maker, Setting
 from rewriter.proof.values.departure import Departure, departure
-from rewriter.proof.values.folds import Fold, folded
+from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
     Allowed,
     Region,
@@ -196,6 +196,7 @@ class _Pair:
         self._partly: dict[str, tuple[int, ...]] = {}
         self._folds: Mapping[str, Fold] | None = None
         self._reason = ""
+        self._products = products(self.a)
         self._differ: list[tuple[Reading, Point]] = []
         theirs = {value.name for value in b.proto.graph.output}
         missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
@@ -249,8 +250,8 @@ class _Pair:
         modulus = Modulus(draw_prime())
         keys = [secrets.token_bytes(16) for _ in cases]
 
-        def fields() -> list[Field]:
-            return [Field(modulus, key, snaps=reading.snaps) for key in keys]
+        def fields(numbers: Sequence[Product] = ()) -> list[Field]:
+            return [Field(modulus, key, snaps=reading.snaps, products=numbers) for key in keys]
 
         ours, failed = self._evaluated(self.a, fields(), cases, reading)
         if all(failed):
@@ -261,7 +262,7 @@ class _Pair:
             self.points = [case for case in self.points if id(case) not in refused]
         kept = [place for place, why in enumerate(failed) if not why]
         ours, cases, keys = ([each[place] for place in kept] for each in (ours, cases, keys))
-        theirs, failed = self._evaluated(self.b, fields(), cases, reading)
+        theirs, failed = self._evaluated(self.b, fields(self._products), cases, reading)
         if any(failed):
             self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
             return None
@@ -272,21 +273,16 @@ class _Pair:
             if differing:
                 self._note(reading, case, f"output '{differing[0]}' has other values")
                 return None
-        self._partly = self._read_in_part(ours, theirs)
-        further = self._longer(theirs) if self._partly and len(cases) > 1 else None
-        if further is not None:
-            self.points.append(further)
-            return self._round(reading, self.points)
-        self._reason = self._unfit(reading, ours, theirs)
-        return None if self._reason else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
+        unfit = self._unfit(reading, ours, theirs)
+        self._reason = unfit or self._reason
+        return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
 
     def _note(self, reading: Reading, case: Point, reason: str) -> None:
-        """Note where the models part, with the first reading alone."""
-        if self._departure is None:
-            self._departure = departure(*self._printed(reading, case))
-            failures = self._heads[reading].failures if reading in self._heads else {}
-            why = "".join(f"; the heads of '{name}' were not read: {text}" for name, text in [*failures.items()][:1])
-            self._reason = f"{reason}{why}"
+        """Note where the models part."""
+        self._differ.append((reading, case))
+        failures = self._heads[reading].failures if reading in self._heads else {}
+        why = "".join(f"; the heads of '{name}' were not read: {text}" for name, text in [*failures.items()][:1])
+        self._reason = f"{reason}{why}"
 
     # -- heads
     def _read_heads(self, reading: Reading) -> bool:
@@ -377,7 +373,8 @@ class _Pair:
         prime, key = draw_prime(), secrets.token_bytes(16)
         made = []
         for program in (self.a, self.b):
-            fields = [Field(prime, key, snaps=reading.snaps)]
+            numbers = self._products if program is self.b else ()
+            fields = [Field(prime, key, snaps=reading.snaps, products=numbers)]
             made += self._evaluated(program, fields, [case], reading, printing=True)[0]
         return made
 

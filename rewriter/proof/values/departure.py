@@ -6,12 +6,14 @@ Names and operators do not matter: a tensor of B has a partner where a tensor of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import onnx
 
+from rewriter.evaluate.arithmetic import Value
 from rewriter.graph.view import label, operator_of
 from rewriter.graph.walk import reads, subgraphs
 from rewriter.proof.values.folds import Contents, constants_of
@@ -23,6 +25,8 @@ _SHOWN = 6
 _FOLLOWED = 3
 """Nodes of A that are named behind the operands of the first difference, if it has more of them."""
 _REGIONS = 10
+_EVALUATIONS, _PROPOSED = 60, 8
+"""Evaluations of A in which it gets values of B, in all and for one difference."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +133,62 @@ def partners(a: Fingerprints, b: Fingerprints) -> Mapping[str, str]:
     return {name: ours for name, (ours, _) in _partners(a, b).items()}
 
 
-def departure(a: Fingerprints, b: Fingerprints) -> Departure:
-    """Compare two finished evaluations in the same field at the same inputs."""
+def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerprints) -> Departure:
+    """As `departure`, where all that lies behind a difference is not one region.
+
+    Where B departs, A is evaluated again with B's value in place of one of its own tensors: the one that lets the most
+    tensors behind it agree. What then departs is another difference.
+
+    Args:
+        evaluate: evaluates A, with values that take the place of tensors.
+        b: the evaluation of B, with the values of all its tensors.
+    """
+    replaced: dict[str, Any] = {}
+    a = evaluate(replaced)
+    first, left = departure(a, b), _EVALUATIONS
+    while left > 0:
+        pairs = _partners(a, b)
+        agreeing, best = len(pairs) + 1, None
+        for theirs, ours in _proposals(_Graph(a, _partners(b, a)), _Graph(b, pairs)):
+            value = b.kept[theirs]
+            tried = replaced | {ours: Value(value.entries.reshape(a.prints[ours].exact[0]), whole=value.whole)}
+            again, left = evaluate(tried), left - 1
+            if len(_partners(again, b)) > agreeing:
+                agreeing, best = len(_partners(again, b)), (again, tried)
+            if left <= 0:
+                break
+        if best is None:
+            break
+        a, replaced = best
+    last = departure(a, b, planted=replaced)
+    return replace(first, regions=last.regions, regions_in_all=last.regions_in_all) if replaced else first
+
+
+def _proposals(a: _Graph, b: _Graph) -> list[tuple[str, str]]:
+    """Pairs of a tensor of B where it departs and one of A that may be what it should have been."""
+    node = b.departing()
+    if node is None:
+        return []
+    theirs = b.lost(node)[0]
+    size = b.prints.prints[theirs].loose[0]
+    lost = (
+        name for region in a.regions if not a.converges(region) for place in region for name in a.lost(a.nodes[place])
+    )
+    ours = [
+        name for name in lost if a.prints.prints[name].loose[0] == size and isinstance(b.prints.kept[theirs], Value)
+    ]
+    return [(theirs, name) for name in sorted(set(ours), key=a.makers.__getitem__)[:_PROPOSED]]
+
+
+def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()) -> Departure:
+    """Compare two finished evaluations in the same field at the same inputs.
+
+    `planted` are tensors of A whose values were taken from B, so that a region that ends there is not the same.
+    """
     pairs = _partners(a, b)
     back = _partners(b, a)
     graph_a, graph_b = _Graph(a, back), _Graph(b, pairs)
+    graph_b.planted = graph_a.planted = graph_a.keys(planted)
     found = _first(graph_a, graph_b, pairs)
     ahead = graph_a.departing()
     regions = _regions(graph_a, graph_b)
@@ -187,6 +242,7 @@ class _Graph:
         self.data = [name for name in (*entered, *self.makers) if name in prints.data]
         self.data.sort(key=lambda name: self.makers.get(name, -1))
         self.known = set(self.data)
+        self.planted: set[object] = set()
 
     @cached_property
     def readers(self) -> dict[str, list[int]]:
@@ -214,7 +270,7 @@ class _Graph:
     def converges(self, region: Sequence[int]) -> bool:
         """Whether all that leaves a region has a partner."""
         _, ends, lost = self.boundary(region)
-        return bool(ends) and not lost
+        return bool(ends) and not lost and not self.keys(ends) & self.planted
 
     @cached_property
     def regions(self) -> list[list[int]]:
@@ -229,7 +285,9 @@ class _Graph:
 
         members = set[int]()
         for name in self.data:
-            if name not in self.pairs and name in self.makers:
+            if name in self.makers and self.keys([name]) & self.planted:
+                members.add(self.makers[name])
+            elif name not in self.pairs and name in self.makers:
                 maker = self.makers[name]
                 members.add(maker)
                 for reader in self.readers.get(name, ()):
@@ -267,7 +325,7 @@ def _inputs(node: onnx.NodeProto) -> list[str]:
     return [*reads(node), *(value.name for _, body in subgraphs(node) for value in body.output)]
 
 
-def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[str, object]:
+def _first(a: _Graph, b: _Graph, pairs: Mapping[str, tuple[str, bool]]) -> dict[str, Any]:
     """The first node of B that departs, as fields of `Departure`."""
     node = b.departing()
     if node is None:

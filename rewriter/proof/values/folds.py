@@ -16,16 +16,17 @@ Only float32: an ulp of float16 is as large as a change that matters, and float6
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Floats, Unsupported, Value
+from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content
 from rewriter.evaluate.kernels import constant
 from rewriter.graph.view import constant_of, label
@@ -38,6 +39,7 @@ _CHUNK = 2**20
 _NEAR = 2.0**-20
 """Relative distance of a quotient from a factor that is worth a look."""
 _NUDGE = 2.0**-20
+_SCALARS, _APART = 64, 1e-6
 _TRIED = 64
 """Products compared entry by entry, for one constant."""
 Residues = Callable[[Field], Array]
@@ -80,6 +82,25 @@ def folded(a: Program, b: Program, computed: Mapping[str, Array]) -> dict[str, F
     search = _Search(a, ours, made)
     found = ((name, search.find(y)) for name, y in lost.items())
     return {name: Fold(name, *each) for name, each in found if each is not None}
+
+
+def products(program: Program) -> list[Product]:
+    """Products and quotients of two scalars of a model, such as scales that a tool merges into one or an attribute."""
+    every = {float(abs(x.reshape(-1)[0])) for x in constants_of(program).values() if is_float(x) and x.size == 1}
+    numbers = sorted(x for x in every if math.isfinite(x) and x not in (0.0, 1.0))[:_SCALARS]
+    found: dict[float, Product] = {}
+    for a in numbers:
+        for b in numbers:
+            for value, text, inverse in ((a * b, f"{a:.7g} * {b:.7g}", False), (a / b, f"{a:.7g} / {b:.7g}", True)):
+                place = bisect_left(numbers, value * (1 - _APART))
+                if place == len(numbers) or numbers[place] > value * (1 + _APART):  # not what the model itself has
+                    found.setdefault(value, (value, text, partial(_product, a, b, inverse=inverse)))
+    return [found[value] for value in sorted(found)]
+
+
+def _product(a: float, b: float, field: Field, *, inverse: bool) -> int:
+    left, right = (field.lift(np.float32(each)).entries for each in (a, b))
+    return int(field.mul(left, field.inv(right) if inverse else right))
 
 
 def constants_of(program: Program) -> dict[str, Array]:
@@ -189,7 +210,7 @@ class _Affine:
         value = environment[self._node.output[0]]
         if not isinstance(value, Value) or value.shape != (1, self.size):
             raise Unsupported("it mixes channels")
-        return value.entries[0]
+        return np.asarray(value.entries[0])
 
     def scale(self) -> _Factor:
         def difference(f: Any, dtype: type) -> Array:
@@ -231,8 +252,16 @@ def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[
             continue
         seen.add(x.tobytes())
         exact = x.astype(np.float64)
-        yield _Factor(exact, f"times {name}", lambda field, x=x: field.lift(x).entries)
-        yield _Factor(1 / exact, f"divided by {name}", lambda field, x=x: field.inv(field.lift(x).entries))
+        yield _Factor(exact, f"times {name}", _lifted(x))
+        yield _Factor(1 / exact, f"divided by {name}", _lifted(x, inverse=True))
+
+
+def _lifted(x: Array, *, inverse: bool = False) -> Residues:
+    def residues(field: Field) -> Array:
+        entries = field.lift(x).entries
+        return field.inv(entries) if inverse else entries
+
+    return residues
 
 
 # -- the search ------------------------------------------------------------------------------------------------------
@@ -296,7 +325,7 @@ class _Search:
             if _distance(x[_sample(x.shape)], y[_sample(y.shape)], unit) is not None:
                 far = _distance(x, y, unit)
                 if far is not None:
-                    return far, f"{quoted(name)}, computed", lambda field, x=x: field.lift(x).entries, name
+                    return far, f"{quoted(name)}, computed", _lifted(x), name
         squeezed = y.squeeze()
         found = self._product(squeezed)
         if found is None and squeezed.ndim == 1:

@@ -29,8 +29,8 @@ class Print:
         loose: of its entries in any order and shape.
     """
 
-    exact: object
-    loose: object
+    exact: tuple[Any, ...]
+    loose: tuple[Any, ...]
 
 
 class Fingerprints(Evaluator):

@@ -12,7 +12,7 @@ import pytest
 from rewriter.evaluate.arithmetic import Field, Modulus
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
-from rewriter.proof.values.departure import Departure, departure, partners
+from rewriter.proof.values.departure import Departure, departure, isolated, partners
 from rewriter.proof.values.prints import Fingerprints
 from tests.textmodels import Array, text_model
 
@@ -22,14 +22,15 @@ MLP = "p = MatMul(x, W1) y = Add(p, b1) {} q = MatMul(h, W2) out = Add(q, b2)"
 TANH = MLP.format('h = Gelu<approximate = "tanh">(y)')
 
 
-def evaluated(model: onnx.ModelProto, feeds: Mapping[str, Array] = FEEDS) -> Fingerprints:
-    prints = Fingerprints(Program(load_model(model)), Field(Modulus(2**31 - 1), b"key"), feeds, printing=True)
+def evaluated(model: onnx.ModelProto, feeds: Mapping[str, Array] = FEEDS, **options: Any) -> Fingerprints:
+    field = Field(Modulus(2**31 - 1), b"key")
+    prints = Fingerprints(Program(load_model(model)), field, feeds, printing=True, **options)
     prints.run()
     return prints
 
 
 def departed(a: str, b: str, feeds: Mapping[str, Array] = FEEDS, **options: Any) -> Departure:
-    options = {"opset": 20, "ir": 9, "domains": MICROSOFT} | options
+    options = {"opset": 20, "ir": 9, "domains": MICROSOFT, **options}
     return departure(*(evaluated(text_model(text, **options), feeds) for text in (a, b)))
 
 
@@ -117,8 +118,8 @@ def test_constants_and_orders_of_entries() -> None:
     assert departed(TANH, TANH.replace("Add(p, b1)", "Sub(p, b1)")).constants == ()
     stated = "n = Constant<value = float[8] {1, 2, 3, 4, 5, 6, 7, 8}>()"
     assert departed(TANH, f"{stated} {TANH.replace('b1', 'n')}").constants == ("n",)
-    both = [f"{stated} {TANH.replace('Add(p, b1)', f'{kind}(p, n)')}" for kind in ("Add", "Sub")]
-    assert departed(*both).constants == ()
+    a, b = (f"{stated} {TANH.replace('Add(p, b1)', f'{kind}(p, n)')}" for kind in ("Add", "Sub"))
+    assert departed(a, b).constants == ()
     a = "t = Transpose<perm = [0, 2, 1]>(x) s = Softmax<axis = -1>(t) out = Transpose<perm = [0, 2, 1]>(s)"
     wrong = a.replace("axis = -1", "axis = 1")
     assert departed(a, wrong).rearranged == ()
@@ -184,6 +185,57 @@ def test_partners_prefer_the_same_name() -> None:
     a, b = (evaluated(text_model(each)) for each in (text, text.replace("z", "w")))
     assert dict(partners(a, b)) == {"x": "x", "y": "y", "w": "y", "out": "out"}
     assert partners(a, a)["z"] == "z"
+
+
+def layers(*activations: str) -> onnx.ModelProto:
+    """Residual layers, each with an activation of y0, y1, ...: h0, h1, ..."""
+    text = "x0 = Identity(x)"
+    for n, activation in enumerate(activations):
+        text += f" p{n} = MatMul(x{n}, W1) y{n} = Add(p{n}, b1) {activation.format(y=f'y{n}', h=f'h{n}', p=f'p{n}')}"
+        text += f" q{n} = MatMul(h{n}, W2) o{n} = Add(q{n}, b2) x{n + 1} = Add(x{n}, o{n})"
+    return text_model(f"{text} out = Identity(x{len(activations)})", opset=20, ir=9, domains=MICROSOFT)
+
+
+GELU_OF, ERF, FUSED_OF = (
+    '{h} = Gelu<approximate = "tanh">({y})',
+    "{h} = Gelu({y})",
+    "{h} = com.microsoft.BiasGelu({p}, b1)",
+)
+SPELLED = "{h}a = Neg({y}) {h}b = Neg({h}a) {h} = com.microsoft.FastGelu({h}b)"
+
+
+@pytest.mark.parametrize(
+    ("activations", "regions"),
+    [
+        ((GELU_OF, ERF, GELU_OF, GELU_OF), [("y1", "h1", 1, 1, False)]),
+        ((FUSED_OF, GELU_OF, GELU_OF, FUSED_OF), [("p0", "h0", 1, 1, False), ("p3", "h3", 1, 1, False)]),
+        ((ERF, SPELLED, ERF, GELU_OF), [("y0", "h0", 1, 1, False), ("y2", "h2", 1, 1, False)]),
+        ((GELU_OF, GELU_OF, GELU_OF, GELU_OF), []),
+    ],
+)
+def test_differences_are_isolated(activations: tuple[str, ...], regions: list[Any]) -> None:
+    """What lies behind one of them is compared with B's value in its place."""
+    a, b = layers(*[GELU_OF] * 4), layers(*activations)
+    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b, keep=None))
+    differing = [each for each in found.regions if not each.same]
+    assert [(*each.begins, *each.ends, each.nodes, each.counterpart, each.same) for each in differing] == regions
+    whole = departure(evaluated(a), evaluated(b))
+    assert (found.first, found.matched, found.of) == (whole.first, whole.matched, whole.of)
+    assert len([each for each in whole.regions if not each.same]) == bool(regions)
+
+
+def test_nothing_to_isolate() -> None:
+    """Every tensor differs, so that no value of B helps A: few evaluations, and one region."""
+    a, b = layers(GELU_OF), text_model("p = Tanh(x) out = Neg(p)")
+    calls: list[int] = []
+
+    def evaluate(values: Mapping[str, Any]) -> Fingerprints:
+        calls.append(len(values))
+        return evaluated(a, replaced=values)
+
+    found = isolated(evaluate, evaluated(b, keep=None))
+    assert len(calls) <= 9
+    assert (found.node, [each.nodes for each in found.regions]) == ("Tanh 'p'", [2])
 
 
 def test_hostile_names_and_json() -> None:

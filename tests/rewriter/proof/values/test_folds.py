@@ -1,5 +1,7 @@
 """Constants folded in float32 are found again, at most a few units in the last place off; nothing else is."""
 
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -8,7 +10,7 @@ import pytest
 from rewriter.evaluate.arithmetic import Field
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
-from rewriter.proof.values.folds import folded
+from rewriter.proof.values.folds import folded, products
 from tests.textmodels import Array, tensor, text_model
 
 RNG = np.random.default_rng(7)
@@ -25,7 +27,7 @@ NORM = {
 }
 
 
-def program(body: str, elem: str = "float", **constants: Array) -> Program:
+def program(body: str, elem: str = "float", **constants: Any) -> Program:
     return Program(load_model(text_model(body, constants=constants, elem=elem)))
 
 
@@ -141,7 +143,7 @@ def by_hand(epsilon: float, bias: Array) -> tuple[Array, Array]:
 )
 def test_batch_norms(kind: str, epsilon: float, bias: int) -> None:
     """Weight and bias as numpy folds them; and none with the epsilon of another."""
-    shapes = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
+    shapes: dict[str, Any] = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
     a = Program(load_model(text_model(NORMED[kind], constants=NORM, **shapes)))
     weight, shift = by_hand(epsilon, bias * NORM["b"])
     text = "'b'" if bias else "no bias"
@@ -170,7 +172,7 @@ def test_a_bias_that_cancels() -> None:
 
 
 def test_what_onnxruntime_folds(tmp_path: object) -> None:
-    shapes = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
+    shapes: dict[str, Any] = {"inputs": "float[batch, 4, 9] x", "outputs": "float[batch, 8, 7] out"}
     source, target = f"{tmp_path}/a.onnx", f"{tmp_path}/b.onnx"
     onnx.save(text_model(NORMED["Conv"], constants=NORM, **shapes), source)
     options = onnxruntime.SessionOptions()
@@ -187,9 +189,31 @@ def test_constants_of_nodes_and_many_equal_ones() -> None:
     """A Constant node is a constant; forty equal weights and a hundred equal factors are looked at once each."""
     names = [f"W{place}" for place in range(40)]
     body = "".join(f"s{name} = Mul(x, {name}) " for name in names) + "out = Mul(x, scale)"
-    model = text_model(body, constants=dict.fromkeys(names, SQUARE) | {"scale": SCALE})
+    model = text_model(body, constants=dict.fromkeys(names, SQUARE) | {"scale": np.asarray(SCALE)})
     node = onnx.helper.make_node("Constant", [], ["folded"], value=tensor("", SQUARE * SCALE))
     other = text_model("out = Add(x, folded)")
     other.graph.node.insert(0, node)
     found = folded(Program(load_model(model)), Program(load_model(other)), {})
     assert found["folded"].spelling == "'W0' times 'scale'"
+
+
+def test_scalars_that_a_tool_merges() -> None:
+    """Products and quotients, but nothing that is one of the model's own numbers already."""
+    scalars = {"a": 0.35355338, "b": 50.0, "c": 17.67767}  # c = a b
+    text = "p = Mul(x, a) q = Div(p, b) out = Mul(q, c)"
+    constants: dict[str, Any] = {name: np.array(each, np.float32) for name, each in scalars.items()}
+    a = program(text, **constants)
+    found = products(a)
+    assert found == sorted(found, key=lambda each: each[0])
+    assert "0.3535534 / 50" in {spelling for _, spelling, _ in found}
+    values = np.array([value for value, _, _ in found])
+    assert min(np.abs(values / each - 1).min() for each in scalars.values()) > 5e-7
+    field, plain = Field(2**31 - 1, b"key", snaps=True, products=found), Field(2**31 - 1, b"key", snaps=True)
+    merged = np.float32(np.float32(0.35355338) / np.float32(50))
+    exact = plain.mul(plain.lift(np.float32(0.35355338)).entries, plain.inv(plain.lift(np.float32(50)).entries))
+    assert field.lift(merged).entries == exact != plain.lift(merged).entries
+    assert field.lift(-merged).entries == plain.neg(exact)
+    for each in scalars.values():
+        assert field.lift(np.float32(each)).entries == plain.lift(np.float32(each)).entries
+    half = np.float16(merged)
+    assert field.lift(half).entries == plain.lift(half).entries
