@@ -44,15 +44,13 @@ PURE = frozenset(
 (also spelled out), moves and masks. Every other one counts, known or not, if it reads data and makes no integers. What
 stands inside heads does not count: their exponentials, and the Clip that keeps a query finite."""
 
-PRODUCT = "elementwise products of gates"
-"""The purity line's name for the products that `--gate product` keeps."""
+PRODUCT = "elementwise products of gates"  # the purity line's name for what `--gate product` keeps
 
 _KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
-_WHOLE = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
-"""Types of masks, indices and shapes."""
+_INTEGER_TYPES = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
+"""of masks, indices and shapes."""
 
-TOKENS = 128
-"""The default number of tokens for which costs are stated."""
+DEFAULT_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Accounting:
         return ", ".join(f"{count} {name}" for name, count in self.remaining.items())
 
 
-def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS) -> Accounting:
+def account(plan: Plan, head_dimension: int | None = None, tokens: int = DEFAULT_TOKENS) -> Accounting:
     """The accounting of a plan; costs are for N = `tokens`, and d_head by default that of the model's own attention."""
     heads, found = own_attention(plan.views, plan.recognised)
     d_head = head_dimension or found
@@ -193,7 +191,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
             if node.op_type == "Shape" or all(name in view.producer and name not in data for name in read):
                 continue
             data.update(node.output)
-            whole = any(view.type_of(name).elem_type in _WHOLE for name in node.output[:1])
+            whole = any(view.type_of(name).elem_type in _INTEGER_TYPES for name in node.output[:1])
             if not whole and (view.path, index) not in converted and not (key_of(node) in pure or _pure(node)):
                 counted.add((view.path, index))
                 counts[label(node).partition(" ")[0]] += 1

@@ -21,9 +21,7 @@ from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-
-SMALLEST_OPSET = 7
-"""The first opset in which Mul and Add broadcast without attributes."""
+SMALLEST_OPSET = 7  # the first in which Mul and Add broadcast without attributes
 
 
 @dataclass(frozen=True, kw_only=True)

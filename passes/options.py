@@ -8,11 +8,8 @@ from fnmatch import fnmatchcase
 
 from rewriter.options import option
 
-DEFAULT_MAX_TOKENS = 512
-"""Default number of positions in the forms with one-hot position columns."""
-
-_USUAL_HEAD_DIMENSION = 64
-"""d_head where the model's own attention is not found."""
+DEFAULT_MAX_TOKENS = 512  # positions in the forms with one-hot position columns
+_USUAL_HEAD_DIMENSION = 64  # d_head where the model's own attention is not found
 
 LOCAL = "local"
 """The form that takes the offsets of logits out of the exponentials, and programs with the fewest operations."""
@@ -23,8 +20,7 @@ WHOLE = "whole"
 FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)
 """The keys of `passes.forms.FORMS`, repeated here because the forms import this module; a test compares both."""
 
-EXPOSED = ("q", "scores", "pattern", "z")
-"""Tensors of a sublayer that can be outputs of the model."""
+EXPOSED = ("q", "scores", "pattern", "z")  # tensors of a sublayer that can be outputs of the model
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ FUNCTIONS_IR_VERSION = 8
 INTEGER_CONSTANT_OPSET = 9
 """First opset in which a Constant node may hold integers; functions need them to pick the rows of bias tokens."""
 
-_SEARCH_DEPTH = 8
-"""Nodes between a softmax and the product that makes its scores."""
+_SEARCH_DEPTH = 8  # nodes between a softmax and the product that computes its scores
 
 
 @dataclass(frozen=True)

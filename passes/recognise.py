@@ -27,11 +27,8 @@ from rewriter.graph.constants import UNFIT, Constants, Read
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import SAME_NUMBERS, GraphView, all_views
 
-_FAR = 1e3
-"""The largest |y| at which a program is compared with its activation."""
-
-_NOISE = 1e-7
-"""Rounding of that comparison in float64, where gates are differences of large terms."""
+_LARGEST_POINT = 1e3  # the largest
+_ROUNDING = 1e-7  # of that comparison in float64, where gates are differences of large terms
 
 
 def inline_values(tensor: onnx.TensorProto) -> np.ndarray:
@@ -190,13 +187,13 @@ def _activation(record: BlockRecord) -> Activation | None:
     program = record.program
     with np.errstate(all="ignore"):
         try:
-            y = grid(min(program.domain, _FAR), program)
+            y = grid(min(program.domain, _LARGEST_POINT), program)
             f = found.function(y, record.parameters)
             made = program.evaluate(y, np.ones_like(y) if record.value else y)
             error = float(np.max(np.abs(made - f) / np.maximum(1.0, np.abs(f))))
         except (ArithmeticError, *UNFIT) as reason:
             raise UntrueError(f"{program.name} cannot be evaluated") from reason
-    if not error <= record.bound + _NOISE:
+    if not error <= record.bound + _ROUNDING:
         raise UntrueError(f"{program.name} is off by {error:.2g} from {record.activation}, more than the plan says")
     return found
 

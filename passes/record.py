@@ -28,20 +28,11 @@ from passes.options import FORM_NAMES, WHOLE, Options
 from rewriter.graph.view import Path, Place
 from rewriter.options import values_of
 
-KEY = "attnonly.plan"
-"""The key of the metadata entry."""
-
-VERSION = 1
-"""The only version that is read and written."""
-
-MOST_BYTES = 2**24
-"""A longer plan is not read; a block takes about a kilobyte."""
-
-_LONGEST = 2**14
-"""The longest name."""
-
-_MOST_ENTRIES = 2**26
-"""Entries of a table of positions, above which no plan has them."""
+KEY = "attnonly.plan"  # of the metadata entry
+VERSION = 1  # the only one that is read and written
+MAX_BYTES = 2**24  # of a plan; a block takes about a kilobyte
+_MAX_NAME = 2**14
+_MAX_POSITION_ENTRIES = 2**26  # of a table of positions
 
 
 class UnreadableError(ValueError):
@@ -142,8 +133,8 @@ def read_record(model: onnx.ModelProto) -> Record | None:
         return None
     if len(found) > 1:
         raise UnreadableError("there are several")
-    if len(found[0]) > MOST_BYTES:
-        raise UnreadableError(f"it has {len(found[0]):,} characters, more than {MOST_BYTES:,}")
+    if len(found[0]) > MAX_BYTES:
+        raise UnreadableError(f"it has {len(found[0]):,} characters, more than {MAX_BYTES:,}")
     try:
         content = json.loads(found[0])
     except (ValueError, RecursionError) as error:
@@ -184,7 +175,7 @@ def _check(block: BlockRecord) -> None:
         + block.options.positions
         + max((len(head.bias_tokens) for head in block.program.heads), default=0)
     )
-    if rows * max(rows, width) > _MOST_ENTRIES:
+    if rows * max(rows, width) > _MAX_POSITION_ENTRIES:
         raise UnreadableError("a block has too many positions or bias tokens")
     if block.form not in FORM_NAMES:
         raise UnreadableError(f"the form of a block is not one of {', '.join(FORM_NAMES)}")
@@ -231,7 +222,10 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
             raise UnreadableError(f"{where} is no number")
         return number
     fits, what = {
-        str: (isinstance(value, str) and len(value) <= _LONGEST, f"no text of at most {_LONGEST:,} characters"),
+        str: (
+            isinstance(value, str) and len(value) <= _MAX_NAME,
+            f"no text of at most {_MAX_NAME:,} characters",
+        ),
         bool: (isinstance(value, bool), "neither true nor false"),
         int: (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40, "no size"),
     }.get(kind, (isinstance(value, dict), "no object"))  # the options

@@ -22,10 +22,9 @@ BATCH, TOKENS = 10007, 1000003
 """The made-up numbers of sequences and of tokens in each. No dimension of a model is a multiple of either."""
 
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
-"""Operators whose operands broadcast, where the stream may pass."""
+"""operators whose operands broadcast, where the stream may pass."""
 
-Sizes = tuple[int | None, ...]
-"""A shape; None for a size that is not known."""
+Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 
 def factors(size: int) -> tuple[int, int, int]:

@@ -18,9 +18,7 @@ from passes.programs.head import FACTORED, Array, BiasToken, Head
 from passes.programs.program import MARGIN, Program, grid
 
 Function = Callable[[Array], Array]
-
-WORTH_RETURNING = 1e-3
-"""Fits with an error above this fraction of the largest |f| are discarded."""
+MAX_FIT_ERROR = 1e-3  # over the largest
 
 _STEEPNESS = 2.0**40
 
@@ -28,7 +26,7 @@ _STEEPNESS = 2.0**40
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
     """The smallest program found for `f` on |y| <= reach that is within the tolerance, or why there is none.
 
-    Where none is, the closest is returned if it is within `WORTH_RETURNING`; its `max_error` says how close it is. The
+    Where none is, the closest is returned if it is within `MAX_FIT_ERROR`; its `max_error` says how close it is. The
     tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`.
     """
     if not 0.0 < reach < math.inf:
@@ -80,7 +78,7 @@ def _stated(f: Function, program: Program, reach: float, size: float) -> Program
     found = float(np.max(np.abs(program.evaluate(near) - _values(f, near))))
     error = error if found <= error else MARGIN * found
     rounding = max(_rounding(program, _single_points(reach, 100_001)), Program.rounding)
-    if not error <= WORTH_RETURNING * size or not np.isfinite(rounding):
+    if not error <= MAX_FIT_ERROR * size or not np.isfinite(rounding):
         return (
             f"the best head program found has error {error:.2g} on |y| <= {reach:.6g}, more than 1e-3 of the "
             f"largest value {size:.3g}; give a narrower --option domain=R"
@@ -126,10 +124,8 @@ def _rounding(program: Program, y: Array) -> float:
 
 _KEYS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 _WIDTHS = (0.7, 1.0, 1.4, 2.0, 2.8)
-_PADS = (0, 1, 2, 3)
-"""Centres beyond either end."""
-_LEAST = (1e-2, 1e-3, 1e-4)
-"""Distances from a jump of the curvature, over the length, within which centres crowd no more."""
+_PADS = (0, 1, 2, 3)  # centres beyond either end
+_MIN_DISTANCES = (1e-2, 1e-3, 1e-4)  # from a jump of the curvature, over the length: centres crowd no closer
 _SMALLEST = 1e-9
 """Singular values below this, or below a thousandth of the tolerance, are dropped: the values that they make are large
 and cancel, which costs digits, and gates."""
@@ -153,7 +149,7 @@ def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) ->
     ends = min([start, *cuts]), max([end, *cuts])
     closest: tuple[float, Program] = (math.inf, Program("", ()))
     for keys in _KEYS:
-        for width, pad, least in product(_WIDTHS, (1,) if cuts else _PADS, _LEAST if cuts else (1.0,)):
+        for width, pad, least in product(_WIDTHS, (1,) if cuts else _PADS, _MIN_DISTANCES if cuts else (1.0,)):
             if keys > 2 * pad:
                 found = _head(_centres(*ends, cuts, least, keys, pad), width, y, target, tolerance)
                 closest = min(closest, found, key=lambda pair: pair[0])

@@ -21,20 +21,13 @@ from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView, needed
 
-SMALLEST_OPSET = 11
-"""Range, and Slice with computed bounds, came with opset 10 and 11."""
+SMALLEST_OPSET = 11  # of Slice with computed bounds, and Range
 
 _BOUNDS_ARE_INPUTS = 11
 _AXES_ARE_INPUTS = 13
-
-DOMAIN = "attnonly"
-"""Operator domain of the model-local functions, and prefix of the metadata keys."""
-
-BLOCK_KEY = f"{DOMAIN}.block"
-"""Key of the metadata entry with the name of a node's block."""
-
-LARGEST_SINGLE = 2.0**60
-"""Queries are clipped to this in float32: beyond it, every weight is 0 or 1."""
+DOMAIN = "attnonly"  # of the model-local functions; prefix of the metadata keys
+BLOCK_KEY = f"{DOMAIN}.block"  # metadata key of a node's block
+LARGEST_FLOAT32_QUERY = 2.0**60  # queries are clipped: beyond it every weight is 0 or 1
 
 
 class Builder(Fragment):
@@ -191,7 +184,7 @@ class Builder(Fragment):
 
         No logit is infinite then: the difference of two infinite logits would be NaN.
         """
-        limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_SINGLE
+        limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_FLOAT32_QUERY
         return self.clipped(query, (-limit, limit), name)
 
     def paired(self, query: Tensor, name: str, *, one_first: bool = False) -> Variable:

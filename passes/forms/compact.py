@@ -33,8 +33,7 @@ from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
 
-_LARGEST_VALUE = 2.0**20
-"""float32 rounds its logarithm by up to 4.8e-7."""
+_LARGEST_VALUE = 2.0**20  # float32 rounds its logarithm by up to 4.8e-7
 
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:

@@ -26,7 +26,7 @@ import onnx
 from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
-from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder, replacement
+from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
 from passes.programs.groups import SharedKey, by_keys, progression_of
 from passes.programs.head import FACTORED, Head
 from passes.programs.line import HIGHEST, LOWEST, Line
@@ -303,7 +303,7 @@ def _lowest(b: Builder) -> float:
 
 
 def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
-    return b.clipped(logit, (_lowest(b), LARGEST_SINGLE), f"{name}_clipped")
+    return b.clipped(logit, (_lowest(b), LARGEST_FLOAT32_QUERY), f"{name}_clipped")
 
 
 # -- one conversion ----------------------------------------------------------------------------------------------------
@@ -320,8 +320,7 @@ def _one_a_side(keys: Sequence[SharedKey]) -> bool:
     return all(slopes) and sum(slope < 0.0 for slope in slopes) <= 1 and sum(slope > 0.0 for slope in slopes) <= 1
 
 
-_STEEP = 8.0
-"""A head with a steeper key has weights below the smallest normal float32 where trained models have pre-activations."""
+_STEEP_SLOPE = 8.0
 
 
 class _Emitter:
@@ -425,7 +424,7 @@ class _Emitter:
             inputs["key"] = self._b.numbers(f"{prefix}key", plain.beta)
         inputs["value"] = value
         if plain.zero_bias:
-            spelling = zero_bias(inputs, steep=abs(plain.beta) > _STEEP, double=self._double)
+            spelling = zero_bias(inputs, steep=abs(plain.beta) > _STEEP_SLOPE, double=self._double)
         else:
             silent = tuple(j for j in dict.fromkeys((0, len(keys) - 1)) if keys[j].part == 0.0)
             parts = len(silent) < len(keys)
@@ -442,8 +441,8 @@ class _Emitter:
             return source
         by_slope = sorted(head.bias_tokens, key=lambda token: token.slope)
         first, last = (token if token.value == 0.0 or not zeros else None for token in (by_slope[0], by_slope[-1]))
-        low = -LARGEST_SINGLE if first is not None and first.slope < head.beta else -math.inf
-        high = LARGEST_SINGLE if last is not None and last.slope > head.beta else math.inf
+        low = -LARGEST_FLOAT32_QUERY if first is not None and first.slope < head.beta else -math.inf
+        high = LARGEST_FLOAT32_QUERY if last is not None and last.slope > head.beta else math.inf
         return self._b.clipped(source, (low, high), name)
 
     def _shared(self, prefix: str, keys: Sequence[SharedKey], query: Tensor, source: Tensor) -> Variable:
@@ -455,7 +454,7 @@ class _Emitter:
             given |= {"step": step} if step != 1.0 else {}
             given |= {"part": part} if part != 0.0 else {}
             inputs |= self._constants(prefix, given)
-            keys_of_all, steep = len(progression.weights) + 1, abs(step) > _STEEP
+            keys_of_all, steep = len(progression.weights) + 1, abs(step) > _STEEP_SLOPE
             spelling = progression_over(inputs, keys_of_all, steep=steep, double=self._double)
         else:
             steep = any(key.offset != 0.0 for key in keys)

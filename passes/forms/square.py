@@ -47,23 +47,12 @@ from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
 
-PREFIX = "bias_token"
-"""Of the names of tensors that a network has in form `whole`."""
-
-STREAM = f"{PREFIX}/stream"
-"""The model's columns of the stream after the embeddings, with the bias tokens: [batch, N + R, D]."""
-
-COUNT = f"{PREFIX}/tokens"
-"""N, as int64 [1]."""
-
-ROWS = f"{PREFIX}/rows"
-"""N + R, as int64 [1]."""
-
-POSITION_ROWS = f"{PREFIX}/token_columns"
-"""Constant [1, T, 1 + R + T]: what the columns beside the model's hold for a token at each position."""
-
-BIAS_ROWS = f"{PREFIX}/bias_token_rows"
-"""Constant [1, R, D + 1 + R + T]: the bias tokens."""
+PREFIX = "bias_token"  # of the tensors that a network has in form `whole`
+STREAM = f"{PREFIX}/stream"  # [batch, N + R, D]: the model's columns behind the embeddings
+COUNT = f"{PREFIX}/tokens"  # N, as int64 [1]
+ROWS = f"{PREFIX}/rows"  # N + R, as int64 [1]
+POSITION_ROWS = f"{PREFIX}/token_columns"  # constant [1, T, 1 + R + T]: a token's columns beside the model's
+BIAS_ROWS = f"{PREFIX}/bias_token_rows"  # constant [1, R, D + 1 + R + T]: the bias tokens
 
 
 def neuron_scores(bias_tokens: int) -> str:

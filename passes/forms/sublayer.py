@@ -23,7 +23,7 @@ from math import ceil, log2
 import numpy as np
 import onnx
 
-from passes.forms.builder import LARGEST_SINGLE, Builder
+from passes.forms.builder import LARGEST_FLOAT32_QUERY, Builder
 from passes.match.projections import Projection, Projections, Vector
 from passes.programs.groups import Group
 from passes.programs.head import LARGEST_QUERY
@@ -154,7 +154,7 @@ def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     steepest = max(abs(group.head.beta) for group in groups)
     offset = max(abs(group.head.gamma) for group in groups)
     single = compute_type == onnx.TensorProto.FLOAT
-    largest, underflow = (LARGEST_SINGLE, 256.0) if single else (LARGEST_QUERY, 1024.0)
+    largest, underflow = (LARGEST_FLOAT32_QUERY, 256.0) if single else (LARGEST_QUERY, 1024.0)
     return float(2.0 ** ceil(log2(max(steepest * largest + offset, underflow))))
 
 

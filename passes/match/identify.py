@@ -23,12 +23,10 @@ from rewriter.graph.view import GraphView
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
 """The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
-_SLACK = 8
-"""A spelled-out activation may differ from the table entry by this many units of its constants' precision."""
+_TOLERANCE = 8  # in units of the precision of a region's constants
 
 
-IDENTICAL = 1e-13
-"""Two functions this close are the same function, evaluated in another order."""
+IDENTICAL = 1e-13  # functions this close are the same, evaluated in another order
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class Identifier:
         # All layers of a model share one spelling, and one evaluation serves them all.
         key = self._signature(region)
         if key not in self._known:
-            tolerance = _SLACK * self._precision(region)
+            tolerance = _TOLERANCE * self._precision(region)
             self._known[key] = (
                 identify_function(lambda y: self.evaluate(region, [y]), tolerance)
                 if len(region.leaves) == 1

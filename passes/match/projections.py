@@ -29,10 +29,9 @@ from rewriter.graph.view import (
 )
 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
-"""Products with a matrix that is stored as numbers of the model's type."""
+"""products with a matrix stored as numbers of the model's type."""
 
-_PARTS = ("Split", "Slice")
-"""Operators that take some of the channels."""
+_PARTS = ("Split", "Slice")  # operators that take some of the channels
 
 
 @dataclass(frozen=True)

@@ -159,13 +159,12 @@ def _quick_gelu(p: Parameters, arithmetic: Arithmetic) -> Program:
     return coarse if program is None or coarse.bias_tokens == 1 else program.scaled(**scale)
 
 
-_GATE = 1.1
-"""A gate may have a tenth more error if that saves a head."""
+_GATE_TOLERANCE = 1.1  # a gate may have a tenth more error if that saves a head
 
 
 def _gelu_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
     name, tolerance, scale = _gelu_of(p, arithmetic)
-    return gate(cheapest_gate(name, _GATE * tolerance).scaled(**scale), arithmetic)
+    return gate(cheapest_gate(name, _GATE_TOLERANCE * tolerance).scaled(**scale), arithmetic)
 
 
 def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:

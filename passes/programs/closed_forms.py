@@ -24,17 +24,13 @@ from passes.programs.solve import Parameters
 KINK = 0.278464542762
 """max over x > 0 of x / (1 + e^x), rounded up: the error of SiLU(k y) / k against ReLU is this over k."""
 
-_FAR_LOGIT = 36.0
-"""e^-36 is below half a unit in the last place of 1 in float64."""
+_FAR_LOGIT = 36.0  # e^-36 is below half a unit in the last place of 1 in float64
 
 _SHARE = 2.0**16
 """1 / (6 e) of a limit that is needed only for |y| <= 3: error 3e-11, rounding 2e-11."""
 
-_RISE = 1.25
-"""An upper bound on the slopes of SiLU (1.10) and of the programs of GELU (1.13)."""
-
-_LARGEST = 700.0
-"""e^700 is finite in float64."""
+_MAX_SLOPE = 1.25  # of SiLU (1.10) and of the programs of GELU (1.13)
+_LARGEST_EXPONENT = 700.0  # of a float64
 
 
 def silu(p: Parameters, _: Arithmetic) -> Program:
@@ -127,7 +123,7 @@ def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:
     """e^(rate y): weight e^(rate y - L), value e^L, where e^L is beyond the range of the type."""
     rate, factor = p
     far = 600.0 if arithmetic.tolerance < 1e-10 else 160.0
-    far = min(far, math.floor(_LARGEST - math.log(abs(factor))))
+    far = min(far, math.floor(_LARGEST_EXPONENT - math.log(abs(factor))))
     return Program(
         "exp",
         (Head(beta=rate, gamma=-far, c=0.0, d=factor * math.exp(far)),),
@@ -169,7 +165,7 @@ def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -
             others = float(np.logaddexp.reduce(head.logits_at(at)[:, 0]))
             value = float(program.evaluate(at)[0]) - program.constant
             tokens.append(BiasToken(side * k, others - side * k * end, value))
-            error += _RISE * abs(head.c) * (KINK / apart + 2.0**-51 * abs(end)) + 2.0**-50 * max(1.0, abs(value))
+            error += _MAX_SLOPE * abs(head.c) * (KINK / apart + 2.0**-51 * abs(end)) + 2.0**-50 * max(1.0, abs(value))
     return replace(
         program,
         name=f"{program.name}_clipped",

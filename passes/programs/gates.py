@@ -63,7 +63,7 @@ def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, flo
         domain = min(program.domain, line.domain)
         candidates += [(line, domain), (line.reversed(), domain)]
     added = [_line_error(program, line, domain) for line, domain in candidates]
-    close = [place for place, error in enumerate(added) if error <= _ADDED * arithmetic.tolerance]
+    close = [place for place, error in enumerate(added) if error <= _LINE_TOLERANCE * arithmetic.tolerance]
     place = close[0] if close else int(np.argmin(added))
     line, domain = candidates[place]
     return line, added[place], domain
@@ -79,8 +79,7 @@ def needs_line(program: Program) -> bool:
     return program.linear != 0.0 or any(head.c != 0.0 for head in program.heads)
 
 
-_ADDED = 2.0
-"""A line is close enough if it adds at most this times the arithmetic's tolerance."""
+_LINE_TOLERANCE = 2.0  # in tolerances: what a line that is close enough may add
 
 
 def _line_error(program: Program, line: Line, domain: float) -> float:

@@ -21,8 +21,7 @@ from numpy.typing import DTypeLike
 
 from passes.programs.head import Array, Head, heads_over, narrowed
 
-REACH = 80.0
-"""c y is at most this: e^80 is a finite float32 number, and Phi is 1 long before."""
+REACH = 80.0  # c y is at most this: e^80 is finite in float32, and Phi is 1 long before
 
 
 @dataclass(frozen=True)

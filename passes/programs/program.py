@@ -128,28 +128,21 @@ class Program:
             heads=heads,
             linear=self.linear * inner * outer,
             constant=self.constant * outer,
-            max_error=self.max_error * abs(outer) + _RESCALED * max(1.0, abs(outer)),
+            max_error=self.max_error * abs(outer) + _RESCALING_ERROR * max(1.0, abs(outer)),
             domain=self.domain / abs(inner),
             powers=None if self.powers is None else self.powers.scaled(inner, outer),
         )
 
 
-_RESCALED = 2.0**-40
-"""Bound on the effect of rounding all coefficients of a fitted program to float64, over max(1, |f|)."""
-
-MARGIN = 1.05
-"""What is measured on a grid is stated with this factor, since it may be larger between the points."""
-
-_NOISE = 2.0**-48
-"""Smaller changes are the rounding of the evaluations that are compared."""
-
-_WIDEST = 2.0**128
-"""Grids end here, beyond the largest number of any type to which coefficients are rounded."""
+_RESCALING_ERROR = 2.0**-40  # of all coefficients of a fitted program in float64, over max(1,
+MARGIN = 1.05  # on what is measured on a grid: it may be larger between the points
+_EVALUATION_ROUNDING = 2.0**-48  # smaller changes are that of the evaluations compared
+_LARGEST_POINT = 2.0**128  # beyond the numbers of all types that coefficients have
 
 
 def grid(domain: float, *programs: Program) -> Array:
     """Points of |y| <= domain where programs are compared: dense near 0 and around every kink, sparse far out."""
-    domain = min(domain, _WIDEST)
+    domain = min(domain, _LARGEST_POINT)
     far = np.geomspace(1e-3, 1.0, 600) * domain
     kinks = np.concatenate([np.zeros(1), *(program.crossings for program in programs)])
     near = np.multiply.outer(np.maximum(np.abs(kinks), 1e-3), np.geomspace(2.0**-52, 1.0, 160))
@@ -176,7 +169,7 @@ def largest_change(program: Program, other: Program) -> float:
 def _changes(program: Program, other: Program, y: Array, z: Array) -> Array:
     before = program.evaluate(y, z)
     change = np.abs(other.evaluate(y, z) - before) / np.maximum(1.0, np.abs(before))
-    return np.where(change > _NOISE, change, 0.0)
+    return np.where(change > _EVALUATION_ROUNDING, change, 0.0)
 
 
 @cache

@@ -16,9 +16,7 @@ from passes.programs.head import Array
 Function = Callable[[Array], Array]
 Parameters = tuple[float, ...]
 Solve = Callable[[Function], Parameters | None]
-
-FAR = 1e4
-"""Points at which sigmoid-shaped functions have reached their limits."""
+FAR = 1e4  # where sigmoid-shaped functions have reached their limits
 
 
 def at(f: Function, point: float) -> float:

@@ -26,13 +26,10 @@ from rewriter.graph.walk import reads
 _TRANSPARENT = ("Cast", "Identity", "Dropout")
 _LENGTHS = (1, 2, 3, 7)
 _TRIALS = 8
-_LEAST = 1000.0
-"""A mask lowers a score by at least as much, so that exp of it is 0 whatever the other scores are."""
+_MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 whatever the other scores are
 _RANKS = (3, 4)
 _UNKNOWN = "it changes the scores in a way that W_QK cannot hold"
-
-Fill = Callable[[Sequence[int]], NDArray[Any]]
-"""Makes data of a shape."""
+Fill = Callable[[Sequence[int]], NDArray[Any]]  # creates data of a shape
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,7 @@ class MaskReader:
             if (square[..., forbidden[:length, :length]] == 0.0).any() or len(present) > 1:
                 return None
             low = min(low, float(present.min(initial=0.0)))
-        return low if low <= -_LEAST else None
+        return low if low <= -_MIN_PENALTY else None
 
     def _data_of(self, tensor: str) -> list[str]:
         """The graph inputs whose values, not only shapes, a tensor depends on."""
@@ -253,6 +250,6 @@ def _forbidden(values: NDArray[np.generic], length: int, *, chosen: bool) -> tup
     if chosen:
         return ~first.astype(np.bool_), 0.0
     low = np.unique(first[first != 0])
-    if len(low) > 1 or (low > -_LEAST).any():
+    if len(low) > 1 or (low > -_MIN_PENALTY).any():
         return None
     return np.asarray(first != 0), float(low.min(initial=0.0))

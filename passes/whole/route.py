@@ -55,10 +55,9 @@ _NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
 """Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
 _KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")
-"""Operators that are sublayers, or hold some."""
-_SCORES = 2.0**60
-"""Omega is at least so much, that it outweighs any score of the network's own heads."""
-_MOST_AXES = 3
+"""operators that are sublayers, or hold some."""
+_MIN_OMEGA = 2.0**60  # outweighs any score of the network's own heads
+_MAX_AXES = 3
 _TRANSPARENT = ("Reshape", "Cast", "Identity", "Dropout")
 
 
@@ -67,7 +66,7 @@ def unfit(conversion: Conversion) -> Miss | None:
     block, projections = conversion.block, conversion.projections
     if block.path:
         return Miss("it is in a subgraph of control flow, which the network's bias token does not enter", block.output)
-    if projections is None or max(projections.rank, projections.result_rank) > _MOST_AXES:
+    if projections is None or max(projections.rank, projections.result_rank) > _MAX_AXES:
         return Miss("its input has more axes than batch, tokens and channels; use form masked", block.output)
     return None
 
@@ -127,7 +126,7 @@ class Whole:
         self._check_others()
 
         groups = tuple(group for conversion in conversions for group in groups_of(conversion.program))
-        self.omega = max(default_omega(groups, self.elem_type), _SCORES)
+        self.omega = max(default_omega(groups, self.elem_type), _MIN_OMEGA)
         self.neurons = tuple(sorted({group.bias_tokens for group in groups}))
         values = any(token.value for group in groups for token in group.head.bias_tokens)
         self.bias_tokens = max(1, *self.neurons) + values

@@ -28,10 +28,9 @@ except ImportError as error:
     raise UsageError("the pass for Olive needs the package olive-ai: pip install 'attnonly[olive]'") from error
 
 DEFAULTS = {name: inspect.signature(rewrite).parameters[name].default for name in RewriteKeywords.__annotations__}
-"""The options of the rewriting and of the proof, with their defaults."""
+"""of the options of the rewriting and of the proof."""
 
-REPORT = "attnonly-report.json"
-"""Name of the report beside the model, which Olive carries along as one of its additional files."""
+REPORT = "attnonly-report.json"  # beside the model; Olive carries it along as an additional file
 
 
 class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types

@@ -31,8 +31,7 @@ except ImportError as error:
     what = f"this needs TransformerLens ({str(error.name).partition('.')[0]} is missing)"
     raise UsageError(f"{what}: pip install 'attnonly[transformerlens]'") from None
 
-_CLOSE = 1e-3
-"""Largest relative distance between an MLP and the heads in its place; programs and float32 leave about 1e-6."""
+_MAX_DISTANCE = 1e-3  # of an MLP from its heads, relative; programs and float32 leave about 1e-6
 
 
 def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
@@ -96,7 +95,7 @@ def _compare(block: Any, made: Any, width: int) -> None:
         generator = torch.Generator().manual_seed(0)
         data = torch.randn(1, 16, width, generator=generator).to(device=like.device, dtype=like.dtype)
         wanted, found = mlp(data).detach(), made(data).detach()
-        same = bool((wanted - found).abs().max() <= _CLOSE * wanted.abs().max())
+        same = bool((wanted - found).abs().max() <= _MAX_DISTANCE * wanted.abs().max())
     if not same:
         what = "use the file of the same model, before enable_compatibility_mode() folds its weights"
         raise UsageError(f"the MLP of {block.name} is not what the file's heads compute; {what}")

@@ -23,12 +23,10 @@ from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress
 from rewriter.report.report import Result
 
-CONTROL = "control"
-"""Name of the original as its own competitor."""
+CONTROL = "control"  # the original as its own competitor
 
 _TOKENS = 128
-_LARGEST = 2**31
-"""Bytes that protobuf serialises."""
+_MAX_PROTOBUF_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,7 @@ def _check_inputs(models: Mapping[str, LoadedModel]) -> None:
 def _file(model: LoadedModel) -> Path | bytes:
     if model.mapped:
         raise UsageError("the weights of a model are links of a cache; copy it with `cp -rL`, and measure the copy")
-    if model.path is None and model.file_size >= _LARGEST:
+    if model.path is None and model.file_size >= _MAX_PROTOBUF_BYTES:
         raise UsageError("a model in memory of 2 GiB or more cannot be measured: save it, and give its path")
     return model.proto.SerializeToString() if model.path is None else model.path
 

@@ -86,7 +86,7 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
 
 
 _ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}
-"""Packages of that name that install a folder of their own."""
+"""packages of that name that install a folder of their own."""
 
 
 def _state(provider: Provider) -> tuple[bool, str]:

@@ -315,11 +315,10 @@ def attribute(
     return 0
 
 
-Told = tuple[list[str], dict[str, Any]]
-"""Lines to print, and the report."""
+Answer = tuple[list[str], dict[str, Any]]  # lines to print, and the report
 
 
-def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Told:
+def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Answer:
     from rewriter.interpret.attribute import attribute as attributed
     from rewriter.report.report import plain_data
 
@@ -340,7 +339,7 @@ def _difference(entries: Iterable[str]) -> str:
     return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
 
 
-def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Told:
+def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Answer:
     from rewriter.interpret.why import why
     from rewriter.report.report import plain_data
 

@@ -28,8 +28,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FOLDER = ".folder"
-"""How the hidden name of a folder ends."""
+FOLDER = ".folder"  # suffix of the hidden name of a folder
 
 CHUNK = 8 * 2**20
 
@@ -168,7 +167,7 @@ def sync_directory(directory: Path) -> None:
 # -- folders of a model, such as optimum writes ---------------------------------------------------------------------
 
 _SKIPPED = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
-"""Folders that belong to tools, not to the model."""
+"""folders that belong to tools, not to the model."""
 
 
 def files_of(folder: Path) -> tuple[Path, ...]:

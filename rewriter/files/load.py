@@ -33,17 +33,10 @@ from rewriter.graph.view import key_of
 from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors
 from rewriter.text import first_of, quoted
 
-MAX_FILE = 2**31 - 1
-"""Protobuf cannot read a message of 2 GiB or more."""
-
-SMALL = 2**13
-"""Bytes of the largest external tensor that is read with the model: 1,024 numbers of 64 bits."""
-
-_MOST_SMALL = 2**28
-"""Bytes of all of them: the ranges may overlap, so that a small file names gigabytes."""
-
-_MOST_DENSE = 2**30
-"""Bytes of the sparse tensors of a model once they are written out."""
+MAX_FILE = 2**31 - 1  # protobuf cannot read a message of 2 GiB or more
+SMALL_TENSOR = 2**13  # bytes: 1,024 numbers of 64 bits; an external tensor as small is read with the model
+_MAX_SMALL_BYTES = 2**28  # of all of them: ranges may overlap, so that a small file names gigabytes
+_MAX_DENSE = 2**30  # of all sparse tensors once they are written out
 
 TOO_LARGE = (
     "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
@@ -181,11 +174,11 @@ def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]
 
 def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
     """Put the bytes of small external tensors into the model, beside their references, which `as_stored` restores."""
-    left = _MOST_SMALL
+    left = _MAX_SMALL_BYTES
     for tensor in iter_tensors(proto):
         if not is_external(tensor):
             tensor.ClearField("external_data")  # without a meaning
-        elif byte_count(tensor) <= min(SMALL, left):
+        elif byte_count(tensor) <= min(SMALL_TENSOR, left):
             left -= byte_count(tensor)
             tensor.raw_data = read_external(tensor, base_dir).tobytes()
             tensor.data_location = onnx.TensorProto.DEFAULT
@@ -206,9 +199,9 @@ def as_stored(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
     """Replace sparse initializers and Constants by dense ones, as runtimes do. Raises ModelError."""
     every = [*iter_sparse(proto)]
-    if sum(bytes_of(onnx.TensorProto(dims=each.dims, data_type=each.values.data_type)) for each in every) > _MOST_DENSE:
+    if sum(bytes_of(onnx.TensorProto(dims=each.dims, data_type=each.values.data_type)) for each in every) > _MAX_DENSE:
         raise ModelError(
-            f"the sparse tensors of the model have more than {_MOST_DENSE / 2**30:.0f} GiB when they are written out; "
+            f"the sparse tensors of the model have more than {_MAX_DENSE / 2**30:.0f} GiB when they are written out; "
             "save it with dense weights as external data"
         )
     for thing in iter_all(proto) if every else ():

@@ -2,7 +2,7 @@
 
 A model of a gigabyte is then a model of kilobytes in memory, whose passes, copies and sessions cost little: onnxruntime
 maps the weights from the file. `rewriter.files.save` puts the bytes back inline (`inlined`). Only initializers of the
-main graph are left in the file, and only if their raw data is at least `LARGE` bytes.
+main graph are left in the file, and only if their raw data is at least `MIN_MAPPED_BYTES` bytes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from copy import deepcopy
 
 import onnx
 
-LARGE = 2**16
-"""Minimum size in bytes of a weight that stays in the file; no pass looks at the values of larger constants."""
+MIN_MAPPED_BYTES = 2**16  # no pass looks at the values of constants as large
 
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9
 """Field numbers of `ModelProto.graph`, `GraphProto.initializer` and `TensorProto.raw_data`."""
 
-_PLAIN = {1, 2, 8, _RAW, 12, 16}
-"""Fields of a tensor that may stand beside raw data: dims, type, name, doc string, metadata."""
+_PLAIN = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
 
 _LOCATION, _DEFAULT = 14, b"\0"
 """The field `data_location`; onnx writes the default after it has loaded external data into a model."""
@@ -86,7 +84,7 @@ def _shrunk(data: memoryview, first: int, last: int, location: str, way: tuple[i
     pieces: list[bytes | memoryview] = []
     for number, begin, start, end in _fields(data, first, last, way[0]):
         small = None
-        if number == way[0] and end - start >= LARGE:
+        if number == way[0] and end - start >= MIN_MAPPED_BYTES:
             small = _shrunk(data, start, end, location, way[1:]) if way[1:] else _tensor(data, start, end, location)
         pieces += [data[begin:end]] if small is None else [_tag(number, len(small)), small]
     return b"".join(pieces)
@@ -100,7 +98,7 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
         number not in _PLAIN and not (number == _LOCATION and data[start:end] == _DEFAULT)
         for number, _, start, end in fields
     )
-    if len(raw) != 1 or raw[0][1] - raw[0][0] < LARGE or any(odd):
+    if len(raw) != 1 or raw[0][1] - raw[0][0] < MIN_MAPPED_BYTES or any(odd):
         return None
     (start, end), reference = raw[0], onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
     for key, value in {"location": location, "offset": str(start), "length": str(end - start)}.items():

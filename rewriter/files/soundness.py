@@ -35,11 +35,8 @@ from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
 from rewriter.text import counted, one_line, quoted
 
-MAX_INLINED = 10_000_000
-"""Maximum number of nodes of a model once its functions are inlined."""
-
-MAX_CALLS = 100
-"""Longest chain of functions that call each other. onnxruntime loads no longer one, and onnx does not inline it."""
+MAX_INLINED = 10_000_000  # nodes of a model once its functions are inlined
+MAX_CALLS = 100  # of functions inside each other: onnxruntime loads no more, and onnx does not inline them
 
 _Key = tuple[str, str, str]
 
@@ -58,8 +55,7 @@ _STANDS_IN = {
 }
 """What onnx's checker is shown in place of what may be large, or not UTF-8; tensors are checked here."""
 
-_OTHER = "other"
-"""The domain of the operators without a schema in an outline."""
+_OTHER_DOMAIN = "other"  # of the operators without a schema in an outline
 
 _UNREAD, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
 """Names for outputs that have none, which no model reads; onnx's checker wants one for each."""
@@ -163,7 +159,7 @@ def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
     """Check names, order and operators of a graph and its subgraphs with onnx's checker. Raises ModelError."""
     checker: Any = onnx.checker  # its stubs lack the module in C++
     context = checker.C.CheckerContext()
-    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset or 1, _OTHER: 1}
+    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset or 1, _OTHER_DOMAIN: 1}
     try:
         checker.check_graph(_outline(graph, opset), context)
     except onnx.checker.ValidationError as error:
@@ -187,7 +183,7 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     made = onnx.NodeProto(op_type=node.op_type, name=node.name, input=node.input)
     made.output.extend(name or f"{_UNREAD} {next(_COUNT)}" for name in node.output or [""])
     if schema is None:
-        made.domain = _OTHER
+        made.domain = _OTHER_DOMAIN
         for place, (_, graph) in enumerate(subgraphs(node)):
             made.attribute.add(name=f"body {place}", type=onnx.AttributeProto.GRAPH, g=_outline(graph, opset))
         return made

@@ -11,8 +11,7 @@ from rewriter.errors import ModelError
 from rewriter.text import quoted
 
 MAX_BYTES = 2**63 - 1
-MAX_RANK = 64
-"""Maximum rank of a NumPy array."""
+MAX_RANK = 64  # of a NumPy array
 
 
 @dataclass(frozen=True)

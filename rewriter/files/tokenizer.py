@@ -13,9 +13,7 @@ from rewriter.errors import UsageError
 from rewriter.text import clean, one_line, quoted
 
 _FILE = "tokenizer.json"
-
-_LONGEST = 40
-"""Characters of a token."""
+_MAX_TOKEN_LENGTH = 40
 
 _TEXTS = (
     "The harbour was quiet before sunrise. Two fishermen mended a net beside the old lighthouse, while gulls circled "
@@ -30,8 +28,7 @@ _TEXTS = (
 )
 """English prose, code, and a list with digits."""
 
-TokenText = Callable[[int], str]
-"""A token id in words."""
+TokenText = Callable[[int], str]  # a token id in words
 
 
 def open_tokenizer(tokenizer: Any) -> Any:
@@ -91,7 +88,7 @@ def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
     opened = open_tokenizer(tokenizer)
 
     def told(token: int) -> str:
-        text = spelling(opened, token)[:_LONGEST]
+        text = spelling(opened, token)[:_MAX_TOKEN_LENGTH]
         return f"'{text}'" if text else str(token)
 
     return told

@@ -341,8 +341,7 @@ class Linear:
 _PARTS: Mapping[type, tuple[str, ...]] = {Attention: ("pattern", "v", "z"), NeuronHeads: ("pre", "pre_linear")}
 """The hooks of which a step is made."""
 
-_COUNTED = (".hook_q", ".hook_v", ".hook_pre")
-"""Hooks by which sequences are counted."""
+_COUNTED = (".hook_q", ".hook_v", ".hook_pre")  # hooks by which sequences are counted
 
 
 class FrozenRun:

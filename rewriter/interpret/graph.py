@@ -29,17 +29,10 @@ from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.text import InputsOrText, token_ids
 from rewriter.interpret.why import ScoreTerms, Why, made, scores_of
 
-_MOST = 10_000
-"""Nodes of which all edges fit into a gigabyte."""
-
-_NODES, _EDGES = 0.8, 0.98
-"""The shares of influence that pruning keeps, as circuit-tracer does."""
-
-_TRACED = 10
-"""Terms of a score in the file."""
-
-_TINY = 1e-10
-"""Smallest sum that a row is divided by."""
+_MAX_NODES = 10_000  # all their edges fit into a gigabyte
+_KEPT_NODES, _KEPT_EDGES = 0.8, 0.98  # shares of influence that pruning keeps, as in circuit-tracer
+_TRACED_TERMS = 10  # of a score, in the file
+_MIN_DIVISOR = 1e-10  # of a row
 
 
 @dataclass(frozen=True)
@@ -127,9 +120,9 @@ class AttributionGraph:
                 "transcoder_list": [],
                 "prompt_tokens": list(self.shown),
                 "prompt": self.prompt,
-                "node_threshold": _NODES,
+                "node_threshold": _KEPT_NODES,
                 "schema_version": 1,
-                "edge_threshold": _EDGES,
+                "edge_threshold": _KEPT_EDGES,
                 "logit": self.logit,
                 "largest_residual": float(np.abs(self.residuals).max()),
                 "replacement_score": self.scores[0],
@@ -182,9 +175,9 @@ class AttributionGraph:
 
 def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
     """The largest terms of a score, as Neuronpedia has them."""
-    sides = {side: why.largest(axis, _TRACED) for axis, side in enumerate("qk")}
+    sides = {side: why.largest(axis, _TRACED_TERMS) for axis, side in enumerate("qk")}
     marginal = {f"top_{side}_marginal_contributors": rows for side, rows in sides.items()}
-    return {"pair_wise_contributors": why.top(_TRACED), **marginal}
+    return {"pair_wise_contributors": why.top(_TRACED_TERMS), **marginal}
 
 
 def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) -> tuple[str, ...]:
@@ -235,7 +228,7 @@ def attribution_graph(
     found = _edges(linear, members, nodes)
     edges, count = found.matrix(), len(nodes)
     kinds = np.array([node.kind for node in nodes])
-    kept, links, cumulative = prune(edges, kinds, _NODES, _EDGES)
+    kept, links, cumulative = prune(edges, kinds, _KEPT_NODES, _KEPT_EDGES)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
     ids = token_ids(run.index.proto, run.case.feeds, length)
@@ -402,8 +395,10 @@ class _Edges:
             UsageError: there are too many nodes.
         """
         size = len(self._nodes)
-        if size > _MOST:
-            raise UsageError(f"the graph would have {size:,} nodes, more than {_MOST:,}: take fewer of them, or tokens")
+        if size > _MAX_NODES:
+            raise UsageError(
+                f"the graph would have {size:,} nodes, more than {_MAX_NODES:,}: take fewer of them, or tokens"
+            )
         found = np.zeros((size, size))
         for targets, origins, weights in self._blocks:
             found[targets[:, None], origins] += weights
@@ -485,7 +480,7 @@ def influence(weights: Array, start: Array) -> Array:
 def normalised(adjacency: Array, missing: Array | float = 0.0) -> Array:
     """A; what is `missing` of each row, [N], counts in its sum."""
     sizes = np.abs(adjacency)
-    return np.asarray(sizes / np.maximum(sizes.sum(axis=1) + missing, _TINY)[:, None])
+    return np.asarray(sizes / np.maximum(sizes.sum(axis=1) + missing, _MIN_DIVISOR)[:, None])
 
 
 def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float]:
@@ -503,7 +498,7 @@ def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float
     start = np.asarray(kinds == "logit", dtype=float)
     found = influence(normalised(adjacency, missing), start)
     passing = found + start
-    lost = missing / np.maximum(np.abs(adjacency).sum(axis=1) + missing, _TINY)
+    lost = missing / np.maximum(np.abs(adjacency).sum(axis=1) + missing, _MIN_DIVISOR)
     begun, erred = found[kinds == "embedding"].sum(), (passing * lost).sum()
     completeness = ((1.0 - lost) * passing).sum() / passing.sum()
     return float(begun / (begun + erred)) if begun + erred else 0.0, float(completeness)
@@ -537,7 +532,7 @@ def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold:
         nodes = left
     order = np.argsort(-by_node, kind="stable")
     cumulative = np.zeros(len(by_node))
-    cumulative[order] = np.cumsum(by_node[order]) / max(float(by_node.sum()), _TINY)
+    cumulative[order] = np.cumsum(by_node[order]) / max(float(by_node.sum()), _MIN_DIVISOR)
     return nodes, edges, cumulative
 
 
@@ -547,4 +542,4 @@ def _threshold(sizes: Array, share: float) -> float:
         return 0.0
     falling = -np.sort(-sizes)
     sums = np.cumsum(falling)
-    return float(falling[min(int(np.searchsorted(sums / max(float(sums[-1]), _TINY), share)), len(falling) - 1)])
+    return float(falling[min(int(np.searchsorted(sums / max(float(sums[-1]), _MIN_DIVISOR), share)), len(falling) - 1)])

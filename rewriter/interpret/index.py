@@ -43,8 +43,7 @@ _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention
 
 # -- tensors of a sublayer; docs/heads.md has their shapes ----------------------------------------------------------
 
-ValueOf = Callable[[str], Array]
-"""The value of a constant tensor of the graph."""
+ValueOf = Callable[[str], Array]  # a constant tensor's name to its value
 
 
 @dataclass(frozen=True, eq=False)
@@ -458,8 +457,7 @@ def count_of(named: Named) -> int:
     return named.sublayer.neurons if isinstance(named.sublayer, NeuronHeads) else named.sublayer.heads
 
 
-METADATA = "__metadata__"
-"""The key of what describes the arrays, as JSON."""
+METADATA = "__metadata__"  # key of what describes the arrays, as JSON
 
 
 def check_suffix(path: Path) -> None:

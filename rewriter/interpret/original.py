@@ -159,8 +159,7 @@ def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: s
 
 # -- attention sublayers --------------------------------------------------------------------------------------------
 
-_DEPTH = 24
-"""Longest chain of nodes between a Softmax and the products on both sides of it."""
+_MAX_DEPTH = 24  # nodes between a Softmax and the products on both sides
 
 _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout", "Tanh", "Concat", "Sub"}
 """Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them."""
@@ -285,7 +284,7 @@ def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodePro
     while pending:
         name, factor, depth = pending.pop(0)
         node = tracer.view.made_by(name)
-        if node is None or depth > _DEPTH or name in tracer.constants or name in seen:
+        if node is None or depth > _MAX_DEPTH or name in tracer.constants or name in seen:
             continue
         seen.add(name)
         if _is_product(tracer, node):
@@ -332,7 +331,7 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
                 if rounded:
                     raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded)
                 return name, node
-            if node.op_type in (*_GUARDING, *_ROUNDING) and depth < _DEPTH and node.output[0] not in seen:
+            if node.op_type in (*_GUARDING, *_ROUNDING) and depth < _MAX_DEPTH and node.output[0] not in seen:
                 seen.add(node.output[0])
                 by = label(node) if node.op_type in _ROUNDING else rounded
                 pending.append((node.output[0], depth + 1, by))
@@ -341,7 +340,7 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
 
 def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
     name = z
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         readers = tracer.view.readers(name)
         operators = [found for node in readers if (found := tracer.operator(node.output[0])) is not None]
         operators = [found for found in operators if found.data == name]

@@ -28,17 +28,10 @@ from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, Text, cases_of, token_ids
 from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
 
-MOST_TOKENS = 64
-"""Tokens of the sequence that are shown."""
-
-_PATTERN_ENTRIES = 2**18
-"""Entries of the patterns of all original heads that are shown."""
-
-_SCORES, _TERMS = 2**11, 5
-"""ScoreTerms of all original heads that are taken apart, and terms of each."""
-
-_READ = 8
-"""Tokens at either end of what a head reads or writes."""
+MAX_TOKENS = 64  # of the sequence, on the page
+_MAX_PATTERN_ENTRIES = 2**18  # of all original heads
+_MAX_SCORES, _SCORE_TERMS = 2**11, 5  # of all original heads that are taken apart; terms of each
+_LISTED_TOKENS = 8  # at either end of what a head reads or writes
 
 
 def head_pictures(
@@ -65,7 +58,7 @@ def head_pictures(
         raise UsageError("no heads were found: there is nothing to show")
     patterns, activations, ids = _recorded(index, inputs)
     tokens = max(len(each) for each in activations.values())
-    last = min(tokens, MOST_TOKENS)
+    last = min(tokens, MAX_TOKENS)
     effects, shown_logit = dict[str, Array](), None
     if logit is not None:
         run = FrozenRun(model, inputs)
@@ -77,7 +70,7 @@ def head_pictures(
         asked = [logit] if minus is None else [logit, minus]
         names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
         shown_logit = {"entry": " - ".join(names), "position": position, "value": found.logit}
-    window = range(max(0, last - MOST_TOKENS), last)
+    window = range(max(0, last - MAX_TOKENS), last)
     # How much each head or neuron does at most: to the logit, else of activation.
     sizes = {name: np.abs(array).max(axis=0, initial=0.0) for name, array in {**activations, **effects}.items()}
     chosen = _chosen(index, sizes, most, tokens)
@@ -154,7 +147,7 @@ def _activations(named: Named, z: Array, rows: Array) -> Array:
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
-    limits = {True: most, False: max(1, _PATTERN_ENTRIES // max(min(tokens, MOST_TOKENS) ** 2, 1))}
+    limits = {True: most, False: max(1, _MAX_PATTERN_ENTRIES // max(min(tokens, MAX_TOKENS) ** 2, 1))}
     result: dict[str, list[int]] = {each.name: [] for each in index.sublayers}
     for neurons, limit in limits.items():
         own = [each.name for each in index.sublayers if isinstance(each.sublayer, NeuronHeads) is neurons]
@@ -171,7 +164,7 @@ def _read(
     names = [f"{name}.{number}" for name, numbers in chosen.items() for number in numbers]
     if not names:
         return {}, {}
-    made = head_tokens(index, names=names, top=_READ, tokenizer=tokenizer)
+    made = head_tokens(index, names=names, top=_LISTED_TOKENS, tokenizer=tokenizer)
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in made.rows:
         ends = {
@@ -190,7 +183,7 @@ def _pattern(named: Named, number: int, pattern: Array | None, window: range) ->
     if isinstance(own, NeuronHeads):
         found = [pattern[window.start : window.stop, each] for each in range(number, own.heads, own.neurons)]
     else:
-        sources = slice(0, MOST_TOKENS) if own.cross else slice(window.start, window.stop)
+        sources = slice(0, MAX_TOKENS) if own.cross else slice(window.start, window.stop)
         found = [pattern[number, window.start : window.stop, sources]]
     return [np.nan_to_num(each.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist() for each in found]
 
@@ -225,7 +218,7 @@ def _explained(
     # Keys of another sequence are one source.
     heads = [(name, place) for name, each in scores.items() if not each.cross for place in range(len(chosen[name]))]
     weights = np.array([scores[name].pattern[chosen[name][place], own, own] for name, place in heads])
-    for largest in np.argsort(-weights, axis=None, kind="stable")[:_SCORES].tolist():
+    for largest in np.argsort(-weights, axis=None, kind="stable")[:_MAX_SCORES].tolist():
         head, query, key = (int(each) for each in np.unravel_index(largest, weights.shape))
         (name, place), tokens = heads[head], (window[query], window[key])
         if not weights[head, query, key]:
@@ -236,7 +229,7 @@ def _explained(
             why = made("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
             terms = [
                 [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
-                for *words, value in why.top(_TERMS)
+                for *words, value in why.top(_SCORE_TERMS)
             ]
             row = [query, key, _rounded(why.total), _rounded(why.added), terms]
             rows.setdefault(f"{name}.{chosen[name][place]}", []).append(row)

@@ -29,14 +29,9 @@ from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.specs import Inputs, Role
 
-KINDS = "QKV"
-"""What is read: by queries, by keys, by values."""
-
-_ENTRIES = 2**23
-"""Largest number of entries of a product that is in memory."""
-
-_MOST = 2**25
-"""Entries of rankings that are kept at most: 400 MB."""
+KINDS = "QKV"  # read by queries, keys, values
+_MAX_PRODUCT_ENTRIES = 2**23  # of a product in memory
+_MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 
 
 # -- what heads read and write -------------------------------------------------------------------------------------
@@ -146,7 +141,7 @@ class Best:
     """
 
     def __init__(self, rows: int, k: int, dtype: np.dtype[Any]) -> None:
-        if rows * k > _MOST:
+        if rows * k > _MAX_RANKED_ENTRIES:
             raise UsageError(
                 f"the {k:,} largest for each of {rows:,} heads do not fit into memory; take a smaller --top"
             )
@@ -278,7 +273,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
                     f"{theirs.shape[-1]}: they cannot be compared"
                 )
             others = places[f"{writer.named.name}.0"] + np.arange(len(theirs))
-            step = max(1, _ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
+            step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
             for start in range(0, len(ours), step):
                 block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
                 for kind in reader.kinds:
@@ -312,8 +307,7 @@ def block_scores(ours: Array, theirs: Array) -> Array:
 
 # -- tokens --------------------------------------------------------------------------------------------------------
 
-Ranked = tuple[tuple[int, float], ...]
-"""(token id, score), the largest score first, or the smallest."""
+Ranked = tuple[tuple[int, float], ...]  # (token id, score), the largest score first, or the smallest
 
 
 @dataclass(frozen=True)
@@ -447,7 +441,7 @@ def _leading(factors: Array) -> tuple[Array, Array]:
 
 def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ranked, Ranked]]:
     """(selectivity, largest, smallest) of each vector [members, d_model] over the rows of a table."""
-    step = max(1, _ENTRIES // len(table))
+    step = max(1, _MAX_PRODUCT_ENTRIES // len(table))
     for start in range(0, len(vectors), step):
         for scores in vectors[start : start + step] @ table.T:
             rms = float(np.sqrt(np.mean(np.square(scores, dtype=np.float64))))

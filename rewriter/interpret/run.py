@@ -33,9 +33,7 @@ from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.run import open_model
 
 Values = Mapping[str, Array]
-
-_TOGETHER = 16
-"""Tensors that are evaluated in float64 at a time."""
+_TENSORS_AT_ONCE = 16  # evaluated in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,9 +118,9 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     view, found = index.view, dict(case.feeds)
     wanted = sorted((name for name in names if name not in found), key=lambda name: view.producer.get(name, -1))
     try:
-        for start in range(0, len(wanted), _TOGETHER):
+        for start in range(0, len(wanted), _TENSORS_AT_ONCE):
             # Parts of the model, one after the other: all weights in float64 may not fit into memory.
-            part = upstream(view, frozenset(found), wanted[start : start + _TOGETHER])
+            part = upstream(view, frozenset(found), wanted[start : start + _TENSORS_AT_ONCE])
             proto = extract(index.proto, view, part)
             found |= open_reference(proto, index.source.base_dir).run(found)
     except NoReference as reason:

@@ -20,8 +20,7 @@ from rewriter.interpret.sublayers import Named
 
 # -- normalisations -------------------------------------------------------------------------------------------------
 
-_FIT = 1e-4
-"""Largest relative distance between a normalisation and its frozen form; float32 leaves about 1e-6."""
+_MAX_FROZEN_ERROR = 1e-4  # of a frozen normalisation, relative; float32 leaves about 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +70,7 @@ def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], wher
         power = (shaped * shaped).sum(axis=-1)
         factors = (shaped * (result - bias)).sum(axis=-1) / np.where(power == 0.0, 1.0, power)
         miss = np.abs(shaped * factors[:, None] + bias - result).max()
-        if miss <= _FIT * max(1e-30, np.abs(result).max()):
+        if miss <= _MAX_FROZEN_ERROR * max(1e-30, np.abs(result).max()):
             return FrozenNorm(factors, scale, bias, centred)
     raise UsageError(f"{where} does not read the residual stream through a normalisation; it cannot be attributed")
 

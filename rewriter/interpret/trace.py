@@ -41,17 +41,14 @@ Shape = tuple[int, ...]
 
 Indices = NDArray[np.int64]
 Array = NDArray[np.float64]
-Move = Callable[[NDArray[Any]], NDArray[Any]]
-"""Moves, repeats or drops entries of an array."""
+Move = Callable[[NDArray[Any]], NDArray[Any]]  # moves, repeats or drops entries of an array
 
-_DEPTH = 64
-"""Longest chain of nodes that is followed."""
+_MAX_DEPTH = 64  # of a chain of nodes
 
 _CASES = (2, 3, 7), (3, 5, 11)
 """Batch, tokens and past of two cases: a batch of 1 would look like an axis that broadcasts."""
 
-LARGEST = 2**27
-"""Entries of the largest tensor that is followed: a file may state any shape."""
+MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +83,7 @@ class Signal:
     def moved(self, move: Move) -> Signal:
         """The tensor with its entries moved."""
         shape = move(np.broadcast_to(np.int8(0), self.shape)).shape
-        if prod(shape) > LARGEST:
+        if prod(shape) > MAX_ENTRIES:
             raise LostError(f"it has {prod(shape)} entries, too many to follow", "a tensor that is repeated")
         sources = (replace(each, index=move(each.index), factor=move(each.factor)) for each in self.sources)
         return replace(self, shape=shape, sources=tuple(sources))
@@ -190,7 +187,7 @@ class Tracer:
         node = self.view.made_by(tensor)
         if node is None:
             return Signal(self.shape(tensor), ())
-        if depth > _DEPTH:
+        if depth > _MAX_DEPTH:
             raise LostError("the way back is too long", label(node))
         found = self._through(node, tensor, lambda name: self.trace(name, ends, depth + 1))
         known = self._size(tensor)
@@ -200,7 +197,7 @@ class Tracer:
 
     def _entries(self, tensor: str, shape: Shape) -> Signal:
         """A tensor as its own source."""
-        if prod(shape) > LARGEST:
+        if prod(shape) > MAX_ENTRIES:
             raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
         return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
 
@@ -365,8 +362,7 @@ def _joined(pieces: list[Signal], join: Callable[[list[NDArray[Any]]], NDArray[A
 _WRITES = {("", "ScatterND"): (2, 1), ("", "ScatterElements"): (2, 1), ("", "TensorScatter"): (1, 2)}
 """Operators that write entries into their first input: which operand has these, and which says where."""
 
-_ROWS = ("Gather", "GatherND")
-"""Operators that take rows of a table."""
+_ROWS = ("Gather", "GatherND")  # operators that take rows of a table
 
 _MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "GatherND", "Tile"}}
 """Operators that only move, repeat or drop the entries of their first input."""

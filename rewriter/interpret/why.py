@@ -26,8 +26,7 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import held_norm, norm_of
 from rewriter.interpret.text import InputsOrText
 
-Parts = Mapping[str, Array]
-"""Source to [members, K], what each of its members gives to what is read."""
+Parts = Mapping[str, Array]  # source to [members, K], what each of its members gives to what is read
 
 
 @dataclass(frozen=True, eq=False)

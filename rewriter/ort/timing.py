@@ -32,11 +32,8 @@ from rewriter.errors import RewriteError, ValidationError
 from rewriter.ort.sessions import open_session
 from rewriter.text import one_line
 
-TURN = 0.1
-"""Seconds of a turn."""
-
-_SETTLE = 0.05
-"""Seconds after a turn in which onnxruntime's idle threads stop spinning, which would slow down the next turn."""
+SECONDS_PER_TURN = 0.1
+_SECONDS_TO_SETTLE = 0.05  # onnxruntime's idle threads stop spinning, which would slow down the next turn
 
 _STATUS = Path("/proc/self/status")
 
@@ -172,7 +169,7 @@ def measure(
     repeat: int,
     progress: Callable[[int, int], object] = lambda _done, _all: None,
     *,
-    seconds: float = TURN,
+    seconds: float = SECONDS_PER_TURN,
 ) -> dict[str, list[float]]:
     """The median seconds of a run in each turn of each model: `repeat` turns of `seconds`, after one to warm up."""
     for process in processes.values():
@@ -202,7 +199,7 @@ def main(handle: int) -> None:
             given, seconds = pipe.recv()
             feeds = feeds if given is None else given
             took = take(session, feeds, seconds)
-            time.sleep(_SETTLE)
+            time.sleep(_SECONDS_TO_SETTLE)
             peak = resident_peak()
             tell(seconds=took, peak_bytes=None if peak is None or before is None else peak - before)
     except (EOFError, ConnectionError):

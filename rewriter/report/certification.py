@@ -18,8 +18,7 @@ from rewriter.proof.certificate.certify import Certificate
 from rewriter.report.report import VERSION, Result, json_text, reach
 from rewriter.text import counted, one_line, quoted
 
-_LONGEST, _LONG = 2**28, 80
-"""Bytes of a certificate, and characters of a value in it that is shown."""
+_MAX_BYTES, _MAX_SHOWN = 2**28, 80  # of a certificate; characters of a value of it that is shown
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def _differences(ours: Any, stated: Any, name: str) -> Iterator[str]:
         for place, pair in enumerate(zip(ours, stated, strict=True)):
             yield from _differences(*pair, f"{name}[{place}]")
     elif ours != stated:
-        told = (one_line(json.dumps(each), _LONG) for each in (stated, ours))
+        told = (one_line(json.dumps(each), _MAX_SHOWN) for each in (stated, ours))
         yield "{}: it states {}, and the files give {}".format(one_line(name), *told)
 
 
@@ -124,7 +123,7 @@ def read_certificate(path: Path) -> Any:
         UsageError: the file cannot be read, or is no certificate of this version.
     """
     try:
-        if path.stat().st_size > _LONGEST:
+        if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{quoted(path)} is too large for a certificate; pass what `rewrite certify -o` wrote")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

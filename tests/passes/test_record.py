@@ -11,7 +11,7 @@ import pytest
 from passes.forms import FORMS
 from passes.options import Options
 from passes.plan import make_plan
-from passes.record import KEY, MOST_BYTES, Record, UnreadableError, read_record
+from passes.record import KEY, MAX_BYTES, Record, UnreadableError, read_record
 from rewriter import rewrite
 from tests.changes import copied, run
 from tests.committed import FOLDER
@@ -149,7 +149,7 @@ def test_a_damaged_plan_is_refused(damage: str, reason: str) -> None:
         (("[" * 100_000,), "it is not JSON"),
         (("{}", "{}"), "there are several"),
         (("9" * 10_000,), "it is not JSON"),
-        ((" " * (MOST_BYTES + 1),), "characters, more than"),
+        ((" " * (MAX_BYTES + 1),), "characters, more than"),
     ],
     ids=["empty", "deep", "twice", "digits", "long"],
 )

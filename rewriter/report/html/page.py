@@ -24,8 +24,7 @@ from rewriter.report.sections import certainty, sections, summary_lines, warning
 from rewriter.report.tables import Cell, Column, written
 from rewriter.text import shortened
 
-_LONGEST, _LONGEST_SENTENCE = 240, 600
-"""Characters of a name on the page, and of a sentence; of longer ones both ends are shown."""
+_MAX_NAME, _MAX_SENTENCE = 240, 600  # characters; of longer texts both ends are shown
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
 
 
@@ -74,7 +73,7 @@ def _filled(template: str, style: str, script: str, **context: Any) -> str:
         lstrip_blocks=True,
     )
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
-    made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_LONGEST_SENTENCE)}
+    made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_MAX_SENTENCE)}
     allowed = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return str(made.get_template(template).render(style=style, script=script, policy=policy, **context)).strip() + "\n"
@@ -91,7 +90,7 @@ def _hash(content: str) -> str:
 
 def short(text: str) -> str:
     """A name as the page shows it."""
-    return shortened(text, _LONGEST)
+    return shortened(text, _MAX_NAME)
 
 
 def shown(value: Cell | str | float | None, column: Column) -> Cell:

@@ -26,13 +26,10 @@ from rewriter.report.tables import Cell, Kind, Table, written
 from rewriter.text import clean, counted, shortened
 
 _PIPE_WIDTH, _NARROW = 140, 80
-_LONGEST = 600
-"""Characters of a line, or of a line of a cell."""
+_MAX_LINE_LENGTH = 600  # also of a line of a cell
 _FEW_FAILURES = 5
 _COLOURS = {"good": "green", "bad": "red"}
-
-_EVERY = 10.0
-"""Seconds between plain lines; a call that takes less prints none."""
+_SECONDS_BETWEEN_LINES = 10.0  # a call that takes less prints none
 
 Clock = Callable[[], float]
 
@@ -109,7 +106,7 @@ def _cell(value: Cell | str | float | None, kind: Kind) -> Text:
 
 def plain(text: str, style: str = "") -> Text:
     """Text without markup; a long one keeps its start and its end, because a name may have megabytes."""
-    return Text(shortened(text, _LONGEST), style=style)
+    return Text(shortened(text, _MAX_LINE_LENGTH), style=style)
 
 
 @contextmanager
@@ -136,7 +133,7 @@ def _lines(console: rich.console.Console, clock: Clock) -> Callback:
 
     def show(what: str, done: int, total: int) -> None:
         nonlocal last
-        if clock() - last >= _EVERY:
+        if clock() - last >= _SECONDS_BETWEEN_LINES:
             last = clock()
             console.print(plain(f"{done / max(total, 1):.0%}, {what}"), soft_wrap=True)
 

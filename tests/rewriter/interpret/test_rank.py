@@ -213,7 +213,7 @@ def directions(index: HeadIndex, name: str, place: int) -> dict[str, Array]:
 
 @pytest.mark.parametrize("stem", ["silu-decoder", "relu-decoder"])
 def test_scores_are_products_with_the_tables(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "_ENTRIES", 50)
+    monkeypatch.setattr(rank, "_MAX_PRODUCT_ENTRIES", 50)
     index, (table, out) = heads(FOLDER / f"{stem}.onnx", wide=True), tables(stem)
     found = head_tokens(
         index, top=VOCABULARY, names=["blocks.0.mlp_heads.7", "blocks.1.mlp_heads.100", "blocks.?.attn.2"]
