@@ -55,10 +55,9 @@ DEFAULT_TOKENS = 128
 
 @dataclass(frozen=True)
 class FormCost:
-    """One block in one form: arithmetic on sizes, no weight is read.
+    """One block in one form; `heads` are those of each sublayer.
 
-    `heads` are those of each sublayer. `pattern_bytes` is the pattern of all heads at once; most forms compute it in
-    chunks, `local` never stores it.
+    `pattern_bytes` is the pattern of all heads at once; most forms compute it in chunks, `local` never stores it.
     """
 
     form: str
@@ -69,14 +68,14 @@ class FormCost:
 
 @dataclass(frozen=True)
 class BlockAccount:
-    """One MLP block, whether converted or left.
+    """One MLP block.
 
     Attributes:
-        parameters: number of elements of its weights, those of all experts.
-        share: its share of the multiply-adds of the model's linear operators for one token.
-        heads: heads of the chosen form; None for a block that is left.
-        forms: the cost in each form that can be used; empty where a size is unknown or the block is left.
-        refused: the other forms, each with the reason and its figures.
+        parameters: elements of its weights, those of all experts.
+        share: of the multiply-adds of the model's linear operators for one token.
+        heads: of the chosen form; None for a block that is left.
+        forms: their costs; empty where a size is unknown or the block is left.
+        refused: the other forms, each with the reason.
     """
 
     name: str
@@ -94,10 +93,8 @@ class Accounting:
     """The whole model.
 
     Attributes:
-        head_dimension: d_head of the model's own attention, None where it was not found.
-        share: the blocks' total share of the multiply-adds of linear operators.
-        remaining: nonlinear operators (neither softmax nor normalisation) that remain after conversion, and how many;
-            they include the elementwise products of gates that `--gate product` keeps.
+        remaining: nonlinear operators (neither softmax nor normalisation) that conversion leaves, the products of gates
+            that `--gate product` keeps included, and how many.
     """
 
     blocks: tuple[BlockAccount, ...]
@@ -166,7 +163,7 @@ def _costs(
 
 
 def _work(view: GraphView, weight: str) -> int:
-    """The number of elements of a weight, which is its multiply-adds for one token (or position of a convolution)."""
+    """Elements of a weight: its multiply-adds for one token (or position of a convolution)."""
     if weight in view.initializers:
         return prod(view.initializers[weight].dims)
     shape = view.type_of(weight).shape or ()
@@ -174,7 +171,6 @@ def _work(view: GraphView, weight: str) -> int:
 
 
 def _remaining(plan: Plan) -> dict[str, int]:
-    """The nonlinear operators outside the converted regions, and how many of each."""
     converted = {
         (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
     }
@@ -206,6 +202,5 @@ def _remaining(plan: Plan) -> dict[str, int]:
 
 
 def _pure(node: onnx.NodeProto) -> bool:
-    """Whether an operator does not count; a call of a local function does."""
     known = key_of(node)[0] in _KNOWN_DOMAINS and node.op_type in PURE
     return known and attributes(node).get("activation") in (None, 0, b"", b"none")

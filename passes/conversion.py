@@ -29,13 +29,9 @@ class Heads:
     """What the heads of one block are written from; a `passes.record.BlockRecord` carries it in the file.
 
     Attributes:
-        program: the head program, with coefficients as the form rounds them.
-        inline: whether the heads are written out instead of calling a model-local function.
-        double: whether the heads' arithmetic is float64.
-        projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
-            only the activation and keeps the operators.
-        carried: bias tokens that the network's residual stream carries for the block, as its last rows; 0: it appends
-            its own.
+        inline: whether the heads are nodes instead of calls of a model-local function.
+        projections: the linear operators as plain matrices; None if the form replaces the activation only.
+        carried: bias tokens that the network's residual stream carries for the block, as its last rows; 0: its own.
         stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
     """
 
@@ -50,7 +46,7 @@ class Heads:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """These attributes, as keywords."""
+        """The fields of this class."""
         return {each.name: getattr(self, each.name) for each in fields(Heads)}
 
 
@@ -82,7 +78,7 @@ class Conversion(Heads):
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that the form can process, None for any."""
+        """The longest sequence that the form can process; None for any."""
         return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
 
     @property
@@ -153,10 +149,7 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
 
 
 def _narrow_logits(program: Program, block: Block) -> bool:
-    """Whether float32 is precise enough for logits that include offsets: their rounding grows with the offsets.
-
-    Steep keys do not count, because their weights are 0 or 1.
-    """
+    """Whether float32 is precise enough for logits that include offsets, except those of steep keys."""
     offsets = [abs(token.offset - head.gamma) for head in program.heads for token in head.bias_tokens]
     mild = max((offset for offset in offsets if offset <= FACTORED), default=0.0)
     return mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance

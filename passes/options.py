@@ -53,12 +53,12 @@ class FormOptions:
 
     @property
     def positions(self) -> int:
-        """Number of positions."""
+        """The number of positions."""
         return self.max_tokens or DEFAULT_MAX_TOKENS
 
     @property
     def d_head(self) -> int:
-        """The head dimension of linear sublayers."""
+        """d_head of linear sublayers."""
         return self.head_dimension or _USUAL_HEAD_DIMENSION
 
     def exposed(self, block: str) -> tuple[str, ...]:

@@ -32,19 +32,19 @@ _ROUNDING = 1e-7  # of that comparison in float64, where gates are differences o
 
 
 def inline_values(tensor: onnx.TensorProto) -> np.ndarray:
-    """The values of a tensor that stand in the model itself. Raises ValueError if they are elsewhere."""
+    """The values of a tensor in the model itself. Raises ValueError if they are elsewhere."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise ValueError("its values are in another file")
     return onnx.numpy_helper.to_array(tensor)
 
 
 class UntrueError(Exception):
-    """The file is not what its plan says; the message says in what."""
+    """The file contradicts its plan."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A block that is heads already: outputs of their nodes, and the local functions that they call, (domain, name).
+    """A block that is heads already; `functions` are those that they call, (domain, name).
 
     The activation is None where only the fitted heads are known.
     """
@@ -107,8 +107,6 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """The graph in which claims about blocks should hold."""
-
     model: onnx.ModelProto
     view: GraphView
     read: Read
@@ -118,7 +116,6 @@ class _Graph:
         return Dataflow(self.view, Constants(self.view))
 
     def made(self, record: BlockRecord) -> Made:
-        """The block. Raises UntrueError."""
         activation = _activation(record)
         self._check_weights(record)
         block = block_of(self.view, self._flow, record, activation)
@@ -138,7 +135,7 @@ class _Graph:
         return Made(record, activation, frozenset(nodes), functions)
 
     def _same_nodes(self, part: Replacement) -> Iterator[str]:
-        """The outputs of the nodes. Raises UntrueError where the graph's are others."""
+        """The outputs of the nodes. Raises UntrueError if the graph has others."""
         for node in part.nodes:
             found = self.view.made_by(node.output[0])
             if found is None or _described(found) != _described(node):
@@ -146,7 +143,7 @@ class _Graph:
             yield from node.output
 
     def _same_constants(self, part: Replacement) -> Iterator[str]:
-        """The outputs of Constant nodes, which old models have. Raises UntrueError where the graph's are others."""
+        """The outputs of Constant nodes, as in old models. Raises UntrueError if the graph has others."""
         values = Constants(self.view, self.read, lambda _: None)
         for tensor in part.initializers:
             wanted = onnx.numpy_helper.to_array(tensor)
@@ -160,7 +157,6 @@ class _Graph:
                 yield tensor.name
 
     def _check_weights(self, record: BlockRecord) -> None:
-        """Raises UntrueError if the constants of the projections are none, or have other shapes."""
         whole, constants = record.projections, Constants(self.view)
         for each in () if whole is None else (whole.query, whole.value, whole.output):
             shape = constants.shape(each.weight) if each.weight in constants else None
@@ -178,7 +174,7 @@ def _described(node: onnx.NodeProto) -> tuple[object, ...]:
 
 
 def _activation(record: BlockRecord) -> Activation | None:
-    """The activation that the program computes; None where no table names it. Raises UntrueError."""
+    """The activation that the program computes; None if unnamed. Raises UntrueError."""
     if record.activation == NAME:
         return None
     found = next((each for each in (*ACTIVATIONS, LINEAR) if each.name == record.activation), None)
@@ -220,7 +216,6 @@ def block_of(view: GraphView, flow: Dataflow, record: BlockRecord, activation: A
 
 
 def _readers(view: GraphView, flow: Dataflow, tensor: str) -> Iterator[LinearOperator]:
-    """The linear operators that read a tensor, through whatever keeps its entries in order."""
     for index in view.consumers.get(tensor, ()):
         operator = flow.operators.get(index)
         node = view.nodes[index]

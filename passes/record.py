@@ -36,7 +36,7 @@ _MAX_POSITION_ENTRIES = 2**26  # of a table of positions
 
 
 class UnreadableError(ValueError):
-    """A plan is not as described above; the message says where."""
+    """A plan is not as described above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,7 @@ class BlockRecord(Heads):
     Attributes:
         activation: name in the table of activations, or `f` for a function that it does not name.
         bound: the claimed error over max(1, |f|): program, rounded coefficients, and naming.
-        y: the pre-activation; like value and output no tensor of a file whose block has `projections`.
-        output: the tensor with the activation's values.
+        y: the pre-activation; like value and output not a tensor of a file whose block has `projections`.
         types: element types of output, y and value.
         value: the factor of the activation, empty where there is none or its product stayed in the graph.
     """
@@ -64,7 +63,7 @@ class BlockRecord(Heads):
 
     @property
     def place(self) -> Place:
-        """The output and its graph, by which blocks are known."""
+        """The graph and the output, which identify a block."""
         return self.path, self.output
 
 
@@ -156,7 +155,6 @@ def read_record(model: onnx.ModelProto) -> Record | None:
 
 
 def _check(block: BlockRecord) -> None:
-    """What the types of the fields do not say."""
     names = [block.name, block.y, block.output, *(step for steps in block.path for step in steps)]
     whole, width = block.projections, 1
     if whole is not None:

@@ -28,7 +28,7 @@ Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 
 def factors(size: int) -> tuple[int, int, int]:
-    """A size as number, exponents of the batch and of the tokens. Raises LostError where it is none, such as N + 1."""
+    """A size as number, exponents of the batch and of the tokens. Raises LostError for others, such as N + 1."""
     powers = []
     for prime in (BATCH, TOKENS):
         powers.append(0)
@@ -55,7 +55,7 @@ class Shapes:
         read: Read = small,
         given: Mapping[str, AnyArray] | None = None,
     ) -> None:
-        """Give symbolic dimensions the sizes in `symbols`, all others `unknown`, and inputs the values `given`."""
+        """Symbolic dimensions have the sizes in `symbols`, others `unknown`; inputs have the values `given`."""
         self.view = view
         self.known: dict[str, Sizes] = {}
         self._symbols, self._unknown = dict(symbols), unknown
@@ -103,14 +103,14 @@ class Shapes:
                 self.set(name, tuple(next(iter(sizes), None) for sizes in known))
 
     def numbers(self, tensor: str) -> list[int] | None:
-        """The elements of a tensor of integers; None if they depend on anything but shapes."""
+        """The elements of a tensor of integers; None if they depend on more than shapes."""
         try:
             return self.values.numbers(tensor)
         except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then they are not known
             return None
 
     def infer(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes]:
-        """The shapes of a node's outputs. Raises LostError where they cannot be told.
+        """The shapes of a node's outputs. Raises LostError where they are unknown.
 
         `fixed` is what exporters write for a fixed N. It means the tokens only where nothing else fits.
         """
@@ -134,7 +134,7 @@ class Shapes:
         return self.numbers(name) if self.view.type_of(name).elem_type in (onnx.TensorProto.INT64, 0) else None
 
     def _inferred(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes | None] | None:
-        """What onnx infers, where shapes that are constants hold the number `fixed` for the tokens."""
+        """What onnx infers, where constant shapes hold the number `fixed` for the tokens."""
         types, values = {}, {}
         for name in filter(None, node.input):
             elem_type, sizes = self.view.type_of(name).elem_type or onnx.TensorProto.FLOAT, self.of(name)

@@ -68,7 +68,7 @@ def _values(f: Function, y: Array) -> Array:
 
 
 def _stated(f: Function, program: Program, reach: float, size: float) -> Program | str:
-    """The program with its measured error and rounding, or why it is of no use."""
+    """The program with its measured error and rounding, or why it is useless."""
     y = np.linspace(-reach, reach, 200_001)
     signed = program.evaluate(y) - _values(f, y)
     # Between two points the error can exceed both by an eighth of its second difference. Around a kink of the function
@@ -87,17 +87,14 @@ def _stated(f: Function, program: Program, reach: float, size: float) -> Program
 
 
 def _single_points(reach: float, count: int) -> Array:
-    """Float32 numbers, evenly spaced with random jitter: those of a regular grid would round too well."""
+    """Float32 numbers with random jitter: a regular grid would round too well."""
     points = np.linspace(-reach, reach, count)
     points[1:-1] += np.random.default_rng(20).uniform(-0.5, 0.5, count - 2) * 2.0 * reach / (count - 1)
     return points.astype(np.float32).astype(np.float64)
 
 
 def _rounding(program: Program, y: Array) -> float:
-    """The largest rounding over max(1, |program|) in float32, as form `local` computes it.
-
-    Offsets are factors of the exponentials, if not steep.
-    """
+    """The largest rounding over max(1, |program|) in float32, as form `local` computes it."""
     single = np.float32
     x = y.astype(single)
     total = single(program.linear) * x + single(program.constant)
@@ -132,7 +129,7 @@ and cancel, which costs digits, and gates."""
 
 
 def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) -> Program:
-    """A line and the head with the fewest keys that is within the tolerance, else the closest one.
+    """A line and the head with the fewest keys within the tolerance, else the closest one.
 
     `cuts` are the places where the curvature of f jumps, from left to right.
     """
@@ -164,7 +161,7 @@ def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) ->
 
 
 def _bent(y: Array, target: Array, tolerance: float) -> tuple[float, float]:
-    """The ends of the part of the interval outside of which the function is a straight line within the tolerance."""
+    """The ends of the interval outside of which the function is a straight line within the tolerance."""
     few = len(y) // 20
 
     def straight(points: Array, values: Array) -> float:
@@ -274,7 +271,7 @@ def _difference(f: Function, low: float, high: float, order: int) -> float:
 
 
 def _one_sided(f: Function, at: float, step: float, order: int) -> float:
-    """The one-sided slope or curvature at a point: that of the cubic through four points on this side."""
+    """The slope or curvature of the cubic through four points on one side."""
     cubic = np.polyfit(np.arange(4.0), f(at + step * np.arange(4.0)), 3)
     return float(cubic[-1 - order]) * math.factorial(order) / step**order
 

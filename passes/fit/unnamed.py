@@ -29,7 +29,7 @@ DOMAIN_MARGIN = 1.5  # The domain of a fit relative to the largest |y| seen
 
 
 def unnamed(unknown: Unknown) -> Identified | None:
-    """An unknown function as an unnamed activation; None where no heads can be fitted to it."""
+    """An unknown function as an unnamed activation; None if heads cannot be fitted to it."""
     if unknown.function is None:
         return None
     return Identified(_activation(unknown.function), (), 0.0, unknown.gated)

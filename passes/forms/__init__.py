@@ -33,10 +33,9 @@ class Form:
     """One form.
 
     Attributes:
-        help: what is in the graph.
-        cost: heads, queries and keys of a prepared conversion that reads a number of columns, for some tokens.
+        cost: of a prepared conversion that reads a number of columns, for some tokens.
         prepare: completes a conversion during planning; raises LostError where the form cannot take the block.
-        options: the names of the options that change something in this form and not in all.
+        options: names of those that only some forms have.
     """
 
     name: str

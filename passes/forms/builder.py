@@ -50,7 +50,7 @@ class Builder(Fragment):
         return cls(f"{name}/heads", opset=opset, compute_type=conversion.compute_type, wanted=wanted)
 
     def typed(self, compute_type: int) -> Builder:
-        """This builder, whose numbers have another type; both add to the same fragment."""
+        """The same builder and fragment, with numbers of another type."""
         other = copy(self)
         other.compute_type = compute_type
         return other
@@ -62,7 +62,7 @@ class Builder(Fragment):
         return inner
 
     def apart(self, name: str) -> Builder:
-        """A builder of nodes `<name>/...` in a fragment of their own."""
+        """A builder of nodes `<name>/...` in a separate fragment."""
         return Builder(self.qualified(name), opset=self._opset, compute_type=self.compute_type)
 
     @property
@@ -71,7 +71,7 @@ class Builder(Fragment):
         return np.float64 if self.compute_type == onnx.TensorProto.DOUBLE else np.float32
 
     def expose(self, kind: str, tensor: Tensor, sizes: Sequence[int | None]) -> None:
-        """Make a tensor of this builder's type an output if the user wants its kind, a member of `EXPOSED`."""
+        """Expose a tensor of this builder's type if the user wants its kind, a member of `EXPOSED`."""
         if kind in self._wanted:
             value = onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes)
             self.exposed.append(value)
@@ -79,14 +79,14 @@ class Builder(Fragment):
     # -- constants -----------------------------------------------------------------------------------------
 
     def numbers(self, name: str, values: ArrayLike) -> Constant:
-        """A constant in the type of the arithmetic; asked for again by its name, it is the same."""
+        """A constant in the type of the arithmetic, created once per name."""
         key = self.qualified(name), self.compute_type
         if key not in self._numbers:
             self._numbers[key] = self.constant(name, np.asarray(values, dtype=self.dtype))
         return self._numbers[key]
 
     def integers(self, *values: int) -> Constant:
-        """A constant 1-D tensor of integers; equal values share one tensor."""
+        """A 1-D constant of integers; equal values share one tensor."""
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
         if self.qualified(name) not in self._integers:
             self._integers[self.qualified(name)] = self.constant(name, np.asarray(values, dtype=np.int64))
@@ -95,22 +95,22 @@ class Builder(Fragment):
     # -- nodes ---------------------------------------------------------------------------------------------
 
     def called(self, tensor: Variable, name: str) -> Variable:
-        """The tensor that a node makes, under another name."""
+        """Rename a node's output."""
         tensor.name = self.qualified(name)
         return tensor
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
-        """An existing tensor, cast to the arithmetic's type if it has another."""
+        """An existing tensor, cast to the arithmetic's type."""
         return self.cast(self.tensor(tensor), elem_type, name)
 
     def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
-        """A tensor of the type `elem_type`, cast to the arithmetic's type if that is another."""
+        """A tensor of the type `elem_type`, cast to the arithmetic's type."""
         return (
             tensor if elem_type == self.compute_type else self.node("Cast", [tensor], name, to=int(self.compute_type))
         )
 
     def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
-        """Write `tensor` to an existing name, cast to the type `elem_type` of that name."""
+        """Write `tensor` to an existing name of the type `elem_type`."""
         if elem_type == self.compute_type:
             self.node("Identity", [tensor], "result", output=output)
         else:
@@ -180,10 +180,7 @@ class Builder(Fragment):
         return self.node("Clip", [tensor, *bounds], name)
 
     def bounded(self, query: Tensor, name: str) -> Variable:
-        """A query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
-
-        No logit is infinite then: the difference of two infinite logits would be NaN.
-        """
+        """A query clipped to +-2^60 (float64: 2^500), where weights are 0 or 1: infinite logits would give NaN."""
         limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_FLOAT32_QUERY
         return self.clipped(query, (-limit, limit), name)
 
@@ -250,7 +247,6 @@ def replacement(
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
-    """The shape of the activation, which some exported graphs read, computed from the block's input."""
     made = []
     for number, name in enumerate(projections.shapes):
         part = b.apart(f"shape_{number}")

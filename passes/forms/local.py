@@ -51,9 +51,9 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Spelling:
-    """A function, as its nodes. Its name says all that they depend on.
+    """A function as its nodes; its name determines them.
 
-    `emit` adds them, the last is called `output`; its docstring becomes that of the model-local function.
+    `emit` adds them and names the last `output`; its docstring becomes that of the model-local function.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Spelling:
 
 @cache
 def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
-    """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
+    """The spelling as a model-local function of domain `attnonly`; cached, so callers must not change it."""
     kind = onnx.TensorProto.DOUBLE if spelling.double else onnx.TensorProto.FLOAT
     body = Builder("", opset=opset, compute_type=kind)
     spelling.emit(body, {name: body.tensor(name) for name in spelling.inputs})
@@ -77,7 +77,7 @@ def _named(name: str, **given: bool) -> str:
 
 
 def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling:
-    """A head with one bias token, with key and value zero: the short spelling of Theorem 3."""
+    """A head with one bias token of key and value zero: the short spelling of Theorem 3."""
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
         """Softmax attention of each neuron's head over {self, bias token}, fused with what follows.
@@ -99,10 +99,10 @@ def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling
 
 
 def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...], *, double: bool) -> Spelling:
-    """A head with bias tokens that have keys and values of their own.
+    """A head with other bias tokens, of which the `silent`, the first or the last, have value 0.
 
-    Without an operand `key` the self logit is 0, and its bias tokens never compete with each other (`centred`). With
-    `bias_offset` logits have offsets. The value of bias tokens that are `silent`, the first or the last, is 0.
+    Without an operand `key` the self logit is 0, and bias tokens never compete with each other (`centred`). With
+    `bias_offset` logits have offsets.
     """
     centred, steep = "key" not in inputs, "bias_offset" in inputs
     names = [f"bias_{j}" for j in range(bias_tokens)]
@@ -203,10 +203,7 @@ def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) 
 
 
 def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool) -> Spelling:
-    """Heads with equally spaced keys (`passes.programs.powers`), from fractions of one level and of two levels.
-
-    Without an operand `step` that is 1; without `base` it is 0.
-    """
+    """Heads with equally spaced keys (`passes.programs.powers`); without operands, step is 1 and base 0."""
     stepped, based = "step" in inputs, "base" in inputs
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
@@ -284,7 +281,6 @@ def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j
 def _shares(
     b: Builder, logits: list[Variable], largest: list[Variable], names: list[str], *, steep: bool
 ) -> list[Variable]:
-    """The exponentials of the logits less the largest of some, as normal numbers if they are `steep`."""
     top = b.node("Max", largest, "largest_logit")
     shares = []
     for name, logit in zip(names, logits, strict=True):
@@ -315,7 +311,7 @@ def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
 
 
 def _one_a_side(keys: Sequence[SharedKey]) -> bool:
-    """Whether bias tokens compete only with self: clipped logits do not tell which of two is larger."""
+    """Whether bias tokens compete only with self: clipped logits do not show which of two is larger."""
     slopes = [key.slope for key in keys]
     return all(slopes) and sum(slope < 0.0 for slope in slopes) <= 1 and sum(slope > 0.0 for slope in slopes) <= 1
 
@@ -466,7 +462,6 @@ class _Emitter:
     def _arrays(
         self, prefix: str, keys: Sequence[SharedKey], names: Sequence[str], *, parts: bool, offsets: bool
     ) -> dict[str, Constant]:
-        """The coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
         columns = zip(names, ("slope", "weight", "part", "offset"), (True, True, parts, offsets), strict=True)
         given = {name: [getattr(key, column) for key in keys] for name, column, wanted in columns if wanted}
         return self._constants(prefix, given)
@@ -483,7 +478,6 @@ class _Emitter:
         return self._b.node(spelling.name, operands, f"{prefix}attention", domain=DOMAIN)
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
-        """`factor * tensor + offset`, without nodes for a factor of 1 or an offset of 0."""
         if factor == 0.0:
             return self._b.numbers(name, offset)
         result = tensor

@@ -61,7 +61,7 @@ def neuron_scores(bias_tokens: int) -> str:
 
 
 def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
-    """The conversion; LostError where the model's opset is too old for heads with a literal softmax."""
+    """The conversion. Raises LostError if the opset is too old for heads with a literal softmax."""
     opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
         raise LostError(
@@ -73,7 +73,7 @@ def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
-    """The projections as plain matrices; LostError where they are something else."""
+    """The projections as plain matrices. Raises LostError where they are not."""
     prepared = prepare_softmax(view, conversion)
     try:
         return replace(prepared, projections=projections_of(view, conversion.block))
@@ -83,7 +83,7 @@ def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
-    """As for form `masked`; LostError where there are too many positions to replace the mask, or too few."""
+    """As for form `masked`. Raises LostError if the positions are too many to replace the mask, or too few."""
     prepared, output = prepare_masked(view, conversion), conversion.block.output
     shape = view.type_of(prepared.whole_block.query.data).shape
     length = shape[-2] if shape is not None and len(shape) > 1 else None
@@ -149,7 +149,6 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     keys = b.unsqueeze(positions, 1, "k_positions")
 
     def pattern(group: Group, query: Tensor, key: Tensor, suffix: str) -> Variable:
-        """softmax([q, p W] [k, p]^T)."""
         weight = b.read(neuron_scores(group.bias_tokens), elem_type, f"W_QK_positions{suffix}")
         one = b.unsqueeze(b.node("MatMul", [positions, weight], f"q_positions{suffix}"), 1, f"q_positions_one{suffix}")
         shape = b.integers(1, projections.query.out_features, 1, 1)
@@ -168,7 +167,7 @@ def _sublayer(
     data: Tensor,
     count: Tensor | None = None,
 ) -> Replacement:
-    """The heads on the columns `read` of a stream; the rows of bias tokens are dropped after `count`, or are zeros."""
+    """The heads on the columns `read` of a stream; rows of bias tokens are dropped after `count`, or zeros."""
     projections, elem_type = conversion.whole_block, conversion.block.elem_type
     weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
     groups, alone = groups_of(conversion.program), count is not None
@@ -190,8 +189,8 @@ def _opened(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's input, the stream that begins with it, and N as a 1-D tensor (`open_stream`).
 
-    A network of form `whole` may have the tokens of all sequences on one axis, and nothing in the block says where a
-    sequence ends. Alone, each token is a sequence then: heads of neurons attend to their own token and to bias tokens.
+    Form `whole` may have the tokens of all sequences on one axis, and a block alone does not show where one ends. Each
+    token is then a sequence: heads of neurons attend to their token and to bias tokens only.
     """
     projections = conversion.whole_block
     data = b.read(projections.query.data, conversion.block.elem_type, "input")

@@ -47,7 +47,7 @@ class StreamColumns:
         return self.model + 1 + self.bias_tokens
 
     def column(self, on_tokens: float, on_bias: Sequence[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """A functional of the indicator columns, [width]: one value on tokens, and one on each of the bias tokens."""
+        """A functional of the indicator columns, [width]: a value on tokens, and one on each bias token."""
         made = np.zeros(self.width)
         made[self.model : self.model + 1 + len(on_bias)] = (on_tokens, *on_bias)
         return made
@@ -55,7 +55,7 @@ class StreamColumns:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The weights of one block's heads, which project by head, or to [batch, tokens, heads, d_head] if `by_token`."""
+    """The weights of one block's heads; projections are by head, or [batch, tokens, heads, d_head] if `by_token`."""
 
     b: Builder
     layout: StreamColumns
@@ -86,36 +86,30 @@ class HeadWeights:
         return b.concat([functional, second], 2, "W_Q")
 
     def key(self, group: Group, dimension: int, name: str) -> Tensor:
-        """W_K [1, width, d_head], one for all heads: logits have the same coefficients for every neuron."""
+        """W_K [1, width, d_head], shared by all heads."""
         columns = [self.layout.column(*each) for each in group.logits(self.layout.bias_tokens)]
         return self.b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
 
     def constants(self, group: Group, name: str) -> Tensor | None:
-        """The part of W_V that is the same for all heads, [1, width, 1]: d on tokens, v_j on bias tokens.
-
-        None where it is 0 and values are multiples of z.
-        """
+        """The part of W_V shared by all heads, [1, width, 1]: d on tokens, v_j on bias tokens; None if it is 0."""
         head = group.head
         columns = self.layout.column(head.d, [token.value for token in head.bias_tokens])
         return self.b.numbers(name, columns[None, :, None]) if columns.any() or head.c == 0.0 else None
 
     def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
-        """W_V: z + d on tokens and v_j on bias tokens; [1, width, 1], one for all heads, where z does not occur."""
+        """W_V: z + d on tokens and v_j on bias tokens; [1, width, 1] for all heads if z does not occur."""
         constants = self.constants(group, name if group.head.c == 0.0 else f"{name}_constants")
         if constants is None:
             return functional
         return constants if group.head.c == 0.0 else self.b.node("Add", [functional, constants], name)
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
-        """The biases of a projection, added up, [neurons] or [1]; None where it has none."""
+        """The sum of the biases of a projection, [neurons] or [1]; None without biases."""
         vectors = [self._vector(vector, f"{name}_bias_{i}") for i, vector in enumerate(projection.biases)]
         return self.b.total(vectors, f"{name}_biases") if vectors else None
 
     def map(self, stream: Tensor, weight: Tensor, name: str) -> Variable:
-        """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, tokens, heads * d_head].
-
-        This is one product for all heads, with their weights side by side.
-        """
+        """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, tokens, heads * d_head]."""
         b = self.b
         turned = b.transpose(weight, (1, 0, 2), f"{name}_side_by_side")
         return b.node("MatMul", [stream, b.reshape(turned, (self.layout.width, -1), f"{name}_flat")], f"{name}_all")
@@ -192,9 +186,9 @@ def with_indicator(
 def open_stream(
     b: Builder, tokens: Tensor, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """The tokens [batch, N, model] with their indicators, and m bias tokens behind them; N as a 1-D tensor.
+    """The tokens [batch, N, model] with indicators, m bias tokens behind them, and N as a 1-D tensor.
 
-    With `positions`, these are the indicators of bias tokens, and of tokens; `hidden` columns of zeros come last.
+    With `positions` the indicators are theirs; `hidden` columns of zeros come last.
     """
     m = layout.bias_tokens
     made, (batch, count) = with_indicator(b, tokens, 0 if positions else m)
@@ -222,7 +216,7 @@ class Positions:
         self._same = b.node("Equal", [b.reshape(self._all, (-1, 1), "slots_column"), self._all], "same_slot")
 
     def of_tokens(self, count: Tensor) -> Variable:
-        """One-hot rows [N, slots] of N tokens; fewer rows than N where N exceeds the slots."""
+        """One-hot rows [N, slots] of N tokens; fewer rows where N exceeds the slots."""
         b = self._b
         table = b.node("Cast", [self._same], "one_hot_slots", to=int(b.compute_type))
         own = b.rows(table, self._bias_tokens, self.slots, 0, "one_hot_positions")
@@ -231,7 +225,7 @@ class Positions:
     def scores(self, columns: Tensor, bias_tokens: int, name: str) -> Variable:
         """p_i W_QK p_j, [1, 1, rows, rows], of position columns [batch, rows, slots].
 
-        W_QK is that of heads that attend to themselves and to so many bias tokens.
+        Its heads attend to themselves and to so many bias tokens.
         """
         b = self._b
         allowed = self._same
@@ -277,10 +271,10 @@ def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:
 
 
 def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
-    """W_QK between positions says which keys a query attends to (Theorem 9).
+    """W_QK between positions selects the keys (Theorem 9).
 
     Literally, W_Q of every head has the further columns P W_QK and W_K the columns P, where P selects the positions'
-    `columns` of the stream. That part of the scores is the same for all heads, so it is computed once, and added.
+    `columns` of the stream. That part of the scores is shared by all heads, so it is computed once, and added.
     """
     known: dict[int, Variable] = {}
 
@@ -296,10 +290,7 @@ def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
 def attend(
     weights: HeadWeights, stream: Tensor, groups: tuple[Group, ...], query: Tensor, values: Values, pattern: Pattern
 ) -> Variable:
-    """Queries [batch, heads, rows, d_head] attend to the rows of a stream [batch, rows, width of the layout].
-
-    The sum of the groups is [batch, heads, rows, 1].
-    """
+    """Queries [batch, heads, rows, d_head] attend to a stream [batch, rows, width]: [batch, heads, rows, 1]."""
     dimension = max(group.dimension for group in groups)
     terms: list[Variable] = []
     for number, group in enumerate(groups):

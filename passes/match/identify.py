@@ -43,7 +43,7 @@ class Identified:
     """A named activation: `activation(y)`, or `activation(gate) * value`.
 
     Attributes:
-        error: largest difference from the region's own values on the grid, relative to max(1, |f|).
+        error: from the region's values on the grid, relative to max(1, |f|).
         gated: for two leaves, the positions of gate and value among the region's leaves.
     """
 
@@ -64,9 +64,8 @@ class Unknown:
     """A function that no table entry matches.
 
     Attributes:
-        reason: the nearest entry, and its distance.
-        function: the function, where heads could be fitted to it: f(y), or the h of h(gate) * value.
-        gated: the positions of gate and value among the region's leaves, for the latter.
+        function: f(y), or the h of h(gate) * value, where heads could be fitted to it.
+        gated: the positions of gate and value among the region's leaves.
     """
 
     reason: str
@@ -140,7 +139,6 @@ class Identifier:
         return ("" if value is None else str(value.dtype), self._constants.scalar(name) if name else None)
 
     def _precision(self, region: Region) -> float:
-        """The relative precision of the region's floating-point constants; float64 where it has none."""
         epsilon = _EPSILON["float64"] * 64  # the table itself is computed in float64
         for index in region.nodes:
             node = self._view.nodes[index]
@@ -181,8 +179,7 @@ class Identifier:
 def identify_function(f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS) -> Identified | Unknown:
     """Find the table entry that agrees with `f` on the whole grid within `tolerance` (relative to max(1, |f|)).
 
-    The constants of a coarse type (float16) may fit two activations; then the closest one is chosen, and among equally
-    close ones the first in the table.
+    Constants of a coarse type (float16) may fit several: the closest is chosen, then the first of the table.
     """
     points = grid()
     values = f(points)
@@ -204,7 +201,7 @@ def identify_function(f: Function, tolerance: float, table: Sequence[Activation]
 def _attempt(
     activation: Activation, f: Callable[[Array], Array], points: Array, values: Array, tolerance: float
 ) -> Identified | None:
-    """Solve for the entry's parameters, and prefer round or float32 numbers where they agree as well."""
+    """Solve for the entry's parameters, preferring round or float32 numbers."""
     with np.errstate(all="ignore"):
         solved = activation.solve(f)
     if solved is None:
@@ -238,7 +235,7 @@ def _distance(
 
 
 def _is_short(value: float) -> bool:
-    """Whether a constant is exact in every float type (0.5, 1, 2, 3), so that its type says nothing about precision."""
+    """Whether a constant is exact in every float type (0.5, 1, 2, 3), which says nothing about precision."""
     return abs(value) <= 8.0 and value * 64.0 == round(value * 64.0)
 
 

@@ -59,7 +59,7 @@ class Namer:
 
 
 def _module_path(node: onnx.NodeProto) -> list[str]:
-    """Module path of a node, as parts; empty where the exporter left none."""
+    """Module path as parts; empty where the exporter left none."""
     for entry in node.metadata_props:
         if entry.key == _SCOPES_KEY:
             return _dynamo_path(entry.value)
@@ -101,7 +101,7 @@ def _weight_path(weight: str) -> list[str]:
 
 
 def _common(paths: list[list[str]]) -> str:
-    """The longest common prefix, joined with dots and free of characters that are special in a glob."""
+    """The longest common prefix, without characters that are special in a glob."""
     if not paths:
         return ""
     parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]

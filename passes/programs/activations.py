@@ -34,11 +34,11 @@ class Activation:
     """One entry of the table.
 
     Attributes:
-        solve: parameters from the values of an unknown function; None when it cannot be this activation.
-        program: makes the head program; None where none is known.
+        solve: parameters from the values of an unknown function; None if it is another activation.
+        program: None where it is unknown.
         usual: the parameters of the plain activation, which reports omit.
-        gate: the program of h(g) u; None where it follows from `program` by `passes.programs.gates.gate`.
-        quick: makes the program with the fewest operations in form `local`; None where that is `program`.
+        gate: the program of h(g) u; None where `passes.programs.gates.gate` derives it.
+        quick: the program with the fewest operations in form `local`, if another one.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Activation:
     def program_for(
         self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False, quick: bool = False
     ) -> Program | None:
-        """The program of h(y), or of h(g) u, whose self values read u; None where none is known.
+        """The program of h(y), or of h(g) u, whose self values read u; None where it is unknown.
 
         It has the fewest heads, or if `quick` the fewest operations in the arithmetic of the model.
         """
@@ -126,7 +126,6 @@ def _times(function: Function) -> Values:
 
 
 def _inside(function: Values) -> Values:
-    """h(clip(y, low, high)), the two being the last parameters."""
     return lambda y, p: function(np.clip(y, p[-2], p[-1]), p[:-2])
 
 
@@ -140,7 +139,7 @@ def _hard_swish(y: Array) -> Array:
 def _gelu_of(p: Parameters, arithmetic: Arithmetic) -> tuple[str, float, dict[str, float]]:
     """GELU's name in the table of programs, the tolerance there, and how its program is scaled.
 
-    The approximation by tanh has only the factor as a parameter.
+    The approximation by tanh has the factor as its only parameter.
     """
     name, (inner, factor) = ("gelu", p) if len(p) == 2 else ("gelu_tanh", (1.0, *p))
     return name, arithmetic.tolerance * abs(inner / factor), {"inner": inner, "outer": factor / inner}
@@ -177,7 +176,6 @@ def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _quick_relu_squared(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """Y ReLU(y), a gate of y with itself."""
     return replace(with_line(closed_forms.two_slopes((p[0], 0.0), arithmetic), arithmetic), name="relu_squared")
 
 
@@ -188,7 +186,7 @@ def _quick_square(p: Parameters, arithmetic: Arithmetic) -> Program:
 def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     """Y times its hard sigmoid, a clipped line.
 
-    A gate's error is over max(1, |h|); y multiplies it, and |y| <= 3 wherever the line has weight, or |p y| is above 1.
+    A gate's error is over max(1, |h|); y multiplies it, and |y| <= 3 where the line has weight, or |p y| > 1.
     """
     gate = with_line(closed_forms.clip((p[0] / 6.0, p[0] / 2.0, 0.0, p[0]), arithmetic), arithmetic)
     return replace(gate, name="hard_swish", max_error=max(3.0, 1.0 / abs(p[0])) * (1.0 + 1e-6) * gate.max_error)
@@ -199,8 +197,6 @@ def _linear(p: Parameters) -> Program:
 
 
 def _within(make: Make) -> Make:
-    """The program of h(clip(y, low, high)) from that of h."""
-
     def clipped(p: Parameters, arithmetic: Arithmetic) -> Program:
         return closed_forms.clipped(make(p[:-2], arithmetic), p[-2], p[-1], arithmetic)
 
@@ -211,7 +207,7 @@ def _within(make: Make) -> Make:
 
 
 def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
-    """`solve`, for parameters that `allowed` accepts, some to a few digits (the grid decides)."""
+    """`solve`, where `allowed` accepts the parameters, some to a few digits (the grid decides)."""
 
     def checked(f: Function) -> Parameters | None:
         solved = solve(f)
@@ -221,7 +217,7 @@ def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
 
 
 def _near(*wanted: float | None) -> Callable[[Parameters], bool]:
-    """Whether parameters are about these numbers; None stands for any."""
+    """Whether parameters are about these numbers; None matches any."""
     tolerance = partial(math.isclose, rel_tol=1e-3, abs_tol=1e-3)
     return lambda p: all(number is None or tolerance(value, number) for value, number in zip(p, wanted, strict=True))
 
@@ -248,7 +244,7 @@ def _factored(
     gate: Make | None = None,
     quick: Make | None = None,
 ) -> Activation:
-    """The entry of an activation that has no parameter but a factor, which is read at one place."""
+    """An activation whose only parameter, a factor, is read at one place."""
     return Activation(name, _FACTOR, _times(function), solve.factor(function, place), program, gate=gate, quick=quick)
 
 

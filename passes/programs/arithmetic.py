@@ -13,14 +13,13 @@ class Arithmetic:
 
     Attributes:
         steepness: factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact.
-        tolerance: error of a program that this arithmetic cannot distinguish from 0.
+        tolerance: errors of programs that this arithmetic cannot distinguish from 0.
         small: the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64.
         limit: the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|.
-        lines: which lines of the table (`passes.programs.line`) are close enough: those for "single", "double" or
-            "half" precision.
-        narrow: lines of the table with fewer keys, for gates whose self value counts near 0 only.
-        pairs: the lines of the table with which forms that pay for every head make gates: keys in pairs, whose errors
-            are those of the arithmetic. Empty where the limit is close enough.
+        lines: the lines (`passes.programs.line`) for "single", "double" or "half" precision.
+        narrow: lines with fewer keys, for gates whose self value counts near 0 only.
+        pairs: the lines of gates over pairs of keys, in forms that pay for every head: errors are those of the
+            arithmetic. Empty where the limit is close enough.
     """
 
     steepness: float
@@ -33,7 +32,7 @@ class Arithmetic:
 
     @property
     def paired(self) -> bool:
-        """Whether gates are over pairs of keys, since more is asked for than the limit gives."""
+        """Whether gates are over pairs of keys, since the limit is not accurate enough."""
         return bool(self.pairs) and self.tolerance < self.limit
 
 

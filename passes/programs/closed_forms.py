@@ -39,10 +39,7 @@ def silu(p: Parameters, _: Arithmetic) -> Program:
 
 
 def scaled_silu(activation: str) -> Program:
-    """The SiLU y sigma(beta y) that is closest to GELU (`gelu`, `gelu_tanh`): the post's approximation, one bias token.
-
-    The errors are rounded up to three digits.
-    """
+    """The SiLU y sigma(beta y) closest to GELU (`gelu`, `gelu_tanh`), as in the post; errors are rounded up."""
     beta, error = _SCALED_SILU[activation]
     return Program("scaled_silu", (Head(beta=beta),), max_error=error)
 
@@ -112,7 +109,7 @@ def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _bent(right: float, depth: float, rate: float, k: float) -> tuple[Head, float]:
-    """The head of ELU and its error: at the kink, by the difference of the slopes and by the curvature on the left."""
+    """The head of ELU and its error at the kink, from the slopes and the curvature on the left."""
     tokens = (BiasToken(0.0, 0.0, -depth), BiasToken(rate, -_FAR_LOGIT, depth * math.exp(_FAR_LOGIT)))
     slopes = abs(right - depth * rate) + 1e-9 * (abs(right) + abs(depth * rate))
     kink = slopes * KINK / k + abs(depth) * (rate / k) ** 2

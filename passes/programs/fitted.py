@@ -31,10 +31,9 @@ def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
 
 
 def cheapest(activation: str, tolerance: float) -> Program:
-    """The program of `activation` with the fewest keys whose `max_error` is at most `tolerance`.
+    """The program of `activation` with the fewest keys and an absolute `max_error` of at most `tolerance`.
 
     Ties go to the smallest float32 rounding; if no program reaches the tolerance, the closest one is returned.
-    `tolerance` is absolute, in units of the activation's output.
     """
     known = [program for name, program in (*fitted_programs(), *fitted_programs("precise")) if name == activation]
     return _first(known, tolerance, lambda program: (program.bias_tokens, program.rounding))

@@ -41,7 +41,7 @@ _LOGARITHMS = 2e-15
 
 @cache
 def with_line(program: Program, arithmetic: Arithmetic) -> Program:
-    """The program of h(g) u, given that of h, or of h(y) y: its self values are the line times what the values read.
+    """The program of h(g) u, given that of h, or of h(y) y: self values are the line times what values read.
 
     The error that the line adds is |M(g)| |line - g|, with M(g) the multiple of the self value in h. Where M vanishes
     on one side, the line need not reach far there.
@@ -70,9 +70,9 @@ def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, flo
 
 
 def needs_line(program: Program) -> bool:
-    """Whether `with_line` makes the gate of a program: not of one that has float64 heads or is a gate already.
+    """Whether `with_line` creates the gate of a program: not with float64 heads, of a gate, or of a bounded h.
 
-    Nor of a bounded h, such as a sigmoid, whose values are constants: u multiplies them, and no limit is needed.
+    The values of a bounded h, such as a sigmoid, are constants, which u multiplies without any limit.
     """
     if program.double or program.line is not None:
         return False
@@ -83,7 +83,7 @@ _LINE_TOLERANCE = 2.0  # in tolerances: what a line that is close enough may add
 
 
 def _line_error(program: Program, line: Line, domain: float) -> float:
-    """The largest |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain, M(g) being the multiple of self in h."""
+    """The largest |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain; M(g) is the multiple of self in h."""
     reach = min(domain, line.domain)
     g = grid(min(domain, LARGEST_QUERY), program)
     g = np.unique(np.append(g, [place for place in (line.lowest, reach, -reach) if abs(place) <= domain]))
@@ -104,7 +104,7 @@ def _floor(g: Array, h: Array, *, squares: bool) -> Array:
 
 @cache
 def gate(program: Program, arithmetic: Arithmetic) -> Program:
-    """The program of h(g) u, given that of h, which has one head; ValueError if it has another number."""
+    """The program of h(g) u, given that of h. Raises ValueError unless that has one head."""
     if len(program.heads) != 1:
         raise ValueError(f"{program.name} is not a program of one head")
     (head,) = program.heads
@@ -135,7 +135,6 @@ def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
 
 
 def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
-    """The gate of a program of at most one head, over the pairs of its keys and those of a line."""
     (line,) = lines(arithmetic.pairs)
     if program.linear != 0.0 and spreads(program):
         # A linear term beside the head would cancel it where the gate is small, as in groups.
@@ -155,7 +154,7 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
 
 
 def _pairable(head: Head) -> bool:
-    """Whether pairs with a line keep their offsets: those of a steep key with an offset of its own would be lost."""
+    """Whether pairs with a line keep their offsets: those of a steep key would be lost."""
     return all(abs(token.offset - head.gamma) <= FACTORED for token in head.bias_tokens)
 
 
@@ -213,7 +212,6 @@ def limit_error(head: Head, linear: float, small: float, domain: float) -> float
 
 
 def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) -> Program:
-    """The program with the limit's error added, on the domain where the limit is reached."""
     small = arithmetic.small
     # x^2 / 3 <= limit; and x <= 1/2, as the series in `limit_error` need.
     domain = min(split.domain, min(math.sqrt(3.0 * arithmetic.limit), 0.5) / small)
@@ -229,7 +227,7 @@ def _values(head: Head, small: float) -> float:
 
 
 def _centred(program: Program) -> Program:
-    """The same program with the self key at logit 0, and steep keys with slopes that are powers of two.
+    """The same program with the self key at logit 0, and steep slopes that are powers of two.
 
     Then products with y are exact, and a kink stays in place in float64. The change is added to the error.
     """
@@ -257,7 +255,6 @@ def _split(head: Head, small: float) -> tuple[Head, ...]:
 
 
 def _constants(head: Head) -> tuple[Head, ...]:
-    """The heads of a head with constant values, each of which becomes a multiple of u."""
     return heads_over(head.logits, [head.d, *(token.value for token in head.bias_tokens)])
 
 

@@ -34,19 +34,19 @@ class Group:
 
     @property
     def bias_tokens(self) -> int:
-        """The number of bias tokens it attends to."""
+        """How many it attends to."""
         return len(self.head.bias_tokens)
 
     @property
     def dimension(self) -> int:
-        """Head dimension of queries and keys: y alone, or (y, 1) where logits have offsets."""
+        """d_head of queries and keys: y alone, or (y, 1) where logits have offsets."""
         offsets = (self.head.gamma, *(token.offset for token in self.head.bias_tokens))
         return 2 if any(offsets) else 1
 
     def logits(self, bias_tokens: int) -> list[tuple[float, list[float]]]:
-        """Slopes and offsets of the logits, each as (that of self, those of the bias tokens).
+        """Slopes and offsets of the logits, each as (that of self, those of bias tokens).
 
-        The logit of bias tokens that the group does not attend to, up to `bias_tokens`, is that of self.
+        Further bias tokens, up to `bias_tokens`, have the logit of self.
         """
         head, others = self.head, bias_tokens - self.bias_tokens
         slopes = [*(token.slope for token in head.bias_tokens), *[head.beta] * others]
@@ -113,7 +113,7 @@ def _group(head: Head) -> Group:
 class SharedKey:
     """One key as a graph stores it: logit `slope y + offset`, factor `weight` of its exponential.
 
-    The offset is 0 where it is in the weight; `part` is the weight times the value, or times the multiple of the value.
+    The offset is 0 where it is in the weight; `part` is the weight times the value or multiple.
     """
 
     slope: float
@@ -134,7 +134,7 @@ class SharedKey:
 class Progression:
     """Shared keys with the shares w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1.
 
-    `weights` are the w but for the last; `part` is the first weight times its multiple.
+    `weights` are the other w; `part` is the first weight times its multiple.
     """
 
     step: float
@@ -143,10 +143,7 @@ class Progression:
 
 
 def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression | None:
-    """Shared keys as a progression, with exactly the numbers of a type that they have; None where they are none.
-
-    That is so for Mish, leaky ReLU and tanh gates.
-    """
+    """Shared keys as a progression with exactly their numbers in a type, as for Mish; else None."""
     narrow = partial(narrowed, dtype=dtype)
     ascending = sorted(keys, key=lambda key: key.slope)
     for ordered in (ascending, ascending[::-1]):
@@ -163,8 +160,8 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression |
 def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...], float]:
     """The heads of `program`, or the keys that several share, nonzero multiples first; and the remaining linear term.
 
-    A single group of multiples absorbs the linear term, since its weights sum to one. A separate linear term would
-    cancel most digits of the head (Mish at y = -15).
+    A single group of multiples absorbs the linear term, since its weights sum to one: a separate one would cancel most
+    digits of the head (Mish at y = -15).
     """
     by_keys: dict[object, list[Head]] = {}
     for number, head in enumerate(program.heads):

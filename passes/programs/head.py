@@ -40,7 +40,7 @@ LARGEST_QUERY = 2.0**500
 
 
 def narrowed(number: float, dtype: DTypeLike) -> float:
-    """The number of a type that is nearest."""
+    """The nearest number of a type."""
     return float(np.asarray(number, dtype=dtype))
 
 
@@ -128,7 +128,7 @@ class Head:
     def unscaled(self) -> Head:
         """The head with self value z + d / c, whose output times c is this head's.
 
-        Applied last, the factor cannot overflow a value to which the softmax gives weight 0.
+        Applied last, the factor cannot overflow a value of weight 0.
         """
         tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
         return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
@@ -165,9 +165,9 @@ class Head:
         )
 
     def conditioned(self) -> Head:
-        """This head shifted for float32: the key with the largest logit at y = 0 becomes zero, the flattest if several.
+        """This head shifted so that the key with the largest logit at y = 0 (the flattest of several) is zero.
 
-        The keys that share the weight then have small logits, whose rounding errors are proportional to them.
+        In float32 rounding errors are proportional to logits, and the keys that share the weight then have small ones.
         """
         keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
         offset, slope = max(keys, key=lambda key: (key[0], -abs(key[1]), key[1]))
@@ -175,10 +175,7 @@ class Head:
 
 
 def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) -> tuple[Head, ...]:
-    """Heads over the same keys (slope, offset): one for every key with a multiple of z as its own value.
-
-    The other keys are its bias tokens, of value 0; a key with multiple 0 is no head's own.
-    """
+    """Heads over the same keys (slope, offset), one for every key with a nonzero multiple of z as its value."""
     return tuple(
         Head(
             beta=keys[place][0],

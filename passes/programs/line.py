@@ -32,11 +32,10 @@ class Line:
     """The line g on |g| <= domain.
 
     Attributes:
-        step: d, a power of two up to its sign; a negative step exchanges the two sides.
+        step: d, a power of two up to its sign, which exchanges the two sides.
         end: weight of the keys r = 0 and r = 1.
         pairs: (r, w) of the nodes below 1/2; the node 1 - r has the same weight.
         middle: weight of the node 1/2, 0 for none.
-        max_error: relative error on the domain, in exact arithmetic.
     """
 
     name: str

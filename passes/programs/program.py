@@ -25,18 +25,16 @@ class Program:
     """A sum of heads that computes one activation.
 
     Attributes:
-        name: the name that reports print, such as `silu` or `gelu_erf_k11`.
         max_error: the largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic for the
-            given coefficients. It is derived or measured on a dense grid with a margin: a claim, which the certificate
+            given coefficients: derived, or measured on a dense grid with a margin. It is a claim, which the certificate
             of a rewritten model proves. Only Mish's ln 2 means the real number.
         coefficient_error: the change, over max(1, |f|), from rounding the coefficients to a type; a claim likewise.
-        rounding: what evaluating fitted heads in float32 adds to `max_error`, over max(1, |f|), as it was measured; a
-            few units in the last place for others.
+        rounding: what evaluating fitted heads in float32 adds, over max(1, |f|), as measured; a few units in the last
+            place for others.
         domain: largest |y| for which `max_error` holds.
-        double: whether the heads need float64 arithmetic, since they are small differences of large values.
-        measured: whether the heads were fitted for this run.
-        line: what the self values are instead of z, if z is only multiplied with the heads' outputs, as in a gate.
-        powers: the heads as powers of one exponential, if their keys are equally spaced; form `local` writes these.
+        double: whether the heads need float64, as small differences of large values do.
+        line: what self values are instead of z, if z is only multiplied with the heads' outputs, as in a gate.
+        powers: equally spaced keys as powers of one exponential, as form `local` writes them.
     """
 
     name: str
@@ -154,7 +152,7 @@ def grid(domain: float, *programs: Program) -> Array:
 def largest_change(program: Program, other: Program) -> float:
     """The largest |other - program| / max(1, |program|) on the domain, for two programs of the same shape, measured.
 
-    Self values read y. Where all values are multiples of it they may read anything, as in a gate, and the figure also
+    Self values read y. If all values are multiples of it they may read anything, as in a gate, and the figure also
     holds for the multiples.
     """
     powers = (0, 2) if program.line is not None else (0,)  # the value u of h(g) u may be g

@@ -37,10 +37,9 @@ class Mask:
     """A mask added to scores, or put in their place.
 
     Attributes:
-        allowed: boolean [T, T], whether a query (row) may attend to a key (column), by their positions.
-        data: the tensor that is added, if it depends on data as well; otherwise empty.
-        low: what it adds to a forbidden score, where it depends on data.
-        rank: number of axes of that tensor.
+        allowed: [T, T], whether a query (row) may attend to a key (column), by their positions.
+        data: the added tensor, if it depends on data; otherwise empty.
+        low: what that adds to a forbidden score.
     """
 
     allowed: NDArray[np.bool_]
@@ -51,14 +50,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Scores:
-    """The way from a product of queries and keys to a softmax.
-
-    Attributes:
-        product: index of the MatMul.
-        scales: indices of the nodes that multiply or divide the scores by one number.
-        masks: the masks that are applied.
-        nodes: indices of all these nodes.
-    """
+    """The nodes between a product of queries and keys and a softmax, all by index."""
 
     product: int
     scales: tuple[int, ...]
@@ -67,14 +59,10 @@ class Scores:
 
 
 class MaskReader:
-    """Reads the scores of softmaxes on the way of the stream.
+    """The masks of softmaxes on the way of the stream.
 
-    Args:
-        view: the graph.
-        constants: its constants.
-        shapes: its shapes; those that are known already are those of carried tensors.
-        longest: T, the largest number of positions.
-        fixed: the number of tokens where the model fixes it.
+    The known `shapes` are those of carried tensors, `longest` is T, and `fixed` the number of tokens where the model
+    fixes it.
     """
 
     def __init__(self, view: GraphView, constants: Constants, shapes: Shapes, longest: int, fixed: int | None) -> None:
@@ -86,11 +74,7 @@ class MaskReader:
         self._masks: dict[tuple[str, bool], Mask] = {}
 
     def scores(self, softmax: onnx.NodeProto) -> Scores:
-        """What stands in front of a softmax, back to the product of queries and keys.
-
-        Raises:
-            LostError: W_QK cannot hold it.
-        """
+        """The nodes before a softmax, back to the product. Raises LostError if W_QK cannot hold them."""
         carried = self._shapes.known
         tensor, nodes, scales, masks = softmax.input[0], list[int](), list[int](), list[Mask]()
         while True:
@@ -143,7 +127,6 @@ class MaskReader:
         return self._masks[tensor, chosen]
 
     def _read(self, node: onnx.NodeProto, tensor: str, *, chosen: bool) -> Mask:
-        """The mask that a node adds, or by which it chooses."""
         inputs = self._data_of(tensor)
         if inputs and chosen:
             raise LostError.at(node, "it selects scores by data")
@@ -193,7 +176,7 @@ class MaskReader:
         return low if low <= -_MIN_PENALTY else None
 
     def _data_of(self, tensor: str) -> list[str]:
-        """The graph inputs whose values, not only shapes, a tensor depends on."""
+        """The graph inputs on whose values, not only shapes, a tensor depends."""
         above = ancestors(self._view, self._shape_outputs, [tensor])
         read = {name for index in above for name in reads(self._view.nodes[index])} | {tensor}
         return sorted(name for name in read if name in self._view.inputs)
@@ -204,12 +187,11 @@ class MaskReader:
 
     @cached_property
     def _known_shapes(self) -> dict[str, list[int]]:
-        """The outputs of Shape nodes whose elements are known, at made-up sizes."""
         read = {name: self._shapes.numbers(name) for name in self._shape_outputs}
         return {name: numbers for name, numbers in read.items() if numbers is not None}
 
     def _values(self, tensor: str, length: int, fill: Fill) -> NDArray[np.generic] | None:
-        """The tensor for two sequences of a length, computed by the graph's own nodes; None where that fails."""
+        """The tensor for two sequences of a length, computed by the graph's nodes; None where that fails."""
         view, stops = self._view, self._known_shapes
         above = sorted(ancestors(view, frozenset(stops), [tensor]))
         needed = {name for index in above for name in reads(view.nodes[index])} | {tensor}
@@ -240,7 +222,7 @@ def _at(size: int, length: int) -> int:
 
 
 def _forbidden(values: NDArray[np.generic], length: int, *, chosen: bool) -> tuple[NDArray[np.bool_], float] | None:
-    """Boolean [length, length] and what is added to forbidden scores; None where the values are not those of a mask."""
+    """Boolean [length, length] and what is added to forbidden scores; None if it is not a mask."""
     if values.ndim < 2 or any(size not in (1, length) for size in values.shape[-2:]):
         return None
     square = np.broadcast_to(values, (*values.shape[:-2], length, length)).reshape(-1, length, length)

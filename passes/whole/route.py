@@ -72,10 +72,10 @@ def unfit(conversion: Conversion) -> Miss | None:
 
 
 def whole_for(view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> Whole | Miss:
-    """What form `whole` does with a network, or what it cannot do and what to use instead.
+    """What form `whole` does with a network, or why it cannot and what to use instead.
 
-    `longest` is the largest number of tokens; None: the number that the model fixes, or the largest whose patterns stay
-    within the limit.
+    `longest` is the largest number of tokens; None: as the model fixes it, or the largest with patterns within the
+    limit.
     """
     try:
         return Whole(view, conversions, longest)
@@ -88,22 +88,16 @@ class Whole:
 
     Attributes:
         entry: the residual stream after the embeddings, [batch, N, D].
-        width: D.
-        elem_type: element type of the entry.
-        bias_tokens: R, the bias tokens of all programs, and one more to rest on if their values are not all 0.
-        max_tokens: T.
-        omega: what forbidden pairs are lowered by.
+        bias_tokens: R, the bias tokens of all programs, plus an attention sink if any value is non-zero.
+        omega: the mask penalty.
         neurons: the numbers of bias tokens that heads of neurons attend to.
-        nodes: indices of the nodes that read carried tensors and pass them on, or read their shapes.
-        shapes: the shapes of all tensors, at made-up sizes.
-        sizes: those of every carried tensor, including the entry.
-        pads: index of a node to its operands off the way that get R rows, each with its axes, from the end.
+        nodes: indices of the nodes that read carried tensors.
+        pads: index of a node to its operands off the way that get R rows, with the axes from the end.
         sums: index of a residual addition to (the stream, what a sublayer writes).
-        renewed: tensors that replace the model's columns of the stream, to the tensor that it was before.
+        renewed: tensors that replace the model's columns of the stream, to the tensor before.
         stream: every carried tensor to the one that was the stream when it was computed.
         biases: index of a node to the operand that is a bias.
-        scores: index of a softmax to its way from the product of queries and keys.
-        moved: indices of all nodes on these ways.
+        scores: index of a softmax to the nodes from the product of queries and keys.
     """
 
     def __init__(self, view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> None:
@@ -152,7 +146,7 @@ class Whole:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the report says about the way of the stream, and about masks that stay."""
+        """Where the stream starts, and the masks that stay, for the report."""
         return (
             f"the bias tokens are appended to '{self.entry}' and carried through the network; blocks are proved one "
             "by one with bias tokens of their own, the file end to end",
@@ -169,7 +163,7 @@ class Whole:
     # -- where the tokens are --------------------------------------------------------------------------------
 
     def _carry(self, needed: frozenset[int]) -> None:
-        """The sizes of all tensors that are computed from the entry, with operators that treat rows separately."""
+        """The sizes of all tensors that are computed from the entry."""
         self.sizes[self.entry] = (BATCH, TOKENS, self.width)
         for index, node in enumerate(self._view.nodes):
             carried = [name for name in node.input if name in self.sizes]
@@ -196,7 +190,6 @@ class Whole:
             self.sizes.update({name: sizes for name, sizes in zip(node.output, outputs, strict=True) if name})
 
     def _check_rows(self, node: onnx.NodeProto) -> None:
-        """Raise LostError where an operator does not treat rows of the stream separately."""
         kind = node.op_type
         if not self._view.is_onnx(node) or kind not in _KNOWN:
             raise LostError.at(node, "no rule says how it treats an extra row of the residual stream")
@@ -227,7 +220,7 @@ class Whole:
             self._patterns.add(node.output[0])
 
     def _axes(self, node: onnx.NodeProto, rank: int) -> set[int]:
-        """The axes that an operator does not treat like all others, from the end; all of them if it does not say."""
+        """The axes, from the end, that an operator treats differently; all if it does not say."""
         kind, given = node.op_type, attributes(node)
         axes: list[int] | None
         if kind in _NORMS:
@@ -272,7 +265,6 @@ class Whole:
             )
 
     def _check_others(self) -> None:
-        """Raise LostError where a sublayer is off the way, such as the attention behind the last block."""
         for index in sorted({*range(len(self._view.nodes))}.difference(self.nodes)):
             node = self._view.nodes[index]
             if _SUBLAYER.fullmatch(node.op_type) or _is_pattern(self._view, self._constants, node):
@@ -324,7 +316,7 @@ class Whole:
             self._zero.update(node.output)
 
     def _pad(self, node: onnx.NodeProto, name: str, carried: Sequence[str]) -> tuple[str, tuple[int, ...]]:
-        """An operand, and the axes along which it gets R rows; none where it is carried, or broadcasts."""
+        """An operand and its axes that get R rows, if it neither is carried nor broadcasts."""
         if name in carried:
             return name, ()
         sizes = self.shapes.of(name)
@@ -334,7 +326,7 @@ class Whole:
         return name, tuple(axis for axis in axes if -axis <= len(sizes) and sizes[axis] != 1)
 
     def _residual(self, node: onnx.NodeProto, carried: Sequence[str]) -> tuple[str, str] | None:
-        """(the stream, what a sublayer writes) for an Add of something and what is computed from it."""
+        """(the stream, what a sublayer writes) if an Add joins a tensor with one computed from it."""
         if node.op_type != "Add" or len(carried) != 2 or self._row_width(node.output[0]) != self.width:
             return None
         for skip, written in (carried, carried[::-1]):
@@ -345,7 +337,7 @@ class Whole:
         return None
 
     def _bias(self, index: int, node: onnx.NodeProto, carried: Sequence[str]) -> None:
-        """Note a bias; raise LostError where it cannot ride on the stream's column of ones."""
+        """Note a bias. Raises LostError if it is not one number for each column of the stream."""
         place = _bias_operand(node, carried)
         if place is None:
             return
@@ -373,19 +365,18 @@ class Whole:
         return node.op_type in _KEEP_ZEROS and zero[0]
 
     def _row_width(self, tensor: str) -> int | None:
-        """The width of a tensor [batch, tokens, width] or [batch tokens, width]; None for other tensors."""
+        """The width of [batch, tokens, width] or [batch tokens, width]; else None."""
         sizes = self.sizes[tensor]
         by_token = len(sizes) == 3 and sizes[1] == TOKENS
         return sizes[-1] if by_token or (len(sizes) == 2 and sizes[0] == BATCH * TOKENS) else None
 
 
 def _behind(sizes: Sizes) -> int:
-    """The number of entries for one place on the first axis that holds tokens."""
+    """The number of entries per place on the first axis that holds tokens."""
     return prod(size or 1 for size in sizes[len(sizes) + min(token_axes(sizes), default=0) + 1 :])
 
 
 def _bias_operand(node: onnx.NodeProto, carried: Sequence[str]) -> int | None:
-    """The operand that is added to rows, if it is not carried itself."""
     if node.op_type in ("Gemm", "LayerNormalization"):
         return 2 if len(node.input) > 2 and node.input[2] else None
     if node.op_type in _ADDED:
@@ -403,7 +394,7 @@ def _fitting(conversion: Conversion) -> int:
 
 
 def _symbols(view: GraphView, entry: str) -> dict[str, int]:
-    """The sizes that symbolic dimensions stand for, by the entry and by integer inputs [batch, tokens]."""
+    """The sizes of symbolic dimensions, from the entry and from integer inputs [batch, tokens]."""
     # Masks and position ids may name the dimensions otherwise than the embeddings. The entry comes last, so it wins.
     integers = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
     shapes = [view.type_of(name).shape or () for name in view.inputs if view.type_of(name).elem_type in integers]
@@ -414,7 +405,7 @@ def _symbols(view: GraphView, entry: str) -> dict[str, int]:
 
 
 def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str:
-    """The sum of a block's output and the residual stream; the block's output, after b2, if no Add follows."""
+    """The sum of a block's output and the residual stream; the block's output, after b2, without such an Add."""
     start = block.second[0].output
     tensor = start
     above = ancestors(view, frozenset(), [start])
@@ -436,12 +427,9 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
 
 
 def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tuple[str, int, frozenset[int]]:
-    """Where the stream starts, its width, and the nodes down to where it ends.
+    """Where the stream starts, its width, and the nodes down to where it ends. Raises LostError.
 
     It starts at the last candidate that no other stream bypasses on its way to a sublayer.
-
-    Raises:
-        LostError: there is none.
     """
     opset, width = view.opsets.get("", 1), blocks[0].first[0].in_features or 0
     if opset < SMALLEST_OPSET:
@@ -477,7 +465,7 @@ def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tu
 
 
 def _is_pattern(view: GraphView, constants: Constants, node: onnx.NodeProto) -> bool:
-    """Whether a softmax is the pattern of an attention: its output mixes rows of another tensor."""
+    """Whether a softmax is an attention pattern: its output mixes rows of another tensor."""
     onward = view.onward(node.output[0]) if node.op_type == "Softmax" else ()
     reader = next((each for each in onward if each.op_type not in SAME_NUMBERS), None)
     return reader is not None and reader.op_type == "MatMul" and not any(name in constants for name in reader.input)

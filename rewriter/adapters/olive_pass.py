@@ -36,9 +36,8 @@ REPORT = "attnonly-report.json"  # beside the model; Olive carries it along as a
 class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types
     """Replace the MLP blocks of an ONNX model by attention heads, and prove it.
 
-    A model without such blocks passes through. A proof that fails raises, so that no model leaves the pass unproved.
-    The options are those of `rewriter.rewrite`; `providers` is by default the workflow's execution provider, where it
-    is one that the proof knows.
+    A model without such blocks passes through. A failed proof raises. The options are those of `rewriter.rewrite`;
+    `providers` is by default the workflow's execution provider, if the proof knows it.
     """
 
     @classmethod

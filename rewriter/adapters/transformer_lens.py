@@ -35,19 +35,16 @@ _MAX_DISTANCE = 1e-3  # of an MLP from its heads, relative; programs and float32
 
 
 def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
-    """Put the heads that an ONNX file of the same model has in the place of every MLP of a TransformerLens model.
+    """Replace every MLP of a TransformerLens model by the heads of an ONNX file of the same model.
 
     The logits stay, up to rounding and the certified errors of the head programs. Nothing is changed if an MLP cannot
     be replaced.
 
     Args:
-        bridge: a `transformer_lens.TransformerBridge` with unprocessed weights.
+        bridge: a `transformer_lens.TransformerBridge` with unprocessed weights, which is returned.
         model: path of the ONNX file, original or rewritten, or a model in memory.
         program: as for `rewriter.heads`. `fast` stays accurate in float32; in gates `fewest` is a small difference of
             large values, which needs a bridge in float64.
-
-    Returns:
-        The bridge.
 
     Raises:
         UsageError: the file has no heads for an MLP of the model, or they do not compute what that MLP does.
@@ -158,6 +155,5 @@ class MlpHeads(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 def _projected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[batch, tokens, H, k] by one product of matrices."""
     heads, rows, width = weight.shape
     return (x @ weight.permute(1, 0, 2).reshape(rows, heads * width)).unflatten(-1, (heads, width)) + bias

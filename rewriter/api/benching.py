@@ -35,13 +35,11 @@ class TimeRow:
 
     Attributes:
         model: its path; `control` for the second process of the original.
-        provider: the execution provider.
         inputs: size of the inputs, or the name of their case.
         rounds: the median in each round, in milliseconds; `milliseconds` is the median of these.
-        over_original: ratio to the original; None for the original.
-        load_seconds: how long onnxruntime took to read, optimise and place the model.
-        peak_mb: the most memory that loading and all runs took, in 10^6 bytes; None where the system does not tell.
-        cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU; None if unknown.
+        over_original: None for the original.
+        peak_mb: the peak memory of loading and all runs, in 10^6 bytes; None where the system does not report it.
+        cpu_nodes: on another provider, the nodes on the CPU; None if unknown.
     """
 
     model: str
@@ -182,11 +180,7 @@ def _file(model: LoadedModel) -> Path | bytes:
 
 
 def inputs_of(model: onnx.ModelProto, settings: Settings, tokens: Sequence[int] = (), past: int = 0) -> list[Case]:
-    """The inputs on which a model is measured: made for each number of `tokens`, or those of the file.
-
-    Raises:
-        UsageError: the model has no such dimension, or fixes it; or the file does not fit the model.
-    """
+    """The inputs of a measurement: of each number of `tokens`, or those of the file. Raises UsageError."""
     if settings.inputs is not None:
         if tokens or settings.dims:
             raise UsageError("sizes come with the inputs of a file: leave out tokens and dim")

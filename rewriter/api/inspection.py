@@ -17,12 +17,7 @@ from rewriter.report.report import Report, Result, plain_data
 
 @dataclass(frozen=True, repr=False)
 class Inspection(Result):
-    """What `inspect` found: true if some block can be converted.
-
-    Attributes:
-        report: the report of a dry run.
-        accounting: weights, heads, and the nonlinearities that would remain.
-    """
+    """What `inspect` found: true if some block can be converted."""
 
     report: Report
     accounting: Accounting

@@ -110,7 +110,6 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
 
 
 def _logit(told: str, *, required: bool = False) -> Callable[[Command], Command]:
-    """`--logit`, which the command receives as a `Logit`."""
     entry = f"{told}entry N of the output's last axis, less entry M, at TOKEN; default: the last one."
     return click.option(
         "--logit", metavar="N[-M][:TOKEN]", required=required, callback=_logit_of, help=entry[0].upper() + entry[1:]
@@ -335,7 +334,6 @@ def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Ans
 
 
 def _difference(entries: Iterable[str]) -> str:
-    """` 'the' - 'a'`, of what the tokenizer spells."""
     return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
 
 
@@ -362,7 +360,7 @@ def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Answer:
 
 
 def _amount(value: float) -> str:
-    """Six digits behind the point; of what is as large as a mask, six in all."""
+    """Six digits behind the point; six in all for values as large as a mask."""
     return f"{value:+12.6f}" if abs(value) < 1e6 else f"{value:+12.6g}"
 
 

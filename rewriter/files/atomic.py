@@ -56,7 +56,7 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def check_directory(directory: Path) -> None:
-    """Check that files can be made in a directory. Raises UsageError."""
+    """Check that a directory accepts files. Raises UsageError."""
     if not directory.exists():
         raise UsageError(
             f"the directory of the output, {quoted(directory)}, does not exist; create it first (mkdir -p)"
@@ -69,7 +69,7 @@ def check_directory(directory: Path) -> None:
 
 @contextmanager
 def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """A new hidden file beside `out`, or a folder if `suffix` says so, with its descriptor.
+    """A new hidden file or (by its suffix) folder beside `out`, with its descriptor.
 
     It is locked until the end of the block, and removed there if it still has the hidden name.
     """
@@ -95,7 +95,7 @@ def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
 
 
 def sweep(out: Path) -> None:
-    """Remove what runs for `out` that were killed left. Failures are ignored: a later run tries again."""
+    """Remove what killed runs for `out` left. Failures are ignored: a later run tries again."""
     ours = re.compile(rf"\.rewrite-{_tag(out)}-[0-9a-f]{{16}}\.(onnx|data|tmp|folder)")
     with suppress(OSError):
         for path in [each for each in out.parent.iterdir() if ours.fullmatch(each.name)]:
@@ -110,7 +110,6 @@ def sweep(out: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder. A failure must not hide the error that led here."""
     with suppress(OSError):
         if path.suffix == FOLDER:
             shutil.rmtree(path, ignore_errors=True)  # does not follow links
@@ -123,7 +122,6 @@ def _tag(out: Path) -> str:
 
 
 def _locked(handle: int, *, wait: bool) -> bool:
-    """Take the lock, if the file system has locks and nobody else has it."""
     if fcntl is None:
         return False
     try:
@@ -134,7 +132,7 @@ def _locked(handle: int, *, wait: bool) -> bool:
 
 
 def atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` make the contents of a file. What a killed run left is removed. Raises UsageError."""
+    """Let `write` create the contents of a file. Raises UsageError."""
     path = path.absolute()
     sweep(path)
     with os_errors("write", path), hidden(path, ".tmp") as (temporary, handle):
@@ -171,9 +169,9 @@ _SKIPPED = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
 
 
 def files_of(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder and of the folders in it, sorted, relative to it; folders of tools are left out.
+    """All files of a folder, sorted, relative to it; folders of tools are skipped.
 
-    Raises UsageError where it cannot be read, or holds links or devices, which are not followed.
+    Raises UsageError if it cannot be read, or holds links or devices, which are not followed.
     """
 
     def fail(error: OSError) -> None:
@@ -195,7 +193,7 @@ def files_of(folder: Path) -> tuple[Path, ...]:
 
 
 def check_new_folder(out: Path, source: Path) -> None:
-    """Refuse, before the long work, a folder that exists or cannot be made. Raises UsageError.
+    """Refuse, before the long work, a folder that exists or cannot be created. Raises UsageError.
 
     What a killed run for `out` left is removed even then: a folder that exists is never written again.
     """
@@ -211,7 +209,7 @@ def check_new_folder(out: Path, source: Path) -> None:
 
 @contextmanager
 def copied_folder(source: Path, files: Sequence[Path], out: Path) -> Iterator[Path]:
-    """Copy files of `source` to a hidden folder beside `out`, which `publish` renames; otherwise it is removed."""
+    """Copy files of `source` to a hidden folder beside `out`, for `publish` to rename."""
     with ExitStack() as stack:
         with os_errors("write", out):
             staged, _ = stack.enter_context(hidden(out.absolute(), FOLDER))
@@ -222,7 +220,7 @@ def copied_folder(source: Path, files: Sequence[Path], out: Path) -> Iterator[Pa
 
 
 def publish(staged: Path, out: Path) -> None:
-    """Give a staged folder its name, atomically and durably. Raises UsageError where the name is taken meanwhile."""
+    """Give a staged folder its name, atomically and durably. Raises UsageError if the name was taken meanwhile."""
     with os_errors("rename to", out):
         for folder, _, names in os.walk(staged):
             for path in (Path(folder, name) for name in names):

@@ -55,7 +55,7 @@ class ExternalRef:
 
     @property
     def range(self) -> tuple[int, ...]:
-        """What two references to the same bytes on this machine have in common."""
+        """Equal for references to the same bytes on this machine."""
         return (*self.file, self.offset, self.length)
 
 
@@ -162,7 +162,7 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
 
 
 def _parts(location: str, tensor: str) -> list[str]:
-    """The names on the way to a data file. Raises ModelError where it could leave the model's directory."""
+    """The path components of a data file. Raises ModelError if they could leave the model's directory."""
     # protobuf returns bytes for a string that is not valid UTF-8.
     parts = location.removeprefix("./").split("/") if isinstance(location, str) else [""]
     if {"", ".", ".."} & {*parts} or re.search(r"[\0\\]|^[A-Za-z]:", location):
@@ -188,9 +188,9 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
-    """Let the external data of `proto`, read from `folder`, name the blobs that its links in a cache point to.
+    """Replace links in a cache, in the external data of `proto` read from `folder`, by the blobs behind them.
 
-    Returns the directory in which external data is resolved: the cache's if locations were changed, else `folder`.
+    Returns the directory of external data: the cache's if locations were changed, else `folder`.
     """
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]

@@ -62,16 +62,14 @@ class LoadedModel:
     """A checked model and where it came from.
 
     Attributes:
-        proto: the model; large external data is not loaded.
-        path: absolute path of the file, as given (a link is not followed); None for a proto in memory.
-        base_dir: directory that external data is resolved in, `path.parent` or the cache directory that its links
-            stay in; None for a proto in memory.
-        external: all references to other files: of initializers, attributes, subgraphs, functions and sparse tensors.
-        file_size: size of the model file in bytes; for a proto in memory, the size that it would have.
-        mapped: whether the proto refers to data otherwise than the file does: large weights stayed in the file, as
-            external data of that file, or links were replaced by the files that they point to.
-        fallbacks: local functions under names of onnxruntime's own operators. It never runs their bodies, so `proto`
-            does not have them.
+        path: absolute path as given (a link is not followed); None for a proto in memory.
+        base_dir: of external data, `path.parent` or the cache directory that its links stay in.
+        external: all references to other files, also of attributes, subgraphs, functions and sparse tensors.
+        file_size: in bytes; for a proto in memory the size that it would have.
+        mapped: whether references differ from the file's: large weights stayed in it, as external data of that file, or
+            links were replaced by the files behind them.
+        fallbacks: local functions with names of onnxruntime's own operators, which are not in `proto` because
+            onnxruntime never runs their bodies.
     """
 
     proto: onnx.ModelProto
@@ -83,7 +81,7 @@ class LoadedModel:
     fallbacks: tuple[onnx.FunctionProto, ...] = ()
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        """A model that was made of this one, as it is written: a copy with the fallbacks, if there are any."""
+        """A model built from this one, as written: a copy with the fallbacks, if any."""
         if self.fallbacks:
             proto = deepcopy(proto)
             proto.functions.extend(self.fallbacks)
@@ -121,10 +119,10 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
 def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     """Load and check a model.
 
-    A proto in memory is used as it is, without a copy unless it has fallbacks, and may not have external data, since
-    there is no directory to resolve it in. The main graph of a file is sorted if it is not in topological order; an
-    unsorted proto in memory is refused, because it belongs to the caller. With `mapped`, the large weights of a file
-    stay there, unless the rules for external data refuse that (a link, a strange name).
+    A proto in memory is used without a copy unless it has fallbacks, and may not have external data, since there is no
+    directory to resolve it in. The main graph of a file is sorted; an unsorted proto in memory is refused, because it
+    belongs to the caller. If `mapped`, the large weights of a file stay there, unless the rules for external data
+    refuse that (a link, a strange name).
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -163,7 +161,7 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
 
 
 def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]:
-    """Take the functions whose bodies onnxruntime never runs out of a model, in place."""
+    """Remove, in place, the functions whose bodies onnxruntime never runs."""
     functions = list(map(deepcopy, proto.functions))
     found = tuple(filter(overridden, functions))
     if found:
@@ -173,7 +171,7 @@ def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]
 
 
 def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
-    """Put the bytes of small external tensors into the model, beside their references, which `as_stored` restores."""
+    """Read small external tensors, keeping their references, which `as_stored` restores."""
     left = _MAX_SMALL_BYTES
     for tensor in iter_tensors(proto):
         if not is_external(tensor):
@@ -185,7 +183,7 @@ def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
 
 
 def as_stored(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with references in place of the small tensors that `load_model` read from other files."""
+    """The model with references instead of the small tensors that `load_model` read from other files."""
     if not any(tensor.external_data and not is_external(tensor) for tensor in iter_tensors(proto)):
         return proto
     stored = deepcopy(proto)
@@ -215,7 +213,7 @@ def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
 
 
 def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.TensorProto:
-    """A sparse tensor as a runtime loads it. Raises ModelError where its indices are not those of entries."""
+    """A sparse tensor as a runtime loads it. Raises ModelError for indices outside the tensor."""
     values, indices = (_values(each, base_dir) for each in (sparse.values, sparse.indices))
     name, dims, number = sparse.values.name, tuple(sparse.dims), values.size
     bounds = dims if indices.ndim == 2 else (math.prod(dims),)
@@ -264,7 +262,7 @@ def like(source: Source, proto: onnx.ModelProto) -> Any:
 
 
 def _may_map(path: Path) -> bool:
-    """Whether the rules for external data allow that a model refers to its own file."""
+    """Whether the rules for external data allow a model to refer to its own file."""
     try:
         os.close(open_inside(path.parent, path.name, ""))
     except ModelError:
@@ -289,11 +287,9 @@ def external_bytes(references: tuple[ExternalRef, ...]) -> int:
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
-    """Read one tensor of a model, inline or external, after checking it again; narrow types are those of `ml_dtypes`.
+    """Read a tensor, inline or external, after checking it again; narrow types are those of `ml_dtypes`.
 
-    Raises:
-        ModelError: the data does not match the dims, or the data file was replaced by something that
-            `rewriter.files.external` refuses.
+    Raises ModelError if the data does not match the dims, or `rewriter.files.external` refuses the data file by now.
     """
     return _values(tensor, model.base_dir)
 
@@ -335,7 +331,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:
-    """Parse the bytes of a model file, or `content` in their place. Raises ModelError, saying what they look like."""
+    """Parse the bytes of a model file, or `content` in their place. Raises ModelError that says what they look like."""
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content or data)
     except DecodeError as error:
@@ -393,7 +389,7 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
 
 
 def _described(data: bytes, reason: str) -> str:
-    """What a file is that is not a model, and what to do about it."""
+    """What a file is, if not a model, and what to do about it."""
     for offset, start, what in _FOREIGN:
         if data.startswith(start, offset):
             return what

@@ -27,13 +27,13 @@ _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
 
 
 class _OddError(Exception):
-    """The bytes are not an ordinary message; protobuf will say what is wrong with them."""
+    """The bytes are not an ordinary message; protobuf will report the fault."""
 
 
 def without_weights(data: bytes, location: str) -> bytes | None:
     """A serialised model with references to `location`, the file that holds `data`, in place of its large weights.
 
-    None if there is none, or if the bytes are not an ordinary model.
+    None without large weights, or if the bytes are not an ordinary model.
     """
     try:
         small = _shrunk(memoryview(data), 0, len(data), location, (_GRAPH, _INITIALIZER))
@@ -80,7 +80,7 @@ def inlined(
 
 
 def _shrunk(data: memoryview, first: int, last: int, location: str, way: tuple[int, ...]) -> bytes:
-    """A message without the weights in it, which are behind the fields `way`."""
+    """A message without its weights, which are behind the fields `way`."""
     pieces: list[bytes | memoryview] = []
     for number, begin, start, end in _fields(data, first, last, way[0]):
         small = None
@@ -91,7 +91,7 @@ def _shrunk(data: memoryview, first: int, last: int, location: str, way: tuple[i
 
 
 def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | None:
-    """The tensor with a reference to its raw data; None if it has none, or anything unusual beside it."""
+    """The tensor with a reference to its raw data; None without raw data, or with unusual fields."""
     fields = list(_fields(data, first, last, _RAW))
     raw = [(start, end) for number, _, start, end in fields if number == _RAW]
     odd = (
@@ -108,9 +108,9 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
 
 
 def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message: number, where it begins, and where its contents start and end.
+    """The fields of a message: number, start, and start and end of the contents.
 
-    Raises _OddError where the bytes are not a message, or its field `message` has no contents.
+    Raises _OddError if the bytes are not a message, or its field `message` has no contents.
     """
     begin = start
     while begin < last:
@@ -132,7 +132,7 @@ def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[t
 
 
 def _varint(data: memoryview, start: int, last: int) -> tuple[int, int]:
-    """A number and where it ends. Raises _OddError."""
+    """A number and its end. Raises _OddError."""
     value = 0
     for place in range(start, min(start + 10, last)):
         value |= (data[place] & 127) << 7 * (place - start)

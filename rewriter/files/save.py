@@ -45,11 +45,9 @@ from rewriter.text import quoted
 
 @dataclass(eq=False)
 class StagedModel:
-    """An output that is complete on disk, but not yet under its own name.
+    """An output that is complete on disk under a hidden name, `path`, with its external data.
 
-    Attributes:
-        path: the hidden file in OUT's directory; it can be loaded with its external data.
-        size: size in bytes of that file and the external ranges that it refers to, as in `LoadedModel.size`.
+    `size` counts that file and the external ranges that it refers to, as in `LoadedModel.size`, in bytes.
     """
 
     path: Path
@@ -62,7 +60,7 @@ class StagedModel:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of OUT and of the data files beside it that it brought along."""
+        """Names of OUT and of its data files."""
         return tuple(path.name for path in (self._out, *self._data))
 
     @property
@@ -90,11 +88,10 @@ class StagedModel:
 
 @contextmanager
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
-    """Write a model that was built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
+    """Write a model built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
 
-    Raises:
-        UsageError: `out` breaks a rule of `check_output`, or the disk refuses (full, read-only, quota).
-        ModelError: the model has 2 GiB or more inline, or its external data cannot be used.
+    Raises UsageError if `out` breaks a rule of `check_output` or the disk refuses (full, read-only, quota), ModelError
+    if the model has 2 GiB or more inline, or its external data cannot be used.
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)
@@ -178,7 +175,6 @@ def _check_existing(out: Path, *, force: bool) -> None:
 def _serialise(
     proto: onnx.ModelProto, locations: dict[str, str], own: tuple[ExternalRef, ...], source: LoadedModel
 ) -> tuple[int, Iterable[bytes | memoryview]]:
-    """The size and the pieces of the file; `own` are weights that the source has inline."""
     lengths = {ref.tensor: ref.length for ref in own}
     if len(own) != sum(is_external(tensor) and tensor.name in lengths for tensor in proto.graph.initializer):
         raise ModelError("a weight of the main graph was moved into a body; this is a bug, please report it")
@@ -204,7 +200,7 @@ def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
 
 
 def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
-    """Copy the files that `references` name beside `out`, complete and synced: the new location for each old one.
+    """Copy the files of `references` beside `out`, synced: the new location for each old one.
 
     `made` receives the path of every file before it is created, so that it can be removed on failure.
     """

@@ -92,7 +92,6 @@ def check_structure(model: onnx.ModelProto) -> None:
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """The names in a model; protobuf returns bytes for those that are not UTF-8."""
     for function in model.functions:
         yield from (function.name, function.domain, function.overload, *function.input, *function.output)
     for thing in iter_all(model):
@@ -122,10 +121,9 @@ def _check_opsets(model: onnx.ModelProto) -> None:
 
 
 def sort_main_graph(model: onnx.ModelProto) -> bool:
-    """Sort the main graph in place and return whether anything moved.
+    """Sort the main graph in place and return whether that moved anything. Raises ModelError for a cycle.
 
-    ONNX requires the order, but onnxruntime loads unsorted graphs and its float16 converter writes them, so refusing
-    them would refuse working models. Raises ModelError for a cycle.
+    ONNX requires the order, but onnxruntime loads unsorted graphs and its float16 converter writes them.
     """
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
@@ -156,7 +154,6 @@ def _check_references(graph: onnx.GraphProto) -> None:
 
 
 def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
-    """Check names, order and operators of a graph and its subgraphs with onnx's checker. Raises ModelError."""
     checker: Any = onnx.checker  # its stubs lack the module in C++
     context = checker.C.CheckerContext()
     context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset or 1, _OTHER_DOMAIN: 1}
@@ -168,7 +165,7 @@ def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
 
 
 def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
-    """The graph as onnx's checker is shown it: small, and without what it knows too little of."""
+    """The graph for onnx's checker: small, and without operators that it does not know well."""
     made = onnx.GraphProto(name="graph", node=[_outlined(node, opset) for node in graph.node])
     for values, names in ((graph.input, made.input), (graph.output, made.output)):
         for value in values:
@@ -209,7 +206,7 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
 
 
 def _schema(node: onnx.NodeProto, opset: int) -> Any:
-    """The schema of an operator; None where onnx has none for the opset, of which some are checked here."""
+    """The schema of an operator; None (after the checks here) if onnx has none for the opset."""
     domain = key_of(node)[0]
     if not domain and 0 < opset <= onnx.defs.onnx_opset_version() and onnx.defs.has(node.op_type, opset):
         return onnx.defs.get_schema(node.op_type, opset)
@@ -226,13 +223,13 @@ def _schema(node: onnx.NodeProto, opset: int) -> Any:
 
 
 def overridden(function: onnx.FunctionProto) -> bool:
-    """Whether onnxruntime has an operator of this name: it runs its own kernel then, or none, and never the body."""
+    """Whether onnxruntime has an operator of this name: it then never runs the body."""
     return ("" if function.domain in ONNX_DOMAINS else function.domain, function.name) in _operators()
 
 
 @cache
 def _operators() -> Mapping[tuple[str, str], int]:
-    """The operators of onnxruntime, and how many inputs they have at least."""
+    """The operators of onnxruntime, with their least number of inputs."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
     return {(schema.domain, schema.name): schema.min_input for schema in get_all_operator_schema()}

@@ -39,7 +39,7 @@ TYPED_FIELDS = tuple(sorted({element.field for element in ELEMENT_TYPES.values()
 
 
 def element_type(tensor: onnx.TensorProto) -> ElementType:
-    """Return the element type of a tensor. Raises ModelError when it is undefined or unknown."""
+    """The element type of a tensor. Raises ModelError if it is undefined or unknown."""
     found = ELEMENT_TYPES.get(tensor.data_type)
     if found is None:
         raise ModelError(
@@ -51,8 +51,7 @@ def element_type(tensor: onnx.TensorProto) -> ElementType:
 def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
     """Multiply dims. Raises ModelError if one is negative or the tensor would exceed 2**63 bytes.
 
-    As in NumPy, the overflow check ignores zeros: `[0, 2**62, 2**62]` has no elements, but no array of that shape can
-    be made either.
+    The overflow check ignores zeros like NumPy, which has no array of shape `[0, 2**62, 2**62]`.
     """
     count, nonzero = 1, 1
     for rank, dim in enumerate(dims, 1):
@@ -69,7 +68,7 @@ def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
 
 
 def byte_count(tensor: onnx.TensorProto) -> int:
-    """Return the bytes that raw or external data of this tensor must have."""
+    """The bytes of raw or external data that this tensor must have."""
     bits = element_type(tensor).bits
     return (count_elements(tensor.dims, tensor.name, bits) * bits + 7) // 8
 

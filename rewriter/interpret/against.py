@@ -31,10 +31,9 @@ class ChangedHead:
     """One head or neuron.
 
     Attributes:
-        head: as `blocks.1.attn.3`.
-        weights: the norm of the change over that of the original, as root mean square over W_Q, W_K, W_V and W_O.
-        written: the norm of the change of what it writes on the inputs, over that of what its sublayer writes.
-        restored: the share of the outputs' error that goes if it alone is the original's; None if that was not run.
+        weights: the norm of the change over the original's, as root mean square over W_Q, W_K, W_V and W_O.
+        written: the norm of the change of its output on the inputs, over that of its sublayer's output.
+        restored: the share of the outputs' error that goes if it alone is the original's; None if not run.
     """
 
     head: str
@@ -49,7 +48,7 @@ class ChangedHeads:
 
     Attributes:
         error: the norm of the change of all outputs, over that of the original's.
-        rows: all heads and neurons, those first that write the largest change.
+        rows: all heads and neurons, those with the largest changed output first.
     """
 
     error: float
@@ -129,7 +128,7 @@ def _described(index: HeadIndex, named: Named) -> str:
 
 
 def _members(index: HeadIndex, named: Named, values: Mapping[str, Array]) -> tuple[Array, Array]:
-    """What members give to the output projection, [members, tokens, K], and its rows, [members, K, D]."""
+    """The members' input to the output projection, [members, tokens, K], and its rows, [members, K, D]."""
     own, z = named.sublayer, values[written_by(named)].astype(np.float64)
     z = z.reshape(-1, z.shape[-1])
     if isinstance(own, Attention):

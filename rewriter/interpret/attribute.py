@@ -48,13 +48,13 @@ class Attribution:
     """A logit, or a difference of two, in parts.
 
     Attributes:
-        logit: the model's value; of a capped one that before the cap.
+        logit: the model's value, before a cap.
         direct: part to its contributions: a number, or one per head or neuron of a sublayer.
         paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
             f(0) is not 0, `bias_tokens` [neurons], biases.
-        effects: sublayer to [tokens, heads or neurons]: what its output at a token contributes along all paths.
+        effects: sublayer to [tokens, heads or neurons]: the contribution of an output at a token along all paths.
         tokens: the tokens of the text; empty where inputs are arrays.
-        entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
+        entries: the attributed entries as the tokenizer spells them: the logit, and `minus`.
     """
 
     logit: float
@@ -133,11 +133,11 @@ class Step:
     Weights are read when they are needed: in float64 those of all layers may not fit into memory.
 
     Attributes:
-        norm: the normalisation before its values; None if they are of another sequence.
-        written: [T, members, K], what members compute before the output projection.
+        norm: before its values; None if they are of another sequence.
+        written: [T, members, K], before the output projection.
         bias: b_O, [D].
         weight: reads W_O, [members * K, D].
-        after: the normalisation of what the sublayer writes; None where there is none.
+        after: the normalisation of what the sublayer writes.
     """
 
     norm: FrozenNorm | None
@@ -147,11 +147,11 @@ class Step:
     after: FrozenNorm | None = field(default=None, kw_only=True)
 
     def at_written(self, gradient: Array) -> Array:
-        """[T, members, K] of a gradient [T, D] at the stream with what is written."""
+        """[T, members, K] of a gradient [T, D] at the stream with the sublayer's output."""
         return np.asarray((self._at_output(gradient) @ self.weight().T).reshape(self.written.shape))
 
     def _at_output(self, gradient: Array) -> Array:
-        """[T, D] at what the output projection gives of a gradient [T, D] at the stream."""
+        """[T, D] at the output projection's result, of a gradient [T, D] at the stream."""
         return gradient if self.after is None else self.after.back(gradient)
 
     def effects(self, gradient: Array) -> Array:
@@ -177,7 +177,7 @@ class Step:
         raise NotImplementedError
 
     def _at_norm(self, at: Array) -> Array:
-        """[T, D] at the normalised stream of the same [T, members, K] at what is written."""
+        """[T, D] at the normalised stream, of a gradient [T, members, K] at what is written."""
         raise NotImplementedError
 
 
@@ -219,8 +219,7 @@ class NeuronStep(Step):
     """Neurons with held gates.
 
     Attributes:
-        reads: of the pre-activation, and of the value of a gate: its factor [T, neurons], and the map that makes it.
-        constant: f(0); 0 where there is a gate.
+        reads: of the pre-activation and of a gate's value: factor [T, neurons], and affine map.
     """
 
     norm: FrozenNorm
@@ -229,7 +228,7 @@ class NeuronStep(Step):
 
     @classmethod
     def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> NeuronStep:
-        """Neurons with the gates that they have at pre-activations and, of a gate, values [T, neurons]."""
+        """Neurons with the gates of pre-activations and values [T, neurons]."""
         query, value, output = (AffineMap(each, index.value_of) for each in (own.query, own.value, own.output))
         zero, rate = held(own.function, pre)
         made = zero + rate * pre
@@ -239,7 +238,6 @@ class NeuronStep(Step):
         return cls(norm, (made * linear)[..., None], output.bias(), output.weight, shares, 0.0)
 
     def _constants(self, at: Array) -> dict[str, Array]:
-        """Per neuron f(0) and the biases of what it reads."""
         found, own = dict[str, Array](), at[..., 0]
         if self.constant:
             found["bias_tokens"] = own.sum(axis=0) * self.constant
@@ -270,9 +268,9 @@ class Written:
     """What was written to the stream.
 
     Attributes:
-        stages: first to last; the `between` of one more applies to what reads the last.
-        start: what the stream begins with, [T, D] each.
-        vectors: what the members of a sublayer wrote at a token, [members, D].
+        stages: first to last; the `between` of a further one applies to what reads the last.
+        start: the beginning of the stream, [T, D] each.
+        vectors: the outputs of a sublayer's members at a token, [members, D].
     """
 
     stages: Sequence[FrozenStage]
@@ -280,10 +278,9 @@ class Written:
     vectors: Callable[[str, Step, int], Array]
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
-        """What the stream at a token is the sum of, as the stage number `before` reads it along rows [R, D].
+        """The terms of the stream at a token, as the stage number `before` reads it along rows [R, D].
 
-        Yields:
-            (sublayer, constant or part of the start, what each of its members gives [members, R]).
+        Yields (sublayer, constant or part of the start, what each of its members gives [members, R]).
         """
         for place in range(before, 0, -1):
             between = self.stages[place].between if place < len(self.stages) else None
@@ -322,9 +319,7 @@ class Linear:
     """The frozen network up to a logit.
 
     Attributes:
-        start: [T, D], the embeddings.
-        gradients: of each [T, D] of the logit, along all paths, (at what its sublayers read, at the stream with what
-            they write).
+        gradients: of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs).
         read: [T, D], the logit's gradient at its result.
     """
 
@@ -348,7 +343,6 @@ class FrozenRun:
     """The first sequence of a run in float64."""
 
     def __init__(self, model: Source, inputs: InputsOrText) -> None:
-        """Arguments and errors are those of `attribute`."""
         index = heads(model, wide=True)
         index.require_tokens_only("attribution")
         self.index = index
@@ -362,11 +356,7 @@ class FrozenRun:
         self.values: Mapping[str, Array] = {}
 
     def start(self, count: int, further: Collection[str]) -> None:
-        """Run the model, and keep what the steps of the first stages are made of, and further tensors but "".
-
-        Raises:
-            UsageError: a step cannot be made.
-        """
+        """Run the model, and keep `further` tensors (except "") and those of the first stages. Raises UsageError."""
         needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
             norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
@@ -384,7 +374,7 @@ class FrozenRun:
         return {part: self.hooks[name] for part, name in known.items() if name in self.hooks}
 
     def _norm(self, stage: Stage, named: Named) -> Norm | None:
-        """The normalisation before a sublayer's values; None where there is none, or they are of another sequence."""
+        """The normalisation before a sublayer's values; None without one, or for values of another sequence."""
         own = named.sublayer
         if isinstance(own, Attention) and own.cross:
             return None
@@ -393,7 +383,7 @@ class FrozenRun:
 
     @property
     def beginning(self) -> dict[str, Array]:
-        """What the stream begins with, [T, D] each: `embed` and, where more is added to tokens, `pos_embed`."""
+        """The stream's first terms, [T, D] each: `embed` and, where more is added to tokens, `pos_embed`."""
         start = self.stream(self.chain.stages[0].before)
         ids = token_ids(self.index.proto, self.case.feeds, len(start))
         try:
@@ -415,7 +405,7 @@ class FrozenRun:
         return np.asarray(array[0], dtype=np.float64)
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
-        """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
+        """How the tokenizer spells entries of the output; nothing where they are not its tokens."""
         count = self.values[self._output].shape[-1]
         words = tuple(self.given.entry(number, count) for number in numbers)
         return words if all(words) else ()
@@ -426,11 +416,7 @@ class FrozenRun:
         return np.asarray(made if self.chain.token is not None else made[position])
 
     def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:
-        """The frozen network up to one entry, or the difference of two; keeps `further` tensors of the run.
-
-        Raises:
-            UsageError: there is no such entry.
-        """
+        """The frozen network up to one entry, or the difference of two; keeps `further` tensors. Raises UsageError."""
         chain = self.chain
         self.start(len(chain.stages), (self._output, chain.logits, chain.norm.output, *further))
         shape = self.values[self._output].shape
@@ -462,26 +448,25 @@ class FrozenRun:
         return Linear(value, start, stages, gradients, end, read, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
-        """The first stages, which must be needed."""
+        """The first stages, which must have been started."""
         return [
             FrozenStage({named.name: self._normed(stage, named) for named in stage.sublayers}, self.between(place))
             for place, stage in enumerate(self.chain.stages[:count])
         ]
 
     def _normed(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
-        """A sublayer with the normalisation of what it writes."""
         step, norm = self._step(stage, named), self._writes[named.name].norm
         return step if norm is None else replace(step, after=self.freeze(norm, norm.data, named.name))
 
     def between(self, place: int) -> FrozenNorm | None:
-        """The normalisation that makes what a stage reads of the stage before it."""
+        """The normalisation between a stage and the one before it."""
         stage = self.chain.stages[place]
         if stage.norm is None:
             return None
         return self.freeze(stage.norm, self.chain.stages[place - 1].after, stage.sublayers[0].name)
 
     def _unembedded(self, chosen: Array, token: int) -> tuple[Array, dict[str, Array]]:
-        """(the gradient at the normalised stream [T, D], what biases after it contribute)."""
+        """(the gradient at the normalised stream [T, D], the contributions of later biases)."""
         found: dict[str, Array] = {}
         direction = chosen
         if self.chain.unembedding is not None:

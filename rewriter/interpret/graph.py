@@ -42,10 +42,10 @@ class GraphNode:
     Attributes:
         kind: `embedding`, `neuron`, `head`, `rest`, `bias` or `logit`.
         name: `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`.
-        index: the neuron or head in its sublayer, the entry of a logit, 0 for other kinds.
-        activation: what its in-edges sum to: a neuron's activation, the logit, what the logit reads of others; 0 for
-            embeddings and biases, which have none.
-        gradient: how much the logit changes with the activation, along all paths; 0 where there is none.
+        index: of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds.
+        activation: the sum of in-edges: a neuron's activation, the logit, what the logit reads of others; 0 for
+            embeddings and biases.
+        gradient: of the logit by the activation, along all paths.
     """
 
     kind: str
@@ -61,16 +61,16 @@ class AttributionGraph:
     """All nodes and edges, and what pruning leaves of them.
 
     Attributes:
-        logit: the model's value: the logit, or the difference; of capped ones those before the cap.
-        entries: the entry, and the one that it is the difference from, as they are shown.
+        logit: the model's logit or difference, before a cap.
+        entries: the entry, and the subtracted one, as shown.
         probability: the softmax of all entries at this one.
-        adjacency: [N, N], what the column's node adds to the activation of the row's.
+        adjacency: [N, N], contributions of the column's node to the row's activation.
         kept, links: [N] and [N, N], whether pruning leaves the node, and the edge.
-        cumulative: [N], the share of all influence that nodes of at least this influence have.
-        shown: the tokens as they are shown: spelled where the inputs are a text, else their ids.
+        cumulative: [N], the share of all influence of nodes with at least this influence.
+        shown: the tokens as shown: spelled where the inputs are a text, else their ids.
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
-        constants: biases that no node reads, but queries or keys do.
-        why: the place of a head's node to the score of the token that it attends to most; sources are ids.
+        constants: biases that only queries or keys read.
+        why: place of a head's node to the score of the token with its largest attention weight; sources are ids.
     """
 
     logit: float
@@ -174,7 +174,6 @@ class AttributionGraph:
 
 
 def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
-    """The largest terms of a score, as Neuronpedia has them."""
     sides = {side: why.largest(axis, _TRACED_TERMS) for axis, side in enumerate("qk")}
     marginal = {f"top_{side}_marginal_contributors": rows for side, rows in sides.items()}
     return {"pair_wise_contributors": why.top(_TRACED_TERMS), **marginal}
@@ -264,8 +263,8 @@ class Members:
     """The heads or neurons of a sublayer, each at every token. K is d_head, or 1 for neurons.
 
     Attributes:
-        places: [T, members], the node that each belongs to; nodes of a sublayer follow on each other by token.
-        weights: [T, members, K], what each number that is written counts in its node's activation.
+        places: [T, members], the node of each; a sublayer's nodes follow on each other by token.
+        weights: [T, members, K], the weight of each written number in its node's activation.
     """
 
     step: AttentionStep | NeuronStep
@@ -274,11 +273,11 @@ class Members:
 
     @cached_property
     def nodes(self) -> Array:
-        """[N], the places of all nodes of the sublayer."""
+        """[N], the places of the sublayer's nodes."""
         return np.arange(self.places.min(), self.places.max() + 1)
 
     def at(self, token: int) -> slice:
-        """The nodes of a token among those of the sublayer."""
+        """The sublayer's nodes of a token."""
         own = self.places[token] - self.nodes[0]
         return slice(own.min(), own.max() + 1)
 
@@ -295,7 +294,7 @@ class Members:
 
 
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
-    """Sublayer to its heads or neurons; of all of them the `most` with the largest effects get nodes of their own."""
+    """Sublayer to its heads or neurons; the `most` with the largest effects have separate nodes."""
     gradients = {
         name: (step, step.at_written(after))
         for stage, (_, after) in zip(linear.stages, linear.gradients, strict=True)
@@ -313,7 +312,7 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
 
 
 def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Array) -> Members:
-    """Add the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at what members write."""
+    """Add the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at their outputs."""
     places, effects = np.zeros(chosen.shape, np.int64), (at * step.written).sum(axis=-1)
     for token, row in enumerate(chosen):
         if not row.all():
@@ -337,8 +336,6 @@ each constant adds to them [K]."""
 
 
 class _Edges:
-    """Collects edges from what nodes read back to all that was written there, and adds the nodes of constants."""
-
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._members, self._nodes = members, nodes
         self._written = Written(
@@ -351,7 +348,7 @@ class _Edges:
         self._blocks: list[tuple[Array, Array, Array]] = []
 
     def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
-        """The in-edges of nodes of a stage by way of what they read at one token."""
+        """The in-edges of a stage's nodes from what they read at one token."""
         targets, rows, constants = read
         for name, added in constants.items():
             if added.any():
@@ -363,7 +360,7 @@ class _Edges:
                 self._blocks.append((targets, self._sources(name, token), given.T))
 
     def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
-        """Why a head attends to a token most, of the ids of all nodes; adds the nodes of constants."""
+        """The largest attention score of a head, as a function of all ids; adds the nodes of constants."""
         query, key = node.token, int(scores.pattern[node.index, node.token].argmax())
         sides = list[tuple[Array, Array]]()
         for side, token in (("Q", query), ("K", key)):
@@ -380,7 +377,6 @@ class _Edges:
         return named
 
     def _sources(self, name: str, token: int) -> Array:
-        """The nodes of a sublayer, the embedding or a constant at a token."""
         if name in self._members:
             return self._members[name].nodes[self._members[name].at(token)]
         if (name, token) not in self._known:
@@ -389,11 +385,6 @@ class _Edges:
         return np.array([self._known[name, token]])
 
     def matrix(self) -> Array:
-        """[N, N]: what the column's node adds to the activation of the row's.
-
-        Raises:
-            UsageError: there are too many nodes.
-        """
         size = len(self._nodes)
         if size > _MAX_NODES:
             raise UsageError(
@@ -406,7 +397,7 @@ class _Edges:
 
 
 def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> _Edges:
-    """All edges; adds the nodes of constants. The first nodes are those of the embeddings, the last is the logit."""
+    """All edges; adds the nodes of constants. The first nodes are the embeddings, the last is the logit."""
     edges, logit = _Edges(linear, members, nodes), len(nodes) - 1
     for place, stage in enumerate(linear.stages):
         for name in stage.steps:
@@ -422,7 +413,6 @@ def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode
 
 
 def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
-    """What neurons read, token by token: each at its own."""
     shares = [(members.by_node(members.weights * rate[..., None]), affine) for rate, affine in neurons.reads]
     rows = np.asarray(sum(share @ affine.weight().T for share, affine in shares))
     added = {
@@ -437,12 +427,11 @@ def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
 
 
 def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
-    """What original heads of all tokens read at one token after the other."""
     order = np.argsort(members.places, axis=None, kind="stable")
     starts = np.searchsorted(members.places.reshape(-1)[order], members.nodes)
 
     def by_node(rows: Array) -> Array:
-        """[N, ...]: rows [T * heads, ...], in order, added up."""
+        """[N, ...]: rows [T * heads, ...], in order, summed."""
         return np.asarray(np.add.reduceat(rows, starts, axis=0))
 
     if step.norm is None:
@@ -478,22 +467,16 @@ def influence(weights: Array, start: Array) -> Array:
 
 
 def normalised(adjacency: Array, missing: Array | float = 0.0) -> Array:
-    """A; what is `missing` of each row, [N], counts in its sum."""
+    """A; `missing` [N] counts in the sums of rows."""
     sizes = np.abs(adjacency)
     return np.asarray(sizes / np.maximum(sizes.sum(axis=1) + missing, _MIN_DIVISOR)[:, None])
 
 
 def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float]:
-    """How much of the logit a graph explains, with an error node for what is missing in each node's in-edges.
+    """How much of the logit a graph explains, with an error node for the part `missing` [N] of nodes' in-edges.
 
-    Args:
-        adjacency: [N, N].
-        missing: [N], absolute.
-        kinds: [N], those of the nodes.
-
-    Returns:
-        From 0 to 1 (replacement, the share of influence on the logit that begins at tokens, and not at what is missing;
-        completeness, the share of nodes' in-edges that is there, averaged with influence as weight).
+    Returns (replacement, the share of influence on the logit that begins at tokens; completeness, the present share of
+    in-edges, averaged with influence as weight), each from 0 to 1.
     """
     start = np.asarray(kinds == "logit", dtype=float)
     found = influence(normalised(adjacency, missing), start)
@@ -507,15 +490,8 @@ def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float
 def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold: float) -> tuple[Array, Array, Array]:
     """The nodes with the most influence that have `node_threshold` of it, then edges among them likewise.
 
-    Args:
-        adjacency: [N, N].
-        kinds: [N], those of the nodes: tokens and the logit stay; tokens and biases never have in-edges.
-        node_threshold: 0 to 1.
-        edge_threshold: 0 to 1.
-
-    Returns:
-        (which nodes [N] and which edges [N, N] are left, the share of all influence [N] that nodes of at least the
-        influence of each have).
+    Tokens and the logit stay. Returns (nodes [N] and edges [N, N] that are left, the share of all influence [N] of
+    nodes with at least each one's influence).
     """
     start = np.asarray(kinds == "logit", dtype=float)
     kept, sources = np.isin(kinds, ["embedding", "logit"]), np.isin(kinds, ["embedding", "bias"])

@@ -31,8 +31,8 @@ class HeadNorm:
     """The normalisation of queries or keys.
 
     Attributes:
-        axis: the axis of tokens in its output, 1 or 2.
-        shape: that of what the output has for each token.
+        axis: of tokens in its output, 1 or 2.
+        shape: of the output for each token.
         columns: [heads, d_head], entries of that, flattened.
     """
 
@@ -56,10 +56,10 @@ class HeadColumns:
     """Queries, keys or values of all heads: columns of a linear operator's output, plus constants, times `factor`.
 
     Attributes:
-        columns: [heads, d_head], columns of its output.
-        factor: the factor; of what is normalised, the factor after that.
-        added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
-        norm: the normalisation of each token's channels, which comes before that.
+        columns: [heads, d_head] of its output.
+        factor: after a normalisation, if any.
+        added: constants, such as a bias in a separate Add, by entries [heads, d_head].
+        norm: of each token's channels, before that.
     """
 
     operator: LinearOperator
@@ -71,11 +71,7 @@ class HeadColumns:
 
 
 def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
-    """Read the heads from a tensor of shape [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head].
-
-    Raises:
-        LostError: the tensor is not laid out like that, or is not made by one linear operator.
-    """
+    """The heads in a tensor [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head]. Raises LostError."""
     linear = [(part, made) for part in signal.sources if (made := tracer.operator(part.name)) is not None]
     if len(linear) != 1:
         reason = "no linear operator makes it" if not linear else "it is a sum of several linear operators' outputs"
@@ -108,7 +104,7 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
 
 
 def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
-    """The normalisation of which queries or keys [batch, heads, tokens, d_head] are entries."""
+    """The normalisation of queries or keys [batch, heads, tokens, d_head]."""
     shape, wanted = tracer.shape(norm.output), index.swapaxes(1, 2)
     places = np.arange(prod(shape)).reshape(shape)
     for axis in range(1, len(shape) - 1):
@@ -122,7 +118,6 @@ def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
 
 
 def _one(part: EntrySource, where: str) -> float:
-    """The factor that all entries of a part share."""
     factors = np.unique(part.factor[part.index >= 0])
     if len(factors) != 1 or factors[0] == 0.0:
         raise LostError("its channels have different factors", where)
@@ -138,11 +133,7 @@ def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, factor: float
 
 
 def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
-    """For a tensor [..., channels] made of z = [..., tokens, d_head]: the channel [heads, d_head] of every entry.
-
-    Raises:
-        LostError: the channels are not those of one token's heads.
-    """
+    """The channel [heads, d_head] of each entry of z = [..., tokens, d_head] in [..., channels]. Raises LostError."""
     if len(signal.sources) != 1 or signal.sources[0].name != stop or (signal.sources[0].index < 0).any():
         raise LostError("the output projection reads more than the heads", where)
     if (signal.sources[0].factor != 1.0).any():
@@ -176,14 +167,13 @@ class Attention:
     """The heads of one attention sublayer.
 
     Attributes:
-        node: index of its Softmax or attention operator, by which sublayers are ordered.
-        query: W_Q, in terms of a linear operator; `key` and `value` are per query head.
+        node: index of its Softmax or attention operator, which orders sublayers.
+        query: W_Q as a linear operator; `key` and `value` are per query head.
         groups: heads that share keys and values: 1, or more in grouped-query attention.
-        scale: factor of the scores q k, q and k being as W_Q and W_K make them.
+        scale: of the scores q k, q and k as computed by W_Q and W_K.
         channels: [heads, d_head], rows of W_O.
-        z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
-        factor: that of the product of queries and keys in the scores.
-        scores: the scores with masks and position biases, before Softmax.
+        z: the heads' outputs, [batch, heads, tokens, d_head], or the first two axes merged.
+        scores: with masks and position biases, before Softmax.
     """
 
     node: int
@@ -208,7 +198,7 @@ class Attention:
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
-    """All attention sublayers of a graph but the nodes `made` by this tool, in order, and what is not understood."""
+    """All attention sublayers in order, except the nodes `made` by this tool, and what is not understood."""
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):
@@ -230,7 +220,6 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
 
 
 def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterator[Attention]:
-    """The sublayer of a Softmax between two products of data; none where it is another one."""
     pattern, after = _product_after(tracer, node.output[0])
     products = list(_products_before(tracer, node.input[0]))
     if after is None:
@@ -274,12 +263,11 @@ def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> d
 
 
 def _is_product(tracer: Tracer, node: onnx.NodeProto) -> bool:
-    """Whether both factors are data."""
     return node.op_type == "MatMul" and not any(each in tracer.constants for each in node.input)
 
 
 def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodeProto, float]]:
-    """The products of two data tensors that a score is made of, with their factors, nearest first."""
+    """The products of two data tensors in a score, with their factors, nearest first."""
     pending, seen = [(tensor, 1.0, 0)], set[str]()
     while pending:
         name, factor, depth = pending.pop(0)
@@ -299,7 +287,7 @@ def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodePro
 
 
 def _scores(tracer: Tracer, tensor: str) -> str:
-    """The scores of keys alone in what a Softmax reads, which may be more: a sink, and less the largest score."""
+    """The scores of keys alone: a Softmax may also read a sink, and subtract the largest score."""
     while (node := tracer.view.made_by(tensor)) is not None and node.op_type in ("Concat", "Sub"):
         subtracted = tracer.view.made_by(node.input[1])
         if node.op_type == "Sub" and (subtracted is None or subtracted.op_type != "ReduceMax"):
@@ -312,7 +300,6 @@ def _scores(tracer: Tracer, tensor: str) -> str:
 
 
 def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
-    """Raise LostError where the left factor of a product is made of another one without a Softmax."""
     for name in tracer.view.back(node.input[0], _WEIGHING) if _is_product(tracer, node) else ():
         maker = tracer.view.made_by(name)
         if maker is not None and _is_product(tracer, maker):

@@ -115,7 +115,7 @@ def head_pictures(
 def _recorded(
     index: HeadIndex, inputs: InputsOrText
 ) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...] | None]:
-    """(patterns and activations [tokens, members] by sublayer, the token ids) of the first sequence.
+    """(patterns and activations [tokens, members] by sublayer, token ids) of the first sequence.
 
     Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m]. Raises UsageError.
     """
@@ -137,8 +137,7 @@ def _recorded(
 def _activations(named: Named, z: Array, rows: Array) -> Array:
     """[tokens, members] of z [tokens, heads, d_head]; `rows` is W_O.
 
-    A neuron's activation is what its heads write along its row of W2, as one number; that of an original head at a
-    token is the norm of what it writes there.
+    A neuron's activation is its heads' output along its row of W2; that of an original head is the norm of its output.
     """
     if isinstance(named.sublayer, NeuronHeads):
         factors = np.array([group.factor for group in named.sublayer.groups])
@@ -160,7 +159,7 @@ def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int
 def _read(
     index: HeadIndex, chosen: Mapping[str, list[int]], tokenizer: str | os.PathLike[str] | None
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """(head to what it reads and writes, what there is not and why)."""
+    """(head to what it reads and writes, what is missing and why)."""
     names = [f"{name}.{number}" for name, numbers in chosen.items() for number in numbers]
     if not names:
         return {}, {}
@@ -198,11 +197,10 @@ def _effect(effects: Array | None, number: int, window: range) -> dict[str, Any]
 def _explained(
     run: FrozenRun, scores: Mapping[str, ScoreTerms], linear: Linear, chosen: Mapping[str, list[int]], window: range
 ) -> tuple[list[str], dict[str, list[list[Any]]]]:
-    """The scores of shown heads with the largest weights in patterns, taken apart.
+    """The scores of shown heads with the largest attention weights, as sums.
 
-    Returns:
-        (names of sources, head to its scores: places of query and key in the window, the score, what masks and position
-        biases add to it, and the largest terms as [source at the query, source at the key, value]).
+    Returns (names of sources, head to its scores: places of query and key in the window, the score, the part of masks
+    and position biases, the largest terms as [source at the query, source at the key, value]).
     """
     window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
@@ -211,7 +209,6 @@ def _explained(
 
     @cache
     def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:
-        """(names of sources, what they give [sources, heads, K])."""
         words, flat = listed(run.index, name, scores[name].side(written, kind, token, chosen[name]))
         return words, flat.reshape(len(words), len(chosen[name]), -1)
 
@@ -239,7 +236,6 @@ def _explained(
 def _notes(
     index: HeadIndex, window: range, tokens: int, chosen: Mapping[str, list[int]], *, attributed: bool
 ) -> Iterator[str]:
-    """What is left out, in sentences."""
     if len(window) < tokens:
         yield f"Shown are tokens {window.start} to {window.stop - 1} of {tokens}."
     for neurons, kind in ((True, "neurons"), (False, "original heads")):
@@ -251,5 +247,5 @@ def _notes(
 
 
 def _rounded(value: float) -> float:
-    """Four digits; 0 for what is not finite, which JSON does not have."""
+    """Four digits; 0 for numbers that JSON does not have."""
     return float(f"{float(value):.4g}") if np.isfinite(value) else 0.0

@@ -39,13 +39,11 @@ _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 
 @dataclass(frozen=True, eq=False)
 class HeadSide:
-    """What the heads of a sublayer read, or what they write.
-
-    Factors are scaled so that the norm of the product they stand for is 1, or are 0 where it is 0.
+    """What the heads of a sublayer read, or what they write, scaled to a product of norm 1 (or 0).
 
     Attributes:
-        kinds: the kinds of composition that it is for; empty for what is written.
-        data: the tensor that is read, or the result that is written.
+        kinds: of composition; empty for an output.
+        data: the tensor that is read, or the result.
         make: [members, rank, d_model]; members are heads, or neurons.
     """
 
@@ -75,7 +73,6 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
         ]
 
     def columns(projection: Projection) -> Array:
-        """[neurons, 1, d_model]."""
         weight = AffineMap(projection, index.value_of, index.folded(projection.data)).weight()
         return _unit(weight.T[:, None], named)
 
@@ -92,7 +89,7 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
     @cache
     def root() -> Array:
-        """Square roots R of the Gram matrices R^T R, [heads, d_head, d_head], as QR's R is."""
+        """Square roots R of the Gram matrices R^T R, [heads, d_head, d_head], like R of QR."""
         wide = _tall(index, named, first).astype(np.float64)
         values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
         return np.asarray(np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2))
@@ -131,13 +128,10 @@ def _wide(array: Array) -> Array:
 
 
 class Best:
-    """The k largest positive entries of each row of a matrix that is only ever seen in blocks, in falling order.
+    """The k largest positive entries of each row of a matrix seen in blocks only, in falling order.
 
-    Attributes:
-        scores, places: [rows, k], the entries and their columns; 0 and -1 where there are fewer.
-
-    Raises:
-        UsageError: they would not fit into memory.
+    `scores` and `places` are [rows, k], the entries and their columns; 0 and -1 where there are fewer. Raises
+    UsageError if they do not fit into memory.
     """
 
     def __init__(self, rows: int, k: int, dtype: np.dtype[Any]) -> None:
@@ -149,13 +143,7 @@ class Best:
         self.places = np.full((rows, k), -1, np.int64)
 
     def add(self, rows: Array, scores: Array, columns: Array) -> None:
-        """Take the largest entries of a block.
-
-        Args:
-            rows: [R], which rows of the whole matrix; no row twice.
-            scores: [R, C], the block.
-            columns: [C], which columns of the whole matrix.
-        """
+        """Take the largest entries of a block `scores` [R, C] of the whole matrix; no row occurs twice."""
         k = self.scores.shape[1]
         wide = np.concatenate([self.scores[rows], scores], axis=1)
         places = np.concatenate([self.places[rows], np.where(scores > 0.0, columns, -1)], axis=1)
@@ -175,7 +163,6 @@ class Composition:
     """One score.
 
     Attributes:
-        kind: `Q`, `K` or `V`: which side of the reader.
         reader: the later head, as `blocks.1.attn.3`; of neurons as `blocks.1.mlp_heads.17`.
     """
 
@@ -191,7 +178,7 @@ class Compositions:
 
     Attributes:
         reads: kind to the writers that each head reads most.
-        baseline: the root mean square of scores between weights without any relation.
+        baseline: the root mean square of scores between unrelated weights.
     """
 
     heads: tuple[str, ...]
@@ -199,11 +186,7 @@ class Compositions:
     baseline: float
 
     def of(self, head: str, kind: str) -> list[Composition]:
-        """What a head reads, the strongest first.
-
-        Raises:
-            ValueError, KeyError: there is no such head or kind.
-        """
+        """What a head reads, the strongest first. Raises ValueError or KeyError for an unknown head or kind."""
         row = self.reads[kind].row(self.heads.index(head))
         return [Composition(kind, head, self.heads[other], score) for other, score in row]
 
@@ -315,9 +298,8 @@ class TokenScores:
     """The tokens of one side of a head.
 
     Attributes:
-        head: as `blocks.1.attn.3`.
-        side: `Q`, `K`, `V` or, for what is written, `O`; several that are the same, such as `QV`.
-        share: of the squared norm of the weights that this direction has; 1 for neurons.
+        side: `Q`, `K`, `V` or `O` (output); equal ones together, such as `QV`.
+        share: of the weights' squared norm in this direction; 1 for neurons.
         selectivity: the largest score divided by the root mean square over all tokens.
     """
 
@@ -334,8 +316,7 @@ class HeadTokens:
     """The tokens of all heads that were asked for.
 
     Attributes:
-        rows: the sides of the heads, in order.
-        missing: what is not there, and why: `reads` or `writes` to a reason.
+        missing: `reads` or `writes` to why it is not there.
     """
 
     rows: tuple[TokenScores, ...]
@@ -343,7 +324,7 @@ class HeadTokens:
     told: TokenText
 
     def selective(self, count: int) -> list[TokenScores]:
-        """The rows that tell few tokens from all others."""
+        """The rows with the fewest distinguished tokens."""
         return sorted(self.rows, key=lambda row: -row.selectivity)[:count]
 
     def to_json(self) -> dict[str, Any]:
@@ -394,7 +375,6 @@ def head_tokens(
         missing["writes"] = str(error)
 
     def table_of(side: str, data: str, width: int) -> Array | None:
-        """[tokens, d_model] of what a side reads, or of the output."""
         if side == "O":
             return None if outputs is None or outputs.shape[1] != width else outputs
         try:
@@ -429,7 +409,7 @@ def directions(index: HeadIndex, named: Named) -> dict[str, tuple[str, Array, Ar
 
 
 def _leading(factors: Array) -> tuple[Array, Array]:
-    """(the first right singular vectors [members, d_model], their shares) of factors [members, rank, d_model]."""
+    """(first right singular vectors [members, d_model], their shares) of factors [members, rank, d_model]."""
     if factors.shape[1] == 1:
         return factors[:, 0], np.ones(len(factors))
     gram = factors @ np.swapaxes(factors, -1, -2)
@@ -457,12 +437,9 @@ def _largest(scores: Array, top: int) -> Ranked:
 
 
 def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
-    """The name of the constant [tokens, width] whose rows the stream begins with that `tensor` is part of.
+    """The constant [tokens, width] that a Gather reads at token ids to begin the stream of `tensor`.
 
-    It is the constant that a Gather reads at the token ids.
-
-    Raises:
-        UsageError: there is none; the message says why.
+    Raises UsageError if there is none.
     """
     view, found = index.view, set[str]()
     specs = Inputs(index.proto).specs
@@ -482,10 +459,9 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
 
 
 def unembedding(index: HeadIndex) -> Array:
-    """[d_model, tokens], with the last normalisation's scale where the index has normalisations folded.
+    """[d_model, tokens], with the last normalisation's scale if the index folds normalisations.
 
-    Raises:
-        UsageError: the first output is not a linear map of the normalised stream; the message says why.
+    Raises UsageError if the first output is not a linear map of the normalised stream.
     """
     name = index.view.outputs[0]
     chain = chain_to(index.view, index.sublayers, name)

@@ -33,7 +33,7 @@ class FrozenNorm:
     centred: bool
 
     def linear(self, rows: Array) -> Array:
-        """What rows [..., T, D] give to the result, without its bias."""
+        """The contribution of rows [..., T, D], without the bias."""
         data = rows - rows.mean(axis=-1, keepdims=True) if self.centred else rows
         return np.asarray(data * self.scale * self.factors[:, None])
 
@@ -47,21 +47,20 @@ class FrozenNorm:
         return replace(self, factors=np.full(len(rows), self.factors[token])).back(rows)
 
     def constant(self, gradient: Array) -> float:
-        """What the bias contributes."""
+        """The contribution of the bias."""
         return float((gradient * self.bias).sum())
 
 
 def unchanged(stream: Array) -> FrozenNorm:
-    """What reads the stream [T, D] as it is."""
+    """The identity on the stream [T, D]."""
     tokens, width = stream.shape
     return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
 
 
 def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], where: str) -> FrozenNorm:
-    """The normalisation that takes `stream` [T, D] to `result` [T, D]; its scale and bias are `w` and `b`, if any.
+    """The normalisation from `stream` [T, D] to `result` [T, D]; `constants` are its `w` and `b`, if any.
 
-    Raises:
-        UsageError: no factor per token does that, with or without the mean.
+    Raises UsageError if a factor per token cannot do that, with or without the mean.
     """
     scale, bias = (constants.get(part, np.full(stream.shape[-1], part == "w", float)) for part in "wb")
     for centred in (False, True):
@@ -90,9 +89,9 @@ class Write:
     """How a sublayer's result enters the residual stream.
 
     Attributes:
-        out: what is added: the result, after its bias and a normalisation of its own.
-        before: the stream before it is added.
-        after: the stream with it; sublayers in parallel have the same.
+        out: the added result, after its bias and normalisation.
+        before: the stream before.
+        after: the stream with it, shared by parallel sublayers.
     """
 
     out: str
@@ -102,7 +101,7 @@ class Write:
 
 
 def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) -> dict[str, Write]:
-    """Name of a sublayer to its write; a sublayer whose result is not simply added has none."""
+    """Sublayer to its write, if its result is simply added."""
     made = (norm_before(view, constants, name) for node in view.nodes for name in node.output[:1])
     norms = {norm.data: norm for norm in made if norm is not None}
     owns = {each.name: each.sublayer for each in sublayers}
@@ -119,7 +118,7 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) ->
 
 
 def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str, Norm]) -> Write | None:
-    """The first sum of a tensor with data, past biases, scales, a normalisation and whatever keeps its entries."""
+    """The first sum of a tensor with data, past biases, scales, a normalisation and layout."""
     norm = None
     while True:
         if tensor in norms:
@@ -145,8 +144,7 @@ class Stage:
     """Sublayers that read one value of the stream, more than one if they are in parallel.
 
     Attributes:
-        norm: the normalisation through which `before` comes from the stage before it, as where normalisation follows
-            the sublayers; None where it is that stage's result itself.
+        norm: between this stage and the one before, as in post-norm models.
     """
 
     before: str
@@ -157,14 +155,14 @@ class Stage:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The way to an output.
+    """The path to an output.
 
     Attributes:
-        stages: the stages, first to last; each reads what the one before it wrote.
-        unembedding: what reads that; None where the output is the normalised stream itself.
+        stages: first to last; each reads the output of the one before.
+        unembedding: None where the output is the normalised stream.
         logits: the output, or what a tanh caps to give it.
-        token: the token that the output is about, such as 0 for a class token; None where it has all tokens.
-        factor: a number that the normalised stream is multiplied with before the unembedding.
+        token: of the output, such as 0 for a class token; None where it has all tokens.
+        factor: of the normalised stream before the unembedding.
     """
 
     stages: tuple[Stage, ...]
@@ -176,10 +174,9 @@ class Chain:
 
 
 def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
-    """The way to an output [batch, tokens, vocabulary].
+    """The path to an output [batch, tokens, vocabulary].
 
-    Raises:
-        UsageError: the output is not a linear map of the normalised residual stream, or the stream is interrupted.
+    Raises UsageError unless that is a linear map of the normalised residual stream, and the stream is whole.
     """
     constants = Constants(view)
     logits = _uncapped(view, constants, output)
@@ -207,14 +204,14 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
 
 
 def _uncapped(view: GraphView, constants: Constants, output: str) -> str:
-    """The x of an output c tanh(x / c); the output itself where it is another one."""
+    """The x of an output c tanh(x / c); else the output."""
     node = view.made_by(_factor(view, constants, view.before(output))[0])
     node = view.made_by(node.input[0]) if node is not None and node.op_type == "Tanh" else None
     return node.input[0] if node is not None and node.op_type == "Div" and node.input[1] in constants else output
 
 
 def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:
-    """A product with a number as (the other factor, the number); the tensor itself times 1 for anything else."""
+    """(tensor, number) of a product with a number; else the tensor itself and 1."""
     node = view.made_by(tensor)
     numbers = [constants.scalar(name) for name in node.input] if node is not None and node.op_type == "Mul" else []
     for place, number in enumerate(numbers):
@@ -224,7 +221,7 @@ def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, fl
 
 
 def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int | None]:
-    """(all tokens, which one of them is read) where an operator reads one of them; else the tensor itself."""
+    """(all tokens, index) where an operator reads one token; else the tensor itself."""
     node = view.made_by(tensor)
     if node is None or node.op_type != "Gather" or integer_of(node, "axis", 0) != 1:
         return tensor, None
@@ -235,7 +232,7 @@ def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int
 def _stages(
     view: GraphView, sublayers: Sequence[Named], constants: Constants, end: str, output: str
 ) -> tuple[Stage, ...]:
-    """The stages whose results the tensor `end` depends on, which must follow on one another."""
+    """The consecutive stages on whose results the tensor `end` depends."""
     added = writes(view, constants, sublayers)
     stages: list[Stage] = []
     for named in sublayers:
@@ -272,11 +269,7 @@ def _stages(
 
 
 def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None:
-    """The normalisation that makes `data` of the stream; None where it is the stream itself.
-
-    Raises:
-        UsageError: the reader reads something else.
-    """
+    """The normalisation from the stream to `data`; None if they are equal. Raises UsageError for other inputs."""
     if view.before(data) == view.before(stream):
         return None
     norm = norm_before(view, Constants(view), data)

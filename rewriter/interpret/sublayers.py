@@ -38,11 +38,11 @@ class NeuronHeads:
 
     Attributes:
         query: W1 of the pre-activation y; its data is the block's input.
-        value: W1 of what the values read: the same, or the other projection of a gated block.
-        gate: the tensor y; empty in a file where it is no tensor.
-        own: the tensor that the values read; empty where `gate` is.
-        bound: how far the heads may be from the activation, over max(1, |f|).
-        function: the activation itself, of arrays in float64; of h(g) u the h.
+        value: W1 of the values: the same, or the other projection of a gated block.
+        gate: the tensor y; empty where the file has none.
+        own: the tensor that values read; empty where `gate` is.
+        bound: of the heads' distance from the activation, over max(1, |f|).
+        function: the activation in float64; of h(g) u the h.
     """
 
     name: str
@@ -76,7 +76,7 @@ class NeuronHeads:
 
     @property
     def bias_tokens(self) -> int:
-        """m: bias tokens of the head with the most of them."""
+        """m, the largest number per head."""
         return max(group.bias_tokens for group in self.groups)
 
     @property
@@ -87,7 +87,7 @@ class NeuronHeads:
 
 
 def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tuple[Miss, ...]]:
-    """The neuron heads of the main graph in order, and the blocks that have none; `program` is a key of `PROGRAMS`."""
+    """The neuron heads of the main graph in order, and blocks without; `program` is a key of `PROGRAMS`."""
     view = plan.views[0]
     missed: list[Miss] = []
     for each in plan.left:
@@ -218,7 +218,7 @@ def _named(modules: Sequence[tuple[str, Sublayer]], places: Sequence[tuple[str, 
 
 
 def _short(stack: str, stacks: Sequence[str]) -> str:
-    """The part of a stack's path that tells it from the others: `encoder`, `decoder`."""
+    """The distinguishing part of a stack's path: `encoder`, `decoder`."""
     parts = stack.split(".")
     for part in parts:
         if all(part not in other.split(".") for other in stacks if other != stack):

@@ -57,7 +57,7 @@ class GivenCases:
         return self.cases[0]
 
     def entry(self, number: int, count: int) -> str:
-        """How the tokenizer spells entry `number` of an output with `count` entries; empty if these are no tokens."""
+        """How the tokenizer spells entry `number` of an output with `count` entries; empty if these are not tokens."""
         number %= count
         known = 0 if self.tokenizer is None else self.tokenizer.get_vocab_size()
         return spelling(self.tokenizer, number) if number < known <= count else ""
@@ -66,9 +66,8 @@ class GivenCases:
 def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
     """The cases of given inputs.
 
-    Raises:
-        UsageError: they do not fit the model; `tokenizers` is not installed, the tokenizer cannot be read or belongs to
-            another model, a text has no tokens, or the model has inputs that text says nothing about.
+    Raises UsageError: they do not fit the model; `tokenizers` is not installed, the tokenizer cannot be read or belongs
+    to another model, a text has no tokens, or the model has inputs that text does not determine.
     """
     if not isinstance(inputs, Text):
         return GivenCases(load_cases(as_given(inputs), model))
@@ -76,7 +75,6 @@ def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
 
 
 def _spelled(model: onnx.ModelProto, inputs: Inputs, tokenizer: Any) -> GivenCases:
-    """Cases of arrays with their tokens, where the tokenizer knows all of them."""
     cases, opened = load_cases(as_given(inputs), model), open_tokenizer(tokenizer)
     every = [next(iter(_ids(model, case.feeds)), ()) for case in cases]
     known = all(opened.id_to_token(number) is not None for ids in every for number in ids)

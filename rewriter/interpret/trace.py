@@ -56,8 +56,8 @@ class EntrySource:
     """One source of a tensor's entries.
 
     Attributes:
-        name: the output of a linear operator or of a normalisation, a constant, or a tensor at which the caller stops.
-        index: for every entry the position in the flattened source, -1 for none.
+        name: the output of a linear operator or normalisation, a constant, or a tensor where the caller stops.
+        index: of every entry in the flattened source, -1 for none.
     """
 
     name: str
@@ -70,9 +70,9 @@ class Signal:
     """A tensor as the sum of its sources.
 
     Attributes:
-        sources: none where it comes from the graph's inputs, as a key-value cache does.
-        rotary: whether a rotary embedding is applied on the way, which the sources leave out.
-        norm: the normalisation on the way; what it normalises are sources, and so is its output.
+        sources: none for inputs of the graph, such as a key-value cache.
+        rotary: whether a rotary embedding, which sources leave out, was applied.
+        norm: a normalisation whose operands and output are all sources.
     """
 
     shape: Shape
@@ -98,7 +98,7 @@ class Signal:
 
 
 def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphView, read: Read, number: int) -> Shapes:
-    """The shapes of the main graph's tensors in a small case; `model` is `file` with operators written out."""
+    """The shapes of the main graph in a small case; `model` is `file` with operators expanded."""
     given, integers = dict[str, Shape](), dict[str, NDArray[Any]]()
     batch, tokens, past = _CASES[number]
     with suppress(UsageError):  # no inputs can be made
@@ -125,7 +125,7 @@ class Tracer:
     """Follows tensors of one main graph."""
 
     def __init__(self, view: GraphView, shapes: Callable[[int], Shapes], read: Read) -> None:
-        """Follow tensors of `view`, of which `shapes` gives those of a case; `read` reads initializers."""
+        """`shapes` gives the shapes of a case; `read` reads initializers."""
         self.view = view
         self.constants = Constants(view)
         self._shapes, self._others = shapes(0), cache(lambda: shapes(1))
@@ -133,17 +133,12 @@ class Tracer:
         self._exact = Constants(view, read, self._fixed_sizes)
 
     def _fixed_sizes(self, tensor: str) -> Sizes | None:
-        """A shape without the sizes that depend on the case."""
         pair = [shapes.of(tensor) for shapes in (self._shapes, self._others())]
         known = [sizes for sizes in pair if sizes is not None]
         return tuple(a if a == b else None for a, b in zip(*known, strict=True)) if len(known) == len(pair) else None
 
     def shape(self, tensor: str) -> Shape:
-        """The shape of a tensor.
-
-        Raises:
-            LostError: it is not known.
-        """
+        """The shape of a tensor. Raises LostError."""
         known = self._size(tensor)
         if known is None:
             node = self.view.made_by(tensor)
@@ -151,7 +146,6 @@ class Tracer:
         return known
 
     def _size(self, tensor: str) -> Shape | None:
-        """The same, None where it is not known."""
         sizes = self._shapes.of(tensor)
         known = tuple(size for size in sizes or () if size is not None)
         return known if sizes is not None and len(known) == len(sizes) else None
@@ -161,7 +155,7 @@ class Tracer:
         return made_linearly(self.view, self.constants, tensor)
 
     def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:
-        """(what a Mul or Div scales, by which numbers); None where the inputs change these, or they are infinite."""
+        """(operand, factor) of a Mul or Div; None for factors that depend on inputs or are infinite."""
         for slot in (1, 0) if node.op_type == "Mul" else (1,):
             factor = self._fixed(node.input[slot])
             if factor is not None and (node.op_type == "Mul" or factor.all()):
@@ -169,7 +163,7 @@ class Tracer:
         return None
 
     def _fixed(self, tensor: str) -> Array | None:
-        """The value of a small tensor that is the same for all inputs; None for anything else."""
+        """The value of a small tensor that is the same for all inputs; else None."""
         try:
             value = np.asarray(self._exact.of(tensor), dtype=np.float64)
         except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then it is not known
@@ -177,10 +171,9 @@ class Tracer:
         return value if np.isfinite(value).all() else None
 
     def trace(self, tensor: str, ends: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Signal:
-        """Follow a tensor back to linear operators, constants and inputs, or to what `ends` holds for.
+        """Follow a tensor to linear operators, constants and inputs, or to where `ends` holds.
 
-        Raises:
-            LostError: something else than moving, scaling and adding happens on the way.
+        Raises LostError for other operators than those that move, scale and add.
         """
         if ends(tensor) or tensor in self.constants or self.operator(tensor) is not None:
             return self._entries(tensor, self.shape(tensor))
@@ -196,13 +189,11 @@ class Tracer:
         return found
 
     def _entries(self, tensor: str, shape: Shape) -> Signal:
-        """A tensor as its own source."""
         if prod(shape) > MAX_ENTRIES:
             raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
         return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
 
     def _through(self, node: onnx.NodeProto, output: str, follow: Callable[[str], Signal]) -> Signal:
-        """What a node makes of what it reads."""
         key, norm = key_of(node), norm_before(self.view, self.constants, output)
         if norm is not None and norm.output == output:
             return self._normed(norm, follow(norm.data))
@@ -225,7 +216,7 @@ class Tracer:
         raise LostError(reason, label(node))
 
     def _written(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        """Entries written into others, such as new keys into a cache: where, the inputs of the case say."""
+        """Entries written into others, such as new keys into a cache, at the places of the case."""
         old, new, where = (node.input[place] for place in (0, *_WRITES[key_of(node)]))
         try:
             places = {where: self._shapes.values.of(where)}
@@ -245,7 +236,6 @@ class Tracer:
         return replace(own, sources=(*data.sources, *own.sources), norm=norm)
 
     def _scaled(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        """Mul and Div by numbers that no input changes."""
         scale = self.scale(node)
         if scale is None:
             raise LostError("it multiplies with something that the inputs change", label(node))
@@ -282,7 +272,7 @@ class Tracer:
         return factors.get("Cos") if len(factors) == 2 else None
 
     def _wave(self, tensor: str) -> str:
-        """`Cos` or `Sin` where all entries of a tensor are moved and scaled values of one of them."""
+        """`Cos` or `Sin` if all entries of a tensor are moved and scaled values of it; else empty."""
         try:
             kinds = {self._kind(source) for source in self.trace(tensor, self._turns).sources}
         except LostError:
@@ -297,7 +287,7 @@ class Tracer:
         return node.op_type in ("Cos", "Sin") or (node.op_type in _ROWS and node.input[0] in self.constants)
 
     def _kind(self, source: EntrySource) -> str:
-        """The operator, or `Cos` or `Sin` by row 0 of a table, that of position 0, where cos is 1 and sin is 0."""
+        """The operator, or `Cos` or `Sin` by row 0 of a table, where cos is 1 and sin is 0."""
         node = self.view.made_by(source.name)
         if node is None or node.op_type not in _ROWS:
             return "" if node is None else node.op_type
@@ -310,7 +300,7 @@ class Tracer:
         return "Cos" if (first == 1.0).all() else "Sin" if (first == 0.0).all() else ""
 
     def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
-        """Through a node that only moves, repeats or drops entries: what it does to entries, it does to indices."""
+        """A node that only moves, repeats or drops entries does the same to their indices."""
         known = self._size(output)
         if node.op_type in ("Cast", "Identity", "Dropout"):
             return data
@@ -345,7 +335,6 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
 
 
 def _joined(pieces: list[Signal], join: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Signal:
-    """One tensor of the entries of several."""
     found = []
     for name in dict.fromkeys(source.name for piece in pieces for source in piece.sources):
         index, factor = [], []

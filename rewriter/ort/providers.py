@@ -31,13 +31,12 @@ class Provider:
     """One execution provider.
 
     Attributes:
-        kernel_set: onnxruntime's name for it.
-        needs: what must be there for it to start.
-        float64: whether it computes in float64; one that rounds to float32 is used only if the user names it.
+        needs: what it needs to start.
+        float64: whether it computes in float64; one that rounds to float32 is used only if named.
         coarse: operators whose float64 kernels nevertheless round to float32.
-        finds_data: whether it finds the external data of a model that is not loaded from a file.
-        defaults: values of options where this tool differs from onnxruntime.
-        options: the options it takes; onnxruntime judges their values. Those that take more than a word are left out.
+        finds_data: whether it finds the external data of a model in memory.
+        defaults: options that differ from onnxruntime's defaults.
+        options: the accepted options with a single word; onnxruntime judges their values.
     """
 
     name: str
@@ -122,7 +121,7 @@ def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def available_providers() -> tuple[str, ...]:
-    """Names of the providers with float64 that start; `cpu` is always among them."""
+    """Names of the providers with float64 that start, including `cpu`."""
     return tuple(provider.name for provider in PROVIDERS if provider.float64 and _obstacle(provider) is None)
 
 
@@ -137,7 +136,7 @@ def require_provider(text: str) -> Provider:
 
 @functools.cache
 def load_onnxruntime() -> Any:
-    """Import onnxruntime and silence its log. Raises ProviderError, or MemoryError where its libraries do not fit."""
+    """Import onnxruntime and silence its log. Raises ProviderError, or MemoryError if its libraries do not fit."""
     try:
         with _quiet_stderr():  # the import itself may log devices, before the severity can be set
             import onnxruntime
@@ -154,7 +153,7 @@ def load_onnxruntime() -> Any:
 
 @functools.cache
 def _obstacle(provider: Provider) -> str | None:
-    """Why no session starts on `provider`; None if one does."""
+    """Why a session does not start on `provider`."""
     if provider.name == "cpu":
         return None
     ort = load_onnxruntime()
@@ -192,7 +191,7 @@ def _start(ort: Any, provider: Provider) -> str | None:
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """Discard the process's standard error for a moment, also that of C++ code, which bypasses `sys.stderr`."""
+    """Discard standard error, also that of C++ code, which bypasses `sys.stderr`."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)

@@ -45,11 +45,9 @@ class Ratio:
     """One candidate over the baseline.
 
     Attributes:
-        of_medians: median time over the baseline's median time.
-        paired: median over the rounds of the ratio within the round.
-        low: lower quartile of these ratios.
-        high: upper quartile.
-        of_fastest: fastest time over the baseline's fastest, which excludes disturbances that only add time.
+        of_medians: median time over the baseline's.
+        paired: median over the rounds of the ratio within the round; `low` and `high` are its quartiles.
+        of_fastest: fastest time over the baseline's, which excludes disturbances that only add time.
     """
 
     of_medians: float
@@ -79,7 +77,7 @@ def rounds(names: Sequence[str], number: int) -> Iterator[tuple[str, ...]]:
 
 
 def take(session: Any, feeds: Feeds, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Run a model for `seconds`, at least once: the median seconds of a run; `session` has the method `run`.
+    """The median seconds of a run, of runs for `seconds`, at least one.
 
     The first fifth does not count unless nothing else is left: threads wake up and caches fill.
     """
@@ -94,13 +92,10 @@ def take(session: Any, feeds: Feeds, seconds: float, clock: Callable[[], float] 
 
 @dataclass(eq=False)
 class Process:
-    """A model, loaded in its own process.
+    """A model in a separate process.
 
-    Attributes:
-        name: how errors call the model.
-        known: what the process has answered: `load_seconds`, `cpu_nodes` (nodes that onnxruntime placed on the CPU on
-            another provider; None if unknown), and, after a turn, `peak_bytes` (the most memory that the model has
-            taken so far; None where the system does not tell).
+    `known` are its answers: `load_seconds`, `cpu_nodes` as of `Session` and, after a turn, `peak_bytes`, the most
+    memory of the model so far (None where the system does not report it).
     """
 
     name: str
@@ -130,9 +125,9 @@ class Process:
 
 @contextmanager
 def started(models: Mapping[str, Path | bytes], provider: str, threads: int = 0) -> Iterator[dict[str, Process]]:
-    """Processes that have loaded models, by name; they are killed at the end of the block.
+    """Processes with loaded models, by name, killed at the end of the block. Raises ValidationError.
 
-    ValidationError where onnxruntime cannot load one; `threads` are those per operator, 0 for onnxruntime's default.
+    `threads` are those per operator, 0 for onnxruntime's default.
     """
     with ExitStack() as stack:
         yield {name: stack.enter_context(_started(name, (each, provider, threads))) for name, each in models.items()}
@@ -171,7 +166,7 @@ def measure(
     *,
     seconds: float = SECONDS_PER_TURN,
 ) -> dict[str, list[float]]:
-    """The median seconds of a run in each turn of each model: `repeat` turns of `seconds`, after one to warm up."""
+    """The median seconds of a run per turn and model: `repeat` turns of `seconds`, after one to warm up."""
     for process in processes.values():
         process.turn(feeds, seconds)
     found: dict[str, list[float]] = {name: [] for name in processes}
@@ -183,7 +178,7 @@ def measure(
 
 
 def main(handle: int) -> None:
-    """Load the model and run it as told, until the parent is gone; `handle` is the child's end of the pipe."""
+    """Load the model and run it on request, until the parent is gone; `handle` is the child's end of the pipe."""
     pipe = Connection(handle)
 
     def tell(**message: Any) -> None:
@@ -211,10 +206,7 @@ def main(handle: int) -> None:
 
 
 def resident_peak() -> int | None:
-    """High-water mark of the resident set of this process in bytes; None where there is no /proc.
-
-    getrusage would include the parent's memory at the time of the fork.
-    """
+    """Peak resident set of this process in bytes, without the parent's at the time of the fork; None without /proc."""
     if not _STATUS.exists():
         return None
     lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()

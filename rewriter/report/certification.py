@@ -43,7 +43,7 @@ class FileDigest:
 
 
 def sha256_of(path: Path) -> str:
-    """The digest of a file. Raises ModelError where it cannot be read."""
+    """The digest of a file. Raises ModelError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -117,11 +117,7 @@ def _differences(ours: Any, stated: Any, name: str) -> Iterator[str]:
 
 
 def read_certificate(path: Path) -> Any:
-    """Read a certificate that `Certification.write` wrote.
-
-    Raises:
-        UsageError: the file cannot be read, or is no certificate of this version.
-    """
+    """Read what `Certification.write` wrote. Raises UsageError for any other file."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{quoted(path)} is too large for a certificate; pass what `rewrite certify -o` wrote")

@@ -17,8 +17,8 @@ class FolderReport(Report):
     """The result of `rewrite` for a folder; it has the blocks of all models, and each model has its own proof.
 
     Attributes:
-        models: ONNX file, relative to the folder, to its report; only planned where a proof before it failed.
-        copied: the files that are no models, which were copied as they are.
+        models: ONNX file, relative to the folder, to its report; only planned if a proof before it failed.
+        copied: the files other than models, which were copied unchanged.
     """
 
     models: Mapping[str, Report] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class FolderReport(Report):
 
     @classmethod
     def of(cls, folder: str, output: str, models: Mapping[str, Report], copied: tuple[str, ...] = ()) -> Self:
-        """The reports of a folder's models, of which there is one at least, as one."""
+        """The reports of a folder's models, at least one, as one."""
         reports = list(models.values())
         statuses = {each.exit_status for each in reports if each.converted}
         operators = sum((Counter(each.before.operators) for each in reports), Counter[str]())

@@ -75,7 +75,7 @@ class Result(ABC):
         raise kind(message)
 
     def _there(self, part: _Part | None, what: str) -> _Part:
-        """A part that only some results have; without it the error of `raise_for_status`, or UsageError."""
+        """A part that only some results have. Raises as `raise_for_status`, or UsageError."""
         if part is None:
             self.raise_for_status()
             raise UsageError(f"there is no {what} in this result: {self.summary}")

@@ -40,7 +40,7 @@ Part = str | Sequence[str] | Table
 
 
 def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
-    """Anchor, heading and parts of each section; what the report lacks, such as a proof, has none."""
+    """Anchor, heading and parts of each section with content."""
     proof = report.proof
     found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): list(_failures(report.problems))}
     if proof is not None:
@@ -112,7 +112,7 @@ def warnings(report: Report, *, verbose: bool = False) -> list[str]:
 
 
 def skipped(proof: Validation, *, verbose: bool) -> list[str]:
-    """The inputs that the original rejects: in one line, or each with the reason."""
+    """The inputs that the original rejects, in one line, or each with the reason."""
     if verbose or not proof.skipped:
         return [f"input skipped, because the original rejects it: {text}" for text in proof.skipped]
     names = [text.partition(": ")[0] for text in proof.skipped]
@@ -140,7 +140,6 @@ def _run(proof: Validation) -> Iterator[Part]:
 
 @cache
 def _floats() -> dict[str, Any]:
-    """The largest errors of programs: by element type and program, those of the heads and of the original's nodes."""
     found: dict[str, Any] = json.loads(files("rewriter.report").joinpath("floats.json").read_text(encoding="utf-8"))
     return found
 
@@ -181,7 +180,7 @@ def summary(report: Report, width: int) -> list[str]:
 
 
 def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, str]]:
-    """The label and the text of each line; a line without label goes on with what the one before it began.
+    """The label and the text of each line; an unlabelled line continues the previous one.
 
     Without `proof`, those about the model only.
     """

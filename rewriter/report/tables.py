@@ -64,14 +64,14 @@ class Table:
     rows: tuple[Row, ...]
 
     def filled(self) -> Table:
-        """The table without columns in which no row has a value."""
+        """The table without empty columns."""
         used = [place for place in range(len(self.columns)) if any(row[place] is not None for row in self.rows)]
         rows = tuple(tuple(row[place] for place in used) for row in self.rows)
         return replace(self, columns=tuple(self.columns[place] for place in used), rows=rows)
 
 
 def written(value: str | float | None, kind: Kind) -> str:
-    """A value; a dash where there is none."""
+    """A value as text; a dash for None."""
     if value is None or isinstance(value, str):
         return "-" if value is None else value
     if kind == "share":

@@ -34,7 +34,7 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def require_jinja() -> Any:
-    """jinja2, or UsageError if it is missing; called early, so that nobody waits for a page that cannot be made."""
+    """jinja2. Raises UsageError if it is missing, before the long work."""
     try:
         import jinja2
     except ImportError as error:
@@ -43,7 +43,7 @@ def require_jinja() -> Any:
 
 
 def render(report: Report) -> str:
-    """The page of a report; what it lacks (blocks, proof) gets no section."""
+    """The page of a report, without sections that would be empty."""
     verdict, _, meaning = report.summary.partition("  ")
     found = sections(report)
     return _filled(
@@ -63,7 +63,6 @@ def render(report: Report) -> str:
 
 
 def _filled(template: str, style: str, script: str, **context: Any) -> str:
-    """A template with its style, script and variables, all text escaped."""
     jinja = require_jinja()
     made = jinja.Environment(
         loader=jinja.FunctionLoader(resource),
@@ -89,12 +88,12 @@ def _hash(content: str) -> str:
 
 
 def short(text: str) -> str:
-    """A name as the page shows it."""
+    """A name as shown on the page."""
     return shortened(text, _MAX_NAME)
 
 
 def shown(value: Cell | str | float | None, column: Column) -> Cell:
-    """A cell as it stands on the page: its text, what to sort it by (None: the text), and a class."""
+    """A cell of the page: its text, what to sort it by (None: the text), and a class."""
     cell = value if isinstance(value, Cell) else Cell(value)
     if column.numeric:
         number = -1.0 if cell.value is None else float(cell.value)
@@ -120,7 +119,6 @@ def render_heads(data: Mapping[str, Any]) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """The data with all text printable and short."""
     if isinstance(value, str):
         return short(value)
     if isinstance(value, Mapping):

@@ -62,13 +62,13 @@ class Console:
             self._out.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
 
     def line(self, text: str, style: str = "", *, always: bool = False) -> None:
-        """Print one line, with `always` also if only the last line was asked for."""
+        """Print one line; if `always`, also in quiet mode."""
         if always or not self.quiet:
             # Only a terminal wraps it, so that what reads a pipe finds it whole.
             self._out.print(plain(text, style), soft_wrap=not self._out.is_terminal)
 
     def failures(self, failures: Sequence[str], where: str = "-v shows them") -> None:
-        """Print what failed; of many, without -v, the first few."""
+        """Print what failed; without -v the first few."""
         shown = failures if self.verbose else failures[:_FEW_FAILURES]
         more = [f"and {len(failures) - len(shown)} more, {where}"] * (len(failures) > len(shown))
         for failure in (*shown, *more):
