@@ -48,7 +48,7 @@ PRODUCT = "elementwise products of gates"  # the purity line's name for what `--
 
 _KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
 _INTEGER_TYPES = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
-"""of masks, indices and shapes."""
+"""Types of masks, indices and shapes."""
 
 DEFAULT_TOKENS = 128
 
@@ -183,7 +183,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
         data: set[str] = set()
         for index, node in enumerate(view.nodes):
             read = [name for name in reads(node) if name not in view.constants]
-            # What is computed from shapes alone, such as positions, is no function of data.
+            # Positions, for example, are computed from shapes alone, not from data.
             if node.op_type == "Shape" or all(name in view.producer and name not in data for name in read):
                 continue
             data.update(node.output)

@@ -44,7 +44,7 @@ class UntrueError(Exception):
 
 @dataclass(frozen=True)
 class Made:
-    """A block that is heads already; `functions` are those that they call, (domain, name).
+    """A block that is heads already; they call `functions`, (domain, name).
 
     The activation is None where only the fitted heads are known.
     """
@@ -149,7 +149,7 @@ class _Graph:
             wanted = onnx.numpy_helper.to_array(tensor)
             try:
                 found = values.of(tensor.name)
-            except Exception as error:  # whatever is wrong with it, the plan cannot be checked
+            except Exception as error:  # without the values the plan cannot be checked
                 raise UntrueError(f"'{tensor.name}' cannot be read") from error
             if found.dtype != wanted.dtype or not np.array_equal(found, wanted):
                 raise UntrueError(f"'{tensor.name}' has other values than the heads of the plan")
@@ -163,10 +163,10 @@ class _Graph:
             rows, columns = (shape[::-1] if each.transposed else shape) if shape and len(shape) == 2 else (0, 0)
             stop = columns if each.stop is None else each.stop
             if not rows or (rows, stop - each.start) != (each.in_features, each.out_features) or stop > columns:
-                raise UntrueError(f"'{each.weight}' has another shape than the plan says, or is no constant")
+                raise UntrueError(f"'{each.weight}' has another shape than in the plan, or is not constant")
             for bias in each.biases:
                 if bias.name not in constants:
-                    raise UntrueError(f"'{bias.name}' is no constant")
+                    raise UntrueError(f"'{bias.name}' is not constant")
 
 
 def _described(node: onnx.NodeProto) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ It is the dataclasses of this file, field by field, as written by `with_record`:
 
 with the options of the last run that differ from their defaults, and a `BlockRecord` for every block. Real numbers are
 hexadecimal floats, exact as the tool had them; fields at their defaults are left out. `read_record` checks shape and
-types but not the truth: a plan is a claim, and whoever uses it checks it against the graph first (`passes.recognise`),
+types but not the truth: a plan is a claim, which readers check against the graph first (`passes.recognise`),
 or treats it as a claim to be proved. A reader refuses versions other than its own.
 """
 
@@ -82,7 +82,7 @@ class Record:
 def with_record(
     model: onnx.ModelProto, conversions: Iterable[Conversion], options: Options, earlier: Sequence[BlockRecord] = ()
 ) -> onnx.ModelProto:
-    """Put the plan into `model`, which is changed: the blocks of earlier runs, and those that were converted now."""
+    """Put the plan into `model`, in place: the blocks of earlier runs, and the ones converted now."""
     usual = values_of(Options())
     unusual = {name: value for name, value in values_of(options).items() if value != usual[name]}
     try:
@@ -139,7 +139,7 @@ def read_record(model: onnx.ModelProto) -> Record | None:
     except (ValueError, RecursionError) as error:
         raise UnreadableError("it is not JSON") from error
     if not isinstance(content, dict):
-        raise UnreadableError("the plan is no object")
+        raise UnreadableError("the plan is not an object")
     if type(content.get("version")) is not int or content["version"] != VERSION:
         raise UnreadableError(f"its version is not {VERSION}")
     record: Record = _parsed(Record, content, "the plan")
@@ -190,7 +190,7 @@ def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
 def _parsed(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, dict):
-            raise UnreadableError(f"{where} is no object")
+            raise UnreadableError(f"{where} is not an object")
         known = _fields(kind)
         missing = next((name for name, (_, default) in known.items() if not default and name not in value), None)
         if missing is not None:
@@ -201,7 +201,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
     arguments = get_args(kind)
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
-            raise UnreadableError(f"{where} is no list")
+            raise UnreadableError(f"{where} is not a list")
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(kinds) != len(value):
             raise UnreadableError(f"{where} has {len(value)} entries, not {len(kinds)}")
@@ -215,18 +215,15 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
         try:
             number = float.fromhex(value)
         except (TypeError, ValueError, OverflowError) as error:
-            raise UnreadableError(f"{where} is no hexadecimal number") from error
+            raise UnreadableError(f"{where} is not a hexadecimal number") from error
         if math.isnan(number):
-            raise UnreadableError(f"{where} is no number")
+            raise UnreadableError(f"{where} is not a number")
         return number
     fits, what = {
-        str: (
-            isinstance(value, str) and len(value) <= _MAX_NAME,
-            f"no text of at most {_MAX_NAME:,} characters",
-        ),
+        str: (isinstance(value, str) and len(value) <= _MAX_NAME, f"not a text of at most {_MAX_NAME:,} characters"),
         bool: (isinstance(value, bool), "neither true nor false"),
-        int: (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40, "no size"),
-    }.get(kind, (isinstance(value, dict), "no object"))  # the options
+        int: (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40, "not a size"),
+    }.get(kind, (isinstance(value, dict), "not an object"))  # the options
     if not fits:
         raise UnreadableError(f"{where} is {what}")
     return value

@@ -22,7 +22,7 @@ BATCH, TOKENS = 10007, 1000003
 """The made-up numbers of sequences and of tokens in each. No dimension of a model is a multiple of either."""
 
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
-"""operators whose operands broadcast, where the stream may pass."""
+"""Operators whose operands broadcast, where the stream may pass."""
 
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
@@ -122,7 +122,7 @@ class Shapes:
             if found is None:
                 raise LostError.at(node, "which axis of its shape holds the tokens is unknown")
         elif found is None and node.op_type in BROADCAST:
-            # An operand that is not carried has as many rows as the tokens, whatever number that is: it is fixed, or a
+            # An operand that is not carried has as many rows as there are tokens: their number is fixed, or it is a
             # part of a table that is shorter than the made-up sizes.
             found = [max((self.known[name] for name in node.input if name in self.known), key=len, default=())]
         made = [sizes or () for sizes in found or ()]

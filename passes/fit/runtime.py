@@ -209,7 +209,7 @@ def _head(centres: Array, width: float, y: Array, target: Array, tolerance: floa
 # stands out among its neighbours, and still does after repeated halving of the step, which also locates the kink.
 
 _CELLS = 4096
-_MOST = 8
+_MAX_KINKS = 8
 
 
 @dataclass(frozen=True)
@@ -238,9 +238,9 @@ def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Corne
             return found
         if found is not None:
             kinks.append(found)
-    if len(kinks) > _MOST:
+    if len(kinks) > _MAX_KINKS:
         return (
-            f"it has more than {_MOST} kinks, the first near y = {kinks[0].place:.6g}, and each needs heads of its own"
+            f"it has more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {kinks[0].place:.6g}"
         )
     return tuple(kinks)
 

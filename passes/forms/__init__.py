@@ -35,7 +35,7 @@ class Form:
     Attributes:
         cost: of a prepared conversion that reads a number of columns, for some tokens.
         prepare: completes a conversion during planning; raises LostError where the form cannot take the block.
-        options: names of those that only some forms have.
+        options: names of options that only some forms have.
     """
 
     name: str

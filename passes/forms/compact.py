@@ -140,7 +140,7 @@ def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacemen
     del view
     projections, elem_type = conversion.whole_block, conversion.block.elem_type
     neurons, scoring = projections.query.out_features, b.typed(conversion.compute_type)
-    layout = StreamColumns(projections.query.in_features, bias_tokens=0)  # bias tokens are no rows of this stream
+    layout = StreamColumns(projections.query.in_features, bias_tokens=0)  # this stream has no rows of bias tokens
     data = b.read(projections.query.data, elem_type, "input")
     stream, sizes = with_indicator(b, as_batches(b, data, projections.rank), name="stream")
     each = b.concat([*sizes], 0, "each_token")

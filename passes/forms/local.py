@@ -37,7 +37,7 @@ from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
 
 _HIGHEST_LOGIT = 80.0
-"""The largest logit relative to a steep head's own: 2^60 / e^80, what is left of the largest self value, is 2e-17."""
+"""The largest logit relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17."""
 LARGEST_PART = 2.0**12
 """The largest weight or part of a bias token with which its product with e^80 is finite."""
 

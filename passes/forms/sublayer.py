@@ -1,4 +1,4 @@
-"""The attention sublayer that stands for a block: its weights, its stream, and which keys its queries attend to.
+"""The attention sublayer of a block: its weights, its stream, and which keys its queries attend to.
 
 **Weights** have the names and shapes of TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]).
 The stream has the model's columns, then indicators: one is 1 on every token and 0 on bias tokens, so that b1 and the
@@ -144,7 +144,7 @@ class HeadWeights:
 
 
 def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
-    """A power of two at which every forbidden weight is 0, whatever the pre-activation."""
+    """A power of two at which every forbidden weight is 0, for every pre-activation."""
     steepest = max(abs(group.head.beta) for group in groups)
     offset = max(abs(group.head.gamma) for group in groups)
     single = compute_type == onnx.TensorProto.FLOAT

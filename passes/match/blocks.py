@@ -268,7 +268,7 @@ class Dataflow:
         self.operators[found.node] = found
         miss = None
         if found.added:
-            # A residual fused into a Gemm is harmless in a second operator, which stays as it is. In a first operator
+            # A residual fused into a Gemm is harmless in a second operator, which stays unchanged. In a first operator
             # the pre-activation would depend on more than W1 and b1.
             miss = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
         self.facts[found.output] = Fact((found.output,), (found,), miss=miss)
@@ -336,8 +336,8 @@ class Dataflow:
             self._scales.update(outputs[1:])
             outputs = outputs[:1]
         self._stray(index, node, [data])
-        # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a leaf of its
-        # own, whatever its bounds.
+        # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a separate
+        # leaf.
         tied = node.op_type in QUANTISING
         if data not in self.facts or (tied and any(name and name not in self._constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))

@@ -1,4 +1,4 @@
-"""Which function an activation region computes, whatever its spelling.
+"""Which function an activation region computes, in any spelling.
 
 The region is evaluated in float64 on a grid, dense near 0 and logarithmic up to large magnitudes of both signs, and
 compared with the entries of `passes.programs.activations`. Exporters spell one GELU in dozens of ways; its values are

@@ -43,7 +43,7 @@ def lower(
     model: onnx.ModelProto, keep: frozenset[str] = frozenset(), *, whole: frozenset[tuple[str, str]] = frozenset()
 ) -> Lowered:
     """Lower `model`, except fused operators with the outputs `keep` and functions `whole`, heads of an earlier run."""
-    # Those that contain a linear operator or an activation, or call one that does.
+    # Functions that contain a linear operator or an activation, or call such a function.
     functions = sorted(functions_with(model, _is_part, whole))
     try:
         model = inlined(model, functions) if functions else model

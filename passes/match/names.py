@@ -22,7 +22,7 @@ _ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
 _TRAILING_NUMBER = re.compile(r"_\d+$")
 _MLP, _CONV = "mlp", "conv"
 _SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")
-"""put by quantisers and exporters between a product and its bias."""
+"""Nodes that quantisers and exporters put between a product and its bias."""
 
 
 class Namer:

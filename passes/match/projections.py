@@ -29,7 +29,7 @@ from rewriter.graph.view import (
 )
 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
-"""products with a matrix stored as numbers of the model's type."""
+"""Products with a matrix stored as numbers of the model's type."""
 
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 

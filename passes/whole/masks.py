@@ -2,7 +2,7 @@
 
 A mask is static if it depends on the positions of query and key alone: causal, sliding window, blocks. It is found by
 value: the graph's own nodes compute it at several lengths, from the shapes that the walk along the route knows. What
-depends on data, such as padding, is told apart by trying data.
+depends on data, such as padding, is distinguished by trying data.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rewriter.graph.walk import reads
 _TRANSPARENT = ("Cast", "Identity", "Dropout")
 _LENGTHS = (1, 2, 3, 7)
 _TRIALS = 8
-_MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 whatever the other scores are
+_MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
 _RANKS = (3, 4)
 _UNKNOWN = "it changes the scores in a way that W_QK cannot hold"
 Fill = Callable[[Sequence[int]], NDArray[Any]]  # creates data of a shape
@@ -103,7 +103,7 @@ class MaskReader:
     def _check_product(self, node: onnx.NodeProto, masks: list[Mask]) -> None:
         left, right = (self._shapes.known[name] for name in node.input)
         fits = len(left) == len(right) and len(left) in _RANKS and left[-2] == right[-1] == TOKENS
-        # The positions' columns are joined to queries and keys by batch, so the batch must be an axis of its own.
+        # The positions' columns are joined to queries and keys by batch, so the batch must be a separate axis.
         if not fits or not all(sizes[0] in (BATCH, 1) and None not in sizes for sizes in (left, right)):
             raise LostError.at(node, "its queries and keys are not [batch, heads, tokens, d_head]")
         if sum(bool(mask.data) for mask in masks) > 1:
@@ -210,7 +210,7 @@ class MaskReader:
             return None
         try:
             (value,) = computed([view.nodes[index] for index in above], feeds, [tensor], view.opsets, kept)
-        except Exception:  # noqa: BLE001 - whatever it cannot evaluate is refused by the caller
+        except Exception:  # noqa: BLE001 - the caller refuses what cannot be evaluated
             return None
         return np.asarray(value)
 

@@ -55,7 +55,7 @@ _NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
 """Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
 _KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")
-"""operators that are sublayers, or hold some."""
+"""Operators that are sublayers, or hold some."""
 _MIN_OMEGA = 2.0**60  # outweighs any score of the network's own heads
 _MAX_AXES = 3
 _TRANSPARENT = ("Reshape", "Cast", "Identity", "Dropout")
@@ -149,7 +149,7 @@ class Whole:
         """Where the stream starts, and the masks that stay, for the report."""
         return (
             f"the bias tokens are appended to '{self.entry}' and carried through the network; blocks are proved one "
-            "by one with bias tokens of their own, the file end to end",
+            "by one with separate bias tokens, the file end to end",
             *(
                 f"the mask '{mask}' depends on data and stays, without the pairs that W_QK forbids by position"
                 for mask in self.data

@@ -84,7 +84,7 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
 
 
 _ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}
-"""packages of that name that install a folder of their own."""
+"""Packages of that name that install a separate folder."""
 
 
 def _state(provider: Provider) -> tuple[bool, str]:

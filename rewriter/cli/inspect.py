@@ -1,4 +1,4 @@
-"""`rewrite inspect` and `rewrite doctor`: what is in a model, and what this machine can do. Nothing is written."""
+"""`rewrite inspect` and `rewrite doctor`: a model's blocks, and this machine's abilities. Nothing is written."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def heads(
 ) -> int:
     """List every head of MODEL, original heads and the heads of its neurons; -o also writes their weights.
 
-    MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. Whatever is not understood
+    MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. What is not understood
     is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
     from rewriter.files.atomic import write_text

@@ -1,4 +1,4 @@
-"""Write files and folders so that a reader sees the old one or the new one, whatever happens meanwhile.
+"""Write files and folders so that a reader sees the old one or the new one at any time.
 
 Every file is written under a hidden name beside OUT, synced, and renamed. The hidden name holds a digest of OUT's name,
 and the file is locked as long as its run goes on; the system releases the lock when the process ends, however it ends.
@@ -165,7 +165,7 @@ def sync_directory(directory: Path) -> None:
 # -- folders of a model, such as optimum writes ---------------------------------------------------------------------
 
 _SKIPPED = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
-"""folders that belong to tools, not to the model."""
+"""Folders that belong to tools, not to the model."""
 
 
 def files_of(folder: Path) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Leave the large weights of a model file where they are: the model refers to them as external data of its own file.
+"""Leave the large weights of a model file where they are: the model refers to that file for external data.
 
 A model of a gigabyte is then a model of kilobytes in memory, whose passes, copies and sessions cost little: onnxruntime
 maps the weights from the file. `rewriter.files.save` puts the bytes back inline (`inlined`). Only initializers of the

@@ -1,4 +1,4 @@
-"""`attribute`: which heads, neurons, tokens and biases a logit is made of.
+"""`attribute`: a logit as a sum over heads, neurons, tokens and biases.
 
 Two sums, each with its residual:
 

@@ -105,7 +105,7 @@ class AttributionGraph:
         Layers are numbers as text, "E" for embeddings and the number of layers plus one for logits; ids are
         `{layer}_{index}_{token}`. In a layer neurons have the first indices, original heads the next, then what
         remains. Feature types are `embedding` and `logit` as there, and `neuron`, `attention head`, `other heads` and
-        `bias`: the schema leaves them open, and a name of its own keeps a viewer from looking for transcoder features.
+        `bias`: the schema leaves them open, and a new name keeps viewers from looking for transcoder features.
         Heads have the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`;
         nodes that only scores read are `qk_only_nodes`.
         """
@@ -211,7 +211,7 @@ def attribution_graph(
 ) -> AttributionGraph:
     """The attribution graph of a logit: arguments and errors are those of `attribute`.
 
-    The `max_nodes` heads and neurons, each at one token, with the largest effects on the logit get nodes of their own;
+    The `max_nodes` heads and neurons, each at one token, with the largest effects on the logit get separate nodes;
     others are one node per sublayer and token. More than 10,000 nodes are a UsageError.
     """
     if max_nodes < 0:

@@ -156,7 +156,7 @@ _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", 
 """Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them."""
 
 _WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}
-"""Between the product and the values, where weights are no Softmax."""
+"""Between the product and the values, where weights are not a Softmax."""
 
 _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice"}
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
@@ -225,7 +225,7 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterato
     if after is None:
         return
     if not products:
-        raise LostError("its scores are no product of queries and keys", label(node))
+        raise LostError("its scores are not a product of queries and keys", label(node))
     scores, reason = _scores(tracer, node.input[0]), list[LostError]()
     for before, factor in products:
         try:
@@ -303,7 +303,7 @@ def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
     for name in tracer.view.back(node.input[0], _WEIGHING) if _is_product(tracer, node) else ():
         maker = tracer.view.made_by(name)
         if maker is not None and _is_product(tracer, maker):
-            raise LostError("its weights are no Softmax of its scores", label(maker))
+            raise LostError("its weights are not the Softmax of its scores", label(maker))
 
 
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:

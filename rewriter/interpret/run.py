@@ -111,7 +111,7 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     wanted = sorted((name for name in names if name not in found), key=lambda name: view.producer.get(name, -1))
     try:
         for start in range(0, len(wanted), _TENSORS_AT_ONCE):
-            # Parts of the model, one after the other: all weights in float64 may not fit into memory.
+            # Part by part: all weights in float64 may not fit into memory.
             part = upstream(view, frozenset(found), wanted[start : start + _TENSORS_AT_ONCE])
             proto = extract(index.proto, view, part)
             found |= open_reference(proto, index.source.base_dir).run(found)

@@ -1,4 +1,4 @@
-"""The residual stream: normalisations, the sums where sublayers write, and the way to the logit that reads it."""
+"""The residual stream: normalisations, the sums where sublayers write, and the path to the logit."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str,
         tensor = node.output[0]
 
 
-# -- the way to a logit ---------------------------------------------------------------------------------------------
+# -- the path to a logit --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,7 +260,7 @@ def _stages(
             chain = [stage, replace(chain[0], norm=norm), *chain[1:]]
     linked = {stage.after for stage in chain}
     apart = [named.name for stage in stages if stage.after not in linked for named in stage.sublayers]
-    # The sublayers of an encoder write to a stream of their own; in one stack none may be missing.
+    # The sublayers of an encoder write to another stream; in one stack none may be missing.
     same = {each.layer.split(".")[0] for each in chain[0].sublayers}
     lost = [name for name in apart if name.split(".")[0] in same]
     if lost:

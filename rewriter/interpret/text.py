@@ -28,7 +28,7 @@ class Text:
     """Text as the input of a model, or arrays whose tokens a tokenizer spells.
 
     Attributes:
-        text: one text, or several, each a case of its own.
+        text: one text, or several, each a separate case.
         tokenizer: path of a `tokenizer.json` or of a folder with one, or a `tokenizers.Tokenizer`.
     """
 

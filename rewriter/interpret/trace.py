@@ -1,4 +1,4 @@
-"""From a tensor back to the linear operators that it is made of, at made-up sizes: which entry comes from where.
+"""From a tensor back to linear operators with placeholder sizes, tracking the provenance of each entry.
 
 Every entry of the tensor is a sum of entries of linear operators' outputs and of constants, with factors. The tracer
 follows the indices through whatever only moves entries, so that any way of splitting, transposing or repeating heads
@@ -173,7 +173,7 @@ class Tracer:
     def trace(self, tensor: str, ends: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Signal:
         """Follow a tensor to linear operators, constants and inputs, or to where `ends` holds.
 
-        Raises LostError for other operators than those that move, scale and add.
+        Raises LostError for operators that do more than move, scale and add.
         """
         if ends(tensor) or tensor in self.constants or self.operator(tensor) is not None:
             return self._entries(tensor, self.shape(tensor))

@@ -94,7 +94,7 @@ def why(
         key: the token that the head gives the score to; default: the one that it attends to most. None for a neuron.
 
     Raises:
-        UsageError: there is no such head or token; the sublayer does not read the residual stream through a
+        UsageError: the head or token does not exist; the sublayer does not read the residual stream through a
             normalisation; or queries meet keys in a way that is not followed.
         ModelError, ValidationError: as `attribute`.
     """

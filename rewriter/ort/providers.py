@@ -115,7 +115,7 @@ def parse_provider(text: str) -> Provider:
 
 
 def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
-    """The distinct providers to use, as text; if none is named, all that work. Raises as `require_provider`."""
+    """The distinct providers to use, as text; by default all working ones. Raises as `require_provider`."""
     chosen = dict.fromkeys(require_provider(text).text for text in texts)
     return tuple(chosen) or available_providers()
 

@@ -201,7 +201,7 @@ def main(handle: int) -> None:
         pass
     except MemoryError:
         tell(error="out of memory")
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it
+    except Exception as error:  # noqa: BLE001 - the parent reports it
         tell(error=error.args[0] if isinstance(error, RewriteError) else one_line(error))
 
 

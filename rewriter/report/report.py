@@ -37,7 +37,7 @@ class Result(ABC):
 
     exit_status: ExitStatus
     also: ClassVar[tuple[str, ...]] = ()
-    """Properties that stand in the JSON beside the fields."""
+    """Properties that the JSON has beside the fields."""
 
     @property
     @abstractmethod
@@ -91,7 +91,7 @@ class BlockRow:
 
     Attributes:
         name: unique in the model; the module path where the exporter recorded it.
-        status: converted to attention heads, or left as it was.
+        status: converted to attention heads, or left unchanged.
         activation: what the block's activation was recognised as; empty when unknown.
         first: linear operators that produce the pre-activation, as OPERATOR INxOUT.
         second: linear operators that read the activation's output.
@@ -249,7 +249,7 @@ class Report(Result):
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data; without the functions of the regions, which may be long and stand in the certificate."""
+        """JSON-ready data; without the functions of the regions, which may be long and are in the certificate."""
         proof = self.proof
         if proof is not None and proof.certificate is not None:
             regions = tuple(replace(each, functions=()) for each in proof.certificate.regions)

@@ -84,7 +84,7 @@ def written(value: str | float | None, kind: Kind) -> str:
 
 
 def folded(names: Iterable[str]) -> str:
-    """The names, with those that differ in one number as a range; of many others the first and how many more."""
+    """The names, as a range if they differ in one number; of many others the first and how many more."""
     groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
     for name in names:
         pieces = _NUMBER.split(name)
