@@ -144,11 +144,7 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
     added = _line_error(program, written, domain)
     added += sum(pairing_error(head, written, domain) for head in program.heads)
     made = replace(
-        program,
-        name=name,
-        line=line,
-        max_error=program.max_error + added * (1.0 + program.max_error),
-        domain=domain,
+        program, name=name, line=line, max_error=program.max_error + added * (1.0 + program.max_error), domain=domain
     )
     return replace(made.as_heads, double=True)
 

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from passes.options import Options
-from rewriter.cli.options import (
-    MODEL,
-    carried_out,
-    check_report,
-    command,
-    declared_options,
-    report_option,
-)
+from rewriter.cli.options import MODEL, carried_out, check_report, command, declared_options, report_option
 from rewriter.text import size
 
 if TYPE_CHECKING:

@@ -290,13 +290,7 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 @_top
 @report_option("all contributions")
 def attribute(
-    model: Path,
-    *,
-    inputs: Path | Text,
-    logit: Logit | None,
-    why: str | None,
-    top: int,
-    report: Path | None,
+    model: Path, *, inputs: Path | Text, logit: Logit | None, why: str | None, top: int, report: Path | None
 ) -> int:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 

@@ -78,12 +78,7 @@ def total(parts: Mapping[str, Array]) -> float:
 
 
 def attribute(
-    model: Source,
-    inputs: InputsOrText,
-    logit: int,
-    *,
-    minus: int | None = None,
-    position: int = -1,
+    model: Source, inputs: InputsOrText, logit: int, *, minus: int | None = None, position: int = -1
 ) -> Attribution:
     """Attribute a logit, evaluated in float64, to heads, neurons, tokens and biases.
 

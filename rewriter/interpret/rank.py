@@ -338,11 +338,7 @@ class HeadTokens:
 
 
 def head_tokens(
-    model: Source | HeadIndex,
-    *,
-    names: Names = "*",
-    top: int = 10,
-    tokenizer: str | os.PathLike[str] | None = None,
+    model: Source | HeadIndex, *, names: Names = "*", top: int = 10, tokenizer: str | os.PathLike[str] | None = None
 ) -> HeadTokens:
     """The tokens whose embeddings heads read most, and those whose logits they raise most.
 

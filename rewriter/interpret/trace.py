@@ -25,16 +25,7 @@ from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import (
-    REARRANGED,
-    SAME_ENTRIES,
-    GraphView,
-    LostError,
-    Miss,
-    attributes,
-    key_of,
-    label,
-)
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, Miss, attributes, key_of, label
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]

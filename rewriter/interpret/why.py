@@ -75,14 +75,7 @@ class Why:
         return {**vars(self), "table": self.table.tolist()}
 
 
-def why(
-    model: Source,
-    inputs: InputsOrText,
-    head: str,
-    *,
-    query: int = -1,
-    key: int | None = None,
-) -> Why:
+def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key: int | None = None) -> Why:
     """Why a neuron's pre-activation, or an original head's score, is what it is, evaluated in float64.
 
     Args:
