@@ -76,9 +76,6 @@ class Record:
     blocks: tuple[BlockRecord, ...]
 
 
-# -- writing -----------------------------------------------------------------------------------------------------
-
-
 def with_record(
     model: onnx.ModelProto, conversions: Iterable[Conversion], options: Options, earlier: Sequence[BlockRecord] = ()
 ) -> onnx.ModelProto:
@@ -120,9 +117,6 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_as_json(each) for each in value]
     return value.hex() if isinstance(value, float) else value
-
-
-# -- reading -----------------------------------------------------------------------------------------------------
 
 
 def read_record(model: onnx.ModelProto) -> Record | None:

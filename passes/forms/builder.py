@@ -76,8 +76,6 @@ class Builder(Fragment):
             value = onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes)
             self.exposed.append(value)
 
-    # -- constants -----------------------------------------------------------------------------------------
-
     def numbers(self, name: str, values: ArrayLike) -> Constant:
         """A constant in the type of the arithmetic, created once per name."""
         key = self.qualified(name), self.compute_type
@@ -91,8 +89,6 @@ class Builder(Fragment):
         if self.qualified(name) not in self._integers:
             self._integers[self.qualified(name)] = self.constant(name, np.asarray(values, dtype=np.int64))
         return self._integers[self.qualified(name)]
-
-    # -- nodes ---------------------------------------------------------------------------------------------
 
     def called(self, tensor: Variable, name: str) -> Variable:
         """Rename a node's output."""

@@ -302,9 +302,6 @@ def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
     return b.clipped(logit, (_lowest(b), LARGEST_FLOAT32_QUERY), f"{name}_clipped")
 
 
-# -- one conversion ----------------------------------------------------------------------------------------------------
-
-
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     return _Emitter(view, conversion).run()

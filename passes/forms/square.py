@@ -111,9 +111,6 @@ def activation(conversion: Conversion) -> tuple[Program, bool]:
     return (minus if in_place else program), in_place
 
 
-# -- one sublayer ----------------------------------------------------------------------------------------------------
-
-
 def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     b, layout = Builder.of(view, conversion), _layout(conversion, groups_of(conversion.program))

@@ -140,9 +140,6 @@ class HeadWeights:
         return flat if vector.stop is None else b.rows(flat, vector.start, vector.stop, 0, f"{name}_part")
 
 
-# -- the stream -----------------------------------------------------------------------------------------------------
-
-
 def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
     """A power of two at which every forbidden weight is 0, for every pre-activation."""
     steepest = max(abs(group.head.beta) for group in groups)
@@ -239,8 +236,6 @@ class Positions:
         keys = b.transpose(rows, (0, 2, 1), f"{name}_keys")
         return b.unsqueeze(b.node("MatMul", [queries, keys], f"{name}_pairs"), 1, name)
 
-
-# -- heads ----------------------------------------------------------------------------------------------------------
 
 Pattern = Callable[[Group, Tensor, Tensor, str], Variable]
 """The pattern [batch, heads, rows, rows] of one group, from query, key and a suffix for names."""

@@ -326,8 +326,6 @@ class Dataflow:
         weights = () if source is None else [each.weight for each in source.operators]
         return others if weights and all(weight in self._view.picked for weight in weights) else data
 
-    # -- shape-only and affine operators -------------------------------------------------------------------
-
     def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
         data, outputs = node.input[0], list(node.output)
         if node.op_type == "DynamicQuantizeLinear":
@@ -369,8 +367,6 @@ class Dataflow:
         """Whether a BatchNormalization scales and shifts the channels of a projection, as in inference."""
         constant = all(name in self._constants for name in node.input[1:]) and not any(node.output[1:])
         return constant and node.input[0] in self.facts and integer_of(node, "training_mode", 0) == 0
-
-    # -- elementwise operators -----------------------------------------------------------------------------
 
     def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
         names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)

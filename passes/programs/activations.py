@@ -77,9 +77,6 @@ class Activation:
         return gate(program, arithmetic) if len(program.heads) == 1 else None
 
 
-# -- the functions ---------------------------------------------------------------------------------------------
-
-
 def _silu(y: Array, p: Parameters) -> Array:
     return p[1] * y * elementwise.sigmoid(p[0] * y)
 
@@ -131,9 +128,6 @@ def _inside(function: Values) -> Values:
 
 def _hard_swish(y: Array) -> Array:
     return y * np.clip(y / 6.0 + 0.5, 0.0, 1.0)
-
-
-# -- programs that are derived from others ------------------------------------------------------------------------
 
 
 def _gelu_of(p: Parameters, arithmetic: Arithmetic) -> tuple[str, float, dict[str, float]]:
@@ -201,9 +195,6 @@ def _within(make: Make) -> Make:
         return closed_forms.clipped(make(p[:-2], arithmetic), p[-2], p[-1], arithmetic)
 
     return clipped
-
-
-# -- special cases of a general solution -------------------------------------------------------------------------
 
 
 def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:

@@ -115,8 +115,6 @@ class MaskReader:
         value, sizes = self._constants.scalar(others[0]), self._shapes.of(others[0])
         return (value is None or value > 0.0) and sizes is not None and all(size == 1 for size in sizes)
 
-    # -- masks -----------------------------------------------------------------------------------------------
-
     def _mask(self, node: onnx.NodeProto, scores: str) -> Mask:
         chosen = node.op_type == "Where"
         if chosen and (node.input[1] != scores or node.input[2] not in self._constants):

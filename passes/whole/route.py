@@ -160,8 +160,6 @@ class Whole:
         """Whether batch and tokens are one axis of a carried tensor."""
         return len(self.sizes[tensor]) == 2
 
-    # -- where the tokens are --------------------------------------------------------------------------------
-
     def _carry(self, needed: frozenset[int]) -> None:
         """The sizes of all tensors that are computed from the entry."""
         self.sizes[self.entry] = (BATCH, TOKENS, self.width)
@@ -269,8 +267,6 @@ class Whole:
             node = self._view.nodes[index]
             if _SUBLAYER.fullmatch(node.op_type) or _is_pattern(self._view, self._constants, node):
                 raise LostError.at(node, "the bias tokens do not pass through this sublayer")
-
-    # -- the stream ------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         """Find the residual additions and the biases; raise LostError where rows of zeros do not stay zeros."""

@@ -134,8 +134,6 @@ class _Widener:
                 inputs[1] = self._shape_of(self._sizes[node.output[0]], ROWS, rest=node.op_type == "Reshape")
             self._copy(node, inputs)
 
-    # -- shapes ----------------------------------------------------------------------------------------------
-
     def _shape(self, node: onnx.NodeProto) -> None:
         """The original shape of a tensor: everything computed from shapes keeps its value."""
         given, sizes = attributes(node), self._sizes[node.input[0]]
@@ -165,8 +163,6 @@ class _Widener:
             return self._name(tensor)
         shape = self._shape_of((-1, TOKENS, self._whole.width), ROWS)
         return self._node("Reshape", [self._name(tensor), shape], f"{tensor}/in_batches")
-
-    # -- the stream ------------------------------------------------------------------------------------------
 
     def _get_on(self) -> None:
         """Start the stream behind the embeddings: rows of bias tokens, columns of indicators and positions."""
@@ -243,8 +239,6 @@ class _Widener:
         plain = self._copy(node, [self._name(name) for name in node.input[:place]], f"{PREFIX}/{out}/unbiased")
         self._node("Add", [plain, bias], f"{out}/biased", out)
 
-    # -- heads of the network --------------------------------------------------------------------------------
-
     def _head(self, softmax: onnx.NodeProto, scores: Scores) -> None:
         """Scores q k^T with columns of positions on both sides: [q, p W] [k, p]^T = q k^T + p W p^T (Theorem 9)."""
         product = self._view.nodes[scores.product]
@@ -307,8 +301,6 @@ class _Widener:
         data = self._node("Mul", [mask.data, own], f"{mask.data}/data/{self._limit}")
         return self._pad(data, (-2, -1), mask.rank)
 
-    # -- off the way -----------------------------------------------------------------------------------------
-
     def _cut(self, tensor: str) -> str:
         """The rows of a carried tensor that belong to tokens, under its name for the entry and outputs."""
         own = tensor == self._whole.entry or tensor in self._view.outputs
@@ -334,8 +326,6 @@ class _Widener:
             pads[axis] = self._m
         name = f"{tensor}/padded_{'_'.join(str(-axis) for axis in axes)}"
         return self._node("Pad", [tensor, self._integers(*pads)], name)
-
-    # -- nodes -----------------------------------------------------------------------------------------------
 
     def _node(
         self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int | list[int]

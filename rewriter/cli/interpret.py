@@ -127,9 +127,6 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
         click.echo(line.rstrip(), err=report == STANDARD)
 
 
-# -- heads ---------------------------------------------------------------------------------------------------------
-
-
 @command(
     MODEL,
     ok="heads were found",
@@ -227,9 +224,6 @@ def _described(facts: Mapping[str, Any]) -> str:
     return ", ".join([f"{facts['heads']:>6} heads", *extras])
 
 
-# -- run -----------------------------------------------------------------------------------------------------------
-
-
 @command(
     MODEL,
     ok="the model was run",
@@ -268,9 +262,6 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     _echo(f"{name:<44} {list(array.shape)}" for name, array in arrays.items())
     _echo([f"{len(arrays)} arrays written to {cache}"])
     return 0
-
-
-# -- attribute -----------------------------------------------------------------------------------------------------
 
 
 @command(
@@ -367,9 +358,6 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
     return sorted(rows, key=lambda row: -abs(row[1]))[:top]
 
 
-# -- graph ---------------------------------------------------------------------------------------------------------
-
-
 @command(
     MODEL, ok="the graph was made", failed="the model cannot be evaluated", usage="this output cannot be attributed"
 )
@@ -405,9 +393,6 @@ def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -
     )
     _echo(lines)
     return 0
-
-
-# -- rank ----------------------------------------------------------------------------------------------------------
 
 
 @command(

@@ -162,8 +162,6 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-# -- folders of a model, such as optimum writes ---------------------------------------------------------------------
-
 _SKIPPED = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
 """Folders that belong to tools, not to the model."""
 

@@ -118,9 +118,6 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
 
 
-# -- the frozen network --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Step:
     """A sublayer that is affine in what it reads. Members are heads, or neurons, for which K is 1.

@@ -255,9 +255,6 @@ def attribution_graph(
     )
 
 
-# -- nodes ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Members:
     """The heads or neurons of a sublayer, each at every token. K is d_head, or 1 for neurons.

@@ -1,7 +1,7 @@
 """`heads`: every head of a model under one index, original heads and neuron heads alike; nothing is written.
 
-Indexing reads the graph and small constants. A tensor is computed from the model's own weights each time it is asked
-for, and is not kept.
+Indexing reads the graph and small constants. A tensor (docs/heads.md has their shapes) is computed from the model's
+weights on each access, and is not kept.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ from rewriter.text import quoted
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
-
-# -- tensors of a sublayer; docs/heads.md has their shapes ----------------------------------------------------------
 
 ValueOf = Callable[[str], Array]  # a constant tensor's name to its value
 
@@ -97,9 +95,6 @@ def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: 
     for added in heads.added:
         total = total + value_of(added.name).reshape(-1)[added.index] * added.factor.astype(plain.dtype)
     return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
-
-
-# -- the index ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -401,8 +396,6 @@ class _Builder:
         known: dict[int, str] = {onnx.TensorProto.DOUBLE: "float64", onnx.TensorProto.FLOAT16: "float16"}
         return np.dtype(known.get(kind, "float32"))
 
-
-# -- heads by name -------------------------------------------------------------------------------------------------
 
 Names = str | Sequence[str]
 """Names of heads, or globs: `blocks.1.attn.3` is one, `blocks.1.attn.*` and `*.mlp_heads.1?` are several.

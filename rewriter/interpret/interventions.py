@@ -106,9 +106,6 @@ def _opened(model: Source) -> tuple[HeadIndex, onnx.ModelProto]:
     return index, self_contained(replace(index.source, proto=index.proto))
 
 
-# -- what takes a tensor's place -----------------------------------------------------------------------------------
-
-
 def _outputs(index: HeadIndex, names: Names) -> Iterator[tuple[str, Array]]:
     """The chosen heads' outputs, [..., channels]. Raises UsageError."""
     for named, numbers in chosen_heads(index, names):
@@ -144,9 +141,6 @@ def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: 
         merged = where.ndim == array.ndim
         made.append((tensor, np.tile(where, (len(array) // len(where), 1, 1)) if merged else where))
     return replaced(index, model, made, values)
-
-
-# -- the marked nodes ----------------------------------------------------------------------------------------------
 
 
 def replaced(index: HeadIndex, model: onnx.ModelProto, places: Places, values: dict[str, Array]) -> onnx.ModelProto:

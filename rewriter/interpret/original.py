@@ -23,8 +23,6 @@ from rewriter.graph.norms import Norm
 from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
 from rewriter.interpret.trace import EntrySource, Indices, Shape, Signal, Tracer
 
-# -- which columns of a linear operator belong to which head --------------------------------------------------------
-
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:

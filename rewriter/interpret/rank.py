@@ -34,9 +34,6 @@ _MAX_PRODUCT_ENTRIES = 2**23  # of a product in memory
 _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 
 
-# -- what heads read and write -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class HeadSide:
     """What the heads of a sublayer read, or what they write, scaled to a product of norm 1 (or 0).

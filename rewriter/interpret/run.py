@@ -80,9 +80,6 @@ def run_with_cache(
     return Cached(dict(recorded(index, given.cases, outputs)), cache, index, given.spelled)
 
 
-# -- running -------------------------------------------------------------------------------------------------------
-
-
 def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, Array]]:
     """Hook to what it records, as `case/hook` of several cases."""
     tensors = [name for hook in hooks.values() for name in hook.tensors]
@@ -118,9 +115,6 @@ def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dic
     except NoReference as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
     return {name: np.asarray(found[name]) for name in names}
-
-
-# -- hooks ---------------------------------------------------------------------------------------------------------
 
 
 def hooks_of(index: HeadIndex) -> dict[str, Hook]:

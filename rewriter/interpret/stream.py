@@ -18,8 +18,6 @@ from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, la
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
-# -- normalisations -------------------------------------------------------------------------------------------------
-
 _MAX_FROZEN_ERROR = 1e-4  # of a frozen normalisation, relative; float32 leaves about 1e-6
 
 
@@ -73,8 +71,6 @@ def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], wher
             return FrozenNorm(factors, scale, bias, centred)
     raise UsageError(f"{where} does not read the residual stream through a normalisation; it cannot be attributed")
 
-
-# -- what sublayers write -------------------------------------------------------------------------------------------
 
 STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),

@@ -150,8 +150,6 @@ def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> Neuro
     return _heads(view, block, replace(whole, output=output), program, whole=True)
 
 
-# -- names ----------------------------------------------------------------------------------------------------------
-
 Sublayer = Attention | NeuronHeads
 
 

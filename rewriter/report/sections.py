@@ -135,9 +135,6 @@ def _run(proof: Validation) -> Iterator[Part]:
         yield skipped(proof, verbose=True)
 
 
-# -- what was measured at every float, on another machine ----------------------------------------------------------
-
-
 @cache
 def _floats() -> dict[str, Any]:
     found: dict[str, Any] = json.loads(files("rewriter.report").joinpath("floats.json").read_text(encoding="utf-8"))
@@ -159,9 +156,6 @@ def float_table(report: Report) -> Table:
     here = report.environment.get("onnxruntime", "none")
     title = f"Largest error over max(1, |f|), in the program's domain, {where}; here: onnxruntime {here}"
     return Table(title, heads, tuple(_measured(report))).filled()
-
-
-# -- the few lines that most people need ---------------------------------------------------------------------------
 
 
 def summary(report: Report, width: int) -> list[str]:

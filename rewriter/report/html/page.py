@@ -104,9 +104,6 @@ def shown(value: Cell | str | float | None, column: Column) -> Cell:
     return Cell(None, text, cell.style or ("name" if column.kind == "name" else ""))
 
 
-# -- heads ---------------------------------------------------------------------------------------------------------
-
-
 def render_heads(data: Mapping[str, Any]) -> str:
     """The page of heads; its script writes the data, JSON in the page, as text only."""
     style, made = f"{resource('style.css')}\n{resource('heads.css')}", _shortened(data)

@@ -104,9 +104,6 @@ def _show_graphs(console: Console, found: GraphDifference) -> None:
     )
 
 
-# -- a certificate -------------------------------------------------------------------------------------------------
-
-
 def show_certification(console: Console, found: Certification) -> None:
     """Print everything about a certificate."""
     certificate = found.certificate

@@ -140,8 +140,6 @@ def _lines(console: rich.console.Console, clock: Clock) -> Callback:
     return show
 
 
-# -- what `rewrite` prints ---------------------------------------------------------------------------------------------
-
 _STYLES = {"PASSED": "bold green", "FAILED": "bold red", "PLANNED": ""}
 
 
