@@ -48,7 +48,6 @@ PRODUCT = "elementwise products of gates"  # the purity line's name for what `--
 
 _KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
 _INTEGER_TYPES = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
-"""Types of masks, indices and shapes."""
 
 DEFAULT_TOKENS = 128
 

@@ -10,15 +10,9 @@ from rewriter.options import option
 
 DEFAULT_MAX_TOKENS = 512  # positions in the forms with one-hot position columns
 _USUAL_HEAD_DIMENSION = 64  # d_head where the model's own attention is not found
-
-LOCAL = "local"
-"""The form that takes the offsets of logits out of the exponentials, and programs with the fewest operations."""
-
-WHOLE = "whole"
-"""The form of a network: blocks of form `maskless` on one stream, which the network's own heads read too."""
-
-FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)
-"""The keys of `passes.forms.FORMS`, repeated here because the forms import this module; a test compares both."""
+LOCAL = "local"  # without offsets in exponentials, with the fewest operations
+WHOLE = "whole"  # the network on one stream, which its own heads read too
+FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)  # as in FORMS, which imports this
 
 EXPOSED = ("q", "scores", "pattern", "z")  # tensors of a sublayer that can be outputs of the model
 

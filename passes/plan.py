@@ -27,11 +27,8 @@ from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import GraphView, Miss, Path, all_views
 
-FUNCTIONS_IR_VERSION = 8
-"""The IR version that introduced model-local functions; in older models the heads are written out."""
-
-INTEGER_CONSTANT_OPSET = 9
-"""First opset in which a Constant node may hold integers; functions need them to pick the rows of bias tokens."""
+FUNCTIONS_IR_VERSION = 8  # introduced model-local functions
+INTEGER_CONSTANT_OPSET = 9  # the first with integers in Constant nodes
 
 _SEARCH_DEPTH = 8  # nodes between a softmax and the product that computes its scores
 

@@ -18,11 +18,8 @@ from rewriter.graph.constants import AnyArray, Constants, Read, small
 from rewriter.graph.types import Dim, TensorType, type_of
 from rewriter.graph.view import GraphView, LostError
 
-BATCH, TOKENS = 10007, 1000003
-"""The made-up numbers of sequences and of tokens in each. No dimension of a model is a multiple of either."""
-
-BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
-"""Operators whose operands broadcast, where the stream may pass."""
+BATCH, TOKENS = 10007, 1000003  # made-up: no dimension of a model is a multiple of either
+BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # elementwise on the stream
 
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 

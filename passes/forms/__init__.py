@@ -24,8 +24,7 @@ from passes.programs.groups import groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView, LostError, Miss
 
-Counts = tuple[tuple[int, ...], int, int]
-"""Heads of each sublayer, queries of each head, and keys against which each query is scored."""
+Counts = tuple[tuple[int, ...], int, int]  # heads of each sublayer, queries of each head, keys for each query
 
 
 @dataclass(frozen=True)

@@ -38,15 +38,11 @@ from rewriter.graph.view import GraphView
 
 _HIGHEST_LOGIT = 80.0
 """The largest logit relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17."""
-LARGEST_PART = 2.0**12
-"""The largest weight or part of a bias token with which its product with e^80 is finite."""
+LARGEST_PART = 2.0**12  # the largest weight or part whose product with e^80 is finite
 
 SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
-BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")
-"""The inputs of slope, weight, part and offset: of shared keys, and of a head's bias tokens."""
-
-Inputs = Mapping[str, Tensor]
-"""The operands of a function, by the names of its formal inputs, in order."""
+BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")  # slopes, weights, parts, offsets, as above
+Inputs = Mapping[str, Tensor]  # operands by the names of formal inputs, in order
 
 
 @dataclass(frozen=True)

@@ -238,10 +238,9 @@ class Positions:
 
 
 Pattern = Callable[[Group, Tensor, Tensor, str], Variable]
-"""The pattern [batch, heads, rows, rows] of one group, from query, key and a suffix for names."""
+"""[batch, heads, rows, rows] of one group, from query, key and a suffix for names."""
 
-Values = Callable[[Group, str], Tensor]
-"""The values [batch, heads or 1, rows, 1] of one group, from a suffix for names."""
+Values = Callable[[Group, str], Tensor]  # [batch, heads or 1, rows, 1], from a suffix for names
 
 
 def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:

@@ -48,13 +48,10 @@ from rewriter.graph.view import (
 from rewriter.graph.walk import own_names, reads, subgraphs
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
-
-QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
-"""They round, but they stay in the graph: only what lies between them is replaced."""
+QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # only nodes between them are replaced
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
-_ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))
-"""Biases and factors, where one of their operands is constant."""
+_ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))  # of constants
 _NO_ACTIVATION = (
     *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd", "CausalConv"),
     *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearSoftmax"),

@@ -22,7 +22,7 @@ from rewriter.graph.view import GraphView
 
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
-"""The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
+"""Their other inputs: a ratio and a training flag; the tensor whose type is taken."""
 _TOLERANCE = 8  # in units of the precision of a region's constants
 
 

@@ -21,8 +21,7 @@ _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
 _TRAILING_NUMBER = re.compile(r"_\d+$")
 _MLP, _CONV = "mlp", "conv"
-_SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")
-"""Nodes that quantisers and exporters put between a product and its bias."""
+_SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")  # nodes between a product and its bias
 
 
 class Namer:

@@ -28,8 +28,7 @@ from rewriter.graph.view import (
     label,
 )
 
-_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
-"""Products with a matrix stored as numbers of the model's type."""
+_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")  # on plain matrices
 
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 

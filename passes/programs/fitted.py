@@ -54,15 +54,14 @@ def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program],
     return min(close, key=cost) if close else min(known, key=lambda program: program.max_error)
 
 
-_NEARLY = 1.15
-"""Programs in powers of one exponential may have this much more error than asked for: the next closer one costs three
-more operations."""
+_POWERS_TOLERANCE = 1.15
+"""Times the requested error: the next closer program costs three more operations."""
 
 
 def in_powers(activation: str, tolerance: float) -> Program | None:
     """The program of `activation` in the fewest powers with `max_error` at most about `tolerance`; None if none is."""
     known = [program for name, program in fitted_programs("powers") if name == activation]
-    close = [program for program in known if program.max_error <= _NEARLY * tolerance]
+    close = [program for program in known if program.max_error <= _POWERS_TOLERANCE * tolerance]
     return min(close, key=lambda program: len(program.heads), default=None)
 
 

@@ -35,8 +35,7 @@ from passes.programs.head import FACTORED, LARGEST_QUERY, Array, BiasToken, Head
 from passes.programs.line import Line
 from passes.programs.program import MARGIN, Program, grid, largest_change
 
-_LOGARITHMS = 2e-15
-"""Relative error of a line whose weights are written as e^(ln w), with logarithms down to -7 rounded to float64."""
+_LOG_WEIGHT_ERROR = 2e-15  # of a line with weights e^(ln w), logarithms down to -7 in float64
 
 
 @cache
@@ -140,7 +139,7 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
         # A linear term beside the head would cancel it where the gate is small, as in groups.
         program = replace(program, heads=tuple(spread(program.heads[0], program.linear)), linear=0.0)
     domain = min(program.domain, line.domain)
-    written = replace(line, max_error=line.max_error + _LOGARITHMS)
+    written = replace(line, max_error=line.max_error + _LOG_WEIGHT_ERROR)
     added = _line_error(program, written, domain)
     added += sum(pairing_error(head, written, domain) for head in program.heads)
     made = replace(

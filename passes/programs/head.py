@@ -35,8 +35,7 @@ FACTORED_BESIDE_STEEP = 20.0
 (`passes.forms.local`), and times a factor e^60 that is no longer nothing.
 """
 
-LARGEST_QUERY = 2.0**500
-"""Queries are clipped to this, as in float64 graphs: logits stay finite, and all weights are 0 or 1 long before."""
+LARGEST_QUERY = 2.0**500  # queries are clipped to it: all weights are 0 or 1 long before
 
 
 def narrowed(number: float, dtype: DTypeLike) -> float:

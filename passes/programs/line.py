@@ -23,8 +23,7 @@ from numpy.typing import DTypeLike
 
 from passes.programs.head import Array, Head, heads_over, narrowed
 
-LOWEST, HIGHEST = -80.0, 160.0
-"""x is clipped to these: e^80, and the smallest e^(-x/2) = e^-80, are normal float32 numbers."""
+LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 are normal float32 numbers
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,7 @@ from rewriter.graph.extract import ancestors, cut
 from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attributes
 from rewriter.graph.walk import captured_names
 
-SMALLEST_OPSET = 13
-"""From this opset on, Pad accepts booleans, Softmax normalises one axis and Squeeze takes its axes as an input."""
+SMALLEST_OPSET = 13  # Pad of booleans, Softmax over one axis, Squeeze with axes as an input
 
 _ADDED = ("Add", "Sub")
 _NORMS = ("LayerNormalization", "RMSNormalization")
@@ -54,8 +53,7 @@ _KEEP_ZEROS = frozenset((*_LAYOUT, *_OVER_AXES, "MatMul", "Gemm", "Div", "Pow", 
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
 """Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
 _KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
-_SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")
-"""Operators that are sublayers, or hold some."""
+_SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _MIN_OMEGA = 2.0**60  # outweighs any score of the network's own heads
 _MAX_AXES = 3
 _TRANSPARENT = ("Reshape", "Cast", "Identity", "Dropout")

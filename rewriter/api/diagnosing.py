@@ -83,8 +83,7 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
     return Diagnosis(environment(), reasons, memory, disk, None if source is None else source.size, tuple(problems))
 
 
-_ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}
-"""Packages of that name that install a separate folder."""
+_ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}  # with separate folders
 
 
 def _state(provider: Provider) -> tuple[bool, str]:

@@ -162,8 +162,7 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-_SKIPPED = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
-"""Folders that belong to tools, not to the model."""
+_TOOL_FOLDERS = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
 
 
 def files_of(folder: Path) -> tuple[Path, ...]:
@@ -178,7 +177,7 @@ def files_of(folder: Path) -> tuple[Path, ...]:
     found = []
     with os_errors("read", folder):
         for here, folders, names in os.walk(folder, onerror=fail):
-            folders[:] = sorted({*folders} - _SKIPPED)
+            folders[:] = sorted({*folders} - _TOOL_FOLDERS)
             for path in (Path(here, name) for name in (*folders, *names)):
                 mode = path.lstat().st_mode
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):

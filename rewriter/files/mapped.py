@@ -13,17 +13,11 @@ from copy import deepcopy
 import onnx
 
 MIN_MAPPED_BYTES = 2**16  # no pass looks at the values of constants as large
-
-_GRAPH, _INITIALIZER, _RAW = 7, 5, 9
-"""Field numbers of `ModelProto.graph`, `GraphProto.initializer` and `TensorProto.raw_data`."""
+_GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of graph, initializer, raw_data
 
 _PLAIN = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
-
-_LOCATION, _DEFAULT = 14, b"\0"
-"""The field `data_location`; onnx writes the default after it has loaded external data into a model."""
-
-_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
-"""Wire types of protobuf: numbers, contents with a length, contents of a fixed length."""
+_LOCATION, _DEFAULT = 14, b"\0"  # data_location, and its default, which onnx writes after loading external data
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types of protobuf
 
 
 class _OddError(Exception):

@@ -39,8 +39,7 @@ from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, no
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, cases_of, token_ids
 
-_NEAR, _STEP = 1e-8, 1e-4
-"""Where |y| is smaller, a difference from f(0) says nothing about the gate; a step that says more."""
+_SMALL_Y, _SLOPE_STEP = 1e-8, 1e-4  # below the first, f(y) - f(0) does not show the gate
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,9 +241,9 @@ class NeuronStep(Step):
 
 def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
     """f(0), and the gate (f(y) - f(0)) / y; next to 0 the slope there."""
-    zero, below, above = (float(each) for each in function(np.array([0.0, -_STEP, _STEP])))
-    near = (y == 0.0) | ((np.abs(y) < _NEAR) & (zero != 0.0))
-    return zero, np.where(near, (above - below) / (2 * _STEP), (function(y) - zero) / np.where(near, 1.0, y))
+    zero, below, above = (float(each) for each in function(np.array([0.0, -_SLOPE_STEP, _SLOPE_STEP])))
+    near = (y == 0.0) | ((np.abs(y) < _SMALL_Y) & (zero != 0.0))
+    return zero, np.where(near, (above - below) / (2 * _SLOPE_STEP), (function(y) - zero) / np.where(near, 1.0, y))
 
 
 @dataclass(frozen=True, eq=False)

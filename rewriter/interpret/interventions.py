@@ -30,14 +30,10 @@ from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.text import quoted
 
 HOW = ("zero", "mean")
-
-MARK = "attnonly.intervention"
-"""Metadata key of the nodes made here; the value is the tensor that they change."""
+MARK = "attnonly.intervention"  # metadata key of added nodes; the value is the tensor that they change
 
 _COMPUTED = "computed"
-
-Places = Sequence[tuple[str, Array]]
-"""Tensors that are changed, each with the entries that are replaced: booleans that broadcast to it."""
+Places = Sequence[tuple[str, Array]]  # changed tensors, with the replaced entries: booleans that broadcast
 
 
 def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrText | None = None) -> Any:

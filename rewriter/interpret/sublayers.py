@@ -28,8 +28,7 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention
 
-PROGRAMS = {"fewest": "masked", "fast": "local"}
-"""Which form's program the neurons' heads are: that with the fewest heads, or that with the fewest operations."""
+PROGRAMS = {"fewest": "masked", "fast": "local"}  # heads, or operations, to the form with such programs
 
 
 @dataclass(frozen=True, eq=False)

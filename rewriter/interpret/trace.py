@@ -35,9 +35,7 @@ Array = NDArray[np.float64]
 Move = Callable[[NDArray[Any]], NDArray[Any]]  # moves, repeats or drops entries of an array
 
 _MAX_DEPTH = 64  # of a chain of nodes
-
-_CASES = (2, 3, 7), (3, 5, 11)
-"""Batch, tokens and past of two cases: a batch of 1 would look like an axis that broadcasts."""
+_CASES = (2, 3, 7), (3, 5, 11)  # batch, tokens, past; a batch of 1 would look like a broadcast axis
 
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
 

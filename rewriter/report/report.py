@@ -25,8 +25,7 @@ from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.text import counted
 
-VERSION = 1
-"""Of the JSON of every result: incremented if a field changes its meaning or is removed; new fields may be added."""
+VERSION = 1  # of the JSON: raised if a field changes its meaning or goes
 
 _FEW = 3
 _Part = TypeVar("_Part")

@@ -34,9 +34,7 @@ _HOW = {"local": ": activations written as their softmax over {self, bias tokens
 """What a form does, where its name does not say it."""
 _LABEL = 10
 _STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
-
-Part = str | Sequence[str] | Table
-"""A paragraph, the entries of a list, or a table."""
+Part = str | Sequence[str] | Table  # a paragraph, the entries of a list, or a table
 
 
 def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
