@@ -67,39 +67,28 @@ class FormCost:
 
 @dataclass(frozen=True)
 class BlockAccount:
-    """One MLP block.
-
-    Attributes:
-        parameters: elements of its weights, those of all experts.
-        share: of the multiply-adds of the model's linear operators for one token.
-        heads: of the chosen form; None for a block that is left.
-        forms: their costs; empty where a size is unknown or the block is left.
-        refused: the other forms, each with the reason.
-    """
+    """One MLP block."""
 
     name: str
     d_model: int | None
     d_ff: int | None
-    parameters: int
-    share: float
-    heads: int | None
-    forms: tuple[FormCost, ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
+    parameters: int  # elements of its weights, those of all experts
+    share: float  # of the multiply-adds of the model's linear operators for one token
+    heads: int | None  # of the chosen form; None for a block that is left
+    forms: tuple[FormCost, ...] = ()  # their costs; empty where a size is unknown or the block is left
+    refused: tuple[tuple[str, str], ...] = ()  # the other forms, each with the reason
 
 
 @dataclass(frozen=True)
 class Accounting:
-    """The whole model.
-
-    Attributes:
-        remaining: nonlinear operators (neither softmax nor normalisation) that conversion leaves, the products of gates
-            that `--gate product` keeps included, and how many.
-    """
+    """The whole model."""
 
     blocks: tuple[BlockAccount, ...]
     head_dimension: int | None
     attention_heads: int | None
     share: float
+    # nonlinear operators (neither softmax nor normalisation) that conversion leaves, the products of gates that `--gate
+    # product` keeps included, and how many
     remaining: dict[str, int]
     tokens: int
 

@@ -26,22 +26,18 @@ SMALLEST_OPSET = 7  # the first in which Mul and Add broadcast without attribute
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """What the heads of one block are written from; a `passes.record.BlockRecord` carries it in the file.
-
-    Attributes:
-        inline: whether the heads are nodes instead of calls of a model-local function.
-        projections: the linear operators as plain matrices; None if the form replaces the activation only.
-        carried: bias tokens that the network's residual stream carries for the block, as its last rows; 0: its own.
-        stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
-    """
+    """What the heads of one block are written from; a `passes.record.BlockRecord` carries it in the file."""
 
     program: Program
     form: str
-    inline: bool = False
+    inline: bool = False  # whether the heads are nodes instead of calls of a model-local function
     double: bool = False
     options: FormOptions = DEFAULT_OPTIONS
+    # the linear operators as plain matrices; None if the form replaces the activation only
     projections: Projections | None = None
+    # bias tokens that the network's residual stream carries for the block, as its last rows; 0: its own
     carried: int = 0
+    # the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty
     stream: str = ""
 
     @property

@@ -67,11 +67,7 @@ DEFAULT_OPTIONS = FormOptions()
 
 @dataclass(frozen=True)
 class Options:
-    """The user's choices about the rewriting.
-
-    Attributes:
-        reached: largest measured |y| by pre-activation; used if `domain` is None.
-    """
+    """The user's choices about the rewriting."""
 
     form: str = option(LOCAL, "How heads become nodes.", choices=FORM_NAMES, see="forms.md")
     scope: str = option(
@@ -116,5 +112,6 @@ class Options:
         above=0.0,
         rare=True,
     )
+    # largest measured |y| by pre-activation; used if `domain` is None
     reached: Mapping[str, float] = field(default_factory=dict)
     forms: FormOptions = DEFAULT_OPTIONS

@@ -35,13 +35,9 @@ _SEARCH_DEPTH = 8  # nodes between a softmax and the product that computes its s
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done to a model.
+    """What will be done to a model."""
 
-    Attributes:
-        model: the given one, or its lowered form.
-    """
-
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # the given one, or its lowered form
     views: tuple[GraphView, ...]
     conversions: tuple[Conversion, ...]
     left: tuple[Left, ...]

@@ -41,25 +41,17 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRecord(Heads):
-    """What a plan says of one block: what its heads compute, and what they were written from.
-
-    Attributes:
-        activation: name in the table of activations, or `f` for a function that it does not name.
-        bound: the claimed error over max(1, |f|): program, rounded coefficients, and naming.
-        y: the pre-activation; like value and output not a tensor of a file whose block has `projections`.
-        types: element types of output, y and value.
-        value: the factor of the activation, empty where there is none or its product stayed in the graph.
-    """
+    """What a plan says of one block: what its heads compute, and what they were written from."""
 
     name: str
     path: Path
-    activation: str
+    activation: str  # name in the table of activations, or `f` for a function that it does not name
     parameters: tuple[float, ...]
-    bound: float
-    y: str
+    bound: float  # the claimed error over max(1, |f|): program, rounded coefficients, and naming
+    y: str  # the pre-activation; like value and output not a tensor of a file whose block has `projections`
     output: str
-    types: tuple[int, int, int]
-    value: str = ""
+    types: tuple[int, int, int]  # element types of output, y and value
+    value: str = ""  # the factor of the activation, empty where there is none or its product stayed in the graph
 
     @property
     def place(self) -> Place:

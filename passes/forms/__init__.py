@@ -29,20 +29,16 @@ Counts = tuple[tuple[int, ...], int, int]  # heads of each sublayer, queries of 
 
 @dataclass(frozen=True)
 class Form:
-    """One form.
-
-    Attributes:
-        cost: of a prepared conversion that reads a number of columns, for some tokens.
-        prepare: completes a conversion during planning; raises LostError where the form cannot take the block.
-        options: names of options that only some forms have.
-    """
+    """One form."""
 
     name: str
     help: str
+    # of a prepared conversion that reads a number of columns, for some tokens
     cost: Callable[[Conversion, int, int], Counts]
+    # completes a conversion during planning; raises LostError where the form cannot take the block
     prepare: Callable[[GraphView, Conversion], Conversion]
     emit: Callable[[GraphView, Conversion], Replacement]
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # names of options that only some forms have
 
 
 def _local(conversion: Conversion, _: int, tokens: int) -> Counts:

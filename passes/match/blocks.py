@@ -80,35 +80,24 @@ def _opaque(view: GraphView, node: onnx.NodeProto) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """One MLP block.
+    """One MLP block."""
 
-    Attributes:
-        name: unique in the model; the module path where the exporter recorded one.
-        where: the scope, empty for the main graph.
-        gate: the pre-activation y (of the gate, in a gated block).
-        value: the factor of the activation in a gated block; the gate itself otherwise.
-        elem_type: of the activation's output, 0 when unknown; that of gate and value differ if the region contains
-            casts.
-        channels: size of the output's last axis, where no later operator gives the number of neurons.
-        product: whether only h(gate) of a gated block is replaced and its product with the value stays.
-        part_of: the block that contains this one, such as the clip of the value of its gate; otherwise empty.
-    """
-
-    name: str
-    where: str
+    name: str  # unique in the model; the module path where the exporter recorded one
+    where: str  # the scope, empty for the main graph
     path: Path
     region: Region
-    gate: str
-    value: str
+    gate: str  # the pre-activation y (of the gate, in a gated block)
+    value: str  # the factor of the activation in a gated block; the gate itself otherwise
     first: tuple[LinearOperator, ...]
     second: tuple[LinearOperator, ...]
     identified: Identified
+    # of the activation's output, 0 when unknown; that of gate and value differ if the region contains casts
     elem_type: int
     gate_type: int
     value_type: int
-    channels: int | None = None
-    product: bool = False
-    part_of: str = ""
+    channels: int | None = None  # size of the output's last axis, where no later operator gives the number of neurons
+    product: bool = False  # whether only h(gate) of a gated block is replaced and its product with the value stays
+    part_of: str = ""  # the block that contains this one, such as the clip of the value of its gate; otherwise empty
 
     @property
     def output(self) -> str:
@@ -165,53 +154,40 @@ def kinds(operators: Sequence[LinearOperator]) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known about one tensor.
+    """What is known about one tensor."""
 
-    Attributes:
-        leaves: the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond
-            an activation.
-        operators: the linear operators whose outputs a leaf sums; empty for other tensors.
-        miss: why the leaf is not a linear map of data after all, so that its activations are left.
-        ends: for a tensor beyond an activation, the activation's output.
-        rounded: whether it was quantised and dequantised there, so that a separate function follows.
-    """
-
+    # the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond an
+    # activation.
     leaves: tuple[str, ...]
+    # the linear operators whose outputs a leaf sums; empty for other tensors
     operators: tuple[LinearOperator, ...] = ()
     trailing: tuple[int, ...] = ()
-    miss: Miss | None = None
+    miss: Miss | None = None  # why the leaf is not a linear map of data after all, so that its activations are left
     nonlinear: bool = False
-    ends: str = ""
-    rounded: bool = False
+    ends: str = ""  # for a tensor beyond an activation, the activation's output
+    rounded: bool = False  # whether it was quantised and dequantised there, so that a separate function follows
 
 
 class Dataflow:
-    """The facts of one graph, in linear time; read-only.
-
-    Attributes:
-        facts: of tensors that are neither opaque nor constant.
-        sinks: activation output to the linear operators that consume it.
-        blocked: activation output to the reason why another consumer is not a linear operator.
-        extended: activation outputs that are part of a larger activation.
-        values: gate operand to its fact, and quantised leaves on the far side of another activation.
-        parts: activation outputs that are quantised and then part of another activation.
-        strays: tensor to the index of the activation operator that was applied to it without a projection.
-        reached: that activation to the description of the downstream linear operator.
-        near_misses: leaf to why the nonlinear node that reads it is not elementwise with scalar constants.
-    """
+    """The facts of one graph, in linear time; read-only."""
 
     def __init__(self, view: GraphView, constants: Constants) -> None:
         self._view = view
         self._constants = constants
-        self.facts: dict[str, Fact] = {}
+        self.facts: dict[str, Fact] = {}  # of tensors that are neither opaque nor constant
         self.operators: dict[int, LinearOperator] = {}
+        # activation output to the linear operators that consume it
         self.sinks: dict[str, list[LinearOperator]] = defaultdict(list)
+        # activation output to the reason why another consumer is not a linear operator
         self.blocked: dict[str, Miss] = {}
-        self.extended: set[str] = set()
+        self.extended: set[str] = set()  # activation outputs that are part of a larger activation
+        # gate operand to its fact, and quantised leaves on the far side of another activation
         self.values: dict[str, Fact] = {}
-        self.parts: set[str] = set()
+        self.parts: set[str] = set()  # activation outputs that are quantised and then part of another activation
+        # tensor to the index of the activation operator that was applied to it without a projection
         self.strays: dict[str, int] = {}
-        self.reached: dict[int, str] = {}
+        self.reached: dict[int, str] = {}  # that activation to the description of the downstream linear operator
+        # leaf to why the nonlinear node that reads it is not elementwise with scalar constants
         self.near_misses: dict[str, Miss] = {}
         # Scalars of dynamic quantisation, computed at run time, that turn an integer product back into floats.
         self._scales: set[str] = set()

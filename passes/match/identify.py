@@ -40,17 +40,12 @@ class Region:
 
 @dataclass(frozen=True)
 class Identified:
-    """A named activation: `activation(y)`, or `activation(gate) * value`.
-
-    Attributes:
-        error: from the region's values on the grid, relative to max(1, |f|).
-        gated: for two leaves, the positions of gate and value among the region's leaves.
-    """
+    """A named activation: `activation(y)`, or `activation(gate) * value`."""
 
     activation: Activation
     parameters: Parameters
-    error: float
-    gated: tuple[int, int] | None = None
+    error: float  # from the region's values on the grid, relative to max(1, |f|)
+    gated: tuple[int, int] | None = None  # for two leaves, the positions of gate and value among the region's leaves
 
     @property
     def label(self) -> str:
@@ -61,16 +56,11 @@ class Identified:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A function that no table entry matches.
-
-    Attributes:
-        function: f(y), or the h of h(gate) * value, where heads could be fitted to it.
-        gated: the positions of gate and value among the region's leaves.
-    """
+    """A function that no table entry matches."""
 
     reason: str
-    function: Function | None = None
-    gated: tuple[int, int] | None = None
+    function: Function | None = None  # f(y), or the h of h(gate) * value, where heads could be fitted to it
+    gated: tuple[int, int] | None = None  # the positions of gate and value among the region's leaves
 
 
 def grid() -> Array:

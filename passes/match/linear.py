@@ -19,15 +19,7 @@ from rewriter.graph.view import GraphView, Miss, attributes, integer_of, key_of,
 
 @dataclass(frozen=True)
 class LinearOperator:
-    """A node that maps its data linearly by a constant weight.
-
-    Attributes:
-        rowwise: whether each token is mapped separately, not as by a convolution with a spatial kernel.
-        axis: the mapped axis from the end: -1 for X W, -2 for W X and -rank + 1 for a convolution.
-        transposed: whether a matrix is stored as [out, in].
-        added: a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm.
-        experts: how many matrices each token may meet some of; 0 where all tokens meet the same.
-    """
+    """A node that maps its data linearly by a constant weight."""
 
     node: int
     kind: str
@@ -36,11 +28,11 @@ class LinearOperator:
     output: str
     in_features: int | None
     out_features: int | None
-    rowwise: bool = True
-    axis: int = -1
-    transposed: bool = False
-    added: str = ""
-    experts: int = 0
+    rowwise: bool = True  # whether each token is mapped separately, not as by a convolution with a spatial kernel
+    axis: int = -1  # the mapped axis from the end: -1 for X W, -2 for W X and -rank + 1 for a convolution
+    transposed: bool = False  # whether a matrix is stored as [out, in]
+    added: str = ""  # a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm
+    experts: int = 0  # how many matrices each token may meet some of; 0 where all tokens meet the same
 
     @property
     def shown(self) -> str:

@@ -67,21 +67,15 @@ class Projection:
 
 @dataclass(frozen=True)
 class Projections:
-    """A whole MLP block in plain matrices.
-
-    Attributes:
-        output: W2, with the bias that its operator adds.
-        result: output of the second operator, after its bias.
-        result_rank: as many axes as the input's, or 2 where batch and tokens are one axis.
-        shapes: outputs of Shape nodes that read a tensor that goes: they are computed from the input instead.
-    """
+    """A whole MLP block in plain matrices."""
 
     query: Projection
     value: Projection
-    output: Projection
-    result: str
+    output: Projection  # W2, with the bias that its operator adds
+    result: str  # output of the second operator, after its bias
     rank: int
-    result_rank: int
+    result_rank: int  # as many axes as the input's, or 2 where batch and tokens are one axis
+    # outputs of Shape nodes that read a tensor that goes: they are computed from the input instead
     shapes: tuple[str, ...] = ()
 
     @property

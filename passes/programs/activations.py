@@ -31,24 +31,16 @@ Make = Callable[[Parameters, Arithmetic], Program]
 
 @dataclass(frozen=True)
 class Activation:
-    """One entry of the table.
-
-    Attributes:
-        solve: parameters from the values of an unknown function; None if it is another activation.
-        program: None where it is unknown.
-        usual: the parameters of the plain activation, which reports omit.
-        gate: the program of h(g) u; None where `passes.programs.gates.gate` derives it.
-        quick: the program with the fewest operations in form `local`, if another one.
-    """
+    """One entry of the table."""
 
     name: str
     parameters: tuple[str, ...]
     function: Values
-    solve: Solve
-    program: Make | None
-    usual: Parameters = (1.0,)
-    gate: Make | None = None
-    quick: Make | None = None
+    solve: Solve  # parameters from the values of an unknown function; None if it is another activation
+    program: Make | None  # None where it is unknown
+    usual: Parameters = (1.0,)  # the parameters of the plain activation, which reports omit
+    gate: Make | None = None  # the program of h(g) u; None where `passes.programs.gates.gate` derives it
+    quick: Make | None = None  # the program with the fewest operations in form `local`, if another one
 
     def label(self, parameters: Parameters) -> str:
         """The name as reports print it, with any unusual parameters."""

@@ -9,25 +9,16 @@ import onnx
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The arithmetic in which a block's heads are evaluated.
+    """The arithmetic in which a block's heads are evaluated."""
 
-    Attributes:
-        steepness: factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact.
-        tolerance: errors of programs that this arithmetic cannot distinguish from 0.
-        small: the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64.
-        limit: the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|.
-        lines: the lines (`passes.programs.line`) for "single", "double" or "half" precision.
-        narrow: lines with fewer keys, for gates whose self value counts near 0 only.
-        pairs: the lines of gates over pairs of keys, in forms that pay for every head: errors are those of the
-            arithmetic. Empty where the limit is close enough.
-    """
-
-    steepness: float
-    tolerance: float
-    small: float
-    limit: float
-    lines: str
-    narrow: str = ""
+    steepness: float  # factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact
+    tolerance: float  # errors of programs that this arithmetic cannot distinguish from 0
+    small: float  # the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64
+    limit: float  # the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|
+    lines: str  # the lines (`passes.programs.line`) for "single", "double" or "half" precision
+    narrow: str = ""  # lines with fewer keys, for gates whose self value counts near 0 only
+    # the lines of gates over pairs of keys, in forms that pay for every head: errors are those of the arithmetic. Empty
+    # where the limit is close enough.
     pairs: str = ""
 
     @property

@@ -28,20 +28,13 @@ LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 a
 
 @dataclass(frozen=True)
 class Line:
-    """The line g on |g| <= domain.
-
-    Attributes:
-        step: d, a power of two up to its sign, which exchanges the two sides.
-        end: weight of the keys r = 0 and r = 1.
-        pairs: (r, w) of the nodes below 1/2; the node 1 - r has the same weight.
-        middle: weight of the node 1/2, 0 for none.
-    """
+    """The line g on |g| <= domain."""
 
     name: str
-    step: float
-    end: float
-    pairs: tuple[tuple[float, float], ...]
-    middle: float
+    step: float  # d, a power of two up to its sign, which exchanges the two sides
+    end: float  # weight of the keys r = 0 and r = 1
+    pairs: tuple[tuple[float, float], ...]  # (r, w) of the nodes below 1/2; the node 1 - r has the same weight
+    middle: float  # weight of the node 1/2, 0 for none
     domain: float
     max_error: float
 

@@ -26,21 +26,13 @@ REACH = 80.0  # c y is at most this: e^80 is finite in float32, and Phi is 1 lon
 
 @dataclass(frozen=True)
 class Powers:
-    """The multiple `factor` Phi(y) of what the values read.
+    """The multiple `factor` Phi(y) of what the values read."""
 
-    Attributes:
-        step: c.
-        parts: the b.
-        shifts: the s, as many.
-        pairs: how many fractions of two levels there are; theirs are the last parts and shifts.
-        base: h far from 0.
-    """
-
-    step: float
-    parts: tuple[float, ...]
-    shifts: tuple[float, ...]
-    pairs: int = 0
-    base: float = 0.0
+    step: float  # c
+    parts: tuple[float, ...]  # the b
+    shifts: tuple[float, ...]  # the s, as many
+    pairs: int = 0  # how many fractions of two levels there are; theirs are the last parts and shifts
+    base: float = 0.0  # h far from 0
     factor: float = 1.0
 
     @property

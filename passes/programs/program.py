@@ -22,33 +22,27 @@ from passes.programs.powers import Powers
 
 @dataclass(frozen=True)
 class Program:
-    """A sum of heads that computes one activation.
-
-    Attributes:
-        max_error: the largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic for the
-            given coefficients: derived, or measured on a dense grid with a margin. It is a claim, which the certificate
-            of a rewritten model proves. Only Mish's ln 2 means the real number.
-        coefficient_error: the change, over max(1, |f|), from rounding the coefficients to a type; a claim likewise.
-        rounding: what evaluating fitted heads in float32 adds, over max(1, |f|), as measured; a few units in the last
-            place for others.
-        domain: largest |y| for which `max_error` holds.
-        double: whether the heads need float64, as small differences of large values do.
-        line: what self values are instead of z, if z is only multiplied with the heads' outputs, as in a gate.
-        powers: equally spaced keys as powers of one exponential, as form `local` writes them.
-    """
+    """A sum of heads that computes one activation."""
 
     name: str
     heads: tuple[Head, ...]
     linear: float = 0.0
     constant: float = 0.0
+    # the largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic for the given
+    # coefficients: derived, or measured on a dense grid with a margin. It is a claim, which the certificate of a
+    # rewritten model proves. Only Mish's ln 2 means the real number.
     max_error: float = 0.0
+    # the change, over max(1, |f|), from rounding the coefficients to a type; a claim likewise
     coefficient_error: float = 0.0
+    # what evaluating fitted heads in float32 adds, over max(1, |f|), as measured; a few units in the last place for
+    # others.
     rounding: float = 4 * 2.0**-24
-    domain: float = float("inf")
-    double: bool = False
+    domain: float = float("inf")  # largest |y| for which `max_error` holds
+    double: bool = False  # whether the heads need float64, as small differences of large values do
     measured: bool = False
+    # what self values are instead of z, if z is only multiplied with the heads' outputs, as in a gate
     line: Line | None = None
-    powers: Powers | None = None
+    powers: Powers | None = None  # equally spaced keys as powers of one exponential, as form `local` writes them
 
     @property
     def exact(self) -> bool:

@@ -34,17 +34,11 @@ Fill = Callable[[Sequence[int]], NDArray[Any]]  # creates data of a shape
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask added to scores, or put in their place.
+    """A mask added to scores, or put in their place."""
 
-    Attributes:
-        allowed: [T, T], whether a query (row) may attend to a key (column), by their positions.
-        data: the added tensor, if it depends on data; otherwise empty.
-        low: what that adds to a forbidden score.
-    """
-
-    allowed: NDArray[np.bool_]
-    data: str = ""
-    low: float = 0.0
+    allowed: NDArray[np.bool_]  # [T, T], whether a query (row) may attend to a key (column), by their positions
+    data: str = ""  # the added tensor, if it depends on data; otherwise empty
+    low: float = 0.0  # what that adds to a forbidden score
     rank: int = 0
 
 

@@ -82,21 +82,7 @@ def whole_for(view: GraphView, conversions: Sequence[Conversion], longest: int |
 
 
 class Whole:
-    """What form `whole` does with a network.
-
-    Attributes:
-        entry: the residual stream after the embeddings, [batch, N, D].
-        bias_tokens: R, the bias tokens of all programs, plus an attention sink if any value is non-zero.
-        omega: the mask penalty.
-        neurons: the numbers of bias tokens that heads of neurons attend to.
-        nodes: indices of the nodes that read carried tensors.
-        pads: index of a node to its operands off the way that get R rows, with the axes from the end.
-        sums: index of a residual addition to (the stream, what a sublayer writes).
-        renewed: tensors that replace the model's columns of the stream, to the tensor before.
-        stream: every carried tensor to the one that was the stream when it was computed.
-        biases: index of a node to the operand that is a bias.
-        scores: index of a softmax to the nodes from the product of queries and keys.
-    """
+    """What form `whole` does with a network; `entry` is the residual stream after the embeddings, [batch, N, D]."""
 
     def __init__(self, view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> None:
         self._view = view
@@ -110,7 +96,7 @@ class Whole:
         self._fixed = length if isinstance(length, int) else None
         self.shapes = Shapes(view, _symbols(view, self.entry))
         self.sizes = self.shapes.known
-        self.nodes: list[int] = []
+        self.nodes: list[int] = []  # that read carried tensors
         self._patterns: set[str] = set()
         self._softmaxes: list[int] = []
         self._carry(needed)
@@ -118,21 +104,21 @@ class Whole:
         self._check_others()
 
         groups = tuple(group for conversion in conversions for group in groups_of(conversion.program))
-        self.omega = max(default_omega(groups, self.elem_type), _MIN_OMEGA)
+        self.omega = max(default_omega(groups, self.elem_type), _MIN_OMEGA)  # the mask penalty
         self.neurons = tuple(sorted({group.bias_tokens for group in groups}))
         values = any(token.value for group in groups for token in group.head.bias_tokens)
-        self.bias_tokens = max(1, *self.neurons) + values
+        self.bias_tokens = max(1, *self.neurons) + values  # R; an attention sink if any value is non-zero
         fitting = min(_fitting(each) for each in conversions)
         self.max_tokens = longest or self._fixed or min(fitting, DEFAULT_MAX_TOKENS)
 
         masks = MaskReader(view, self._constants, self.shapes, self.max_tokens, self._fixed)
         self.scores = {index: masks.scores(view.nodes[index]) for index in self._softmaxes}
         self.moved = frozenset(index for each in self.scores.values() for index in each.nodes)
-        self.pads: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
-        self.sums: dict[int, tuple[str, str]] = {}
-        self.renewed: dict[str, str] = {}
-        self.stream: dict[str, str] = {self.entry: self.entry}
-        self.biases: dict[int, int] = {}
+        self.pads: dict[int, list[tuple[str, tuple[int, ...]]]] = {}  # operands that get R rows, axes from the end
+        self.sums: dict[int, tuple[str, str]] = {}  # residual addition to (the stream, what a sublayer writes)
+        self.renewed: dict[str, str] = {}  # tensors that replace the model's columns, to the stream before
+        self.stream: dict[str, str] = {self.entry: self.entry}  # of each carried tensor
+        self.biases: dict[int, int] = {}  # node to the operand that is a bias
         self._zero = {self.entry}
         self._roots = {self.entry: self.entry}
         self._follow()

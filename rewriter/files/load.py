@@ -59,25 +59,19 @@ _FOREIGN = (
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checked model and where it came from.
-
-    Attributes:
-        path: absolute path as given (a link is not followed); None for a proto in memory.
-        base_dir: of external data, `path.parent` or the cache directory that its links stay in.
-        external: all references to other files, also of attributes, subgraphs, functions and sparse tensors.
-        file_size: in bytes; for a proto in memory the size that it would have.
-        mapped: whether references differ from the file's: large weights stayed in it, as external data of that file, or
-            links were replaced by the files behind them.
-        fallbacks: local functions with names of onnxruntime's own operators, which are not in `proto` because
-            onnxruntime never runs their bodies.
-    """
+    """A checked model and where it came from."""
 
     proto: onnx.ModelProto
-    path: Path | None
-    base_dir: Path | None
+    path: Path | None  # absolute path as given (a link is not followed); None for a proto in memory
+    base_dir: Path | None  # of external data, `path.parent` or the cache directory that its links stay in
+    # all references to other files, also of attributes, subgraphs, functions and sparse tensors
     external: tuple[ExternalRef, ...]
-    file_size: int
+    file_size: int  # in bytes; for a proto in memory the size that it would have
+    # whether references differ from the file's: large weights stayed in it, as external data of that file, or links
+    # were replaced by the files behind them
     mapped: bool = False
+    # local functions with names of onnxruntime's own operators, which are not in `proto` because onnxruntime never runs
+    # their bodies
     fallbacks: tuple[onnx.FunctionProto, ...] = ()
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -122,20 +122,13 @@ class Step:
     """A sublayer that is affine in what it reads. Members are heads, or neurons, for which K is 1.
 
     Weights are read when they are needed: in float64 those of all layers may not fit into memory.
-
-    Attributes:
-        norm: before its values; None if they are of another sequence.
-        written: [T, members, K], before the output projection.
-        bias: b_O, [D].
-        weight: reads W_O, [members * K, D].
-        after: the normalisation of what the sublayer writes.
     """
 
-    norm: FrozenNorm | None
-    written: Array
-    bias: Array
-    weight: Callable[[], Array]
-    after: FrozenNorm | None = field(default=None, kw_only=True)
+    norm: FrozenNorm | None  # before its values; None if they are of another sequence
+    written: Array  # [T, members, K], before the output projection
+    bias: Array  # b_O, [D]
+    weight: Callable[[], Array]  # reads W_O, [members * K, D]
+    after: FrozenNorm | None = field(default=None, kw_only=True)  # the normalisation of what the sublayer writes
 
     def at_written(self, gradient: Array) -> Array:
         """[T, members, K] of a gradient [T, D] at the stream with the sublayer's output."""
@@ -174,19 +167,12 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class AttentionStep(Step):
-    """An attention sublayer with a frozen pattern.
+    """An attention sublayer with a frozen pattern."""
 
-    Attributes:
-        pattern: [heads, T, sources].
-        value: [sources, heads, d_head], with b_V.
-        value_bias: b_V, [heads, d_head].
-        value_weight: reads W_V, [heads, D, d_head].
-    """
-
-    pattern: Array
-    value: Array
-    value_bias: Array
-    value_weight: Callable[[], Array]
+    pattern: Array  # [heads, T, sources]
+    value: Array  # [sources, heads, d_head], with b_V
+    value_bias: Array  # b_V, [heads, d_head]
+    value_weight: Callable[[], Array]  # reads W_V, [heads, D, d_head]
 
     def _constants(self, at: Array) -> dict[str, Array]:
         """Those of values; values of another sequence count as constants, [sources]."""
@@ -207,13 +193,10 @@ class AttentionStep(Step):
 
 @dataclass(frozen=True, eq=False)
 class NeuronStep(Step):
-    """Neurons with held gates.
-
-    Attributes:
-        reads: of the pre-activation and of a gate's value: factor [T, neurons], and affine map.
-    """
+    """Neurons with held gates."""
 
     norm: FrozenNorm
+    # of the pre-activation and of a gate's value: factor [T, neurons], and affine map
     reads: tuple[tuple[Array, AffineMap], ...]
     constant: float
 
@@ -256,17 +239,11 @@ class FrozenStage:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """What was written to the stream.
+    """What was written to the stream."""
 
-    Attributes:
-        stages: first to last; the `between` of a further one applies to what reads the last.
-        start: the beginning of the stream, [T, D] each.
-        vectors: the outputs of a sublayer's members at a token, [members, D].
-    """
-
-    stages: Sequence[FrozenStage]
-    start: Mapping[str, Array]
-    vectors: Callable[[str, Step, int], Array]
+    stages: Sequence[FrozenStage]  # first to last; the `between` of a further one applies to what reads the last
+    start: Mapping[str, Array]  # the beginning of the stream, [T, D] each
+    vectors: Callable[[str, Step, int], Array]  # the outputs of a sublayer's members at a token, [members, D]
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
         """The terms of the stream at a token, as the stage number `before` reads it along rows [R, D].
@@ -307,19 +284,15 @@ def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, S
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """The frozen network up to a logit.
-
-    Attributes:
-        gradients: of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs).
-        read: [T, D], the logit's gradient at its result.
-    """
+    """The frozen network up to a logit."""
 
     value: float
     start: Array
     stages: Sequence[FrozenStage]
+    # of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs)
     gradients: Sequence[tuple[Array, Array]]
     end: FrozenNorm
-    read: Array
+    read: Array  # [T, D], the logit's gradient at its result
     constants: Mapping[str, Array]
     position: int
 

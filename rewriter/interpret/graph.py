@@ -257,16 +257,11 @@ def attribution_graph(
 
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The heads or neurons of a sublayer, each at every token. K is d_head, or 1 for neurons.
-
-    Attributes:
-        places: [T, members], the node of each; a sublayer's nodes follow on each other by token.
-        weights: [T, members, K], the weight of each written number in its node's activation.
-    """
+    """The heads or neurons of a sublayer, each at every token. K is d_head, or 1 for neurons."""
 
     step: AttentionStep | NeuronStep
-    places: Array
-    weights: Array
+    places: Array  # [T, members], the node of each; a sublayer's nodes follow on each other by token
+    weights: Array  # [T, members, K], the weight of each written number in its node's activation
 
     @cached_property
     def nodes(self) -> Array:

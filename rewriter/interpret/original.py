@@ -26,18 +26,12 @@ from rewriter.interpret.trace import EntrySource, Indices, Shape, Signal, Tracer
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
-    """The normalisation of queries or keys.
-
-    Attributes:
-        axis: of tokens in its output, 1 or 2.
-        shape: of the output for each token.
-        columns: [heads, d_head], entries of that, flattened.
-    """
+    """The normalisation of queries or keys."""
 
     norm: Norm
-    axis: int
-    shape: Shape
-    columns: Indices
+    axis: int  # of tokens in its output, 1 or 2
+    shape: Shape  # of the output for each token
+    columns: Indices  # [heads, d_head], entries of that, flattened
 
     def of_heads(self, constant: NDArray[Any]) -> NDArray[Any]:
         """[heads, d_head] of a scale or bias."""
@@ -51,21 +45,14 @@ class HeadNorm:
 
 @dataclass(frozen=True, eq=False)
 class HeadColumns:
-    """Queries, keys or values of all heads: columns of a linear operator's output, plus constants, times `factor`.
-
-    Attributes:
-        columns: [heads, d_head] of its output.
-        factor: after a normalisation, if any.
-        added: constants, such as a bias in a separate Add, by entries [heads, d_head].
-        norm: of each token's channels, before that.
-    """
+    """Queries, keys or values of all heads: columns of a linear operator's output, plus constants, times `factor`."""
 
     operator: LinearOperator
-    columns: Indices
-    factor: float
-    added: tuple[EntrySource, ...]
+    columns: Indices  # [heads, d_head] of its output
+    factor: float  # after a normalisation, if any
+    added: tuple[EntrySource, ...]  # constants, such as a bias in a separate Add, by entries [heads, d_head]
     rotary: bool
-    norm: HeadNorm | None = None
+    norm: HeadNorm | None = None  # of each token's channels, before that
 
 
 def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
@@ -162,31 +149,21 @@ _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The heads of one attention sublayer.
+    """The heads of one attention sublayer."""
 
-    Attributes:
-        node: index of its Softmax or attention operator, which orders sublayers.
-        query: W_Q as a linear operator; `key` and `value` are per query head.
-        groups: heads that share keys and values: 1, or more in grouped-query attention.
-        scale: of the scores q k, q and k as computed by W_Q and W_K.
-        channels: [heads, d_head], rows of W_O.
-        z: the heads' outputs, [batch, heads, tokens, d_head], or the first two axes merged.
-        scores: with masks and position biases, before Softmax.
-    """
-
-    node: int
-    query: HeadColumns
+    node: int  # index of its Softmax or attention operator, which orders sublayers
+    query: HeadColumns  # W_Q as a linear operator; `key` and `value` are per query head
     key: HeadColumns
     value: HeadColumns
-    groups: int
-    scale: float
+    groups: int  # heads that share keys and values: 1, or more in grouped-query attention
+    scale: float  # of the scores q k, q and k as computed by W_Q and W_K
     output: LinearOperator
-    channels: NDArray[np.int64]
-    z: str
+    channels: NDArray[np.int64]  # [heads, d_head], rows of W_O
+    z: str  # the heads' outputs, [batch, heads, tokens, d_head], or the first two axes merged
     factor: float
     cross: bool
     pattern: str
-    scores: str
+    scores: str  # with masks and position biases, before Softmax
     product: str
 
     @property

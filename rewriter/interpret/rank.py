@@ -36,18 +36,12 @@ _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 
 @dataclass(frozen=True, eq=False)
 class HeadSide:
-    """What the heads of a sublayer read, or what they write, scaled to a product of norm 1 (or 0).
-
-    Attributes:
-        kinds: of composition; empty for an output.
-        data: the tensor that is read, or the result.
-        make: [members, rank, d_model]; members are heads, or neurons.
-    """
+    """What the heads of a sublayer read, or what they write, scaled to a product of norm 1 (or 0)."""
 
     named: Named
-    kinds: str
-    data: str
-    make: Callable[[], Array]
+    kinds: str  # of composition; empty for an output
+    data: str  # the tensor that is read, or the result
+    make: Callable[[], Array]  # [members, rank, d_model]; members are heads, or neurons
 
 
 def written(index: HeadIndex, named: Named) -> HeadSide:

@@ -82,17 +82,11 @@ STREAM = {
 
 @dataclass(frozen=True)
 class Write:
-    """How a sublayer's result enters the residual stream.
+    """How a sublayer's result enters the residual stream."""
 
-    Attributes:
-        out: the added result, after its bias and normalisation.
-        before: the stream before.
-        after: the stream with it, shared by parallel sublayers.
-    """
-
-    out: str
-    before: str
-    after: str
+    out: str  # the added result, after its bias and normalisation
+    before: str  # the stream before
+    after: str  # the stream with it, shared by parallel sublayers
     norm: Norm | None
 
 
@@ -137,36 +131,24 @@ def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str,
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Sublayers that read one value of the stream, more than one if they are in parallel.
-
-    Attributes:
-        norm: between this stage and the one before, as in post-norm models.
-    """
+    """Sublayers that read one value of the stream, more than one if they are in parallel."""
 
     before: str
     after: str
     sublayers: tuple[Named, ...]
-    norm: Norm | None = None
+    norm: Norm | None = None  # between this stage and the one before, as in post-norm models
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The path to an output.
+    """The path to an output."""
 
-    Attributes:
-        stages: first to last; each reads the output of the one before.
-        unembedding: None where the output is the normalised stream.
-        logits: the output, or what a tanh caps to give it.
-        token: of the output, such as 0 for a class token; None where it has all tokens.
-        factor: of the normalised stream before the unembedding.
-    """
-
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...]  # first to last; each reads the output of the one before
     norm: Norm
-    unembedding: Projection | None
-    logits: str
-    token: int | None = None
-    factor: float = 1.0
+    unembedding: Projection | None  # None where the output is the normalised stream
+    logits: str  # the output, or what a tanh caps to give it
+    token: int | None = None  # of the output, such as 0 for a class token; None where it has all tokens
+    factor: float = 1.0  # of the normalised stream before the unembedding
 
 
 def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:

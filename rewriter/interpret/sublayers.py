@@ -33,29 +33,20 @@ PROGRAMS = {"fewest": "masked", "fast": "local"}  # heads, or operations, to the
 
 @dataclass(frozen=True, eq=False)
 class NeuronHeads:
-    """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n.
-
-    Attributes:
-        query: W1 of the pre-activation y; its data is the block's input.
-        value: W1 of the values: the same, or the other projection of a gated block.
-        gate: the tensor y; empty where the file has none.
-        own: the tensor that values read; empty where `gate` is.
-        bound: of the heads' distance from the activation, over max(1, |f|).
-        function: the activation in float64; of h(g) u the h.
-    """
+    """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n."""
 
     name: str
     node: int
-    query: Projection
-    value: Projection
+    query: Projection  # W1 of the pre-activation y; its data is the block's input
+    value: Projection  # W1 of the values: the same, or the other projection of a gated block
     output: Projection
     result: str
     activation: str
     program: Program
-    gate: str
-    own: str
-    bound: float
-    function: Callable[[Array], Array]
+    gate: str  # the tensor y; empty where the file has none
+    own: str  # the tensor that values read; empty where `gate` is
+    bound: float  # of the heads' distance from the activation, over max(1, |f|)
+    function: Callable[[Array], Array]  # the activation in float64; of h(g) u the h
     gated: bool
 
     @property

@@ -42,32 +42,21 @@ MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shap
 
 @dataclass(frozen=True, eq=False)
 class EntrySource:
-    """One source of a tensor's entries.
+    """One source of a tensor's entries."""
 
-    Attributes:
-        name: the output of a linear operator or normalisation, a constant, or a tensor where the caller stops.
-        index: of every entry in the flattened source, -1 for none.
-    """
-
-    name: str
-    index: Indices
+    name: str  # the output of a linear operator or normalisation, a constant, or a tensor where the caller stops
+    index: Indices  # of every entry in the flattened source, -1 for none
     factor: Array
 
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """A tensor as the sum of its sources.
-
-    Attributes:
-        sources: none for inputs of the graph, such as a key-value cache.
-        rotary: whether a rotary embedding, which sources leave out, was applied.
-        norm: a normalisation whose operands and output are all sources.
-    """
+    """A tensor as the sum of its sources."""
 
     shape: Shape
-    sources: tuple[EntrySource, ...]
-    rotary: bool = False
-    norm: Norm | None = None
+    sources: tuple[EntrySource, ...]  # none for inputs of the graph, such as a key-value cache
+    rotary: bool = False  # whether a rotary embedding, which sources leave out, was applied
+    norm: Norm | None = None  # a normalisation whose operands and output are all sources
 
     def moved(self, move: Move) -> Signal:
         """The tensor with its entries moved."""

@@ -28,26 +28,17 @@ from rewriter.text import one_line
 
 @dataclass(frozen=True)
 class Provider:
-    """One execution provider.
-
-    Attributes:
-        needs: what it needs to start.
-        float64: whether it computes in float64; one that rounds to float32 is used only if named.
-        coarse: operators whose float64 kernels nevertheless round to float32.
-        finds_data: whether it finds the external data of a model in memory.
-        defaults: options that differ from onnxruntime's defaults.
-        options: the accepted options with a single word; onnxruntime judges their values.
-    """
+    """One execution provider."""
 
     name: str
     kernel_set: str
     package: str = "onnxruntime"
-    needs: str = ""
-    float64: bool = True
-    coarse: tuple[str, ...] = ()
-    finds_data: bool = True
-    defaults: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
+    needs: str = ""  # what it needs to start
+    float64: bool = True  # whether it computes in float64; one that rounds to float32 is used only if named
+    coarse: tuple[str, ...] = ()  # operators whose float64 kernels nevertheless round to float32
+    finds_data: bool = True  # whether it finds the external data of a model in memory
+    defaults: tuple[tuple[str, str], ...] = ()  # options that differ from onnxruntime's defaults
+    options: tuple[str, ...] = ()  # the accepted options with a single word; onnxruntime judges their values
     given: tuple[tuple[str, str], ...] = ()
 
     @property

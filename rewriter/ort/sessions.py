@@ -35,22 +35,18 @@ _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "o
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A loaded model.
-
-    Attributes:
-        cpu_nodes: on another provider, the nodes on the CPU, as `Operator 'name'`; None if this onnxruntime does not
-            report them. Shapes are computed there on purpose.
-        defined: operators without a kernel, as `Swish(25)`, expanded as ONNX defines them.
-    """
+    """A loaded model."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     load_seconds: float
+    # on another provider, the nodes on the CPU, as `Operator 'name'`; None if this onnxruntime does not report them
+    # Shapes are computed there on purpose.
     cpu_nodes: tuple[str, ...] | None
     _session: Any
     _types: Mapping[str, str]
     _shrinks: bool
-    defined: tuple[str, ...] = ()
+    defined: tuple[str, ...] = ()  # operators without a kernel, as `Swish(25)`, expanded as ONNX defines them
 
     def run(
         self,

@@ -42,19 +42,13 @@ Feeds = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Ratio:
-    """One candidate over the baseline.
+    """One candidate over the baseline."""
 
-    Attributes:
-        of_medians: median time over the baseline's.
-        paired: median over the rounds of the ratio within the round; `low` and `high` are its quartiles.
-        of_fastest: fastest time over the baseline's, which excludes disturbances that only add time.
-    """
-
-    of_medians: float
-    paired: float
+    of_medians: float  # median time over the baseline's
+    paired: float  # median over the rounds of the ratio within the round; `low` and `high` are its quartiles
     low: float
     high: float
-    of_fastest: float
+    of_fastest: float  # fastest time over the baseline's, which excludes disturbances that only add time
 
     def __str__(self) -> str:
         return f"{self.of_medians:.3f} ({self.paired:.3f}, {self.low:.3f} to {self.high:.3f})"
