@@ -42,7 +42,6 @@ class Heads:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """The fields of this class."""
         return {each.name: getattr(self, each.name) for each in fields(Heads)}
 
 
@@ -55,7 +54,6 @@ class Conversion(Heads):
 
     @property
     def compute_type(self) -> int:
-        """Element type of the heads' arithmetic."""
         return _DOUBLE if self.double else _FLOAT
 
     @property
@@ -85,19 +83,17 @@ class Conversion(Heads):
 
     @property
     def dtype(self) -> type[np.floating]:
-        """The numpy type of the heads' arithmetic."""
         return np.float64 if self.double else np.float32
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs of the converted block, linear operators included."""
+        """Linear operators included, as in `outputs`."""
         if self.projections is not None:
             return (self.projections.query.data,)
         return tuple(dict.fromkeys(operator.data for operator in self.block.first))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs of the converted block, linear operators included."""
         if self.projections is not None:
             return (self.projections.result,)
         return tuple(operator.output for operator in self.block.second) or (self.block.output,)
@@ -109,7 +105,6 @@ class Conversion(Heads):
 
     @property
     def heads(self) -> int | None:
-        """Attention heads in the converted block: neurons times heads per neuron."""
         neurons = self.block.neurons
         return None if neurons is None else neurons * len(self.program.attention)
 

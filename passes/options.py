@@ -47,16 +47,13 @@ class FormOptions:
 
     @property
     def positions(self) -> int:
-        """The number of positions."""
         return self.max_tokens or DEFAULT_MAX_TOKENS
 
     @property
     def d_head(self) -> int:
-        """d_head of linear sublayers."""
         return self.head_dimension or _USUAL_HEAD_DIMENSION
 
     def exposed(self, block: str) -> tuple[str, ...]:
-        """The members of `EXPOSED` that are outputs of this block."""
         asked = [each.partition(":") for each in self.expose]
         names = {name for names, _, glob in asked if fnmatchcase(block, glob or "*") for name in names.split(",")}
         return tuple(name for name in EXPOSED if name in names)

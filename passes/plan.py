@@ -47,7 +47,6 @@ class Plan:
     options: Options = field(default_factory=Options)
 
     def view_of(self, block: Block) -> GraphView:
-        """The index of the graph that holds the block."""
         return next(view for view in self.views if view.path == block.path)
 
     @property

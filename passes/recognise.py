@@ -56,7 +56,6 @@ class Made:
 
     @property
     def label(self) -> str:
-        """The activation, as reports print it."""
         named = self.record.activation if self.activation is None else self.activation.label(self.record.parameters)
         return f"{named}(gate) * value" if self.record.value else named
 
@@ -70,7 +69,6 @@ class Recognised:
 
     @property
     def functions(self) -> frozenset[tuple[str, str]]:
-        """The local functions that the blocks call, (domain, name)."""
         return frozenset[tuple[str, str]]().union(*(each.functions for each in self.blocks))
 
     @property
@@ -80,7 +78,6 @@ class Recognised:
         return next((each.carried + each.options.positions for each in streams), 0)
 
     def nodes(self, view: GraphView) -> frozenset[int]:
-        """The nodes of heads in a graph of the model, or of its lowered form."""
         names = (name for each in self.blocks if each.record.path == view.path for name in each.nodes)
         return frozenset(view.producer[name] for name in names if name in view.producer)
 

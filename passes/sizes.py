@@ -60,7 +60,7 @@ class Shapes:
         self.values = Constants(view, read, self.of, given)
 
     def of(self, tensor: str) -> Sizes | None:
-        """The shape of a tensor, None where its rank is unknown."""
+        """None where the rank is unknown."""
         for found in (self.known, self._noted):
             if tensor in found:
                 return found[tensor]
@@ -78,7 +78,7 @@ class Shapes:
         return self._symbols.get(dim, sum(known) if len(known) == len(terms) else self._unknown)
 
     def set(self, tensor: str, sizes: Sizes) -> None:
-        """State a shape, and the sizes of the dimensions that it is declared with."""
+        """Also sets the dimensions that it is declared with."""
         self._noted[tensor] = sizes
         declared = self.view.type_of(tensor).shape or ()
         for dim, size in zip(declared, sizes, strict=True) if len(declared) == len(sizes) else ():

@@ -44,7 +44,6 @@ class Builder(Fragment):
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> Builder:
-        """The builder of the nodes `<name>/heads/...` of one block."""
         name, opset = conversion.block.name, view.opsets.get("", 1)
         wanted = conversion.options.exposed(name)
         return cls(f"{name}/heads", opset=opset, compute_type=conversion.compute_type, wanted=wanted)
@@ -67,7 +66,6 @@ class Builder(Fragment):
 
     @property
     def dtype(self) -> type[np.floating]:
-        """The numpy type of the arithmetic."""
         return np.float64 if self.compute_type == onnx.TensorProto.DOUBLE else np.float32
 
     def expose(self, kind: str, tensor: Tensor, sizes: Sequence[int | None]) -> None:
@@ -91,7 +89,6 @@ class Builder(Fragment):
         return self._integers[self.qualified(name)]
 
     def called(self, tensor: Variable, name: str) -> Variable:
-        """Rename a node's output."""
         tensor.name = self.qualified(name)
         return tensor
 
@@ -124,17 +121,14 @@ class Builder(Fragment):
         return self.node("Reshape", [tensor, made], name, **given)
 
     def unsqueeze(self, tensor: Tensor, axis: int, name: str) -> Variable:
-        """A new axis of size 1."""
         if self._opset < _AXES_ARE_INPUTS:
             return self.node("Unsqueeze", [tensor], name, axes=[axis])
         return self.node("Unsqueeze", [tensor, self.integers(axis)], name)
 
     def transpose(self, tensor: Tensor, order: Sequence[int], name: str) -> Variable:
-        """Permute the axes."""
         return self.node("Transpose", [tensor], name, perm=list(order))
 
     def concat(self, tensors: Sequence[Tensor], axis: int, name: str) -> Variable:
-        """Concatenate along an axis."""
         return self.node("Concat", tensors, name, axis=axis)
 
     def rows(self, tensor: Tensor, start: int, stop: int | Tensor, axis: int, name: str) -> Variable:
@@ -143,7 +137,6 @@ class Builder(Fragment):
         return self.node("Slice", [tensor, self.integers(start), end, self.integers(axis)], name)
 
     def total(self, terms: Sequence[Tensor], name: str) -> Tensor:
-        """The sum of one or more tensors."""
         # One addition after another: onnxruntime's CPU kernel of Sum runs on one thread and copies, so that a sum of
         # three takes three times as long as two additions.
         made = terms[0]
@@ -164,12 +157,10 @@ class Builder(Fragment):
         return self.rows(shape, start, stop, 0, name)
 
     def entry(self, inputs: Mapping[str, Tensor], name: str, j: int) -> Variable:
-        """Entry j of a constant input."""
         index = self.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
         return self.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
 
     def clipped(self, tensor: Tensor, ends: tuple[float, float], name: str) -> Variable:
-        """The tensor clipped to two numbers."""
         if self._opset < _BOUNDS_ARE_INPUTS:
             return self.node("Clip", [tensor], name, min=ends[0], max=ends[1])
         bounds = [self.numbers(f"{end}_{name}", value) for end, value in zip(("lowest", "highest"), ends, strict=True)]
@@ -187,7 +178,7 @@ class Builder(Fragment):
         return self.concat(pair[::-1] if one_first else pair, 3, name)
 
     def padded(self, tensor: Tensor, before: int, after: int, name: str) -> Variable:
-        """A tensor of three axes with columns of zeros before and after its own."""
+        """Columns of zeros before and after a tensor of three axes."""
         return self.node("Pad", [tensor, self.integers(0, 0, before, 0, 0, after)], name)
 
     def pattern(

@@ -43,7 +43,6 @@ class StreamColumns:
 
     @property
     def width(self) -> int:
-        """The number of columns."""
         return self.model + 1 + self.bias_tokens
 
     def column(self, on_tokens: float, on_bias: Sequence[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:

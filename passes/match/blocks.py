@@ -101,7 +101,6 @@ class Block:
 
     @property
     def output(self) -> str:
-        """The output of the block's activation region."""
         return self.region.output
 
     @property
@@ -139,7 +138,6 @@ class Left:
 
     @classmethod
     def of(cls, block: Block, miss: Miss) -> Left:
-        """A block that is not converted."""
         first, second = kinds(block.first), kinds(block.second)
         return cls(block.name, block.where, block.identified.label, first, second, miss, block)
 
@@ -537,7 +535,7 @@ class Finder:
         self._identifier = Identifier(view, constants)
 
     def run(self, made: frozenset[int] = frozenset()) -> tuple[tuple[Block, ...], tuple[Left, ...]]:
-        """The blocks and the rejected candidates, in graph order; `made` are nodes of heads of an earlier run."""
+        """In graph order; `made` are nodes of heads of an earlier run."""
         found: list[Block | Left] = []
         flow, view = self._flow, self._view
         for output, fact in flow.facts.items():

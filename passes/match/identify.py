@@ -49,7 +49,6 @@ class Identified:
 
     @property
     def label(self) -> str:
-        """The name as reports print it, with any unusual parameters."""
         named = self.activation.label(self.parameters)
         return named if self.gated is None else f"{named}(gate) * value"
 
@@ -78,7 +77,7 @@ class Identifier:
         self._known: dict[object, Identified | Unknown] = {}
 
     def identify(self, region: Region) -> Identified | Unknown:
-        """Name the function of `region`; for two leaves, as activation(gate) * value."""
+        """For two leaves, as activation(gate) * value."""
         # All layers of a model share one spelling, and one evaluation serves them all.
         key = self._signature(region)
         if key not in self._known:
@@ -91,7 +90,7 @@ class Identifier:
         return self._known[key]
 
     def evaluate(self, region: Region, leaves: Sequence[Array]) -> Array:
-        """The values of the region in float64, leaf values given in the order of `region.leaves`."""
+        """In float64, leaf values in the order of `region.leaves`."""
         env: dict[str, Array] = dict(zip(region.leaves, leaves, strict=True))
         for index in region.nodes:
             node = self._view.nodes[index]

@@ -57,7 +57,6 @@ class Projection:
     stop: int | None = None
 
     def part(self, start: int, stop: int) -> Projection:
-        """The projection restricted to some of its output channels."""
         biases = tuple(
             bias if bias.size == 1 else replace(bias, start=bias.start + start, stop=bias.start + stop)
             for bias in self.biases
@@ -80,7 +79,6 @@ class Projections:
 
     @property
     def gated(self) -> bool:
-        """Whether values and queries are different projections."""
         return self.value != self.query
 
 
@@ -137,7 +135,6 @@ class _ProjectionReader:
         return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
 
     def leaf(self, block: Block, leaf: str) -> Projection:
-        """The operator of a leaf, with the bias, layout and split nodes after it."""
         chain: list[tuple[onnx.NodeProto, str]] = []
         tensor = leaf
         made = {operator.output: operator for operator in block.first}

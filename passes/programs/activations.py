@@ -43,7 +43,6 @@ class Activation:
     quick: Make | None = None  # the program with the fewest operations in form `local`, if another one
 
     def label(self, parameters: Parameters) -> str:
-        """The name as reports print it, with any unusual parameters."""
         rounded = tuple(round(value, 4) for value in parameters)
         if self.name == "silu" and rounded == (1.702, 1.0):
             return "quick_gelu"

@@ -34,7 +34,6 @@ class Group:
 
     @property
     def bias_tokens(self) -> int:
-        """How many it attends to."""
         return len(self.head.bias_tokens)
 
     @property

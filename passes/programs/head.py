@@ -90,7 +90,6 @@ class Head:
         return np.unique(places[np.isfinite(places)])
 
     def evaluate(self, y: Array, z: Array) -> Array:
-        """The head's output in float64; shapes broadcast."""
         multiple, constant = self.mean(y)
         return np.asarray(z * multiple + constant)
 
@@ -110,7 +109,7 @@ class Head:
 
     @property
     def zero_bias(self) -> bool:
-        """Whether there is a single bias token, with key and value zero, as in Theorem 3."""
+        """As in Theorem 3."""
         return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
 
     @property

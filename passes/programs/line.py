@@ -58,7 +58,7 @@ class Line:
         return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
 
     def evaluate(self, g: Array) -> Array:
-        """The line in float64, with the operations of form `local`."""
+        """In float64, with the operations of form `local`."""
         x = np.clip(self.step * g, LOWEST, HIGHEST)
         far = np.exp(-x)
         total = self.end * (1.0 + far)
@@ -91,7 +91,6 @@ class Line:
         return [(a + slope, b + offset) for a, b in [(0.0, 0.0), *relative] for slope, offset, _ in self.keys]
 
     def rounded(self, dtype: DTypeLike) -> Line:
-        """The line with coefficients rounded to a type; those of the table for float32 are float32 numbers."""
         narrow = partial(narrowed, dtype=dtype)
         pairs = tuple((narrow(rate), narrow(weight)) for rate, weight in self.pairs)
         return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)

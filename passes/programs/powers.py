@@ -78,7 +78,6 @@ class Powers:
         return replace(self, step=self.step * inner, factor=self.factor * inner * outer)
 
     def rounded(self, dtype: DTypeLike) -> Powers:
-        """The powers with coefficients rounded to a type; those of the table are float32 numbers."""
         narrow = partial(narrowed, dtype=dtype)
         parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
         return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))

@@ -46,17 +46,14 @@ class Program:
 
     @property
     def exact(self) -> bool:
-        """Whether the program equals the activation in exact arithmetic."""
         return self.max_error == 0.0
 
     @property
     def bias_tokens(self) -> int:
-        """The largest number of bias tokens that a head attends to."""
         return max(len(head.bias_tokens) for head in self.attention)
 
     @property
     def attention(self) -> tuple[Head, ...]:
-        """The heads of `as_heads`."""
         return self.as_heads.heads
 
     @cached_property
@@ -89,7 +86,7 @@ class Program:
 
     @property
     def crossings(self) -> Array:
-        """The pre-activations at which two keys of a head have equal weights; 1-D."""
+        """1-D, as of `Head`."""
         return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:

@@ -125,12 +125,10 @@ class Whole:
 
     @property
     def data(self) -> tuple[str, ...]:
-        """The masks that are data."""
         return tuple(dict.fromkeys(m.data for each in self.scores.values() for m in each.masks if m.data))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where the stream starts, and the masks that stay, for the report."""
         return (
             f"the bias tokens are appended to '{self.entry}' and carried through the network; blocks are proved one "
             "by one with separate bias tokens, the file end to end",
@@ -141,7 +139,6 @@ class Whole:
         )
 
     def flat(self, tensor: str) -> bool:
-        """Whether batch and tokens are one axis of a carried tensor."""
         return len(self.sizes[tensor]) == 2
 
     def _carry(self, needed: frozenset[int]) -> None:

@@ -83,7 +83,6 @@ class LoadedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for the report."""
         names = first_of([function.name for function in self.fallbacks])
         note = f"local functions that onnxruntime has operators for are ignored, as it ignores them, and kept: {names}"
         return (note,) if self.fallbacks else ()

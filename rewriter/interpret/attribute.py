@@ -360,7 +360,7 @@ class FrozenRun:
 
     @cached_property
     def batch(self) -> int:
-        """The number of sequences; some exports have batch and tokens as one axis."""
+        """Some exports have batch and tokens as one axis."""
         counted = [hook for name, hook in self.hooks.items() if name.endswith(_COUNTED)]
         return len(next(hook for hook in counted if {*hook.tensors} <= {*self.values}).make(self.values))
 
@@ -375,7 +375,6 @@ class FrozenRun:
         return words if all(words) else ()
 
     def entries(self, position: int) -> Array:
-        """The output's entries at a token."""
         made = self.values[self._output][0]
         return np.asarray(made if self.chain.token is not None else made[position])
 
@@ -423,7 +422,6 @@ class FrozenRun:
         return step if norm is None else replace(step, after=self.freeze(norm, norm.data, named.name))
 
     def between(self, place: int) -> FrozenNorm | None:
-        """The normalisation between a stage and the one before it."""
         stage = self.chain.stages[place]
         if stage.norm is None:
             return None
@@ -485,5 +483,4 @@ class FrozenRun:
         return self.own(array.reshape(self.batch, -1, array.shape[-1]))
 
     def hooked(self, name: str) -> Array:
-        """What a hook records of the sequence."""
         return self.own(self.hooks[name].make(self.values))

@@ -265,11 +265,9 @@ class Members:
 
     @cached_property
     def nodes(self) -> Array:
-        """[N], the places of the sublayer's nodes."""
         return np.arange(self.places.min(), self.places.max() + 1)
 
     def at(self, token: int) -> slice:
-        """The sublayer's nodes of a token."""
         own = self.places[token] - self.nodes[0]
         return slice(own.min(), own.max() + 1)
 
@@ -281,7 +279,7 @@ class Members:
 
     @cached_property
     def vectors(self) -> Array:
-        """[N, D]: what each node writes at its token."""
+        """[N, D]."""
         return np.asarray(self.by_node(self.step.written) @ self.step.weight())
 
 

@@ -139,17 +139,14 @@ class HeadIndex(Mapping[str, Array]):
 
     @property
     def attention(self) -> tuple[Named, ...]:
-        """The attention sublayers that are found."""
         return tuple(each for each in self.sublayers if isinstance(each.sublayer, Attention))
 
     @property
     def missed_attention(self) -> tuple[Miss, ...]:
-        """The attention sublayers that are not understood."""
         return tuple(miss for miss in self.missed if miss.kind == "attention")
 
     @property
     def layers(self) -> dict[str, tuple[Named, ...]]:
-        """Layer to its sublayers, in order."""
         names = dict.fromkeys(each.layer for each in self.sublayers)
         return {layer: tuple(each for each in self.sublayers if each.layer == layer) for layer in names}
 

@@ -168,7 +168,6 @@ class Attention:
 
     @property
     def heads(self) -> int:
-        """The number of query heads."""
         return len(self.query.columns)
 
 

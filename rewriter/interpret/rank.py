@@ -144,7 +144,6 @@ class Best:
         self.scores[rows], self.places[rows] = (np.take_along_axis(each, order, axis=1) for each in (wide, places))
 
     def row(self, place: int) -> list[tuple[int, float]]:
-        """(column, entry) of a row."""
         pairs = zip(self.places[place].tolist(), self.scores[place].tolist(), strict=True)
         return [pair for pair in pairs if pair[0] >= 0]
 

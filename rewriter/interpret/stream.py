@@ -45,7 +45,6 @@ class FrozenNorm:
         return replace(self, factors=np.full(len(rows), self.factors[token])).back(rows)
 
     def constant(self, gradient: Array) -> float:
-        """The contribution of the bias."""
         return float((gradient * self.bias).sum())
 
 

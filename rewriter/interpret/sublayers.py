@@ -51,17 +51,14 @@ class NeuronHeads:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The heads of one neuron."""
         return groups_of(self.program)
 
     @property
     def neurons(self) -> int:
-        """The number of neurons."""
         return self.query.out_features
 
     @property
     def heads(self) -> int:
-        """The number of heads."""
         return self.neurons * len(self.groups)
 
     @property

@@ -51,7 +51,6 @@ class GivenCases:
 
     @property
     def only(self) -> Case:
-        """The only case. Raises UsageError."""
         if len(self.cases) != 1:
             raise UsageError(f"this takes one case, and there are {len(self.cases)}")
         return self.cases[0]

@@ -59,7 +59,6 @@ class Signal:
     norm: Norm | None = None  # a normalisation whose operands and output are all sources
 
     def moved(self, move: Move) -> Signal:
-        """The tensor with its entries moved."""
         shape = move(np.broadcast_to(np.int8(0), self.shape)).shape
         if prod(shape) > MAX_ENTRIES:
             raise LostError(f"it has {prod(shape)} entries, too many to follow", "a tensor that is repeated")
@@ -67,11 +66,9 @@ class Signal:
         return replace(self, shape=shape, sources=tuple(sources))
 
     def spread(self, shape: Shape) -> Signal:
-        """The tensor broadcast."""
         return self.moved(lambda array: np.broadcast_to(array, shape))
 
     def scaled(self, factor: Array | float) -> Signal:
-        """The tensor times a factor, entry by entry."""
         return replace(self, sources=tuple(replace(each, factor=each.factor * factor) for each in self.sources))
 
 
@@ -129,7 +126,6 @@ class Tracer:
         return known if sizes is not None and len(known) == len(sizes) else None
 
     def operator(self, tensor: str) -> LinearOperator | None:
-        """The linear operator that makes a tensor."""
         return made_linearly(self.view, self.constants, tensor)
 
     def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:

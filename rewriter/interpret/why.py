@@ -71,7 +71,6 @@ class Why:
         return [((self.sources, self.keys)[axis][place], float(sums[place])) for place in order.tolist()]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data."""
         return {**vars(self), "table": self.table.tolist()}
 
 
@@ -162,7 +161,6 @@ class Reads:
 
     @property
     def needed(self) -> set[str]:
-        """The tensors that a run must keep."""
         return {norm.output for norm in self._norms.values() if norm}
 
     def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
@@ -192,7 +190,6 @@ class ScoreTerms(Reads):
 
     @property
     def needed(self) -> set[str]:
-        """The tensors that a run must keep."""
         parts = "pattern", "attn_scores", "q", "k", *self._turning.values()
         hooks = (self._run.hooks[f"{self._name}.hook_{part}"] for part in parts)
         return {self._own.product, *self._operands, *(name for hook in hooks for name in hook.tensors), *super().needed}

@@ -48,7 +48,6 @@ class Provider:
 
     @property
     def onnxruntime(self) -> list[tuple[str, dict[str, str]]]:
-        """The `providers` argument of an InferenceSession."""
         return [(self.kernel_set, dict((*self.defaults, *self.given)))]
 
 

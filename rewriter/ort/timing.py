@@ -102,7 +102,6 @@ class Process:
         return float(self.ask((feeds, seconds))["seconds"])
 
     def ask(self, request: object) -> dict[str, Any]:
-        """Send a request and wait for the answer."""
         try:
             with suppress(ConnectionError):
                 self.pipe.send(request)

@@ -57,12 +57,10 @@ class Comparison(Result):
 
     @property
     def graph(self) -> GraphDifference:
-        """The differences between the files."""
         return self._there(self.files, "comparison of the files")
 
     @property
     def validation(self) -> Validation:
-        """The certificate, the runs and the tests of blocks."""
         return self._there(self.proof, "run")
 
     @property

@@ -49,22 +49,18 @@ class FolderReport(Report):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The checks of the proofs that failed."""
         return tuple(f"{name}: {problem}" for name, each in self.models.items() for problem in each.problems)
 
     @property
     def refuted(self) -> bool:
-        """Whether one of the rewritten models does not compute what its original does."""
         return any(each.refuted for each in self.models.values())
 
     @property
     def what(self) -> str:
-        """The models with converted blocks, these blocks and their heads, in words."""
         return f"{counted(sum(bool(each.converted) for each in self.models.values()), 'model')}, {super().what}"
 
     @property
     def summary(self) -> str:
-        """The verdict in one line."""
         if not self.output:
             return super().summary
         proofs = [each.proof for each in self.models.values() if each.converted]
@@ -76,5 +72,4 @@ class FolderReport(Report):
         return f"{word}  {self.what}{how}, written to {self.output}"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data, `models` as the reports have it."""
         return {**super().to_json(), "models": {name: each.to_json() for name, each in self.models.items()}}

@@ -186,12 +186,10 @@ class Report(Result):
 
     @property
     def validation(self) -> Validation:
-        """The proof."""
         return self._there(self.proof, "proof")
 
     @property
     def after(self) -> Shape:
-        """Size of the rewritten model."""
         return self._there(self.made, "rewritten model")
 
     @cached_property
@@ -202,17 +200,14 @@ class Report(Result):
 
     @property
     def converted(self) -> tuple[BlockRow, ...]:
-        """The converted blocks."""
         return tuple(row for row in self.blocks if row.status == "converted")
 
     @property
     def left(self) -> tuple[BlockRow, ...]:
-        """The candidates left as they were."""
         return tuple(row for row in self.blocks if row.status == "left")
 
     @property
     def what(self) -> str:
-        """The converted blocks and their heads, in words."""
         heads = sum(row.heads or 0 for row in self.converted)
         read = "read as " if self.form == "local" else ""  # its graph holds neither queries nor patterns
         blocks = sum(not row.part_of for row in self.converted)
@@ -220,7 +215,6 @@ class Report(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The checks of the proof that failed."""
         return () if self.proof is None else self.proof.problems
 
     @property

@@ -46,7 +46,6 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Whether it holds numbers."""
         return self.kind not in ("text", "name", "operators")
 
 
@@ -64,7 +63,6 @@ class Table:
     rows: tuple[Row, ...]
 
     def filled(self) -> Table:
-        """The table without empty columns."""
         used = [place for place in range(len(self.columns)) if any(row[place] is not None for row in self.rows)]
         rows = tuple(tuple(row[place] for place in used) for row in self.rows)
         return replace(self, columns=tuple(self.columns[place] for place in used), rows=rows)

@@ -46,11 +46,10 @@ class Console:
 
     @property
     def width(self) -> int:
-        """The width to which lines are wrapped, in characters."""
+        """In characters."""
         return self._out.width if self._out.is_terminal else _NARROW
 
     def part(self, part: str | Sequence[str] | Table) -> None:
-        """Print a part of a report: a table, a paragraph, or the entries of a list."""
         if not isinstance(part, Table):
             for text in [part] if isinstance(part, str) else [f"  {each}" for each in part]:
                 self.line(text)
