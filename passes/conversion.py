@@ -110,11 +110,10 @@ class Conversion(Heads):
 
 
 def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion:
-    """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError where there is none.
+    """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError.
 
-    Form `local` takes the program with the fewest operations, and the offsets of logits out of the exponentials
-    (docs/decisions/0003). Other forms take the one with the fewest heads and keys, which cost them queries, patterns
-    and bias tokens, and write softmax as the paper does.
+    Form `local` takes the program with the fewest operations, and offsets of logits out of the exponentials
+    (docs/decisions/0003); others that with the fewest heads and keys, with softmax as in the paper.
     """
     factored = options.form == LOCAL
     opset, types = view.opsets.get("", 1), {block.elem_type, block.gate_type, block.value_type}

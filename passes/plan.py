@@ -59,8 +59,7 @@ class Plan:
 def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_values) -> Plan:
     """Find the blocks of `model`, with fused operators and local functions expanded, and decide about each.
 
-    Fused operators outside converted blocks stay, except mixtures of experts that the user wants expanded. `read`
-    returns the values of a tensor, to check what the plan of an earlier run claims.
+    Fused operators outside converted blocks stay, unless the user wants experts expanded. `read` reads tensors.
     """
     recognised = recognise(model, read)
     model = with_plain_experts(model) if options.lower_experts else model

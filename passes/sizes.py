@@ -107,10 +107,7 @@ class Shapes:
             return None
 
     def infer(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes]:
-        """The shapes of a node's outputs. Raises LostError where they are unknown.
-
-        `fixed` is what exporters write for a fixed N. It means the tokens only where nothing else fits.
-        """
+        """The shapes of a node's outputs; `fixed` means the tokens if nothing else fits. Raises LostError."""
         if not self.view.is_onnx(node):  # such as a fused activation in a block
             return [self.of(node.input[0]) or ()] * len(node.output)
         found = self._inferred(node)

@@ -129,10 +129,7 @@ and cancel, which costs digits, and gates."""
 
 
 def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) -> Program:
-    """A line and the head with the fewest keys within the tolerance, else the closest one.
-
-    `cuts` are the places where the curvature of f jumps, from left to right.
-    """
+    """A line and the head with the fewest keys within the tolerance, else the closest, with jumps of f'' at `cuts`."""
     # Evenly spaced points, more at both ends like Chebyshev's, and many more around the cuts.
     far = np.geomspace(1e-6, 1.0, 250) * 2.0 * reach
     rows = [reach * np.cos(np.pi * np.arange(200.5) / 200.0), *(cut + side * far for cut in cuts for side in (-1, 1))]

@@ -191,10 +191,7 @@ class Builder(Fragment):
         added: Tensor | None = None,
         sizes: Sequence[int | None] = (None, None, None, None),
     ) -> Variable:
-        """The softmax over the last axis of query key^T (+ `added`), [..., queries, keys]; 0 where `mask` is False.
-
-        Scores and pattern, whose names have the suffix, can be outputs of the model; `sizes` is their shape then.
-        """
+        """The softmax of query key^T + `added`, [..., queries, keys] of `sizes`; 0 where `mask` is False."""
         turned = self.transpose(key, (0, 1, 3, 2), f"key_transposed{suffix}")
         made = "unmasked_" if mask is not None else "own_" if added is not None else ""
         scores = self.node("MatMul", [query, turned], f"{made}scores{suffix}")

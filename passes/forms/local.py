@@ -97,8 +97,7 @@ def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling
 def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...], *, double: bool) -> Spelling:
     """A head with other bias tokens, of which the `silent`, the first or the last, have value 0.
 
-    Without an operand `key` the self logit is 0, and bias tokens never compete with each other (`centred`). With
-    `bias_offset` logits have offsets.
+    Without an operand `key` the self logit is 0, and bias tokens never compete with each other (`centred`).
     """
     centred, steep = "key" not in inputs, "bias_offset" in inputs
     names = [f"bias_{j}" for j in range(bias_tokens)]
@@ -240,10 +239,7 @@ def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool
 
 
 def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double: bool) -> Spelling:
-    """Heads over keys in arithmetic progression (`passes.programs.groups.Progression`).
-
-    Without an operand `step` that is 1; without `part` the value of the first key is 0.
-    """
+    """Heads over keys in arithmetic progression; without `step` that is 1, without `part` the first value is 0."""
     stepped, valued = "step" in inputs, "part" in inputs
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
@@ -422,10 +418,7 @@ class _Emitter:
         return self._attend(prefix, spelling, inputs)
 
     def _finite(self, head: Head, source: Tensor, name: str, *, zeros: bool = False) -> Tensor:
-        """Values, clipped on the sides where a steep bias token has all the weight (with `zeros`: if its value is 0).
-
-        The weights of the others are tiny there, but not 0, since logits are clipped; times a value they must be.
-        """
+        """Values, clipped where a steep bias token has all the weight, since other weights are not quite 0 there."""
         if not any(abs(token.offset) > FACTORED for token in head.bias_tokens):
             return source
         by_slope = sorted(head.bias_tokens, key=lambda token: token.slope)

@@ -101,10 +101,7 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def activation(conversion: Conversion) -> tuple[Program, bool]:
-    """The program that the second sublayer of form `staged` writes, and whether in place.
-
-    In place it is f(y) - z, to which the skip connection adds z; where that would lose digits, it is f(y).
-    """
+    """The program of the second sublayer of `staged`, and whether in place: f(y) - z where that loses no digits."""
     program = conversion.program
     minus = replace(program, linear=program.linear - 1.0)
     in_place = spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
@@ -186,8 +183,7 @@ def _opened(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's input, the stream that begins with it, and N as a 1-D tensor (`open_stream`).
 
-    Form `whole` may have the tokens of all sequences on one axis, and a block alone does not show where one ends. Each
-    token is then a sequence: heads of neurons attend to their token and to bias tokens only.
+    If all tokens share an axis (form `whole`), each is a sequence here: neurons attend to it and to bias tokens only.
     """
     projections = conversion.whole_block
     data = b.read(projections.query.data, conversion.block.elem_type, "input")

@@ -182,10 +182,7 @@ def with_indicator(
 def open_stream(
     b: Builder, tokens: Tensor, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """The tokens [batch, N, model] with indicators, m bias tokens behind them, and N as a 1-D tensor.
-
-    With `positions` the indicators are theirs; `hidden` columns of zeros come last.
-    """
+    """The tokens [batch, N, model], their indicators (or `positions`) and m bias tokens; N as a 1-D tensor."""
     m = layout.bias_tokens
     made, (batch, count) = with_indicator(b, tokens, 0 if positions else m)
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
@@ -219,10 +216,7 @@ class Positions:
         return b.rows(own, 0, count, 0, "token_positions")
 
     def scores(self, columns: Tensor, bias_tokens: int, name: str) -> Variable:
-        """p_i W_QK p_j, [1, 1, rows, rows], of position columns [batch, rows, slots].
-
-        Its heads attend to themselves and to so many bias tokens.
-        """
+        """p_i W_QK p_j, [1, 1, rows, rows], of columns [batch, rows, slots]: attention to self and to bias tokens."""
         b = self._b
         allowed = self._same
         if bias_tokens:
@@ -266,8 +260,7 @@ def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:
 def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
     """W_QK between positions selects the keys (Theorem 9).
 
-    Literally, W_Q of every head has the further columns P W_QK and W_K the columns P, where P selects the positions'
-    `columns` of the stream. That part of the scores is shared by all heads, so it is computed once, and added.
+    That part of the scores, from the positions' `columns` of the stream, is shared by all heads and computed once.
     """
     known: dict[int, Variable] = {}
 
@@ -325,8 +318,7 @@ def attend_block(
 def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: Tensor, name: str) -> Variable:
     """Theorem 7: ceil(width / d_head) heads that attend only to themselves, over which the values are split.
 
-    `values` is [batch, rows, width]. W_Q and W_K are zero except on positions, whose `scores` make the pattern the
-    identity, the same for all heads, and each writes its values.
+    `values` is [batch, rows, width]; `scores` of positions make the pattern of all heads the identity.
     """
     d_head = min(d_head, width)
     heads = ceil(width / d_head)
@@ -354,10 +346,7 @@ def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -
 def write_output(
     weights: HeadWeights, attended: Tensor, projections: Projections, ones: Tensor | None = None
 ) -> Variable:
-    """W_O on [batch, heads, tokens, 1] ([batch, tokens, heads, 1] by token): [batch, tokens, d_model].
-
-    b_O is added to all rows, or where the column `ones` [batch, tokens, 1] of the stream has 1.
-    """
+    """W_O on [batch, heads, tokens, 1] ([batch, tokens, heads, 1] by token); b_O where `ones` has 1, or everywhere."""
     b, neurons, width = weights.b, projections.output.in_features, projections.output.out_features
     tokens = attended if weights.by_token else b.transpose(attended, (0, 2, 1, 3), "z_by_token")
     side_by_side = b.reshape(tokens, (0, 0, neurons), "z_side_by_side")

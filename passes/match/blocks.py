@@ -278,10 +278,7 @@ class Dataflow:
                 self.blocked.setdefault(activation, miss)
 
     def _of_quantised(self, node: onnx.NodeProto) -> str:
-        """The operand of which a sum or product of quantised numbers is an affine image; otherwise empty.
-
-        A projection may be added to a tensor beyond an activation.
-        """
+        """The operand of which an operator on quantised numbers is an affine image, perhaps with a projection."""
         data = [name for name in node.input[:4:3] if name not in self._constants]
         if len(data) == 2 and node.op_type == "QLinearAdd":
             known = all(name in self.facts for name in data)

@@ -166,10 +166,7 @@ class Identifier:
 
 
 def identify_function(f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS) -> Identified | Unknown:
-    """Find the table entry that agrees with `f` on the whole grid within `tolerance` (relative to max(1, |f|)).
-
-    Constants of a coarse type (float16) may fit several: the closest is chosen, then the first of the table.
-    """
+    """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
     points = grid()
     values = f(points)
     attempts = [attempt for entry in table if (attempt := _attempt(entry, f, points, values, tolerance))]

@@ -83,18 +83,12 @@ class Projections:
 
 
 def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Projections:
-    """The linear operators of `block` as plain matrices. Raises LostError where they are not.
-
-    If `packed`, weights of MatMulNBits count, and matrices that nodes compute.
-    """
+    """The linear operators as plain matrices; `packed` ones also as MatMulNBits, or computed. Raises LostError."""
     return _ProjectionReader(view, packed=packed).read(block)
 
 
 def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *, biased: bool = False) -> Projection:
-    """A linear operator as a matrix, plain or packed, with its bias; if `biased`, also one in a separate Add.
-
-    Raises LostError where it is not one.
-    """
+    """A linear operator as a matrix with its bias; if `biased`, also one in a separate Add. Raises LostError."""
     reader = _ProjectionReader(view, constants, packed=True)
     found = reader.matrix(operator)
     return reader.with_bias(operator.output, found)[1] if biased else found

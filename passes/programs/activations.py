@@ -52,10 +52,7 @@ class Activation:
     def program_for(
         self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False, quick: bool = False
     ) -> Program | None:
-        """The program of h(y), or of h(g) u, whose self values read u; None where it is unknown.
-
-        It has the fewest heads, or if `quick` the fewest operations in the arithmetic of the model.
-        """
+        """The program of h(y), or of h(g) u, with the fewest heads (if `quick` operations); None if unknown."""
         make = (quick and self.quick) or self.program
         program = None if make is None else make(parameters, arithmetic)
         if program is not None and quick and gated and needs_line(program):
@@ -122,10 +119,7 @@ def _hard_swish(y: Array) -> Array:
 
 
 def _gelu_of(p: Parameters, arithmetic: Arithmetic) -> tuple[str, float, dict[str, float]]:
-    """GELU's name in the table of programs, the tolerance there, and how its program is scaled.
-
-    The approximation by tanh has the factor as its only parameter.
-    """
+    """GELU's name in the table of programs, the tolerance there, and how its program is scaled."""
     name, (inner, factor) = ("gelu", p) if len(p) == 2 else ("gelu_tanh", (1.0, *p))
     return name, arithmetic.tolerance * abs(inner / factor), {"inner": inner, "outer": factor / inner}
 
@@ -169,10 +163,7 @@ def _quick_square(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """Y times its hard sigmoid, a clipped line.
-
-    A gate's error is over max(1, |h|); y multiplies it, and |y| <= 3 where the line has weight, or |p y| > 1.
-    """
+    """Y times a clipped line; y, which has |y| <= 3 or |p y| > 1, multiplies the error over max(1, |h|)."""
     gate = with_line(closed_forms.clip((p[0] / 6.0, p[0] / 2.0, 0.0, p[0]), arithmetic), arithmetic)
     return replace(gate, name="hard_swish", max_error=max(3.0, 1.0 / abs(p[0])) * (1.0 + 1e-6) * gate.max_error)
 

@@ -93,10 +93,9 @@ def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """The gate of ELU: the gate of its ReLU plus the bounded part, whose values are constants.
+    """The gate of ELU: that of its ReLU, plus the bounded part, whose values are constants.
 
-    The gate of ELU's own head would not work: relative to the steep key, the two others have slopes -k and rate - k,
-    and rounding loses the rate.
+    Relative to the steep key, ELU's own head has slopes -k and rate - k, and rounding would lose the rate.
     """
     right, depth, rate = p
     bent, error = _bent(0.0, depth, rate, arithmetic.steepness)
@@ -144,10 +143,7 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -> Program:
-    """The program of h(clip(y, low, high)): beyond each kink a steep bias token with the value there.
-
-    At the kink its logit equals the log-sum-exp of all others, so that the two sides have equal weights there.
-    """
+    """The program of h(clip(y, low, high)): beyond each kink a steep bias token of equal weight there."""
     (head,) = program.heads
     if program.linear != 0.0:  # outside the softmax, it would continue beyond the kinks
         raise ValueError(f"{program.name} has a linear term, which a bias token cannot stop")

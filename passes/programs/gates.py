@@ -69,10 +69,7 @@ def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, flo
 
 
 def needs_line(program: Program) -> bool:
-    """Whether `with_line` creates the gate of a program: not with float64 heads, of a gate, or of a bounded h.
-
-    The values of a bounded h, such as a sigmoid, are constants, which u multiplies without any limit.
-    """
+    """Whether a gate needs a line: not with float64 heads, of a gate, or of a bounded h with constant values."""
     if program.double or program.line is not None:
         return False
     return program.linear != 0.0 or any(head.c != 0.0 for head in program.heads)
@@ -222,10 +219,7 @@ def _values(head: Head, small: float) -> float:
 
 
 def _centred(program: Program) -> Program:
-    """The same program with the self key at logit 0, and steep slopes that are powers of two.
-
-    Then products with y are exact, and a kink stays in place in float64. The change is added to the error.
-    """
+    """The same program with the self key at logit 0, and steep slopes that are powers of two: products are exact."""
     (head,) = program.heads
     tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
     made = replace(program, heads=(replace(head, beta=0.0, gamma=0.0, bias_tokens=tokens),))

@@ -43,10 +43,7 @@ class Group:
         return 2 if any(offsets) else 1
 
     def logits(self, bias_tokens: int) -> list[tuple[float, list[float]]]:
-        """Slopes and offsets of the logits, each as (that of self, those of bias tokens).
-
-        Further bias tokens, up to `bias_tokens`, have the logit of self.
-        """
+        """(self, bias tokens) of slopes, then of offsets; further bias tokens have the logit of self."""
         head, others = self.head, bias_tokens - self.bias_tokens
         slopes = [*(token.slope for token in head.bias_tokens), *[head.beta] * others]
         offsets = [*(token.offset for token in head.bias_tokens), *[head.gamma] * others]
@@ -157,10 +154,9 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression |
 
 
 def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...], float]:
-    """The heads of `program`, or the keys that several share, nonzero multiples first; and the remaining linear term.
+    """The heads, or keys that several share, nonzero multiples first; and the remaining linear term.
 
-    A single group of multiples absorbs the linear term, since its weights sum to one: a separate one would cancel most
-    digits of the head (Mish at y = -15).
+    A single group absorbs that term, since weights sum to one: separate, it would cancel most digits (Mish at y = -15).
     """
     by_keys: dict[object, list[Head]] = {}
     for number, head in enumerate(program.heads):

@@ -124,10 +124,7 @@ class Head:
         return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
 
     def unscaled(self) -> Head:
-        """The head with self value z + d / c, whose output times c is this head's.
-
-        Applied last, the factor cannot overflow a value of weight 0.
-        """
+        """The head with self value z + d / c. Multiplied by c last, a value of weight 0 cannot overflow."""
         tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
         return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
 
@@ -163,10 +160,7 @@ class Head:
         )
 
     def conditioned(self) -> Head:
-        """This head shifted so that the key with the largest logit at y = 0 (the flattest of several) is zero.
-
-        In float32 rounding errors are proportional to logits, and the keys that share the weight then have small ones.
-        """
+        """The head shifted so that its largest logit at y = 0 is zero: float32 rounds logits by their magnitude."""
         keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
         offset, slope = max(keys, key=lambda key: (key[0], -abs(key[1]), key[1]))
         return self.shifted(-slope, -offset)

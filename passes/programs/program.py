@@ -66,10 +66,7 @@ class Program:
         return replace(self, heads=heads, linear=0.0, constant=0.0, line=None, powers=None)
 
     def evaluate(self, y: Array, z: Array | None = None) -> Array:
-        """The program in float64. Self values read `z` (default y); shapes broadcast.
-
-        Multiples of z are summed before they are multiplied by z: those of a gate are large and nearly cancel.
-        """
+        """The program in float64; self values read `z` (default y). Multiples are summed first: they nearly cancel."""
         multiple, constant = self.mean(y)
         source = y if z is None else z
         if self.line is not None:
@@ -90,10 +87,7 @@ class Program:
         return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
-        """The program with coefficients rounded as a graph of type `dtype` stores them.
-
-        `coefficient_error` is the change that this makes (`largest_change`).
-        """
+        """The program with coefficients rounded as stored in a type, and the change as `coefficient_error`."""
         return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored)
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
@@ -141,10 +135,9 @@ def grid(domain: float, *programs: Program) -> Array:
 
 
 def largest_change(program: Program, other: Program) -> float:
-    """The largest |other - program| / max(1, |program|) on the domain, for two programs of the same shape, measured.
+    """The largest |other - program| / max(1, |program|) on the domain, for programs of one shape, measured.
 
-    Self values read y. If all values are multiples of it they may read anything, as in a gate, and the figure also
-    holds for the multiples.
+    Self values read y; multiples of it may read anything, as in a gate, and the figure also holds for these.
     """
     powers = (0, 2) if program.line is not None else (0,)  # the value u of h(g) u may be g
     program, other = replace(program, line=None), replace(other, line=None)

@@ -70,11 +70,7 @@ def unfit(conversion: Conversion) -> Miss | None:
 
 
 def whole_for(view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> Whole | Miss:
-    """What form `whole` does with a network, or why it cannot and what to use instead.
-
-    `longest` is the largest number of tokens; None: as the model fixes it, or the largest with patterns within the
-    limit.
-    """
+    """What form `whole` does with a network of up to `longest` tokens (or what fits), or why it cannot."""
     try:
         return Whole(view, conversions, longest)
     except LostError as lost:

@@ -69,10 +69,7 @@ def _logit_of(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
 
 
 def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command]:
-    """`--inputs`, `--text` and `--tokenizer`, which the command receives as `inputs`: a path or a `Text`.
-
-    If they are `optional`, the command receives the tokenizer as well.
-    """
+    """`--inputs`, `--text`, `--tokenizer` as `inputs`, a path or `Text`; if `optional`, the tokenizer as well."""
     options = (
         click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
         file_option(

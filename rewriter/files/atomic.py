@@ -69,10 +69,7 @@ def check_directory(directory: Path) -> None:
 
 @contextmanager
 def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """A new hidden file or (by its suffix) folder beside `out`, with its descriptor.
-
-    It is locked until the end of the block, and removed there if it still has the hidden name.
-    """
+    """A new hidden file or folder beside `out` and its descriptor, locked in the block and removed after it."""
     # Without the name of `out`, which may already be as long as a name can be.
     path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
     handle: int | None = None
@@ -166,10 +163,7 @@ _TOOL_FOLDERS = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
 
 
 def files_of(folder: Path) -> tuple[Path, ...]:
-    """All files of a folder, sorted, relative to it; folders of tools are skipped.
-
-    Raises UsageError if it cannot be read, or holds links or devices, which are not followed.
-    """
+    """All files of a folder but those of tools, sorted, relative to it. Raises UsageError for links and devices."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -190,10 +184,7 @@ def files_of(folder: Path) -> tuple[Path, ...]:
 
 
 def check_new_folder(out: Path, source: Path) -> None:
-    """Refuse, before the long work, a folder that exists or cannot be created. Raises UsageError.
-
-    What a killed run for `out` left is removed even then: a folder that exists is never written again.
-    """
+    """Refuse an existing output folder, and remove what killed runs for it left. Raises UsageError."""
     with os_errors("write", out):
         sweep(out.absolute())
         if os.path.lexists(out):

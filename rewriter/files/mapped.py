@@ -25,10 +25,7 @@ class _OddError(Exception):
 
 
 def without_weights(data: bytes, location: str) -> bytes | None:
-    """A serialised model with references to `location`, the file that holds `data`, in place of its large weights.
-
-    None without large weights, or if the bytes are not an ordinary model.
-    """
+    """The model with references to the file `location` instead of large weights; None if it has none or is unusual."""
     try:
         small = _shrunk(memoryview(data), 0, len(data), location, (_GRAPH, _INITIALIZER))
     except _OddError:
@@ -102,10 +99,7 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
 
 
 def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message: number, start, and start and end of the contents.
-
-    Raises _OddError if the bytes are not a message, or its field `message` has no contents.
-    """
+    """(number, start, start and end of contents) of the fields of a message. Raises _OddError."""
     begin = start
     while begin < last:
         tag, start = _varint(data, begin, last)

@@ -49,10 +49,7 @@ def element_type(tensor: onnx.TensorProto) -> ElementType:
 
 
 def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
-    """Multiply dims. Raises ModelError if one is negative or the tensor would exceed 2**63 bytes.
-
-    The overflow check ignores zeros like NumPy, which has no array of shape `[0, 2**62, 2**62]`.
-    """
+    """Multiply dims. Raises ModelError for negative ones, or more than 2**63 bytes (zeros ignored)."""
     count, nonzero = 1, 1
     for rank, dim in enumerate(dims, 1):
         count *= dim

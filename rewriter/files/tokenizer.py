@@ -32,10 +32,7 @@ TokenText = Callable[[int], str]  # a token id in words
 
 
 def open_tokenizer(tokenizer: Any) -> Any:
-    """A `tokenizers.Tokenizer` without padding and truncation; from a `tokenizer.json`, a folder with one, or a copy.
-
-    Raises UsageError if `tokenizers` is not installed, or cannot read it.
-    """
+    """A tokenizer, from its file or folder, or copied, without padding and truncation. Raises UsageError."""
     try:
         from tokenizers import Tokenizer
     except ImportError:

@@ -246,10 +246,7 @@ class Written:
     vectors: Callable[[str, Step, int], Array]  # the outputs of a sublayer's members at a token, [members, D]
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
-        """The terms of the stream at a token, as the stage number `before` reads it along rows [R, D].
-
-        Yields (sublayer, constant or part of the start, what each of its members gives [members, R]).
-        """
+        """(source, parts [members, R]) of all terms of the stream that stage `before` reads along rows [R, D]."""
         for place in range(before, 0, -1):
             between = self.stages[place].between if place < len(self.stages) else None
             earlier = self.stages[place - 1].steps

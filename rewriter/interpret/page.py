@@ -115,9 +115,9 @@ def head_pictures(
 def _recorded(
     index: HeadIndex, inputs: InputsOrText
 ) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...] | None]:
-    """(patterns and activations [tokens, members] by sublayer, token ids) of the first sequence.
+    """(patterns, activations [tokens, members], token ids) of the first sequence. Raises UsageError.
 
-    Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m]. Raises UsageError.
+    Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m].
     """
     known, case = hooks_of(index), cases_of(index.proto, inputs).only
     wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
@@ -135,10 +135,7 @@ def _recorded(
 
 
 def _activations(named: Named, z: Array, rows: Array) -> Array:
-    """[tokens, members] of z [tokens, heads, d_head]; `rows` is W_O.
-
-    A neuron's activation is its heads' output along its row of W2; that of an original head is the norm of its output.
-    """
+    """[tokens, members] of z [tokens, heads, d_head]: a neuron's output along its row of W2, a head's norm."""
     if isinstance(named.sublayer, NeuronHeads):
         factors = np.array([group.factor for group in named.sublayer.groups])
         return np.asarray(np.einsum("tgn,g->tn", z.reshape(len(z), len(factors), -1), factors))

@@ -55,10 +55,7 @@ def unchanged(stream: Array) -> FrozenNorm:
 
 
 def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], where: str) -> FrozenNorm:
-    """The normalisation from `stream` [T, D] to `result` [T, D]; `constants` are its `w` and `b`, if any.
-
-    Raises UsageError if a factor per token cannot do that, with or without the mean.
-    """
+    """The normalisation `stream` [T, D] to `result` [T, D] with `constants` `w` and `b`, if any. Raises UsageError."""
     scale, bias = (constants.get(part, np.full(stream.shape[-1], part == "w", float)) for part in "wb")
     for centred in (False, True):
         data = stream - stream.mean(axis=-1, keepdims=True) if centred else stream
@@ -151,10 +148,7 @@ class Chain:
 
 
 def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
-    """The path to an output [batch, tokens, vocabulary].
-
-    Raises UsageError unless that is a linear map of the normalised residual stream, and the stream is whole.
-    """
+    """The path to an output [batch, tokens, vocabulary], if linear in the normalised stream. Raises UsageError."""
     constants = Constants(view)
     logits = _uncapped(view, constants, output)
     tensor, token, factor = view.before(logits), None, 1.0

@@ -145,10 +145,7 @@ class Tracer:
         return value if np.isfinite(value).all() else None
 
     def trace(self, tensor: str, ends: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Signal:
-        """Follow a tensor to linear operators, constants and inputs, or to where `ends` holds.
-
-        Raises LostError for operators that do more than move, scale and add.
-        """
+        """Follow a tensor to linear operators, constants and inputs, or to where `ends` holds. Raises LostError."""
         if ends(tensor) or tensor in self.constants or self.operator(tensor) is not None:
             return self._entries(tensor, self.shape(tensor))
         node = self.view.made_by(tensor)

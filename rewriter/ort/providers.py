@@ -79,10 +79,7 @@ PROVIDERS = (
 
 
 def parse_provider(text: str) -> Provider:
-    """Parse `NAME` or `NAME:KEY=VALUE,...`, without checking whether the provider works.
-
-    Raises ProviderError for an unknown name, UsageError for an unknown option or a bad value.
-    """
+    """Parse `NAME` or `NAME:KEY=VALUE,...`, without a test. Raises ProviderError for the name, else UsageError."""
     name, colon, rest = text.partition(":")
     known = next((provider for provider in PROVIDERS if name in (provider.name, provider.kernel_set)), None)
     if known is None:

@@ -118,10 +118,7 @@ class Process:
 
 @contextmanager
 def started(models: Mapping[str, Path | bytes], provider: str, threads: int = 0) -> Iterator[dict[str, Process]]:
-    """Processes with loaded models, by name, killed at the end of the block. Raises ValidationError.
-
-    `threads` are those per operator, 0 for onnxruntime's default.
-    """
+    """Processes with loaded models, by name, killed at the end of the block. Raises ValidationError."""
     with ExitStack() as stack:
         yield {name: stack.enter_context(_started(name, (each, provider, threads))) for name, each in models.items()}
 

@@ -172,10 +172,7 @@ def summary(report: Report, width: int) -> list[str]:
 
 
 def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, str]]:
-    """The label and the text of each line; an unlabelled line continues the previous one.
-
-    Without `proof`, those about the model only.
-    """
+    """Label and text of each line (without `proof` of the model only); unlabelled lines continue the previous one."""
     yield from _labelled("blocks", _converted(report.converted))
     if report.converted:
         yield "form", f"{report.form}{_HOW.get(report.form, '')}; heads = neurons x heads per neuron"
