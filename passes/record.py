@@ -1,13 +1,12 @@
 """The plan that a rewritten model carries: JSON in `ModelProto.metadata_props` under the key `attnonly.plan`.
 
-It is the dataclasses of this file, field by field, as written by `with_record`:
+It is the dataclasses of this file, field by field:
 
     {"version": 1, "tool": "0.1.0", "options": {"form": "compact"}, "blocks": [{"name": "model.layers.0.mlp", ...}]}
 
-with the options of the last run that differ from their defaults, and a `BlockRecord` for every block. Real numbers are
-hexadecimal floats, exact as the tool had them; fields at their defaults are left out. `read_record` checks shape and
-types but not the truth: a plan is a claim, which readers check against the graph first (`passes.recognise`),
-or treats it as a claim to be proved. A reader refuses versions other than its own.
+with the options of the last run that differ from their defaults. Real numbers are hexadecimal floats; fields at their
+defaults are left out. `read_record` checks shape and types but not the truth: a plan is a claim, to be checked against
+the graph (`passes.recognise`) or to be proved.
 """
 
 from __future__ import annotations

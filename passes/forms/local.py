@@ -1,16 +1,13 @@
-"""Form `local`: every query is scored against exactly its own key and the bias keys.
+"""Form `local`: every query is scored against exactly its own key and the bias keys (docs/forms.md).
 
 The nodes replace the activation region: pre-activations are the queries, the activation's output is the heads' output.
 W1 and W2 stay in the graph as the heads' stacked projections and are never read, so they may be anything linear. In a
-gate, the self values are the line g as attention, and what the heads make of them is multiplied by the gate's value.
+gate, the self values are the line g as attention, and the heads' output is multiplied by the gate's value.
 
-The heads are model-local functions, or the nodes of their bodies where they are written out (`Spelling`).
 A small offset of a logit (`passes.programs.head.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
-e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
-The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Where the self
-logit is 0 and each side has at most one bias token, which is steep, it is logits relative to self that are clipped
-(`centred`). No exponential of a steep key is smaller than the smallest normal number: onnxruntime's Exp takes ten times
-as long for denormal results.
+e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. The largest logit is subtracted
+first; where the self logit is 0 and each side has at most one, steep bias token, logits relative to self are clipped
+instead (`centred`). No exponential of a steep key is denormal: onnxruntime's Exp takes ten times as long for these.
 Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, Clip) and Gather.
 """
 

@@ -1,16 +1,11 @@
 """Forms `masked`, `maskless`, `staged` and `whole`: each MLP is attention sublayers over N tokens and m bias tokens.
 
 docs/forms.md describes them. `masked` has a mask computed from the runtime length (Theorems 3 and 6). `maskless` has
--omega in W_QK on the pairs that a mask would forbid (Theorem 9, `passes.forms.sublayer`); a sequence that is too long
-fails in a node whose operands then have different sizes, and never gives wrong numbers. `staged` has three sublayers
-(Theorems 7 and 8), with hidden columns y and, if gated, u, to which heads write f(y) u - u. Writing f(y) - y in place
-loses no digits where that is again a weighted mean of multiples of y, as for SiLU, whose heads write -y sigma(-y).
-
-`whole`: the sublayer of `maskless` on the residual stream that the network carries (`passes.whole`): it reads the
-normalised model columns and the stream's own further columns. Queries and keys have the positions' part behind their
-own, so that one product gives the scores, and a softmax follows. Bias tokens write nothing: b2 rides on the indicator,
-and their queries score only a bias token whose value is 0. Queries are not clipped. Blocks are proved one by one on
-streams of their own, as in form `maskless`.
+-omega in W_QK on the pairs that a mask would forbid (Theorem 9); a sequence that is too long fails in a node whose
+operands then have different sizes. `staged` has three sublayers (Theorems 7 and 8), with hidden columns y and, if
+gated, u, to which heads write f(y) u - u. `whole` is the sublayer of `maskless` on the residual stream that the network
+carries (`passes.whole`). Bias tokens write nothing: b2 rides on the indicator, and their queries score only a bias
+token whose value is 0. Blocks alone are proved one by one, as in form `maskless`.
 
 All four replace whole blocks, so the linear operators must be plain matrices.
 """

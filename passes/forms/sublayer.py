@@ -1,17 +1,13 @@
-"""The attention sublayer of a block: its weights, its stream, and which keys its queries attend to.
+"""The attention sublayer of a block: its weights, its stream, and which keys its queries attend to (docs/forms.md).
 
 **Weights** have the names and shapes of TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]).
-The stream has the model's columns, then indicators: one is 1 on every token and 0 on bias tokens, so that b1 and the
-constants of self keys and values ride on it; then bias token j has a column of its own. W1 and W2 are stored once:
-nodes with constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads the model.
-Projections that are the same for all heads (keys, constant values) have one head.
+The stream has the model's columns, then indicators: one is 1 on tokens and 0 on bias tokens, so that b1 and the
+constants of self keys and values ride on it; then one for each bias token. W1 and W2 are stored once: nodes with
+constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads the model. Projections
+shared by all heads (keys, constant values) have one head.
 
-**Positions** are one-hot columns behind these, with which W_QK replaces a mask (docs/forms.md#positions-and-omega).
-Bias token j has slot j, and tokens have those behind: the weights are static while the number of tokens is not. (The
-post's code adds omega to the allowed pairs, which rounds y to the spacing of floats near omega.)
-
-A head reads only some of the columns: instead of storing zeros of W_Q, W_K and W_V, its product with the stream is one
-with a Slice of it.
+**Positions** are one-hot columns behind these, with which W_QK replaces a mask. Bias token j has slot j, and tokens the
+slots behind: the weights are static while the number of tokens is not.
 """
 
 from __future__ import annotations

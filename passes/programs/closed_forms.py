@@ -1,10 +1,9 @@
 """Head programs in closed form: exact ones, and limits whose error is below the arithmetic's rounding everywhere.
 
-The errors stated include the rounding of the coefficients to float64. There are two kinds of limits. *Steep keys*: a
-logit k (y - a) with a huge k selects one key on either side of a. Between a key with value v(y) and one with value
-w(y), both continuous and equal at a, the error is at most |v' - w'| x / (1 + e^x) / k with x = k |y - a|, which is at
-most 0.2785 |v' - w'| / k. *A far normaliser*: one key at logit 0 and another at y - L with the value times e^L give
-e^y (1 - e^(y - L) + ...).
+The errors include the rounding of the coefficients to float64. *Steep keys* (docs/programs.md#limits-of-steep-keys): a
+logit k (y - a) with a huge k selects one key on either side of a; between values v and w that are equal at a, the error
+is at most 0.2785 |v' - w'| / k. *A far normaliser*: one key at logit 0 and another at y - L with the value times e^L
+give e^y (1 - e^(y - L) + ...).
 """
 
 from __future__ import annotations

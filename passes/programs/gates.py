@@ -1,22 +1,17 @@
 """Gates: from a program of h(y) to a program of h(g) u, whose self values read u (docs/programs.md).
 
 `with_line` makes any program a gate in the arithmetic of its model, by way of the line g as attention
-(`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, which the other forms pay for,
-but also float64: h(g) becomes a small difference of weights divided by a small number e. A head computes
-(c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g). Its self key is split in two,
-
-    e^(s g)  ->  (e^((s + e) g) + e^((s - e) g)) / 2  =  e^(s g) cosh(e g)
-    c g + d  ->  c/e + d for the first, -c/e + d for the second
-
-and every key with a nonzero value becomes the self key of a head with value u; all heads have the same keys. A linear
-term l g becomes l tanh(e g) / e, in two more heads. With x = e g, weights p of the self key and p_j of the others,
-A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
+(`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, but also float64: h(g) becomes a
+small difference of weights divided by a small number e. The self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over
+e^(s g) + sum_j e^(t_j g) is split in two, s + e and s - e, with the values c/e + d and -c/e + d; every key with a
+nonzero value becomes the self key of a head with value u. A linear term l g becomes l tanh(e g) / e. With x = e g,
+weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and
+p' = p / (1 + p B), the change is
 
     p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
 
-about x^2/3 of h where p is 0 or 1; `limit_error` measures it over max(1, |h|). Rounding errors are the arithmetic's
-precision over e. In float64 models that is too much; there a gate is the program with the line, written out as heads
-over pairs of keys (`Arithmetic.pairs`).
+which `limit_error` measures over max(1, |h|). In float64 models rounding over e is too much; there a gate is the
+program with the line, written out as heads over pairs of keys (`Arithmetic.pairs`).
 """
 
 from __future__ import annotations

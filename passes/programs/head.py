@@ -1,14 +1,11 @@
-"""One attention head over {self, bias tokens}, as plain numbers.
+"""One attention head over {self, bias tokens}, as plain numbers (docs/programs.md#what-one-head-can-compute).
 
-A head attends from one token to itself and to m constant *bias tokens* (persistent memory vectors). With y the neuron's
-pre-activation,
+A head attends from one token to itself and to m constant *bias tokens*. With y the neuron's pre-activation,
 
     self logit        beta y + gamma      self value        c z + d
     bias-token logit  a_j y + b_j         bias-token value  v_j
 
 where z is y, or in a gated block the other projection. The head returns the softmax-weighted sum of the values.
-Theorem 3 of Huben and Morris (arXiv 2309.08593) is SiLU: one bias token with logit and value 0, self logit y and self
-value y.
 """
 
 from __future__ import annotations

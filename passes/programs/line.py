@@ -1,15 +1,10 @@
-"""The line g as attention, which a gate h(g) u needs: softmax weights are bounded and h is not.
+"""The line g as attention, which a gate h(g) u needs: softmax weights are bounded and h is not (docs/programs.md).
 
-For x = d g,
-
-    (1 - e^-x) / x  =  integral over t in [0, 1] of e^(-x t) dt  ~  S(x) = sum_j w_j e^(-r_j x),   w_j > 0,
-
-with nodes 0 = r_1 < ... < r_n = 1 that are symmetric about 1/2. So g ~ (1 - e^-x) / (d S(x)): a softmax over n keys
-with logits -r_j d g + ln w_j, in which the first key has the value 1 / (d w_1), the last one minus that, and the others
-are bias tokens of value 0. The step d is a fraction such as 1/4, so float32 is enough: cancellation near g = 0 costs
-about one unit in the last place over d. `max_error` is |S(x) x / (1 - e^-x) - 1|, which a symmetric S has at -x too.
-The exponentials of mirrored nodes, r and 1 - r, are evaluated as e^(-r x) and e^-x / e^(-r x): their logits are small
-where they count.
+For x = d g, with nodes 0 = r_1 < ... < r_n = 1 symmetric about 1/2 and S(x) = sum_j w_j e^(-r_j x) ~ (1 - e^-x) / x,
+g ~ (1 - e^-x) / (d S(x)): a softmax over n keys with logits -r_j d g + ln w_j, in which the first key has the value
+1 / (d w_1), the last one minus that, and the others are bias tokens of value 0. `max_error` is
+|S(x) x / (1 - e^-x) - 1|. The exponentials of mirrored nodes, r and 1 - r, are e^(-r x) and e^-x / e^(-r x): their
+logits are small where they count.
 """
 
 from __future__ import annotations

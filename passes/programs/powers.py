@@ -1,13 +1,10 @@
-"""Heads with equally spaced keys, whose weights all come from one exponential.
+"""Heads with equally spaced keys, whose weights are powers of one exponential r = e^(c y) (docs/programs.md#gelu).
 
-With keys at logits j c y + ln w_j for j = -n ... n, the exponentials are powers of r = e^(c y). For a program y Phi(y)
-with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h) with h = R(z) / P(z), polynomials in
-z = r + 1/r and P monic (docs/programs.md#gelu). In the graph h is a sum of fractions,
+For a program y Phi(y) with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r and
 
     h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
 
-one of the first kind for every real root of P and one of the second for every pair of others. Nothing that is divided
-by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is infinite, h is `base` and Phi is 0.
+Nothing that is divided by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is infinite, h is `base` and Phi is 0.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Form `whole` on a network: the way of one residual stream through it, operator by operator (Theorems 3, 6 and 9).
+"""Form `whole` on a network: the path of one residual stream through it, operator by operator (Theorems 3, 6 and 9).
 
 The stream is one tensor [batch, N + R, D + 1 + R + T]: behind the model's D columns it has one that is 1 on tokens,
 then one-hot positions, of the R bias tokens first and of T tokens after them. It starts behind the embeddings, at the
 last tensor [batch, N, D] through which everything reaches the first attention and the blocks; residual additions add to
-it, and a normalisation that the next sublayers skip to (post-norm) renews its first D columns. All other operators read
-these D columns, with N + R rows where the original has N.
+it, and in post-norm models a normalisation renews its first D columns. All other operators read these D columns.
 
-Two invariants make the rules local. Tensors that are not carried, shapes included, keep their original values, and so
-do all rows of a carried tensor except the last R. These R rows have zeros in the model's columns throughout, so that
-heads may read them like any other row: every operator on the way maps a row of zeros to zeros. Biases do not, so they
-ride on the column that is 1 on tokens. `whole_for` follows this operator by operator, and refuses what would break it.
+Tensors that are not carried, shapes included, keep their original values, and so do all rows of a carried tensor except
+the last R. These have zeros in the model's columns throughout: every operator on the path maps a row of zeros to zeros.
+Biases do not, so they ride on the column that is 1 on tokens. `whole_for` refuses what would break this.
 """
 
 from __future__ import annotations

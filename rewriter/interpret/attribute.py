@@ -1,21 +1,16 @@
-"""`attribute`: a logit as a sum over heads, neurons, tokens and biases.
+"""`attribute`: a logit as a sum over heads, neurons, tokens and biases (docs/heads.md#what-a-logit-is-made-of).
 
 Two sums, each with its residual:
 
-    direct  the logit as what every head, neuron, bias and the embedding write to the stream along the logit's
-            direction, the last normalisation's denominator being held;
-    paths   the logit as a sum over tokens and constants, along all paths, with the patterns of original heads, the
-            denominators and the gates of neurons being held. There is no error term.
+    direct  what every head, neuron, bias and the embedding write to the stream along the logit's direction, with the
+            last normalisation's denominator held;
+    paths   over tokens and constants, along all paths, with patterns of original heads, denominators and gates held.
 
-The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y): what the neuron computes is its gate times y, and
-f(0), which is 0 for most activations and else the part of the bias tokens. So the answer depends on the function, not
-on the head program that spells it. Of h(g) u, the product of h's gate, g and u, half goes to what g reads and half to
-what u reads (RelP's rule for products, Jafari et al., 2025); of h(0) u all goes to u.
-
-Everything held, every sublayer is affine in the residual stream. `Step`s carry the gradient of the logit from the end
-of the stream to its beginning, and give what each constant on the way contributes. Both sums say what the logit is made
-of on this input, not what it depends on, which `ablate` and `patch` measure. Shapes: T tokens, D = d_model, of one
-sequence.
+The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), so the answer depends on the function, not on the
+head program; f(0) is the part of the bias tokens. Of h(g) u half goes to what g reads and half to what u reads (RelP's
+rule for products, Jafari et al., 2025); of h(0) u all goes to u. With all that held, every sublayer is affine in the
+residual stream: `Step`s carry the gradient of the logit from its end to its beginning. Shapes: T tokens, D = d_model,
+of one sequence.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Heads compared by their weights: `compositions` with each other, `head_tokens` with the vocabulary.
 
-What heads read and write are factors of low rank: no d_model by d_model matrix is made. With W_V = Q R, the norm of
-W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], stands for all that a head writes; likewise for what W_OV,
-W_QK and its transpose read. Heads of a neuron have rank 1 and share what they read and write, so they are one reader
-and one writer: its columns of W1 for pre-activation and value, its row of W2. Their keys are constants of the bias
-tokens, so Q is about the column alone.
+What heads read and write are factors of low rank; no d_model by d_model matrix is computed. With W_V = Q R, the norm of
+W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], represents a head's output; likewise for the inputs of W_OV,
+W_QK and its transpose. A neuron's heads, of rank 1, are one reader and one writer: its columns of W1, its row of W2.
+Their keys are constants of the bias tokens, so Q is about the column alone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """`why`: why a neuron's pre-activation, or the score that an original head gives to a pair of tokens, is what it is.
 
-With the denominators of normalisations held, what a neuron or a head reads is a sum over all that was written to the
-residual stream at its token: the embedding, heads and neurons of earlier layers, biases. So a pre-activation
-y = x w + b is a sum over these sources, and a score scale (q k) a sum over pairs of them, one at the query's token and
-one at the key's. Rotations of q and k are linear too, and held. Shapes: D = d_model, K = d_head, or 1 for a neuron.
+With the denominators of normalisations held, a pre-activation y = x w + b is a sum over all that was written to the
+residual stream at its token, and a score scale (q k) a sum over pairs of these sources, at the query's and the key's
+token. Rotations of q and k are linear too, and held. Shapes: D = d_model, K = d_head, or 1 for a neuron.
 """
 
 from __future__ import annotations
