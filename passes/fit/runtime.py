@@ -123,7 +123,7 @@ _KEYS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 _WIDTHS = (0.7, 1.0, 1.4, 2.0, 2.8)
 _PADS = (0, 1, 2, 3)  # centres beyond either end
 _MIN_DISTANCES = (1e-2, 1e-3, 1e-4)  # from a jump of the curvature, over the length: centres crowd no closer
-_SMALLEST = 1e-9
+_SINGULAR_CUTOFF = 1e-9
 """Singular values below this, or below a thousandth of the tolerance, are dropped: the values that they make are large
 and cancel, which costs digits, and gates."""
 
@@ -193,7 +193,7 @@ def _head(centres: Array, width: float, y: Array, target: Array, tolerance: floa
     weights = Head(beta=0.0, bias_tokens=tuple(tokens)).weights(y)
     columns = np.stack([weights[0] * y, *weights, y], axis=1)
     scale = np.max(np.abs(columns), axis=0) + 1e-300
-    solution = np.linalg.lstsq(columns / scale, target, rcond=max(_SMALLEST, 1e-3 * tolerance))[0] / scale
+    solution = np.linalg.lstsq(columns / scale, target, rcond=max(_SINGULAR_CUTOFF, 1e-3 * tolerance))[0] / scale
     c, d, *values, linear = solution.tolist()
     tokens = [replace(token, value=value) for token, value in zip(tokens, values, strict=True)]
     error = float(np.max(np.abs(columns @ solution - target)))

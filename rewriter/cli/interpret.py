@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _WIDTH = 80
-_NAME = 30
+_NAME_WIDTH = 30
 
 
 _model = click.argument("model", type=click.Path(path_type=Path), callback=one_model)
@@ -454,14 +454,14 @@ def rank(
 
 def _composition_rows(found: Compositions, top: int) -> Iterator[str]:
     yield f"composition, without the scales of normalisations; unrelated weights: {found.baseline:.3f}"
-    yield f"  {'':<3} {'reader':<{_NAME}} {'writer':<{_NAME}} {'score':>6}"
+    yield f"  {'':<3} {'reader':<{_NAME_WIDTH}} {'writer':<{_NAME_WIDTH}} {'score':>6}"
     for each in found.strongest(top):
         yield f"  {each.kind:<3} {_name(each.reader)} {_name(each.writer)} {each.score:6.4f}"
 
 
 def _changed_rows(found: ChangedHeads, top: int) -> Iterator[str]:
     yield f"changed heads; the outputs are off by {found.error:.3g} of their norm"
-    yield f"  {'':<{_NAME}} {'weights':>8} {'written':>8} {'restored':>9}"
+    yield f"  {'':<{_NAME_WIDTH}} {'weights':>8} {'written':>8} {'restored':>9}"
     for each in found.rows[:top]:
         yield f"  {_name(each.head)} {each.weights:8.3g} {each.written:8.3g} {each.restored:9.2%}"
 
@@ -482,4 +482,4 @@ def _token_rows(found: HeadTokens, top: int) -> Iterator[str]:
 
 def _name(head: str) -> str:
     shown = one_line(head, 1000)
-    return f"{shown if len(shown) <= _NAME else f'...{shown[3 - _NAME :]}':<{_NAME}}"
+    return f"{shown if len(shown) <= _NAME_WIDTH else f'...{shown[3 - _NAME_WIDTH :]}':<{_NAME_WIDTH}}"

@@ -255,7 +255,7 @@ def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], A
     return tuple(names), np.concatenate([part.reshape(len(part), -1) for part in parts.values()])
 
 
-_SAME, _LENGTH = 1e-9, 1e-6
+_MAX_DISTANCE, _MAX_LENGTH_DIFFERENCE = 1e-9, 1e-6
 """Largest relative distance between rotated vectors and what a rotation makes, and between factors of pairs' lengths:
 cosines and sines may be float32 constants."""
 
@@ -275,7 +275,7 @@ def rotation(before: Array, after: Array, where: str) -> Array:
             found[first, first] = found[second, second] = cos
             found[first, second], found[second, first] = sin, -sin
             # One head alone can be turned by any pairs, if they may grow or shrink.
-            turns = np.ptp(np.hypot(cos, sin)) <= _LENGTH
-            if turns and np.abs(before @ found - after).max() <= _SAME * np.abs(after).max():
+            turns = np.ptp(np.hypot(cos, sin)) <= _MAX_LENGTH_DIFFERENCE
+            if turns and np.abs(before @ found - after).max() <= _MAX_DISTANCE * np.abs(after).max():
                 return found
     raise UsageError(f"{where} turns queries or keys in a way that is not understood: its scores cannot be taken apart")

@@ -27,7 +27,7 @@ from rewriter.text import counted
 
 VERSION = 1  # of the JSON: raised if a field changes its meaning or goes
 
-_FEW = 3
+_SHOWN_PROBLEMS = 3
 _Part = TypeVar("_Part")
 
 
@@ -68,7 +68,10 @@ class Result(ABC):
         """
         if self:
             return self
-        found = [*self.problems[:_FEW], *([f"and {len(self.problems) - _FEW} more"] * (len(self.problems) > _FEW))]
+        found = [
+            *self.problems[:_SHOWN_PROBLEMS],
+            *([f"and {len(self.problems) - _SHOWN_PROBLEMS} more"] * (len(self.problems) > _SHOWN_PROBLEMS)),
+        ]
         message = "; ".join([self.summary, *found])
         kind = NothingToConvertError if self.exit_status is ExitStatus.NOTHING_TO_CONVERT else ValidationError
         raise kind(message)

@@ -29,8 +29,8 @@ from rewriter.report.tables import (
 )
 from rewriter.text import clean, counted, first_of, size
 
-_MOST_FAILURES = 200
-_HOW = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
+_MAX_FAILURES = 200
+_MEANING = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
 """What a form does, where its name does not say it."""
 _LABEL = 10
 _STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
@@ -120,9 +120,9 @@ def skipped(proof: Validation, *, verbose: bool) -> list[str]:
 
 def _failures(failures: Sequence[str]) -> Iterator[Part]:
     if failures:
-        yield failures[:_MOST_FAILURES]
-    if len(failures) > _MOST_FAILURES:
-        yield f"And {len(failures) - _MOST_FAILURES:,} more; the JSON report holds them all."
+        yield failures[:_MAX_FAILURES]
+    if len(failures) > _MAX_FAILURES:
+        yield f"And {len(failures) - _MAX_FAILURES:,} more; the JSON report holds them all."
 
 
 def _run(proof: Validation) -> Iterator[Part]:
@@ -175,7 +175,7 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
     """Label and text of each line (without `proof` of the model only); unlabelled lines continue the previous one."""
     yield from _labelled("blocks", _converted(report.converted))
     if report.converted:
-        yield "form", f"{report.form}{_HOW.get(report.form, '')}; heads = neurons x heads per neuron"
+        yield "form", f"{report.form}{_MEANING.get(report.form, '')}; heads = neurons x heads per neuron"
     yield from _labelled("left", _left(report.left))
     if report.proof is not None and proof:
         yield from ((word.lower(), text) for _, word, text in certainty(report))

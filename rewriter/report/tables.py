@@ -16,7 +16,7 @@ from rewriter.report.report import BlockRow, reach
 from rewriter.text import counted
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range would lose
-_FEW = 3
+_MAX_GROUPS = 3
 _FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f"}
 _LARGE_RATIO = 1e4
 
@@ -88,9 +88,9 @@ def folded(names: Iterable[str]) -> str:
         pieces = _NUMBER.split(name)
         groups.setdefault(tuple(pieces[::2]), []).append(tuple(map(int, pieces[1::2])))
     found = [text for fixed, numbers in groups.items() for text in _group(fixed, numbers)]
-    if len(found) <= _FEW:
+    if len(found) <= _MAX_GROUPS:
         return ", ".join(found)
-    return f"{', '.join(found[: _FEW - 1])} and {len(found) - _FEW + 1} more"
+    return f"{', '.join(found[: _MAX_GROUPS - 1])} and {len(found) - _MAX_GROUPS + 1} more"
 
 
 def _group(fixed: Sequence[str], numbers: Sequence[tuple[int, ...]]) -> list[str]:

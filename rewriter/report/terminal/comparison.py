@@ -28,7 +28,7 @@ from rewriter.text import shortened
 
 _MAX_ROWS = 12  # of a table, unless everything is to be printed
 _MAX_METADATA_LENGTH = 60
-_FEW = 8
+_SHOWN_NODES = 8
 _STYLES = {"same": "bold green", "agrees": "bold yellow", "not proved": "bold red", "different": "bold red"}
 
 
@@ -65,7 +65,7 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
         console.line(text, "yellow")
     for provider, each in proof.providers.items():
         if each.cpu_nodes:
-            console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_FEW])}", "yellow")
+            console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_SHOWN_NODES])}", "yellow")
 
 
 def _guilty_table(faults: Sequence[Part]) -> Table:

@@ -27,7 +27,7 @@ from rewriter.text import clean, counted, shortened
 
 _PIPE_WIDTH, _NARROW = 140, 80
 _MAX_LINE_LENGTH = 600  # also of a line of a cell
-_FEW_FAILURES = 5
+_SHOWN_FAILURES = 5
 _COLOURS = {"good": "green", "bad": "red"}
 _SECONDS_BETWEEN_LINES = 10.0  # a call that takes less prints none
 
@@ -68,7 +68,7 @@ class Console:
 
     def failures(self, failures: Sequence[str], where: str = "-v shows them") -> None:
         """Print what failed; without -v the first few."""
-        shown = failures if self.verbose else failures[:_FEW_FAILURES]
+        shown = failures if self.verbose else failures[:_SHOWN_FAILURES]
         more = [f"and {len(failures) - len(shown)} more, {where}"] * (len(failures) > len(shown))
         for failure in (*shown, *more):
             self.line(failure, "red", always=True)
