@@ -65,8 +65,6 @@ def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:
     return (ceil(made / d_head), *heads, ceil((width + hidden) / d_head)), rows, rows
 
 
-_THREE = "three sublayers: linear, activation, linear"
-
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
@@ -74,7 +72,14 @@ FORMS: dict[str, Form] = {
         Form("compact", "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
         Form("masked", "one attention sublayer under a mask", _square, prepare_masked, emit_masked),
         Form("maskless", "positions and -omega in W_QK, no mask", _square, prepare_maskless, emit_maskless),
-        Form("staged", _THREE, _staged, prepare_maskless, emit_staged, options=("head_dim",)),
+        Form(
+            "staged",
+            "three sublayers: linear, activation, linear",
+            _staged,
+            prepare_maskless,
+            emit_staged,
+            ("head_dim",),
+        ),
         Form(WHOLE, "one stream for the network, all masks in W_QK", _square, prepare_maskless, emit_whole),
     )
 }

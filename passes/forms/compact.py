@@ -89,13 +89,10 @@ def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     single = conversion.widened and conversion.program.double
     b = Builder.of(view, conversion).typed(onnx.TensorProto.FLOAT if single else conversion.compute_type)
-    emit = _by_reference if conversion.projections is None else _sublayer
-    return emit(b, view, conversion)
+    return _by_reference(b, view, conversion) if conversion.projections is None else _sublayer(b, conversion)
 
 
-OwnKey = Callable[[np.ndarray, str], Tensor]
-"""The tokens' own keys [batch, tokens, 1, d_head] in the type of the scores, from their d_head numbers and a suffix for
-names."""
+OwnKey = Callable[[np.ndarray, str], Tensor]  # [batch, tokens, 1, d_head] from d_head numbers and a suffix for names
 
 
 def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tensor, own_key: OwnKey) -> Tensor:
@@ -136,8 +133,7 @@ def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) ->
     return b.node("Add", [b.node("Mul", [own, z], f"z_self{suffix}"), constant], f"z{suffix}")
 
 
-def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacement:
-    del view
+def _sublayer(b: Builder, conversion: Conversion) -> Replacement:
     projections, elem_type = conversion.whole_block, conversion.block.elem_type
     neurons, scoring = projections.query.out_features, b.typed(conversion.compute_type)
     layout = StreamColumns(projections.query.in_features, bias_tokens=0)  # this stream has no rows of bias tokens

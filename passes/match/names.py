@@ -1,9 +1,9 @@
 """Names of blocks, such as `model.layers.0.mlp`: the module path that the exporter left in the graph.
 
 Sources, best first: the dynamo exporter's `pkg.torch.onnx.name_scopes` metadata, the TorchScript exporter's scoped node
-names, the names of the weights, the nodes of the activation. A quantiser replaces linear operators by nodes without any
-of these; then the addition of the bias tells the module, so that a block has one name in float32, float16 and int8. A
-block without any path is called `mlp`, `mlp_2`, ..., or `conv`, `conv_2`, ... if a linear operator is a convolution.
+names, the names of the weights, the nodes of the activation. For quantised linear operators the addition of the bias
+shows the module, so that a block has one name in float32, float16 and int8. A block without any path is called `mlp`,
+`mlp_2`, ..., or `conv`, `conv_2`, ... if a linear operator is a convolution.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rewriter.graph.view import GraphView
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
 _TRAILING_NUMBER = re.compile(r"_\d+$")
-_MLP, _CONV = "mlp", "conv"
+
 _SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")  # nodes between a product and its bias
 
 
@@ -46,7 +46,7 @@ class Namer:
         common = _common(paths)
         if not common and region:
             common = _common([path for index in region if (path := _module_path(view.nodes[index]))])
-        return self._unique(common or (_CONV if any("Conv" in op.kind for op in operators) else _MLP))
+        return self._unique(common or ("conv" if any("Conv" in op.kind for op in operators) else "mlp"))
 
     def _unique(self, name: str) -> str:
         unique = name

@@ -55,7 +55,7 @@ def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, flo
     candidates = [(line, program.domain) for line in lines(arithmetic.narrow)]
     for line in lines(arithmetic.lines):
         domain = min(program.domain, line.domain)
-        candidates += [(line, domain), (line.reversed(), domain)]
+        candidates += [(line, domain), (replace(line, step=-line.step), domain)]
     added = [_line_error(program, line, domain) for line, domain in candidates]
     close = [place for place, error in enumerate(added) if error <= _LINE_TOLERANCE * arithmetic.tolerance]
     place = close[0] if close else int(np.argmin(added))

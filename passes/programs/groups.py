@@ -3,11 +3,10 @@
 The outputs of the groups add up to the program, and each is a head over {self, bias tokens} and nothing else. Terms
 outside the program's heads become heads too:
 
-- A linear term beside a single head whose values are multiples of z is spread over that head's keys. The weights sum to
-  one, so l z is the sum over keys of l z p_key, and the weight p_key of a bias token is the self weight of another
-  head, in which that key and the self key have changed places. This avoids the cancellation of y minus something close
-  to y: Mish becomes the two heads y p_1 + y p_2, leaky ReLU the heads r y sigma(k y) and l y sigma(-k y). The sums of
-  coefficients round once more, which `spread_error` bounds.
+- A linear term l z beside a single head whose values are multiples of z is spread over that head's keys, as the weights
+  sum to one: the weight of a bias token is the self weight of another head, in which that key and the self key have
+  changed places. This avoids the cancellation of y minus something close to y: Mish becomes the two heads
+  y p_1 + y p_2. The sums of coefficients round once more, which `spread_error` bounds.
 - Otherwise `linear z + constant` is a head that attends only to itself (Theorem 7): no bias tokens, weight 1.
 """
 

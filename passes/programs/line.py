@@ -64,10 +64,6 @@ class Line:
             total = total + self.middle * np.exp(-0.5 * x)
         return np.asarray((1.0 - far) / (self.step * total))
 
-    def reversed(self) -> Line:
-        """The same line with the side on which it is constant first exchanged."""
-        return replace(self, step=-self.step)
-
     def heads(self, head: Head) -> tuple[Head, ...]:
         """The heads of `head`'s gate: self value c line(g) + d times what the values read.
 

@@ -27,7 +27,6 @@ from rewriter.graph.edit import drop_dead, set_nodes
 from rewriter.graph.types import forget_types
 from rewriter.graph.view import GraphView, all_views, attributes
 
-_HALF = 0.5
 _BATCH = f"{PREFIX}/batch"
 
 
@@ -281,7 +280,7 @@ class _Widener:
             # What is forbidden by position and what is padding weigh the same for a token that may attend to nothing
             # else, as in the original; bias tokens weigh less.
             future = low * self._share(low)
-            apart = low if self._share(low) == _HALF else min(apart, 2.0 * low)
+            apart = low if self._share(low) < 1.0 else min(apart, 2.0 * low)
         name = f"{PREFIX}/W_QK_positions_{len(self._pseudo_masks)}"
         name = self._pseudo_masks.setdefault((allowed.tobytes(), future, apart), name)
         weight = self._apart(apart)
@@ -290,7 +289,7 @@ class _Widener:
 
     def _share(self, low: float) -> float:
         """The part of a data mask's number that is added, so that bias tokens can weigh less in floating point."""
-        return _HALF if -low > np.finfo(self._dtype).max / 4 else 1.0
+        return 0.5 if -low > np.finfo(self._dtype).max / 4 else 1.0
 
     def _data_mask(self, mask: Mask) -> str:
         """The mask without what W_QK forbids by position, [..., rows, rows]."""

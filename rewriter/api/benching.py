@@ -31,25 +31,17 @@ _MAX_PROTOBUF_BYTES = 2**31
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One model on one set of inputs.
+    """One model on one set of inputs."""
 
-    Attributes:
-        model: its path; `control` for the second process of the original.
-        inputs: size of the inputs, or the name of their case.
-        rounds: the median in each round, in milliseconds; `milliseconds` is the median of these.
-        over_original: None for the original.
-        peak_mb: the peak memory of loading and all runs, in 10^6 bytes; None where the system does not report it.
-        cpu_nodes: on another provider, the nodes on the CPU; None if unknown.
-    """
-
-    model: str
+    model: str  # its path; `control` for the second process of the original.
     provider: str
-    inputs: str
-    rounds: tuple[float, ...]
-    over_original: Ratio | None
+    inputs: str  # size of the inputs, or the name of their case
+    rounds: tuple[float, ...]  # the median in each round, in milliseconds; `milliseconds` is the median of these.
+    over_original: Ratio | None  # None for the original
     load_seconds: float
+    # the peak memory of loading and all runs, in 10^6 bytes; None where the system does not report it.
     peak_mb: float | None
-    cpu_nodes: Sequence[str] | None
+    cpu_nodes: Sequence[str] | None  # on another provider, the nodes on the CPU; None if unknown.
     also: ClassVar = ("milliseconds",)
 
     @property

@@ -6,15 +6,14 @@ and related ones):
 - A location is a relative path of plain names separated by `/`; a leading `./` is dropped.
 - No part of it below the model's directory is a symbolic link, and the file is regular with one hard link. Every part
   is opened relative to its parent without following links, so that none can be swapped in.
-- The keys are location, offset, length and checksum, each at most once. The checksum is not verified, since that would
-  read every byte. `basepath` is refused because onnxruntime does not load a model that has it.
+- The keys are location, offset, length and checksum (not verified), each at most once. `basepath` is refused because
+  onnxruntime does not load a model that has it.
 - Offset and length are decimal numbers below 2**63, and the range lies inside the file; the length is what dims and
   element type require. A missing offset is 0, a missing length extends to the end of the file.
 
-The only links that are read are those of a Hugging Face cache, which has one directory per model: files in
-`snapshots/REVISION/` are links to `../../blobs/HASH`. The locations in the model are replaced by paths below that
-directory, without a link: `blobs/HASH` (`through_cache`). From then on the rules above hold as ever: a link only says
-which of the blobs is meant, and whatever it is changed to, nothing outside of `blobs` is opened through it.
+The only links that are read are those of a Hugging Face cache: files in `snapshots/REVISION/` are links to
+`../../blobs/HASH`, and `through_cache` replaces locations by these paths. A link only selects one of the blobs: nothing
+outside of `blobs` is opened through it.
 """
 
 from __future__ import annotations

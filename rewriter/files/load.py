@@ -1,11 +1,10 @@
 """Load a model without trusting it.
 
 The structure of the model and its external references are checked. Small tensors are read at once, so that every reader
-of constants finds them in the model, and sparse ones are written out as runtimes do; `read_tensor` reads a large one
-when it is needed.
+of constants finds them in the model, and sparse ones are written out as runtimes do.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
-the link, in the directory of the path as given, and the data files themselves may only be links inside such a cache.
+the link, and the data files themselves may only be links inside such a cache.
 """
 
 from __future__ import annotations

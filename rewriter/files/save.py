@@ -8,11 +8,10 @@ the proof of the very bytes that `commit` then renames to OUT.
 - OUT does not change before `commit`. After it, OUT is the old file or the new one, never a part of either, even after
   kill -9. What a kill leaves hidden, the next run for the same OUT removes (`rewriter.files.atomic`).
 - Leaving the block without `commit`, or with an exception, removes everything that was written.
-- In the directory of the source, references to external data stay as they are, and no weights are read or copied. In
-  another directory, data files are copied before the graph is written. A copy is called `<stem of OUT>-<first 12 hex
-  digits of its SHA-256>.data`. The content of a name thus never changes: an older output stays intact when a newer one
-  fails, and a file with the same content is reused, such as one that a killed run left. Files that no model refers to
-  any more are kept, because another model may read them.
+- In the directory of the source, references to external data stay, and no weights are read or copied. In another
+  directory, data files are copied first, as `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`. The content of a
+  name thus never changes: a file with the same content is reused, and older outputs stay intact. Files that no model
+  refers to any more are kept, because another model may read them.
 - The same proto gives the same bytes.
 """
 

@@ -1,7 +1,7 @@
 """Whether a model that was read is structurally sound, which all other code relies on.
 
-onnx's checker is shown an outline of each graph: names, operators and small attributes, no types and no weights. What
-it does not judge is checked here. A model that passes satisfies:
+onnx's checker sees an outline of each graph: names, operators and small attributes, no types and no weights. What it
+does not judge is checked here, in linear time. A sound model satisfies:
 
 - It has a graph with at least one output, an IR version, and one operator set per domain.
 - Names are defined once in their scope and before they are read: no cycles, nodes in topological order. A subgraph sees
@@ -10,10 +10,7 @@ it does not judge is checked here. A model that passes satisfies:
 - Dims are non-negative and amount to less than 2**63 bytes, and inline data has exactly the length that they need.
 - Nodes have the inputs, outputs and attributes that their operators need, as far as onnx knows these (its checker).
 - Subgraphs nest at most `walk.MAX_DEPTH` deep. Local functions are unique, not recursive, and bounded in depth and
-  size: onnxruntime inlines them, so a small file of n functions that each call the previous one twice would grow to
-  2**n nodes, and would fill its memory.
-
-The check takes time linear in the size of the model.
+  size: onnxruntime inlines them, and n functions that each call the previous one twice grow to 2**n nodes.
 """
 
 from __future__ import annotations

@@ -28,17 +28,12 @@ from rewriter.proof.run import open_model
 
 @dataclass(frozen=True)
 class ChangedHead:
-    """One head or neuron.
-
-    Attributes:
-        weights: the norm of the change over the original's, as root mean square over W_Q, W_K, W_V and W_O.
-        written: the norm of the change of its output on the inputs, over that of its sublayer's output.
-        restored: the share of the outputs' error that goes if it alone is the original's; None if not run.
-    """
+    """One head or neuron."""
 
     head: str
-    weights: float
-    written: float
+    weights: float  # the norm of the change over the original's, as root mean square over W_Q, W_K, W_V and W_O
+    written: float  # the norm of the change of its output on the inputs, over that of its sublayer's output
+    # the share of the outputs' error that goes if it alone is the original's; None if not run.
     restored: float | None = None
 
 

@@ -37,23 +37,16 @@ _MIN_DIVISOR = 1e-10  # of a row
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One node.
+    """One node."""
 
-    Attributes:
-        kind: `embedding`, `neuron`, `head`, `rest`, `bias` or `logit`.
-        name: `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`.
-        index: of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds.
-        activation: the sum of in-edges: a neuron's activation, the logit, what the logit reads of others; 0 for
-            embeddings and biases.
-        gradient: of the logit by the activation, along all paths.
-    """
-
-    kind: str
-    name: str
-    index: int
+    kind: str  # `embedding`, `neuron`, `head`, `rest`, `bias` or `logit`
+    name: str  # `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`
+    index: int  # of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds.
     token: int
+    # the sum of in-edges: a neuron's activation, the logit, what the logit reads of others; 0 for embeddings and
+    # biases.
     activation: float = 0.0
-    gradient: float = 0.0
+    gradient: float = 0.0  # of the logit by the activation, along all paths
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,14 +149,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Composition:
-    """One score.
-
-    Attributes:
-        reader: the later head, as `blocks.1.attn.3`; of neurons as `blocks.1.mlp_heads.17`.
-    """
+    """One score."""
 
     kind: str
-    reader: str
+    reader: str  # the later head, as `blocks.1.attn.3`; of neurons as `blocks.1.mlp_heads.17`.
     writer: str
     score: float
 
@@ -284,18 +280,12 @@ Ranked = tuple[tuple[int, float], ...]  # (token id, score), the largest score f
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The tokens of one side of a head.
-
-    Attributes:
-        side: `Q`, `K`, `V` or `O` (output); equal ones together, such as `QV`.
-        share: of the weights' squared norm in this direction; 1 for neurons.
-        selectivity: the largest score divided by the root mean square over all tokens.
-    """
+    """The tokens of one side of a head."""
 
     head: str
-    side: str
-    share: float
-    selectivity: float
+    side: str  # `Q`, `K`, `V` or `O` (output); equal ones together, such as `QV`.
+    share: float  # of the weights' squared norm in this direction; 1 for neurons.
+    selectivity: float  # the largest score divided by the root mean square over all tokens
     top: Ranked
     bottom: Ranked
 

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from rewriter.errors import ValidationError
 from rewriter.graph.edit import written_out
-from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, require_provider
+from rewriter.ort.providers import load_onnxruntime, require_provider
 from rewriter.text import one_line, quoted
-
-__all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 
 _BFLOAT16 = "tensor(bfloat16)"
 _FOLDER = "session.model_external_initializers_file_folder_path"

@@ -1,11 +1,8 @@
 """Times of models beside each other: one process per model, taking turns; ratios are within a round.
 
-The speed of a shared machine drifts, so nothing is compared across runs. Every model has one turn per round, in
-changing order. Each has its own process, because onnxruntime's worker threads spin for a while after a run: in one
-process every run competes with the other sessions' workers (docs/decisions/0023).
-
-The process runs `main`. It gets pickles and answers in JSON, since a process that ran a hostile model is no longer
-trusted.
+The speed of a shared machine drifts, so every model has one turn per round, in changing order. Each has a separate
+process, because onnxruntime's worker threads spin for a while after a run (docs/decisions/0023). It gets pickles and
+answers in JSON, since a process that ran a hostile model is no longer trusted.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Templates escape every text; characters that could change the page's layout or direction are replaced here. A content
 security policy with hashes of style and script forbids everything else, so that a page can neither load nor send
-anything, whatever names the model contains. Long lists are truncated or folded, so that the page of a model with a
-hundred blocks and thousands of candidates opens at once. This is the only file that imports jinja2.
+anything. Long lists are truncated or folded. This is the only file that imports jinja2.
 """
 
 from __future__ import annotations
