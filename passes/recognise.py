@@ -38,7 +38,7 @@ def inline_values(tensor: onnx.TensorProto) -> np.ndarray:
     return onnx.numpy_helper.to_array(tensor)
 
 
-class UntrueError(Exception):
+class MetadataMismatchError(Exception):
     """The file contradicts its plan."""
 
 
@@ -96,7 +96,7 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
     for block in record.blocks:
         try:
             made.append(graphs[block.path].made(block))
-        except (KeyError, UntrueError) as error:
+        except (KeyError, MetadataMismatchError) as error:
             reason = "the graph that should contain it does not exist" if isinstance(error, KeyError) else error
             notes.append(f"the plan in the file's metadata is ignored for block {block.name}: {reason}")
     return Recognised(tuple(made), tuple(notes))
@@ -121,35 +121,35 @@ class _Graph:
             with np.errstate(all="ignore"):
                 written = FORMS[record.form].emit(self.view, conversion)
         except (ArithmeticError, *UNFIT) as error:
-            raise UntrueError(f"no heads can be written for {record.program.name}") from error
+            raise MetadataMismatchError(f"no heads can be written for {record.program.name}") from error
         parts = (written, *written.further)
         nodes = [name for part in parts for name in self._same_nodes(part)]
         nodes += [name for part in parts for name in self._same_constants(part)]
         for function in written.functions:
             if function not in self.model.functions:
-                raise UntrueError(f"its function '{function.name}' is another one")
+                raise MetadataMismatchError(f"its function '{function.name}' is another one")
         functions = frozenset((each.domain, each.name) for each in written.functions)
         return Made(record, activation, frozenset(nodes), functions)
 
     def _same_nodes(self, part: Replacement) -> Iterator[str]:
-        """The outputs of the nodes. Raises UntrueError if the graph has others."""
+        """The outputs of the nodes. Raises MetadataMismatchError if the graph has others."""
         for node in part.nodes:
             found = self.view.made_by(node.output[0])
             if found is None or _described(found) != _described(node):
-                raise UntrueError(f"'{node.output[0]}' is not what the heads of the plan would be")
+                raise MetadataMismatchError(f"'{node.output[0]}' is not what the heads of the plan would be")
             yield from node.output
 
     def _same_constants(self, part: Replacement) -> Iterator[str]:
-        """The outputs of Constant nodes, as in old models. Raises UntrueError if the graph has others."""
+        """The outputs of Constant nodes, as in old models. Raises MetadataMismatchError if the graph has others."""
         values = Constants(self.view, self.read, lambda _: None)
         for tensor in part.initializers:
             wanted = onnx.numpy_helper.to_array(tensor)
             try:
                 found = values.of(tensor.name)
             except Exception as error:  # without the values the plan cannot be checked
-                raise UntrueError(f"'{tensor.name}' cannot be read") from error
+                raise MetadataMismatchError(f"'{tensor.name}' cannot be read") from error
             if found.dtype != wanted.dtype or not np.array_equal(found, wanted):
-                raise UntrueError(f"'{tensor.name}' has other values than the heads of the plan")
+                raise MetadataMismatchError(f"'{tensor.name}' has other values than the heads of the plan")
             if tensor.name in self.view.producer:
                 yield tensor.name
 
@@ -160,10 +160,10 @@ class _Graph:
             rows, columns = (shape[::-1] if each.transposed else shape) if shape and len(shape) == 2 else (0, 0)
             stop = columns if each.stop is None else each.stop
             if not rows or (rows, stop - each.start) != (each.in_features, each.out_features) or stop > columns:
-                raise UntrueError(f"'{each.weight}' has another shape than in the plan, or is not constant")
+                raise MetadataMismatchError(f"'{each.weight}' has another shape than in the plan, or is not constant")
             for bias in each.biases:
                 if bias.name not in constants:
-                    raise UntrueError(f"'{bias.name}' is not constant")
+                    raise MetadataMismatchError(f"'{bias.name}' is not constant")
 
 
 def _described(node: onnx.NodeProto) -> tuple[object, ...]:
@@ -171,12 +171,12 @@ def _described(node: onnx.NodeProto) -> tuple[object, ...]:
 
 
 def _activation(record: BlockRecord) -> Activation | None:
-    """The activation that the program computes; None if unnamed. Raises UntrueError."""
+    """The activation that the program computes; None if unnamed. Raises MetadataMismatchError."""
     if record.activation == NAME:
         return None
     found = next((each for each in (*ACTIVATIONS, LINEAR) if each.name == record.activation), None)
     if found is None or len(found.parameters) != len(record.parameters):
-        raise UntrueError(f"the table has no activation '{record.activation}' with so many parameters")
+        raise MetadataMismatchError(f"the table has no activation '{record.activation}' with so many parameters")
     program = record.program
     with np.errstate(all="ignore"):
         try:
@@ -185,9 +185,11 @@ def _activation(record: BlockRecord) -> Activation | None:
             made = program.evaluate(y, np.ones_like(y) if record.value else y)
             error = float(np.max(np.abs(made - f) / np.maximum(1.0, np.abs(f))))
         except (ArithmeticError, *UNFIT) as reason:
-            raise UntrueError(f"{program.name} cannot be evaluated") from reason
+            raise MetadataMismatchError(f"{program.name} cannot be evaluated") from reason
     if not error <= record.bound + _ROUNDING:
-        raise UntrueError(f"{program.name} is off by {error:.2g} from {record.activation}, more than the plan says")
+        raise MetadataMismatchError(
+            f"{program.name} is off by {error:.2g} from {record.activation}, more than the plan says"
+        )
     return found
 
 

@@ -88,7 +88,7 @@ class Builder(Fragment):
             self._integers[self.qualified(name)] = self.constant(name, np.asarray(values, dtype=np.int64))
         return self._integers[self.qualified(name)]
 
-    def called(self, tensor: Variable, name: str) -> Variable:
+    def renamed(self, tensor: Variable, name: str) -> Variable:
         tensor.name = self.qualified(name)
         return tensor
 

@@ -320,7 +320,7 @@ class _Emitter:
         result = self._program(query, source)
         # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
         if block.elem_type != b.compute_type:
-            result = b.node("Cast", [b.called(result, "wide_output")], "narrowed", to=int(block.elem_type))
+            result = b.node("Cast", [b.renamed(result, "wide_output")], "narrowed", to=int(block.elem_type))
         result.name = block.output
         return replacement(b, self._conversion, block.output, self._functions)
 
@@ -337,7 +337,7 @@ class _Emitter:
             return result
         if block.value == block.gate and len(program.heads) == 1:
             source = self._finite(program.heads[0], source, "gated_value", zeros=True)
-        return b.node("Mul", [source, b.called(result, "weight_of_value")], "gated")
+        return b.node("Mul", [source, b.renamed(result, "weight_of_value")], "gated")
 
     def _line(self, line: Line, query: Tensor) -> Variable:
         rates = [0.0, *(rate for rate, _ in line.pairs), *([0.5] if line.middle else [])]
@@ -350,7 +350,7 @@ class _Emitter:
             "weights": self._b.numbers("line_weights", [line.step * weight for weight in weights]),
         }
         spelling = line_of(inputs, len(line.pairs), middle=bool(line.middle), double=self._double)
-        return self._b.called(self._attend("line/", spelling, inputs), "line")
+        return self._b.renamed(self._attend("line/", spelling, inputs), "line")
 
     def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
         given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
@@ -371,7 +371,7 @@ class _Emitter:
         terms: list[Variable] = []
         for number, group in enumerate(groups):
             prefix = "" if len(groups) == 1 else f"{number}/"
-            terms.append(self._b.called(self._group(prefix, group, query, source), f"{prefix}output"))
+            terms.append(self._b.renamed(self._group(prefix, group, query, source), f"{prefix}output"))
         total = terms[0]
         for number, term in enumerate([*terms[1:], *rest], start=1):
             total = self._b.node("Add", [total, term], f"sum_{number}")
@@ -386,7 +386,7 @@ class _Emitter:
         return self._times(self._plain_head(prefix, head.unscaled(), query, source), head.c, prefix)
 
     def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
-        unscaled, number = self._b.called(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
+        unscaled, number = self._b.renamed(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
         return self._b.node("Mul", [unscaled, number], f"{prefix}scaled")
 
     def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor) -> Variable:

@@ -476,7 +476,7 @@ def _token_rows(found: HeadTokens, top: int) -> Iterator[str]:
         side = "writes" if row.side == "O" else f"{' and '.join(names[each] for each in row.side)} read"
         yield f"  {_name(row.head)} {side}{share}"
         for ends in (row.top, row.bottom):
-            shown = "  ".join(f"{one_line(found.told(token), 44)} {score:+.3g}" for token, score in ends)
+            shown = "  ".join(f"{one_line(found.text_of(token), 44)} {score:+.3g}" for token, score in ends)
             yield from wrap(shown, _WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 

@@ -27,7 +27,7 @@ from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, Neuro
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.text import InputsOrText, token_ids
-from rewriter.interpret.why import ScoreTerms, Why, made, scores_of
+from rewriter.interpret.why import ScoreTerms, Why, as_why, scores_of
 
 _MAX_NODES = 10_000  # all their edges fit into a gigabyte
 _KEPT_NODES, _KEPT_EDGES = 0.8, 0.98  # shares of influence that pruning keeps, as in circuit-tracer
@@ -355,7 +355,7 @@ class _Edges:
         def named(ids: Sequence[str]) -> Why:
             rows, columns = (tuple(ids[place] for place in places.tolist()) for places in (asked, told))
             score = scores.at(node.index, query, key)
-            return made(f"{node.name}[{node.index}]", (query, key), score, rows, columns, first @ second.T)
+            return as_why(f"{node.name}[{node.index}]", (query, key), score, rows, columns, first @ second.T)
 
         return named
 

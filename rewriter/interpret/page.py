@@ -26,7 +26,7 @@ from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, Text, cases_of, token_ids
-from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
+from rewriter.interpret.why import ScoreTerms, as_why, listed, scores_of
 
 MAX_TOKENS = 64  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES = 2**18  # of all original heads
@@ -164,7 +164,7 @@ def _read(
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in made.rows:
         ends = {
-            name: [[made.told(token), _rounded(score)] for token, score in ranked]
+            name: [[made.text_of(token), _rounded(score)] for token, score in ranked]
             for name, ranked in (("top", row.top), ("bottom", row.bottom))
         }
         rows.setdefault(row.head, []).append({"side": row.side, "share": round(row.share, 4), **ends})
@@ -220,7 +220,7 @@ def _explained(
         with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores
             (asked, first), (told, second) = (side(name, *each) for each in zip("QK", tokens, strict=True))
             score = scores[name].at(chosen[name][place], *tokens)
-            why = made("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
+            why = as_why("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
             terms = [
                 [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
                 for *words, value in why.top(_SCORE_TERMS)

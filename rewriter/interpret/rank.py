@@ -300,7 +300,7 @@ class HeadTokens:
 
     rows: tuple[TokenScores, ...]
     missing: Mapping[str, str]
-    told: TokenText
+    text_of: TokenText
 
     def selective(self, count: int) -> list[TokenScores]:
         """The rows with the fewest distinguished tokens."""
@@ -310,7 +310,7 @@ class HeadTokens:
         """JSON-ready data: each row with its tokens as [id, text, score]."""
 
         def ranked(tokens: Ranked) -> list[list[Any]]:
-            return [[token, self.told(token), score] for token, score in tokens]
+            return [[token, self.text_of(token), score] for token, score in tokens]
 
         rows = [{**vars(row), "top": ranked(row.top), "bottom": ranked(row.bottom)} for row in self.rows]
         return {"rows": rows, "missing": dict(self.missing)}

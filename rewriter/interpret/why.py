@@ -116,10 +116,10 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
-    return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, run.words)
+    return as_why(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, run.words)
 
 
-def made(
+def as_why(
     head: str,
     tokens: tuple[int, int | None],
     score: tuple[float, float],

@@ -283,8 +283,8 @@ def test_tokens_as_text(tmp_path: Path) -> None:
     )
     row = found.to_json()["rows"][0]
     assert all(text == f"'word{token}'" for token, text, _ in row["top"])
-    assert found.told(VOCABULARY - 1) == "'\N{REPLACEMENT CHARACTER}[31m<b>\\n'"
-    assert found.told(4000) == "4000"
+    assert found.text_of(VOCABULARY - 1) == "'\N{REPLACEMENT CHARACTER}[31m<b>\\n'"
+    assert found.text_of(4000) == "4000"
 
 
 def test_refusals_of_tokens(tmp_path: Path) -> None:
