@@ -45,10 +45,8 @@ PURE = frozenset(
 stands inside heads does not count: their exponentials, and the Clip that keeps a query finite."""
 
 PRODUCT = "elementwise products of gates"  # the purity line's name for what `--gate product` keeps
-
 _KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
 _INTEGER_TYPES = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
-
 DEFAULT_TOKENS = 128
 
 

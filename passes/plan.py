@@ -29,7 +29,6 @@ from rewriter.graph.view import GraphView, Miss, Path, all_views
 
 FUNCTIONS_IR_VERSION = 8  # introduced model-local functions
 INTEGER_CONSTANT_OPSET = 9  # the first with integers in Constant nodes
-
 _SEARCH_DEPTH = 8  # nodes between a softmax and the product that computes its scores
 
 

@@ -20,7 +20,6 @@ from rewriter.graph.view import GraphView, LostError
 
 BATCH, TOKENS = 10007, 1000003  # made-up: no dimension of a model is a multiple of either
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # elementwise on the stream
-
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 

@@ -19,7 +19,6 @@ from passes.programs.program import MARGIN, Program, grid
 
 Function = Callable[[Array], Array]
 MAX_FIT_ERROR = 1e-3  # over the largest
-
 _STEEPNESS = 2.0**40
 
 

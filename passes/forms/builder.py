@@ -22,7 +22,6 @@ from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView, needed
 
 SMALLEST_OPSET = 11  # of Slice with computed bounds, and Range
-
 _BOUNDS_ARE_INPUTS = 11
 _AXES_ARE_INPUTS = 13
 DOMAIN = "attnonly"  # of the model-local functions; prefix of the metadata keys

@@ -36,7 +36,6 @@ from rewriter.graph.view import GraphView
 _HIGHEST_LOGIT = 80.0
 """The largest logit relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17."""
 LARGEST_PART = 2.0**12  # the largest weight or part whose product with e^80 is finite
-
 SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
 BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")  # slopes, weights, parts, offsets, as above
 Inputs = Mapping[str, Tensor]  # operands by the names of formal inputs, in order

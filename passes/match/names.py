@@ -20,7 +20,6 @@ from rewriter.graph.view import GraphView
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
 _TRAILING_NUMBER = re.compile(r"_\d+$")
-
 _SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")  # nodes between a product and its bias
 
 

@@ -29,7 +29,6 @@ from rewriter.graph.view import (
 )
 
 _PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")  # on plain matrices
-
 _PARTS = ("Split", "Slice")  # operators that take some of the channels
 
 

@@ -28,7 +28,6 @@ class Arithmetic:
 
 
 _HALF = Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15, lines="half")
-
 _SINGLE = Arithmetic(2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26, lines="single", narrow="narrow single")
 
 ARITHMETIC: dict[int, Arithmetic] = {

@@ -25,7 +25,6 @@ KINK = 0.278464542762
 
 _FAR_LOGIT = 36.0  # e^-36 is below half a unit in the last place of 1 in float64
 _SHARE = 2.0**16  # 1 / (6 e) of a limit needed for |y| <= 3 only: error 3e-11, rounding 2e-11
-
 _MAX_SLOPE = 1.25  # of SiLU (1.10) and of the programs of GELU (1.13)
 _LARGEST_EXPONENT = 700.0  # of a float64
 

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[np.float64]
-
 FACTORED = 60.0
 """Offsets up to this magnitude are taken out of the exponential: e^(a y + b) = e^b e^(a y).
 

@@ -34,7 +34,6 @@ from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attrib
 from rewriter.graph.walk import captured_names
 
 SMALLEST_OPSET = 13  # Pad of booleans, Softmax over one axis, Squeeze with axes as an input
-
 _ADDED = ("Add", "Sub")
 _NORMS = ("LayerNormalization", "RMSNormalization")
 _LAYOUT = SAME_NUMBERS | {"Transpose", "Expand"}

@@ -28,7 +28,6 @@ except ImportError as error:
     raise UsageError("the pass for Olive needs the package olive-ai: pip install 'attnonly[olive]'") from error
 
 DEFAULTS = {name: inspect.signature(rewrite).parameters[name].default for name in RewriteKeywords.__annotations__}
-
 REPORT = "attnonly-report.json"  # beside the model; Olive carries it along as an additional file
 
 

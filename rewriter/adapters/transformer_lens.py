@@ -34,7 +34,7 @@ except ImportError as error:
 _MAX_DISTANCE = 1e-3  # of an MLP from its heads, relative; programs and float32 leave about 1e-6
 
 
-def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
+def with_mlp_heads(bridge: Any, model: Source) -> Any:
     """Replace every MLP of a TransformerLens model by the heads of an ONNX file of the same model.
 
     The logits stay, up to rounding and the certified errors of the head programs. Nothing is changed if an MLP cannot
@@ -43,8 +43,6 @@ def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
     Args:
         bridge: a `transformer_lens.TransformerBridge` with unprocessed weights, which is returned.
         model: path of the ONNX file, original or rewritten, or a model in memory.
-        program: as for `rewriter.heads`. `fast` stays accurate in float32; in gates `fewest` is a small difference of
-            large values, which needs a bridge in float64.
 
     Raises:
         UsageError: the file has no heads for an MLP of the model, or they do not compute what that MLP does.
@@ -52,7 +50,7 @@ def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
     """
     if not hasattr(bridge, "blocks") or not hasattr(bridge, "clear_hook_registry"):
         raise UsageError(f"a TransformerBridge of TransformerLens 4 is needed, not a {type(bridge).__name__}")
-    index = heads(model, program=program, wide=True)
+    index = heads(model, program="fast", wide=True)  # accurate in float32, in gates too
     found: list[MlpHeads] = []
     for block, name in zip(bridge.blocks, _layers(index, len(bridge.blocks)), strict=True):
         like = next(iter(block.mlp.parameters()))

@@ -24,7 +24,6 @@ from rewriter.proof.validate import Progress
 from rewriter.report.report import Result
 
 CONTROL = "control"  # the original as its own competitor
-
 _TOKENS = 128
 _MAX_PROTOBUF_BYTES = 2**31
 

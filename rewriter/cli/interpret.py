@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from rewriter.interpret.text import Text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
 _WIDTH = 80
 _NAME_WIDTH = 30
 

@@ -29,7 +29,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 FOLDER = ".folder"  # suffix of the hidden name of a folder
-
 CHUNK = 8 * 2**20
 
 _ADVICE = {

@@ -96,12 +96,9 @@ class IrModel(Protocol):
     """A model of the onnx_ir package."""
 
     @property
-    def graph(self) -> Any:
-        """The main graph."""
-
+    def graph(self) -> Any: ...
     @property
-    def opset_imports(self) -> Any:
-        """Versions of the domains."""
+    def opset_imports(self) -> Any: ...
 
 
 Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel

@@ -14,7 +14,6 @@ import onnx
 
 MIN_MAPPED_BYTES = 2**16  # no pass looks at the values of constants as large
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of graph, initializer, raw_data
-
 _PLAIN = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
 _LOCATION, _DEFAULT = 14, b"\0"  # data_location, and its default, which onnx writes after loading external data
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types of protobuf

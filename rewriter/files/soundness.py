@@ -34,9 +34,7 @@ from rewriter.text import counted, one_line, quoted
 
 MAX_INLINED = 10_000_000  # nodes of a model once its functions are inlined
 MAX_CALLS = 100  # of functions inside each other: onnxruntime loads no more, and onnx does not inline them
-
 _Key = tuple[str, str, str]
-
 _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _TINY = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
@@ -53,7 +51,6 @@ _STANDS_IN = {
 """What onnx's checker is shown in place of what may be large, or not UTF-8; tensors are checked here."""
 
 _OTHER_DOMAIN = "other"  # of the operators without a schema in an outline
-
 _UNREAD, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
 """Names for outputs that have none, which no model reads; onnx's checker wants one for each."""
 

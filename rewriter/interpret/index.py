@@ -37,6 +37,7 @@ from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neur
 from rewriter.interpret.trace import Tracer, shapes_of_case
 from rewriter.text import quoted
 
+METADATA = "__metadata__"  # key of what describes the arrays, as JSON
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
@@ -427,9 +428,6 @@ def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: 
 def count_of(named: Named) -> int:
     """The number of heads, or neurons."""
     return named.sublayer.neurons if isinstance(named.sublayer, NeuronHeads) else named.sublayer.heads
-
-
-METADATA = "__metadata__"  # key of what describes the arrays, as JSON
 
 
 def check_suffix(path: Path) -> None:

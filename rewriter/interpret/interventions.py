@@ -31,7 +31,6 @@ from rewriter.text import quoted
 
 HOW = ("zero", "mean")
 MARK = "attnonly.intervention"  # metadata key of added nodes; the value is the tensor that they change
-
 _COMPUTED = "computed"
 Places = Sequence[tuple[str, Array]]  # changed tensors, with the replaced entries: booleans that broadcast
 

@@ -136,7 +136,6 @@ def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: s
 # -- attention sublayers --------------------------------------------------------------------------------------------
 
 _MAX_DEPTH = 24  # nodes between a Softmax and the products on both sides
-
 _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout", "Tanh", "Concat", "Sub"}
 """Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them."""
 

@@ -29,14 +29,11 @@ from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, 
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
-
 Indices = NDArray[np.int64]
 Array = NDArray[np.float64]
 Move = Callable[[NDArray[Any]], NDArray[Any]]  # moves, repeats or drops entries of an array
-
 _MAX_DEPTH = 64  # of a chain of nodes
 _CASES = (2, 3, 7), (3, 5, 11)  # batch, tokens, past; a batch of 1 would look like a broadcast axis
-
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
 
 
@@ -323,6 +320,5 @@ _WRITES = {("", "ScatterND"): (2, 1), ("", "ScatterElements"): (2, 1), ("", "Ten
 """Operators that write entries into their first input: which operand has these, and which says where."""
 
 _ROWS = ("Gather", "GatherND")  # operators that take rows of a table
-
 _MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "GatherND", "Tile"}}
 """Operators that only move, repeat or drop the entries of their first input."""

@@ -31,9 +31,7 @@ from rewriter.text import one_line
 
 SECONDS_PER_TURN = 0.1
 _SECONDS_TO_SETTLE = 0.05  # onnxruntime's idle threads stop spinning, which would slow down the next turn
-
 _STATUS = Path("/proc/self/status")
-
 Feeds = Mapping[str, NDArray[Any]]
 
 

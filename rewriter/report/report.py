@@ -26,7 +26,6 @@ from rewriter.proof.validate import Validation
 from rewriter.text import counted
 
 VERSION = 1  # of the JSON: raised if a field changes its meaning or goes
-
 _SHOWN_PROBLEMS = 3
 _Part = TypeVar("_Part")
 

@@ -19,7 +19,6 @@ _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range
 _MAX_GROUPS = 3
 _FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f"}
 _LARGE_RATIO = 1e4
-
 Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio", "share"]
 """How values are written. A name is one from a model; operators are those around an activation; a share of 1 is written
 in per cent."""

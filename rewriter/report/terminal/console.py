@@ -30,7 +30,6 @@ _MAX_LINE_LENGTH = 600  # also of a line of a cell
 _SHOWN_FAILURES = 5
 _COLOURS = {"good": "green", "bad": "red"}
 _SECONDS_BETWEEN_LINES = 10.0  # a call that takes less prints none
-
 Clock = Callable[[], float]
 
 
