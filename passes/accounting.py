@@ -44,23 +44,17 @@ PURE = frozenset(
 (also spelled out), moves and masks. Every other one counts, known or not, if it reads data and makes no integers. What
 stands inside heads does not count: their exponentials, and the Clip that keeps a query finite."""
 
-PRODUCT = "elementwise products of gates"
-"""The purity line's name for the products that `--gate product` keeps."""
-
+PRODUCT = "elementwise products of gates"  # the purity line's name for what `--gate product` keeps
 _KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
-_WHOLE = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
-"""Types of masks, indices and shapes."""
-
-TOKENS = 128
-"""The default number of tokens for which costs are stated."""
+_INTEGER_TYPES = frozenset((onnx.TensorProto.BOOL, onnx.TensorProto.INT32, onnx.TensorProto.INT64))
+DEFAULT_TOKENS = 128
 
 
 @dataclass(frozen=True)
 class FormCost:
-    """One block in one form: arithmetic on sizes, no weight is read.
+    """One block in one form; `heads` are those of each sublayer.
 
-    `heads` are those of each sublayer. `pattern_bytes` is the pattern of all heads at once; most forms compute it in
-    chunks, `local` never stores it.
+    `pattern_bytes` is the pattern of all heads at once; most forms compute it in chunks, `local` never stores it.
     """
 
     form: str
@@ -71,41 +65,28 @@ class FormCost:
 
 @dataclass(frozen=True)
 class BlockAccount:
-    """One MLP block, whether converted or left.
-
-    Attributes:
-        parameters: number of elements of its weights, those of all experts.
-        share: its share of the multiply-adds of the model's linear operators for one token.
-        heads: heads of the chosen form; None for a block that is left.
-        forms: the cost in each form that can be used; empty where a size is unknown or the block is left.
-        refused: the other forms, each with the reason and its figures.
-    """
+    """One MLP block."""
 
     name: str
     d_model: int | None
     d_ff: int | None
-    parameters: int
-    share: float
-    heads: int | None
-    forms: tuple[FormCost, ...] = ()
-    refused: tuple[tuple[str, str], ...] = ()
+    parameters: int  # elements of its weights, those of all experts
+    share: float  # of the multiply-adds of the model's linear operators for one token
+    heads: int | None  # of the chosen form; None for a block that is left
+    forms: tuple[FormCost, ...] = ()  # their costs; empty where a size is unknown or the block is left
+    refused: tuple[tuple[str, str], ...] = ()  # the other forms, each with the reason
 
 
 @dataclass(frozen=True)
 class Accounting:
-    """The whole model.
-
-    Attributes:
-        head_dimension: d_head of the model's own attention, None where it was not found.
-        share: the blocks' total share of the multiply-adds of linear operators.
-        remaining: nonlinear operators (neither softmax nor normalisation) that remain after conversion, and how many;
-            they include the elementwise products of gates that `--gate product` keeps.
-    """
+    """The whole model."""
 
     blocks: tuple[BlockAccount, ...]
     head_dimension: int | None
     attention_heads: int | None
     share: float
+    # nonlinear operators (neither softmax nor normalisation) that conversion leaves, the products of gates that `--gate
+    # product` keeps included, and how many
     remaining: dict[str, int]
     tokens: int
 
@@ -117,7 +98,7 @@ class Accounting:
         return ", ".join(f"{count} {name}" for name, count in self.remaining.items())
 
 
-def account(plan: Plan, head_dimension: int | None = None, tokens: int = TOKENS) -> Accounting:
+def account(plan: Plan, head_dimension: int | None = None, tokens: int = DEFAULT_TOKENS) -> Accounting:
     """The accounting of a plan; costs are for N = `tokens`, and d_head by default that of the model's own attention."""
     heads, found = own_attention(plan.views, plan.recognised)
     d_head = head_dimension or found
@@ -168,7 +149,7 @@ def _costs(
 
 
 def _work(view: GraphView, weight: str) -> int:
-    """The number of elements of a weight, which is its multiply-adds for one token (or position of a convolution)."""
+    """Elements of a weight: its multiply-adds for one token (or position of a convolution)."""
     if weight in view.initializers:
         return prod(view.initializers[weight].dims)
     shape = view.type_of(weight).shape or ()
@@ -176,7 +157,6 @@ def _work(view: GraphView, weight: str) -> int:
 
 
 def _remaining(plan: Plan) -> dict[str, int]:
-    """The nonlinear operators outside the converted regions, and how many of each."""
     converted = {
         (conversion.block.path, index) for conversion in plan.conversions for index in conversion.block.region.nodes
     }
@@ -189,11 +169,11 @@ def _remaining(plan: Plan) -> dict[str, int]:
         data: set[str] = set()
         for index, node in enumerate(view.nodes):
             read = [name for name in reads(node) if name not in view.constants]
-            # What is computed from shapes alone, such as positions, is no function of data.
+            # Positions, for example, are computed from shapes alone, not from data.
             if node.op_type == "Shape" or all(name in view.producer and name not in data for name in read):
                 continue
             data.update(node.output)
-            whole = any(view.type_of(name).elem_type in _WHOLE for name in node.output[:1])
+            whole = any(view.type_of(name).elem_type in _INTEGER_TYPES for name in node.output[:1])
             if not whole and (view.path, index) not in converted and not (key_of(node) in pure or _pure(node)):
                 counted.add((view.path, index))
                 counts[label(node).partition(" ")[0]] += 1
@@ -208,6 +188,5 @@ def _remaining(plan: Plan) -> dict[str, int]:
 
 
 def _pure(node: onnx.NodeProto) -> bool:
-    """Whether an operator does not count; a call of a local function does."""
     known = key_of(node)[0] in _KNOWN_DOMAINS and node.op_type in PURE
     return known and attributes(node).get("activation") in (None, 0, b"", b"none")

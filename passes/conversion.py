@@ -21,38 +21,27 @@ from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
 
 _FLOAT, _DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
-
-SMALLEST_OPSET = 7
-"""The first opset in which Mul and Add broadcast without attributes."""
+SMALLEST_OPSET = 7  # the first in which Mul and Add broadcast without attributes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """What the heads of one block are written from; a `passes.record.BlockRecord` carries it in the file.
-
-    Attributes:
-        program: the head program, with coefficients as the form rounds them.
-        inline: whether the heads are written out instead of calling a model-local function.
-        double: whether the heads' arithmetic is float64.
-        projections: the linear operators as plain matrices, if the form replaces the whole block; None if it replaces
-            only the activation and keeps the operators.
-        carried: bias tokens that the network's residual stream carries for the block, as its last rows; 0: it appends
-            its own.
-        stream: the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty.
-    """
+    """What the heads of one block are written from; a `passes.record.BlockRecord` carries it in the file."""
 
     program: Program
     form: str
-    inline: bool = False
+    inline: bool = False  # whether the heads are nodes instead of calls of a model-local function
     double: bool = False
     options: FormOptions = DEFAULT_OPTIONS
+    # the linear operators as plain matrices; None if the form replaces the activation only
     projections: Projections | None = None
+    # bias tokens that the network's residual stream carries for the block, as its last rows; 0: its own
     carried: int = 0
+    # the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty
     stream: str = ""
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """These attributes, as keywords."""
         return {each.name: getattr(self, each.name) for each in fields(Heads)}
 
 
@@ -65,7 +54,6 @@ class Conversion(Heads):
 
     @property
     def compute_type(self) -> int:
-        """Element type of the heads' arithmetic."""
         return _DOUBLE if self.double else _FLOAT
 
     @property
@@ -84,7 +72,7 @@ class Conversion(Heads):
 
     @property
     def longest(self) -> int | None:
-        """The longest sequence that the form can process, None for any."""
+        """The longest sequence that the form can process; None for any."""
         return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
 
     @property
@@ -95,19 +83,17 @@ class Conversion(Heads):
 
     @property
     def dtype(self) -> type[np.floating]:
-        """The numpy type of the heads' arithmetic."""
         return np.float64 if self.double else np.float32
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The inputs of the converted block, linear operators included."""
+        """Linear operators included, as in `outputs`."""
         if self.projections is not None:
             return (self.projections.query.data,)
         return tuple(dict.fromkeys(operator.data for operator in self.block.first))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The outputs of the converted block, linear operators included."""
         if self.projections is not None:
             return (self.projections.result,)
         return tuple(operator.output for operator in self.block.second) or (self.block.output,)
@@ -119,17 +105,15 @@ class Conversion(Heads):
 
     @property
     def heads(self) -> int | None:
-        """Attention heads in the converted block: neurons times heads per neuron."""
         neurons = self.block.neurons
         return None if neurons is None else neurons * len(self.program.attention)
 
 
 def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> Conversion:
-    """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError where there is none.
+    """Choose the program and the arithmetic of `block`, before `Form.prepare`. Raises LostError.
 
-    Form `local` takes the program with the fewest operations, and the offsets of logits out of the exponentials
-    (docs/decisions/0003). Other forms take the one with the fewest heads and keys, which cost them queries, patterns
-    and bias tokens, and write softmax as the paper does.
+    Form `local` takes the program with the fewest operations, and offsets of logits out of the exponentials
+    (docs/decisions/0003); others that with the fewest heads and keys, with softmax as in the paper.
     """
     factored = options.form == LOCAL
     opset, types = view.opsets.get("", 1), {block.elem_type, block.gate_type, block.value_type}
@@ -155,10 +139,7 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
 
 
 def _narrow_logits(program: Program, block: Block) -> bool:
-    """Whether float32 is precise enough for logits that include offsets: their rounding grows with the offsets.
-
-    Steep keys do not count, because their weights are 0 or 1.
-    """
+    """Whether float32 is precise enough for logits that include offsets, except those of steep keys."""
     offsets = [abs(token.offset - head.gamma) for head in program.heads for token in head.bias_tokens]
     mild = max((offset for offset in offsets if offset <= FACTORED), default=0.0)
     return mild * 2.0**-24 <= 2.0 * ARITHMETIC[block.coarsest].tolerance

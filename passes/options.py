@@ -8,23 +8,12 @@ from fnmatch import fnmatchcase
 
 from rewriter.options import option
 
-DEFAULT_MAX_TOKENS = 512
-"""Default number of positions in the forms with one-hot position columns."""
-
-_USUAL_HEAD_DIMENSION = 64
-"""d_head where the model's own attention is not found."""
-
-LOCAL = "local"
-"""The form that takes the offsets of logits out of the exponentials, and programs with the fewest operations."""
-
-WHOLE = "whole"
-"""The form of a network: blocks of form `maskless` on one stream, which the network's own heads read too."""
-
-FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)
-"""The keys of `passes.forms.FORMS`, repeated here because the forms import this module; a test compares both."""
-
-EXPOSED = ("q", "scores", "pattern", "z")
-"""Tensors of a sublayer that can be outputs of the model."""
+DEFAULT_MAX_TOKENS = 512  # positions in the forms with one-hot position columns
+_USUAL_HEAD_DIMENSION = 64  # d_head where the model's own attention is not found
+LOCAL = "local"  # without offsets in exponentials, with the fewest operations
+WHOLE = "whole"  # the network on one stream, which its own heads read too
+FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)  # as in FORMS, which imports this
+EXPOSED = ("q", "scores", "pattern", "z")  # tensors of a sublayer that can be outputs of the model
 
 
 @dataclass(frozen=True)
@@ -57,16 +46,13 @@ class FormOptions:
 
     @property
     def positions(self) -> int:
-        """Number of positions."""
         return self.max_tokens or DEFAULT_MAX_TOKENS
 
     @property
     def d_head(self) -> int:
-        """The head dimension of linear sublayers."""
         return self.head_dimension or _USUAL_HEAD_DIMENSION
 
     def exposed(self, block: str) -> tuple[str, ...]:
-        """The members of `EXPOSED` that are outputs of this block."""
         asked = [each.partition(":") for each in self.expose]
         names = {name for names, _, glob in asked if fnmatchcase(block, glob or "*") for name in names.split(",")}
         return tuple(name for name in EXPOSED if name in names)
@@ -77,11 +63,7 @@ DEFAULT_OPTIONS = FormOptions()
 
 @dataclass(frozen=True)
 class Options:
-    """The user's choices about the rewriting.
-
-    Attributes:
-        reached: largest measured |y| by pre-activation; used if `domain` is None.
-    """
+    """The user's choices about the rewriting."""
 
     form: str = option(LOCAL, "How heads become nodes.", choices=FORM_NAMES, see="forms.md")
     scope: str = option(
@@ -126,5 +108,6 @@ class Options:
         above=0.0,
         rare=True,
     )
+    # largest measured |y| by pre-activation; used if `domain` is None
     reached: Mapping[str, float] = field(default_factory=dict)
     forms: FormOptions = DEFAULT_OPTIONS

@@ -27,28 +27,16 @@ from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import GraphView, Miss, Path, all_views
 
-FUNCTIONS_IR_VERSION = 8
-"""The IR version that introduced model-local functions; in older models the heads are written out."""
-
-INTEGER_CONSTANT_OPSET = 9
-"""First opset in which a Constant node may hold integers; functions need them to pick the rows of bias tokens."""
-
-_SEARCH_DEPTH = 8
-"""Nodes between a softmax and the product that makes its scores."""
+FUNCTIONS_IR_VERSION = 8  # introduced model-local functions
+INTEGER_CONSTANT_OPSET = 9  # the first with integers in Constant nodes
+_SEARCH_DEPTH = 8  # nodes between a softmax and the product that computes its scores
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done to a model.
+    """What will be done to a model."""
 
-    Attributes:
-        model: the model to which the plan refers: the one that was given, or its lowered form.
-        views: the indices of its graphs, the main graph first.
-        left: the candidates that stay, with reasons, in graph order.
-        notes: remarks on the model as a whole, such as an option that could not be followed.
-    """
-
-    model: onnx.ModelProto
+    model: onnx.ModelProto  # the given one, or its lowered form
     views: tuple[GraphView, ...]
     conversions: tuple[Conversion, ...]
     left: tuple[Left, ...]
@@ -58,7 +46,6 @@ class Plan:
     options: Options = field(default_factory=Options)
 
     def view_of(self, block: Block) -> GraphView:
-        """The index of the graph that holds the block."""
         return next(view for view in self.views if view.path == block.path)
 
     @property
@@ -69,10 +56,9 @@ class Plan:
 
 
 def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_values) -> Plan:
-    """Find the blocks of `model`, taking fused operators and local functions apart, and decide about each.
+    """Find the blocks of `model`, with fused operators and local functions expanded, and decide about each.
 
-    Fused operators outside of converted blocks stay as they were, but for mixtures of experts where the user wants
-    them taken apart. `read` returns the values of a tensor, to check what the plan of an earlier run says of the file.
+    Fused operators outside converted blocks stay, unless the user wants experts expanded. `read` reads tensors.
     """
     recognised = recognise(model, read)
     model = with_plain_experts(model) if options.lower_experts else model
@@ -84,7 +70,6 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
 
 
 def _through_network(plan: Plan) -> Plan:
-    """The plan of form `whole`, for the network as a whole or not at all."""
     misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
     fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
     # A block that the user or another pass left may lie behind the route, where nothing else would notice it.
@@ -103,7 +88,7 @@ def _through_network(plan: Plan) -> Plan:
 
 
 def apply(plan: Plan) -> onnx.ModelProto:
-    """A new model in which every block that the plan converts is attention heads; its metadata have the plan."""
+    """A new model in which the converted blocks are attention heads; the plan is in its metadata."""
     if plan.whole is not None:  # the graph that carries the bias tokens first
         model, views, conversions = carry_whole(plan.model, plan.views[0], plan.whole, plan.conversions)
         plan = replace(plan, model=model, views=views, conversions=conversions, whole=None)
@@ -126,7 +111,6 @@ def apply(plan: Plan) -> onnx.ModelProto:
 
 
 def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
-    """Whether the model has a function of its own under a name that the replacements need."""
     present = {(function.domain, function.name): function for function in model.functions}
     needed = {(f.domain, f.name): f for replacement in replacements for f in replacement.functions}
     return any(key in present and present[key] != function for key, function in needed.items())
@@ -165,7 +149,6 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
 
 
 def _why_no_functions(model: onnx.ModelProto, opset: int) -> str | None:
-    """Why heads cannot be calls of a model-local function in this model, None if they can."""
     if model.ir_version < FUNCTIONS_IR_VERSION:
         return f"the model has IR version {model.ir_version}, without model-local functions"
     if opset < INTEGER_CONSTANT_OPSET:
@@ -205,14 +188,13 @@ def _unwanted(block: Block, options: Options) -> Miss | None:
 
 
 def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:
-    """Block names that would clash with tensors or nodes of the model."""
     names = (name for view in views for node in view.nodes for name in (node.name, *node.output))
     given = (name for view in views for name in (*view.initializers, *view.inputs))
     return frozenset(name.partition("/heads")[0] for name in (*names, *given) if "/heads" in name)
 
 
 def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple[int | None, int | None]:
-    """Number of heads and head dimension of the first attention that states them, from the query before its softmax."""
+    """(heads, d_head) of the first attention that states them, from the query before its softmax."""
     for view in views:
         made = recognised.nodes(view)
         for index, node in enumerate(view.nodes):
@@ -225,7 +207,7 @@ def own_attention(views: tuple[GraphView, ...], recognised: Recognised) -> tuple
 
 
 def _query_shape(view: GraphView, scores: str) -> tuple[int | str | None, ...] | None:
-    """Shape of the left factor of the product that makes the scores."""
+    """Shape of the left factor of the product that computes the scores."""
     tensor = scores
     for _ in range(_SEARCH_DEPTH):
         node = view.made_by(tensor)

@@ -27,27 +27,24 @@ from rewriter.graph.constants import UNFIT, Constants, Read
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import SAME_NUMBERS, GraphView, all_views
 
-_FAR = 1e3
-"""The largest |y| at which a program is compared with its activation."""
-
-_NOISE = 1e-7
-"""Rounding of that comparison in float64, where gates are differences of large terms."""
+_LARGEST_POINT = 1e3  # the largest
+_ROUNDING = 1e-7  # of that comparison in float64, where gates are differences of large terms
 
 
 def inline_values(tensor: onnx.TensorProto) -> np.ndarray:
-    """The values of a tensor that stand in the model itself. Raises ValueError if they are elsewhere."""
+    """The values of a tensor in the model itself. Raises ValueError if they are elsewhere."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise ValueError("its values are in another file")
     return onnx.numpy_helper.to_array(tensor)
 
 
-class UntrueError(Exception):
-    """The file is not what its plan says; the message says in what."""
+class MetadataMismatchError(Exception):
+    """The file contradicts its plan."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """A block that is heads already: outputs of their nodes, and the local functions that they call, (domain, name).
+    """A block that is heads already; they call `functions`, (domain, name).
 
     The activation is None where only the fitted heads are known.
     """
@@ -59,7 +56,6 @@ class Made:
 
     @property
     def label(self) -> str:
-        """The activation, as reports print it."""
         named = self.record.activation if self.activation is None else self.activation.label(self.record.parameters)
         return f"{named}(gate) * value" if self.record.value else named
 
@@ -73,7 +69,6 @@ class Recognised:
 
     @property
     def functions(self) -> frozenset[tuple[str, str]]:
-        """The local functions that the blocks call, (domain, name)."""
         return frozenset[tuple[str, str]]().union(*(each.functions for each in self.blocks))
 
     @property
@@ -83,7 +78,6 @@ class Recognised:
         return next((each.carried + each.options.positions for each in streams), 0)
 
     def nodes(self, view: GraphView) -> frozenset[int]:
-        """The nodes of heads in a graph of the model, or of its lowered form."""
         names = (name for each in self.blocks if each.record.path == view.path for name in each.nodes)
         return frozenset(view.producer[name] for name in names if name in view.producer)
 
@@ -102,7 +96,7 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
     for block in record.blocks:
         try:
             made.append(graphs[block.path].made(block))
-        except (KeyError, UntrueError) as error:
+        except (KeyError, MetadataMismatchError) as error:
             reason = "the graph that should contain it does not exist" if isinstance(error, KeyError) else error
             notes.append(f"the plan in the file's metadata is ignored for block {block.name}: {reason}")
     return Recognised(tuple(made), tuple(notes))
@@ -110,8 +104,6 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """The graph in which claims about blocks should hold."""
-
     model: onnx.ModelProto
     view: GraphView
     read: Read
@@ -121,7 +113,6 @@ class _Graph:
         return Dataflow(self.view, Constants(self.view))
 
     def made(self, record: BlockRecord) -> Made:
-        """The block. Raises UntrueError."""
         activation = _activation(record)
         self._check_weights(record)
         block = block_of(self.view, self._flow, record, activation)
@@ -130,50 +121,49 @@ class _Graph:
             with np.errstate(all="ignore"):
                 written = FORMS[record.form].emit(self.view, conversion)
         except (ArithmeticError, *UNFIT) as error:
-            raise UntrueError(f"no heads can be written for {record.program.name}") from error
+            raise MetadataMismatchError(f"no heads can be written for {record.program.name}") from error
         parts = (written, *written.further)
         nodes = [name for part in parts for name in self._same_nodes(part)]
         nodes += [name for part in parts for name in self._same_constants(part)]
         for function in written.functions:
             if function not in self.model.functions:
-                raise UntrueError(f"its function '{function.name}' is another one")
+                raise MetadataMismatchError(f"its function '{function.name}' is another one")
         functions = frozenset((each.domain, each.name) for each in written.functions)
         return Made(record, activation, frozenset(nodes), functions)
 
     def _same_nodes(self, part: Replacement) -> Iterator[str]:
-        """The outputs of the nodes. Raises UntrueError where the graph's are others."""
+        """The outputs of the nodes. Raises MetadataMismatchError if the graph has others."""
         for node in part.nodes:
             found = self.view.made_by(node.output[0])
             if found is None or _described(found) != _described(node):
-                raise UntrueError(f"'{node.output[0]}' is not what the heads of the plan would be")
+                raise MetadataMismatchError(f"'{node.output[0]}' is not what the heads of the plan would be")
             yield from node.output
 
     def _same_constants(self, part: Replacement) -> Iterator[str]:
-        """The outputs of Constant nodes, which old models have. Raises UntrueError where the graph's are others."""
+        """The outputs of Constant nodes, as in old models. Raises MetadataMismatchError if the graph has others."""
         values = Constants(self.view, self.read, lambda _: None)
         for tensor in part.initializers:
             wanted = onnx.numpy_helper.to_array(tensor)
             try:
                 found = values.of(tensor.name)
-            except Exception as error:  # whatever is wrong with it, the plan cannot be checked
-                raise UntrueError(f"'{tensor.name}' cannot be read") from error
+            except Exception as error:  # without the values the plan cannot be checked
+                raise MetadataMismatchError(f"'{tensor.name}' cannot be read") from error
             if found.dtype != wanted.dtype or not np.array_equal(found, wanted):
-                raise UntrueError(f"'{tensor.name}' has other values than the heads of the plan")
+                raise MetadataMismatchError(f"'{tensor.name}' has other values than the heads of the plan")
             if tensor.name in self.view.producer:
                 yield tensor.name
 
     def _check_weights(self, record: BlockRecord) -> None:
-        """Raises UntrueError if the constants of the projections are none, or have other shapes."""
         whole, constants = record.projections, Constants(self.view)
         for each in () if whole is None else (whole.query, whole.value, whole.output):
             shape = constants.shape(each.weight) if each.weight in constants else None
             rows, columns = (shape[::-1] if each.transposed else shape) if shape and len(shape) == 2 else (0, 0)
             stop = columns if each.stop is None else each.stop
             if not rows or (rows, stop - each.start) != (each.in_features, each.out_features) or stop > columns:
-                raise UntrueError(f"'{each.weight}' has another shape than the plan says, or is no constant")
+                raise MetadataMismatchError(f"'{each.weight}' has another shape than in the plan, or is not constant")
             for bias in each.biases:
                 if bias.name not in constants:
-                    raise UntrueError(f"'{bias.name}' is no constant")
+                    raise MetadataMismatchError(f"'{bias.name}' is not constant")
 
 
 def _described(node: onnx.NodeProto) -> tuple[object, ...]:
@@ -181,23 +171,25 @@ def _described(node: onnx.NodeProto) -> tuple[object, ...]:
 
 
 def _activation(record: BlockRecord) -> Activation | None:
-    """The activation that the program computes; None where no table names it. Raises UntrueError."""
+    """The activation that the program computes; None if unnamed. Raises MetadataMismatchError."""
     if record.activation == NAME:
         return None
     found = next((each for each in (*ACTIVATIONS, LINEAR) if each.name == record.activation), None)
     if found is None or len(found.parameters) != len(record.parameters):
-        raise UntrueError(f"the table has no activation '{record.activation}' with so many parameters")
+        raise MetadataMismatchError(f"the table has no activation '{record.activation}' with so many parameters")
     program = record.program
     with np.errstate(all="ignore"):
         try:
-            y = grid(min(program.domain, _FAR), program)
+            y = grid(min(program.domain, _LARGEST_POINT), program)
             f = found.function(y, record.parameters)
             made = program.evaluate(y, np.ones_like(y) if record.value else y)
             error = float(np.max(np.abs(made - f) / np.maximum(1.0, np.abs(f))))
         except (ArithmeticError, *UNFIT) as reason:
-            raise UntrueError(f"{program.name} cannot be evaluated") from reason
-    if not error <= record.bound + _NOISE:
-        raise UntrueError(f"{program.name} is off by {error:.2g} from {record.activation}, more than the plan says")
+            raise MetadataMismatchError(f"{program.name} cannot be evaluated") from reason
+    if not error <= record.bound + _ROUNDING:
+        raise MetadataMismatchError(
+            f"{program.name} is off by {error:.2g} from {record.activation}, more than the plan says"
+        )
     return found
 
 
@@ -223,7 +215,6 @@ def block_of(view: GraphView, flow: Dataflow, record: BlockRecord, activation: A
 
 
 def _readers(view: GraphView, flow: Dataflow, tensor: str) -> Iterator[LinearOperator]:
-    """The linear operators that read a tensor, through whatever keeps its entries in order."""
     for index in view.consumers.get(tensor, ()):
         operator = flow.operators.get(index)
         node = view.nodes[index]

@@ -1,13 +1,12 @@
 """The plan that a rewritten model carries: JSON in `ModelProto.metadata_props` under the key `attnonly.plan`.
 
-It is the dataclasses of this file, field by field, as written by `with_record`:
+It is the dataclasses of this file, field by field:
 
     {"version": 1, "tool": "0.1.0", "options": {"form": "compact"}, "blocks": [{"name": "model.layers.0.mlp", ...}]}
 
-with the options of the last run that differ from their defaults, and a `BlockRecord` for every block. Real numbers are
-hexadecimal floats, exact as the tool had them; fields at their defaults are left out. `read_record` checks shape and
-types but not the truth: a plan is a claim, and whoever uses it checks it against the graph first (`passes.recognise`),
-or treats it as a claim to be proved. A reader refuses versions other than its own.
+with the options of the last run that differ from their defaults. Real numbers are hexadecimal floats; fields at their
+defaults are left out. `read_record` checks shape and types but not the truth: a plan is a claim, to be checked against
+the graph (`passes.recognise`) or to be proved.
 """
 
 from __future__ import annotations
@@ -28,52 +27,34 @@ from passes.options import FORM_NAMES, WHOLE, Options
 from rewriter.graph.view import Path, Place
 from rewriter.options import values_of
 
-KEY = "attnonly.plan"
-"""The key of the metadata entry."""
-
-VERSION = 1
-"""The only version that is read and written."""
-
-MOST_BYTES = 2**24
-"""A longer plan is not read; a block takes about a kilobyte."""
-
-_LONGEST = 2**14
-"""The longest name."""
-
-_MOST_ENTRIES = 2**26
-"""Entries of a table of positions, above which no plan has them."""
+KEY = "attnonly.plan"  # of the metadata entry
+VERSION = 1  # the only one that is read and written
+MAX_BYTES = 2**24  # of a plan; a block takes about a kilobyte
+_MAX_NAME = 2**14
+_MAX_POSITION_ENTRIES = 2**26  # of a table of positions
 
 
 class UnreadableError(ValueError):
-    """A plan is not as described above; the message says where."""
+    """A plan is not as described above."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRecord(Heads):
-    """What a plan says of one block: what its heads compute, and what they were written from.
-
-    Attributes:
-        activation: name in the table of activations, or `f` for a function that it does not name.
-        bound: the claimed error over max(1, |f|): program, rounded coefficients, and naming.
-        y: the pre-activation; like value and output no tensor of a file whose block has `projections`.
-        output: the tensor with the activation's values.
-        types: element types of output, y and value.
-        value: the factor of the activation, empty where there is none or its product stayed in the graph.
-    """
+    """What a plan says of one block: what its heads compute, and what they were written from."""
 
     name: str
     path: Path
-    activation: str
+    activation: str  # name in the table of activations, or `f` for a function that it does not name
     parameters: tuple[float, ...]
-    bound: float
-    y: str
+    bound: float  # the claimed error over max(1, |f|): program, rounded coefficients, and naming
+    y: str  # the pre-activation; like value and output not a tensor of a file whose block has `projections`
     output: str
-    types: tuple[int, int, int]
-    value: str = ""
+    types: tuple[int, int, int]  # element types of output, y and value
+    value: str = ""  # the factor of the activation, empty where there is none or its product stayed in the graph
 
     @property
     def place(self) -> Place:
-        """The output and its graph, by which blocks are known."""
+        """The graph and the output, which identify a block."""
         return self.path, self.output
 
 
@@ -86,13 +67,10 @@ class Record:
     blocks: tuple[BlockRecord, ...]
 
 
-# -- writing -----------------------------------------------------------------------------------------------------
-
-
 def with_record(
     model: onnx.ModelProto, conversions: Iterable[Conversion], options: Options, earlier: Sequence[BlockRecord] = ()
 ) -> onnx.ModelProto:
-    """Put the plan into `model`, which is changed: the blocks of earlier runs, and those that were converted now."""
+    """Put the plan into `model`, in place: the blocks of earlier runs, and the ones converted now."""
     usual = values_of(Options())
     unusual = {name: value for name, value in values_of(options).items() if value != usual[name]}
     try:
@@ -132,9 +110,6 @@ def _as_json(value: Any) -> Any:
     return value.hex() if isinstance(value, float) else value
 
 
-# -- reading -----------------------------------------------------------------------------------------------------
-
-
 def read_record(model: onnx.ModelProto) -> Record | None:
     """The plan that a model carries; None if it carries none. Raises UnreadableError where it is not as above."""
     found = [entry.value for entry in model.metadata_props if entry.key == KEY]
@@ -142,14 +117,14 @@ def read_record(model: onnx.ModelProto) -> Record | None:
         return None
     if len(found) > 1:
         raise UnreadableError("there are several")
-    if len(found[0]) > MOST_BYTES:
-        raise UnreadableError(f"it has {len(found[0]):,} characters, more than {MOST_BYTES:,}")
+    if len(found[0]) > MAX_BYTES:
+        raise UnreadableError(f"it has {len(found[0]):,} characters, more than {MAX_BYTES:,}")
     try:
         content = json.loads(found[0])
     except (ValueError, RecursionError) as error:
         raise UnreadableError("it is not JSON") from error
     if not isinstance(content, dict):
-        raise UnreadableError("the plan is no object")
+        raise UnreadableError("the plan is not an object")
     if type(content.get("version")) is not int or content["version"] != VERSION:
         raise UnreadableError(f"its version is not {VERSION}")
     record: Record = _parsed(Record, content, "the plan")
@@ -165,7 +140,6 @@ def read_record(model: onnx.ModelProto) -> Record | None:
 
 
 def _check(block: BlockRecord) -> None:
-    """What the types of the fields do not say."""
     names = [block.name, block.y, block.output, *(step for steps in block.path for step in steps)]
     whole, width = block.projections, 1
     if whole is not None:
@@ -184,7 +158,7 @@ def _check(block: BlockRecord) -> None:
         + block.options.positions
         + max((len(head.bias_tokens) for head in block.program.heads), default=0)
     )
-    if rows * max(rows, width) > _MOST_ENTRIES:
+    if rows * max(rows, width) > _MAX_POSITION_ENTRIES:
         raise UnreadableError("a block has too many positions or bias tokens")
     if block.form not in FORM_NAMES:
         raise UnreadableError(f"the form of a block is not one of {', '.join(FORM_NAMES)}")
@@ -201,7 +175,7 @@ def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
 def _parsed(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, dict):
-            raise UnreadableError(f"{where} is no object")
+            raise UnreadableError(f"{where} is not an object")
         known = _fields(kind)
         missing = next((name for name, (_, default) in known.items() if not default and name not in value), None)
         if missing is not None:
@@ -212,7 +186,7 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
     arguments = get_args(kind)
     if get_origin(kind) is tuple:
         if not isinstance(value, list):
-            raise UnreadableError(f"{where} is no list")
+            raise UnreadableError(f"{where} is not a list")
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(kinds) != len(value):
             raise UnreadableError(f"{where} has {len(value)} entries, not {len(kinds)}")
@@ -226,15 +200,15 @@ def _parsed(kind: Any, value: Any, where: str) -> Any:
         try:
             number = float.fromhex(value)
         except (TypeError, ValueError, OverflowError) as error:
-            raise UnreadableError(f"{where} is no hexadecimal number") from error
+            raise UnreadableError(f"{where} is not a hexadecimal number") from error
         if math.isnan(number):
-            raise UnreadableError(f"{where} is no number")
+            raise UnreadableError(f"{where} is not a number")
         return number
     fits, what = {
-        str: (isinstance(value, str) and len(value) <= _LONGEST, f"no text of at most {_LONGEST:,} characters"),
+        str: (isinstance(value, str) and len(value) <= _MAX_NAME, f"not a text of at most {_MAX_NAME:,} characters"),
         bool: (isinstance(value, bool), "neither true nor false"),
-        int: (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40, "no size"),
-    }.get(kind, (isinstance(value, dict), "no object"))  # the options
+        int: (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40, "not a size"),
+    }.get(kind, (isinstance(value, dict), "not an object"))  # the options
     if not fits:
         raise UnreadableError(f"{where} is {what}")
     return value

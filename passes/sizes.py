@@ -18,18 +18,13 @@ from rewriter.graph.constants import AnyArray, Constants, Read, small
 from rewriter.graph.types import Dim, TensorType, type_of
 from rewriter.graph.view import GraphView, LostError
 
-BATCH, TOKENS = 10007, 1000003
-"""The made-up numbers of sequences and of tokens in each. No dimension of a model is a multiple of either."""
-
-BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")
-"""Operators whose operands broadcast, where the stream may pass."""
-
-Sizes = tuple[int | None, ...]
-"""A shape; None for a size that is not known."""
+BATCH, TOKENS = 10007, 1000003  # made-up: no dimension of a model is a multiple of either
+BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # elementwise on the stream
+Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
 
 def factors(size: int) -> tuple[int, int, int]:
-    """A size as number, exponents of the batch and of the tokens. Raises LostError where it is none, such as N + 1."""
+    """A size as number, exponents of the batch and of the tokens. Raises LostError for others, such as N + 1."""
     powers = []
     for prime in (BATCH, TOKENS):
         powers.append(0)
@@ -56,7 +51,7 @@ class Shapes:
         read: Read = small,
         given: Mapping[str, AnyArray] | None = None,
     ) -> None:
-        """Give symbolic dimensions the sizes in `symbols`, all others `unknown`, and inputs the values `given`."""
+        """Symbolic dimensions have the sizes in `symbols`, others `unknown`; inputs have the values `given`."""
         self.view = view
         self.known: dict[str, Sizes] = {}
         self._symbols, self._unknown = dict(symbols), unknown
@@ -64,7 +59,7 @@ class Shapes:
         self.values = Constants(view, read, self.of, given)
 
     def of(self, tensor: str) -> Sizes | None:
-        """The shape of a tensor, None where its rank is unknown."""
+        """None where the rank is unknown."""
         for found in (self.known, self._noted):
             if tensor in found:
                 return found[tensor]
@@ -82,7 +77,7 @@ class Shapes:
         return self._symbols.get(dim, sum(known) if len(known) == len(terms) else self._unknown)
 
     def set(self, tensor: str, sizes: Sizes) -> None:
-        """State a shape, and the sizes of the dimensions that it is declared with."""
+        """Also sets the dimensions that it is declared with."""
         self._noted[tensor] = sizes
         declared = self.view.type_of(tensor).shape or ()
         for dim, size in zip(declared, sizes, strict=True) if len(declared) == len(sizes) else ():
@@ -104,17 +99,14 @@ class Shapes:
                 self.set(name, tuple(next(iter(sizes), None) for sizes in known))
 
     def numbers(self, tensor: str) -> list[int] | None:
-        """The elements of a tensor of integers; None if they depend on anything but shapes."""
+        """The elements of a tensor of integers; None if they depend on more than shapes."""
         try:
             return self.values.numbers(tensor)
         except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then they are not known
             return None
 
     def infer(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes]:
-        """The shapes of a node's outputs. Raises LostError where they cannot be told.
-
-        `fixed` is what exporters write for a fixed N. It means the tokens only where nothing else fits.
-        """
+        """The shapes of a node's outputs; `fixed` means the tokens if nothing else fits. Raises LostError."""
         if not self.view.is_onnx(node):  # such as a fused activation in a block
             return [self.of(node.input[0]) or ()] * len(node.output)
         found = self._inferred(node)
@@ -123,7 +115,7 @@ class Shapes:
             if found is None:
                 raise LostError.at(node, "which axis of its shape holds the tokens is unknown")
         elif found is None and node.op_type in BROADCAST:
-            # An operand that is not carried has as many rows as the tokens, whatever number that is: it is fixed, or a
+            # An operand that is not carried has as many rows as there are tokens: their number is fixed, or it is a
             # part of a table that is shorter than the made-up sizes.
             found = [max((self.known[name] for name in node.input if name in self.known), key=len, default=())]
         made = [sizes or () for sizes in found or ()]
@@ -135,7 +127,7 @@ class Shapes:
         return self.numbers(name) if self.view.type_of(name).elem_type in (onnx.TensorProto.INT64, 0) else None
 
     def _inferred(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes | None] | None:
-        """What onnx infers, where shapes that are constants hold the number `fixed` for the tokens."""
+        """What onnx infers, where constant shapes hold the number `fixed` for the tokens."""
         types, values = {}, {}
         for name in filter(None, node.input):
             elem_type, sizes = self.view.type_of(name).elem_type or onnx.TensorProto.FLOAT, self.of(name)

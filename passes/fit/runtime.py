@@ -18,17 +18,14 @@ from passes.programs.head import FACTORED, Array, BiasToken, Head
 from passes.programs.program import MARGIN, Program, grid
 
 Function = Callable[[Array], Array]
-
-WORTH_RETURNING = 1e-3
-"""Fits with an error above this fraction of the largest |f| are discarded."""
-
+MAX_FIT_ERROR = 1e-3  # over the largest
 _STEEPNESS = 2.0**40
 
 
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
     """The smallest program found for `f` on |y| <= reach that is within the tolerance, or why there is none.
 
-    Where none is, the closest is returned if it is within `WORTH_RETURNING`; its `max_error` says how close it is. The
+    Where none is, the closest is returned if it is within `MAX_FIT_ERROR`; its `max_error` says how close it is. The
     tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`.
     """
     if not 0.0 < reach < math.inf:
@@ -70,7 +67,7 @@ def _values(f: Function, y: Array) -> Array:
 
 
 def _stated(f: Function, program: Program, reach: float, size: float) -> Program | str:
-    """The program with its measured error and rounding, or why it is of no use."""
+    """The program with its measured error and rounding, or why it is useless."""
     y = np.linspace(-reach, reach, 200_001)
     signed = program.evaluate(y) - _values(f, y)
     # Between two points the error can exceed both by an eighth of its second difference. Around a kink of the function
@@ -80,7 +77,7 @@ def _stated(f: Function, program: Program, reach: float, size: float) -> Program
     found = float(np.max(np.abs(program.evaluate(near) - _values(f, near))))
     error = error if found <= error else MARGIN * found
     rounding = max(_rounding(program, _single_points(reach, 100_001)), Program.rounding)
-    if not error <= WORTH_RETURNING * size or not np.isfinite(rounding):
+    if not error <= MAX_FIT_ERROR * size or not np.isfinite(rounding):
         return (
             f"the best head program found has error {error:.2g} on |y| <= {reach:.6g}, more than 1e-3 of the "
             f"largest value {size:.3g}; give a narrower --option domain=R"
@@ -89,17 +86,14 @@ def _stated(f: Function, program: Program, reach: float, size: float) -> Program
 
 
 def _single_points(reach: float, count: int) -> Array:
-    """Float32 numbers, evenly spaced with random jitter: those of a regular grid would round too well."""
+    """Float32 numbers with random jitter: a regular grid would round too well."""
     points = np.linspace(-reach, reach, count)
     points[1:-1] += np.random.default_rng(20).uniform(-0.5, 0.5, count - 2) * 2.0 * reach / (count - 1)
     return points.astype(np.float32).astype(np.float64)
 
 
 def _rounding(program: Program, y: Array) -> float:
-    """The largest rounding over max(1, |program|) in float32, as form `local` computes it.
-
-    Offsets are factors of the exponentials, if not steep.
-    """
+    """The largest rounding over max(1, |program|) in float32, as form `local` computes it."""
     single = np.float32
     x = y.astype(single)
     total = single(program.linear) * x + single(program.constant)
@@ -126,20 +120,15 @@ def _rounding(program: Program, y: Array) -> float:
 
 _KEYS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 _WIDTHS = (0.7, 1.0, 1.4, 2.0, 2.8)
-_PADS = (0, 1, 2, 3)
-"""Centres beyond either end."""
-_LEAST = (1e-2, 1e-3, 1e-4)
-"""Distances from a jump of the curvature, over the length, within which centres crowd no more."""
-_SMALLEST = 1e-9
+_PADS = (0, 1, 2, 3)  # centres beyond either end
+_MIN_DISTANCES = (1e-2, 1e-3, 1e-4)  # from a jump of the curvature, over the length: centres crowd no closer
+_SINGULAR_CUTOFF = 1e-9
 """Singular values below this, or below a thousandth of the tolerance, are dropped: the values that they make are large
 and cancel, which costs digits, and gates."""
 
 
 def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) -> Program:
-    """A line and the head with the fewest keys that is within the tolerance, else the closest one.
-
-    `cuts` are the places where the curvature of f jumps, from left to right.
-    """
+    """A line and the head with the fewest keys within the tolerance, else the closest, with jumps of f'' at `cuts`."""
     # Evenly spaced points, more at both ends like Chebyshev's, and many more around the cuts.
     far = np.geomspace(1e-6, 1.0, 250) * 2.0 * reach
     rows = [reach * np.cos(np.pi * np.arange(200.5) / 200.0), *(cut + side * far for cut in cuts for side in (-1, 1))]
@@ -153,7 +142,7 @@ def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) ->
     ends = min([start, *cuts]), max([end, *cuts])
     closest: tuple[float, Program] = (math.inf, Program("", ()))
     for keys in _KEYS:
-        for width, pad, least in product(_WIDTHS, (1,) if cuts else _PADS, _LEAST if cuts else (1.0,)):
+        for width, pad, least in product(_WIDTHS, (1,) if cuts else _PADS, _MIN_DISTANCES if cuts else (1.0,)):
             if keys > 2 * pad:
                 found = _head(_centres(*ends, cuts, least, keys, pad), width, y, target, tolerance)
                 closest = min(closest, found, key=lambda pair: pair[0])
@@ -168,7 +157,7 @@ def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) ->
 
 
 def _bent(y: Array, target: Array, tolerance: float) -> tuple[float, float]:
-    """The ends of the part of the interval outside of which the function is a straight line within the tolerance."""
+    """The ends of the interval outside of which the function is a straight line within the tolerance."""
     few = len(y) // 20
 
     def straight(points: Array, values: Array) -> float:
@@ -203,7 +192,7 @@ def _head(centres: Array, width: float, y: Array, target: Array, tolerance: floa
     weights = Head(beta=0.0, bias_tokens=tuple(tokens)).weights(y)
     columns = np.stack([weights[0] * y, *weights, y], axis=1)
     scale = np.max(np.abs(columns), axis=0) + 1e-300
-    solution = np.linalg.lstsq(columns / scale, target, rcond=max(_SMALLEST, 1e-3 * tolerance))[0] / scale
+    solution = np.linalg.lstsq(columns / scale, target, rcond=max(_SINGULAR_CUTOFF, 1e-3 * tolerance))[0] / scale
     c, d, *values, linear = solution.tolist()
     tokens = [replace(token, value=value) for token, value in zip(tokens, values, strict=True)]
     error = float(np.max(np.abs(columns @ solution - target)))
@@ -216,7 +205,7 @@ def _head(centres: Array, width: float, y: Array, target: Array, tolerance: floa
 # stands out among its neighbours, and still does after repeated halving of the step, which also locates the kink.
 
 _CELLS = 4096
-_MOST = 8
+_MAX_KINKS = 8
 
 
 @dataclass(frozen=True)
@@ -245,9 +234,9 @@ def find_kinks(f: Function, reach: float, *, derivative: int = 1) -> tuple[Corne
             return found
         if found is not None:
             kinks.append(found)
-    if len(kinks) > _MOST:
+    if len(kinks) > _MAX_KINKS:
         return (
-            f"it has more than {_MOST} kinks, the first near y = {kinks[0].place:.6g}, and each needs heads of its own"
+            f"it has more than {_MAX_KINKS} kinks, each with a separate head, the first near y = {kinks[0].place:.6g}"
         )
     return tuple(kinks)
 
@@ -278,7 +267,7 @@ def _difference(f: Function, low: float, high: float, order: int) -> float:
 
 
 def _one_sided(f: Function, at: float, step: float, order: int) -> float:
-    """The one-sided slope or curvature at a point: that of the cubic through four points on this side."""
+    """The slope or curvature of the cubic through four points on one side."""
     cubic = np.polyfit(np.arange(4.0), f(at + step * np.arange(4.0)), 3)
     return float(cubic[-1 - order]) * math.factorial(order) / step**order
 

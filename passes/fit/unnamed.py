@@ -17,36 +17,25 @@ from passes.programs.gates import gate, needs_line, with_line
 from passes.programs.program import Program
 from passes.programs.solve import Function, Parameters
 
-NAME = "f"
-"""The name of an unnamed function in reports."""
-
-WORST = 1e-5
-"""A fit with a larger error than this, over max(1, |f|), is used only if --accuracy allows it."""
-
-_SHARP = 4.0
-"""A fit that float32 rounds by more than this many times the tolerance is evaluated in float64."""
-
-_GATE = 8.0
-"""A gate made of a fit may be off by this many times the tolerance: the bound on what the gate adds is not sharp."""
-
-_PRODUCT = "keep its product in the graph with --gate product"
-"""What helps where a function can be fitted, but not as a gate."""
-
-MARGIN = 1.5
-"""The domain of a fit relative to the largest |y| seen."""
+NAME = "f"  # of an unnamed function in reports
+MAX_DEFAULT_ERROR = 1e-5  # over max(1,
+_MAX_FLOAT32_ROUNDING = 4.0  # in tolerances; a fit that rounds by more is evaluated in float64
+_GATE_TOLERANCE = 8.0  # in tolerances: the bound on what a gate adds is not sharp
+_ADVICE = "keep its product in the graph with --gate product"  # if a fit is not a gate
+DOMAIN_MARGIN = 1.5  # The domain of a fit relative to the largest |y| seen
 
 
 def unnamed(unknown: Unknown) -> Identified | None:
-    """An unknown function as an unnamed activation; None where no heads can be fitted to it."""
+    """An unknown function as an unnamed activation; None if heads cannot be fitted to it."""
     if unknown.function is None:
         return None
     return Identified(_activation(unknown.function), (), 0.0, unknown.gated)
 
 
 def domain_of(reached: float) -> float:
-    """The domain of a fit for |y| up to `reached`: at least `MARGIN` times that, rounded up to 2^n or 1.5 2^n."""
+    """The domain of a fit for |y| up to `reached`: at least `DOMAIN_MARGIN` times as far, as 2^n or 1.5 2^n."""
     # Rounded, so that blocks with similar reaches share one fit.
-    wanted = max(MARGIN * reached, 1.0)
+    wanted = max(DOMAIN_MARGIN * reached, 1.0)
     power = 2.0 ** math.floor(math.log2(wanted))
     return next(size for size in (power, 1.5 * power, 2.0 * power) if size >= wanted)
 
@@ -65,15 +54,14 @@ def fitted(
     """The program of an activation on |y| <= `domain`, or why there is none.
 
     It uses float64 where float32's rounding would exceed the arithmetic's tolerance by far. `strict` requires that
-    tolerance; otherwise `WORST` is enough where the tolerance cannot be reached. A gate may be off by `_GATE` times the
-    tolerance. `quick` is as in `decide`.
+    tolerance; otherwise `MAX_DEFAULT_ERROR` is enough where it cannot be reached. `quick` is as in `decide`.
     """
     name = f"{activation.name}_fitted"
-    allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, WORST)
+    allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, MAX_DEFAULT_ERROR)
     program = fit_function(lambda y: activation.function(y, parameters), domain, arithmetic.tolerance, name, allowed)
     if isinstance(program, str):
         return program
-    if program.rounding > _SHARP * arithmetic.tolerance:
+    if program.rounding > _MAX_FLOAT32_ROUNDING * arithmetic.tolerance:
         program = replace(program, double=True)
     if program.max_error > allowed:
         return (
@@ -84,10 +72,10 @@ def fitted(
         return program
     lined = quick and needs_line(program)
     if not lined and len(program.heads) != 1:
-        return f"its fit has several heads, which cannot become a gate; {_PRODUCT}"
+        return f"its fit has several heads, which cannot become a gate; {_ADVICE}"
     made = with_line(program, arithmetic) if lined else gate(program, arithmetic)
-    if made.max_error > max(allowed, _GATE * arithmetic.tolerance):
-        return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_PRODUCT}"
+    if made.max_error > max(allowed, _GATE_TOLERANCE * arithmetic.tolerance):
+        return f"as a gate, its closest fit on |y| <= {domain:g} is off by {made.max_error:.2g}; {_ADVICE}"
     return made
 
 

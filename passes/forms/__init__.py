@@ -24,27 +24,21 @@ from passes.programs.groups import groups_of
 from rewriter.graph.edit import Replacement
 from rewriter.graph.view import GraphView, LostError, Miss
 
-Counts = tuple[tuple[int, ...], int, int]
-"""Heads of each sublayer, queries of each head, and keys against which each query is scored."""
+Counts = tuple[tuple[int, ...], int, int]  # heads of each sublayer, queries of each head, keys for each query
 
 
 @dataclass(frozen=True)
 class Form:
-    """One form.
-
-    Attributes:
-        help: what is in the graph.
-        cost: heads, queries and keys of a prepared conversion that reads a number of columns, for some tokens.
-        prepare: completes a conversion during planning; raises LostError where the form cannot take the block.
-        options: the names of the options that change something in this form and not in all.
-    """
+    """One form."""
 
     name: str
     help: str
+    # of a prepared conversion that reads a number of columns, for some tokens
     cost: Callable[[Conversion, int, int], Counts]
+    # completes a conversion during planning; raises LostError where the form cannot take the block
     prepare: Callable[[GraphView, Conversion], Conversion]
     emit: Callable[[GraphView, Conversion], Replacement]
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()  # names of options that only some forms have
 
 
 def _local(conversion: Conversion, _: int, tokens: int) -> Counts:
@@ -71,8 +65,6 @@ def _staged(conversion: Conversion, width: int, tokens: int) -> Counts:
     return (ceil(made / d_head), *heads, ceil((width + hidden) / d_head)), rows, rows
 
 
-_THREE = "three sublayers: linear, activation, linear"
-
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
@@ -80,7 +72,14 @@ FORMS: dict[str, Form] = {
         Form("compact", "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
         Form("masked", "one attention sublayer under a mask", _square, prepare_masked, emit_masked),
         Form("maskless", "positions and -omega in W_QK, no mask", _square, prepare_maskless, emit_maskless),
-        Form("staged", _THREE, _staged, prepare_maskless, emit_staged, options=("head_dim",)),
+        Form(
+            "staged",
+            "three sublayers: linear, activation, linear",
+            _staged,
+            prepare_maskless,
+            emit_staged,
+            ("head_dim",),
+        ),
         Form(WHOLE, "one stream for the network, all masks in W_QK", _square, prepare_maskless, emit_whole),
     )
 }

@@ -21,20 +21,12 @@ from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Fragment, Tensor, Variable
 from rewriter.graph.view import GraphView, needed
 
-SMALLEST_OPSET = 11
-"""Range, and Slice with computed bounds, came with opset 10 and 11."""
-
+SMALLEST_OPSET = 11  # of Slice with computed bounds, and Range
 _BOUNDS_ARE_INPUTS = 11
 _AXES_ARE_INPUTS = 13
-
-DOMAIN = "attnonly"
-"""Operator domain of the model-local functions, and prefix of the metadata keys."""
-
-BLOCK_KEY = f"{DOMAIN}.block"
-"""Key of the metadata entry with the name of a node's block."""
-
-LARGEST_SINGLE = 2.0**60
-"""Queries are clipped to this in float32: beyond it, every weight is 0 or 1."""
+DOMAIN = "attnonly"  # of the model-local functions; prefix of the metadata keys
+BLOCK_KEY = f"{DOMAIN}.block"  # metadata key of a node's block
+LARGEST_FLOAT32_QUERY = 2.0**60  # queries are clipped: beyond it every weight is 0 or 1
 
 
 class Builder(Fragment):
@@ -51,13 +43,12 @@ class Builder(Fragment):
 
     @classmethod
     def of(cls, view: GraphView, conversion: Conversion) -> Builder:
-        """The builder of the nodes `<name>/heads/...` of one block."""
         name, opset = conversion.block.name, view.opsets.get("", 1)
         wanted = conversion.options.exposed(name)
         return cls(f"{name}/heads", opset=opset, compute_type=conversion.compute_type, wanted=wanted)
 
     def typed(self, compute_type: int) -> Builder:
-        """This builder, whose numbers have another type; both add to the same fragment."""
+        """The same builder and fragment, with numbers of another type."""
         other = copy(self)
         other.compute_type = compute_type
         return other
@@ -69,55 +60,49 @@ class Builder(Fragment):
         return inner
 
     def apart(self, name: str) -> Builder:
-        """A builder of nodes `<name>/...` in a fragment of their own."""
+        """A builder of nodes `<name>/...` in a separate fragment."""
         return Builder(self.qualified(name), opset=self._opset, compute_type=self.compute_type)
 
     @property
     def dtype(self) -> type[np.floating]:
-        """The numpy type of the arithmetic."""
         return np.float64 if self.compute_type == onnx.TensorProto.DOUBLE else np.float32
 
     def expose(self, kind: str, tensor: Tensor, sizes: Sequence[int | None]) -> None:
-        """Make a tensor of this builder's type an output if the user wants its kind, a member of `EXPOSED`."""
+        """Expose a tensor of this builder's type if the user wants its kind, a member of `EXPOSED`."""
         if kind in self._wanted:
             value = onnx.helper.make_tensor_value_info(str(tensor.name), self.compute_type, sizes)
             self.exposed.append(value)
 
-    # -- constants -----------------------------------------------------------------------------------------
-
     def numbers(self, name: str, values: ArrayLike) -> Constant:
-        """A constant in the type of the arithmetic; asked for again by its name, it is the same."""
+        """A constant in the type of the arithmetic, created once per name."""
         key = self.qualified(name), self.compute_type
         if key not in self._numbers:
             self._numbers[key] = self.constant(name, np.asarray(values, dtype=self.dtype))
         return self._numbers[key]
 
     def integers(self, *values: int) -> Constant:
-        """A constant 1-D tensor of integers; equal values share one tensor."""
+        """A 1-D constant of integers; equal values share one tensor."""
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
         if self.qualified(name) not in self._integers:
             self._integers[self.qualified(name)] = self.constant(name, np.asarray(values, dtype=np.int64))
         return self._integers[self.qualified(name)]
 
-    # -- nodes ---------------------------------------------------------------------------------------------
-
-    def called(self, tensor: Variable, name: str) -> Variable:
-        """The tensor that a node makes, under another name."""
+    def renamed(self, tensor: Variable, name: str) -> Variable:
         tensor.name = self.qualified(name)
         return tensor
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
-        """An existing tensor, cast to the arithmetic's type if it has another."""
+        """An existing tensor, cast to the arithmetic's type."""
         return self.cast(self.tensor(tensor), elem_type, name)
 
     def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
-        """A tensor of the type `elem_type`, cast to the arithmetic's type if that is another."""
+        """A tensor of the type `elem_type`, cast to the arithmetic's type."""
         return (
             tensor if elem_type == self.compute_type else self.node("Cast", [tensor], name, to=int(self.compute_type))
         )
 
     def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
-        """Write `tensor` to an existing name, cast to the type `elem_type` of that name."""
+        """Write `tensor` to an existing name of the type `elem_type`."""
         if elem_type == self.compute_type:
             self.node("Identity", [tensor], "result", output=output)
         else:
@@ -135,17 +120,14 @@ class Builder(Fragment):
         return self.node("Reshape", [tensor, made], name, **given)
 
     def unsqueeze(self, tensor: Tensor, axis: int, name: str) -> Variable:
-        """A new axis of size 1."""
         if self._opset < _AXES_ARE_INPUTS:
             return self.node("Unsqueeze", [tensor], name, axes=[axis])
         return self.node("Unsqueeze", [tensor, self.integers(axis)], name)
 
     def transpose(self, tensor: Tensor, order: Sequence[int], name: str) -> Variable:
-        """Permute the axes."""
         return self.node("Transpose", [tensor], name, perm=list(order))
 
     def concat(self, tensors: Sequence[Tensor], axis: int, name: str) -> Variable:
-        """Concatenate along an axis."""
         return self.node("Concat", tensors, name, axis=axis)
 
     def rows(self, tensor: Tensor, start: int, stop: int | Tensor, axis: int, name: str) -> Variable:
@@ -154,7 +136,6 @@ class Builder(Fragment):
         return self.node("Slice", [tensor, self.integers(start), end, self.integers(axis)], name)
 
     def total(self, terms: Sequence[Tensor], name: str) -> Tensor:
-        """The sum of one or more tensors."""
         # One addition after another: onnxruntime's CPU kernel of Sum runs on one thread and copies, so that a sum of
         # three takes three times as long as two additions.
         made = terms[0]
@@ -175,23 +156,18 @@ class Builder(Fragment):
         return self.rows(shape, start, stop, 0, name)
 
     def entry(self, inputs: Mapping[str, Tensor], name: str, j: int) -> Variable:
-        """Entry j of a constant input."""
         index = self.constant(f"{name}_index_{j}", np.asarray(j, dtype=np.int64))
         return self.node("Gather", [inputs[name], index], f"{name}_{j}", axis=0)
 
     def clipped(self, tensor: Tensor, ends: tuple[float, float], name: str) -> Variable:
-        """The tensor clipped to two numbers."""
         if self._opset < _BOUNDS_ARE_INPUTS:
             return self.node("Clip", [tensor], name, min=ends[0], max=ends[1])
         bounds = [self.numbers(f"{end}_{name}", value) for end, value in zip(("lowest", "highest"), ends, strict=True)]
         return self.node("Clip", [tensor, *bounds], name)
 
     def bounded(self, query: Tensor, name: str) -> Variable:
-        """A query clipped to +-2^60 (float64: 2^500), far beyond the point where weights are 0 or 1.
-
-        No logit is infinite then: the difference of two infinite logits would be NaN.
-        """
-        limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_SINGLE
+        """A query clipped to +-2^60 (float64: 2^500), where weights are 0 or 1: infinite logits would give NaN."""
+        limit = LARGEST_QUERY if self.dtype == np.float64 else LARGEST_FLOAT32_QUERY
         return self.clipped(query, (-limit, limit), name)
 
     def paired(self, query: Tensor, name: str, *, one_first: bool = False) -> Variable:
@@ -201,7 +177,7 @@ class Builder(Fragment):
         return self.concat(pair[::-1] if one_first else pair, 3, name)
 
     def padded(self, tensor: Tensor, before: int, after: int, name: str) -> Variable:
-        """A tensor of three axes with columns of zeros before and after its own."""
+        """Columns of zeros before and after a tensor of three axes."""
         return self.node("Pad", [tensor, self.integers(0, 0, before, 0, 0, after)], name)
 
     def pattern(
@@ -214,10 +190,7 @@ class Builder(Fragment):
         added: Tensor | None = None,
         sizes: Sequence[int | None] = (None, None, None, None),
     ) -> Variable:
-        """The softmax over the last axis of query key^T (+ `added`), [..., queries, keys]; 0 where `mask` is False.
-
-        Scores and pattern, whose names have the suffix, can be outputs of the model; `sizes` is their shape then.
-        """
+        """The softmax of query key^T + `added`, [..., queries, keys] of `sizes`; 0 where `mask` is False."""
         turned = self.transpose(key, (0, 1, 3, 2), f"key_transposed{suffix}")
         made = "unmasked_" if mask is not None else "own_" if added is not None else ""
         scores = self.node("MatMul", [query, turned], f"{made}scores{suffix}")
@@ -257,7 +230,6 @@ def replacement(
 
 
 def _shapes(b: Builder, projections: Projections, metadata: dict[str, str]) -> tuple[Replacement, ...]:
-    """The shape of the activation, which some exported graphs read, computed from the block's input."""
     made = []
     for number, name in enumerate(projections.shapes):
         part = b.apart(f"shape_{number}")

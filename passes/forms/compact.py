@@ -33,12 +33,11 @@ from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
 
-_LARGEST_VALUE = 2.0**20
-"""float32 rounds its logarithm by up to 4.8e-7."""
+_LARGEST_VALUE = 2.0**20  # float32 rounds its logarithm by up to 4.8e-7
 
 
 def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
-    """The projections as plain matrices; where they are something else, the linear operators stay as they are."""
+    """The projections as plain matrices; by reference where they are not."""
     prepared = _as_written(prepare_softmax(view, conversion))
     try:
         return replace(prepared, projections=projections_of(view, conversion.block))
@@ -47,7 +46,7 @@ def prepare_compact(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def _as_written(prepared: Conversion) -> Conversion:
-    """The program as written; in float32 where float64 is not needed."""
+    """The program in float32 where float64 is not needed."""
     if not prepared.widened or prepared.program.double or _beyond_float32(prepared.program):
         return prepared
     program = _narrowed(prepared.program)
@@ -58,7 +57,7 @@ def _as_written(prepared: Conversion) -> Conversion:
 
 
 def _narrowed(program: Program) -> Program:
-    """The program in float32 numbers: logits less what softmax does not see, values as a head's factor times others."""
+    """The program in float32 numbers, logits less what softmax cancels, values as multiples of a head's factor."""
 
     def narrow(number: float) -> float:
         return float(np.float32(number))
@@ -80,8 +79,7 @@ def _narrowed(program: Program) -> Program:
 def _beyond_float32(program: Program) -> bool:
     """Whether a value is so large, as those of exp and ELU, that float32 rounds its key's offset too much.
 
-    Its weight is as small, from an offset of -ln(value), and half a unit in the last place of the offset is the
-    relative error of their product.
+    The offset is -ln(value), and half a unit in its last place is the relative error of the product with the weight.
     """
     values = [abs(value) for head in program.heads for value in (head.d, *(token.value for token in head.bias_tokens))]
     return max(values, default=0.0) > _LARGEST_VALUE
@@ -91,20 +89,14 @@ def emit_compact(view: GraphView, conversion: Conversion) -> Replacement:
     """Emit one conversion; reads no weights."""
     single = conversion.widened and conversion.program.double
     b = Builder.of(view, conversion).typed(onnx.TensorProto.FLOAT if single else conversion.compute_type)
-    emit = _by_reference if conversion.projections is None else _sublayer
-    return emit(b, view, conversion)
+    return _by_reference(b, view, conversion) if conversion.projections is None else _sublayer(b, conversion)
 
 
-OwnKey = Callable[[np.ndarray, str], Tensor]
-"""The tokens' own keys [batch, tokens, 1, d_head] in the type of the scores, from their d_head numbers and a suffix for
-names."""
+OwnKey = Callable[[np.ndarray, str], Tensor]  # [batch, tokens, 1, d_head] from d_head numbers and a suffix for names
 
 
 def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tensor, own_key: OwnKey) -> Tensor:
-    """What the heads write, [batch, tokens, heads, 1], as are y and z; `b` has the type of the projections.
-
-    `each` are the sizes batch and tokens, 1-D.
-    """
+    """The heads' output [batch, tokens, heads, 1]; `b` has the type of the projections, `each` is (batch, tokens)."""
     made, groups = b.typed(conversion.compute_type), groups_of(conversion.program)
     neurons, dimension = conversion.block.neurons, max(group.dimension for group in groups)
     # W_Q has one column. A further one would be the indicator, and its product with the stream the number 1, at the
@@ -127,7 +119,7 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
 
 
 def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) -> Tensor:
-    """The pattern times the values, which are multiples of z, constants, or for the own key their sum."""
+    """The pattern times the values."""
     constants = [head.d, *(token.value for token in head.bias_tokens)]
     if not any(constants) and head.c:
         parts = (1, len(head.bias_tokens)), (f"self_weight{suffix}", f"bias_weight{suffix}")
@@ -141,11 +133,10 @@ def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) ->
     return b.node("Add", [b.node("Mul", [own, z], f"z_self{suffix}"), constant], f"z{suffix}")
 
 
-def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacement:
-    del view
+def _sublayer(b: Builder, conversion: Conversion) -> Replacement:
     projections, elem_type = conversion.whole_block, conversion.block.elem_type
     neurons, scoring = projections.query.out_features, b.typed(conversion.compute_type)
-    layout = StreamColumns(projections.query.in_features, bias_tokens=0)  # bias tokens are no rows of this stream
+    layout = StreamColumns(projections.query.in_features, bias_tokens=0)  # this stream has no rows of bias tokens
     data = b.read(projections.query.data, elem_type, "input")
     stream, sizes = with_indicator(b, as_batches(b, data, projections.rank), name="stream")
     each = b.concat([*sizes], 0, "each_token")
@@ -168,7 +159,7 @@ def _sublayer(b: Builder, view: GraphView, conversion: Conversion) -> Replacemen
 
 
 def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replacement:
-    """The attention of a block whose own linear operators stay, and are its projections."""
+    """The attention of a block whose linear operators stay as projections."""
     block = conversion.block
     rank, axes = view.type_of(block.gate).rank, {operator.axis for operator in block.first}
     order = [*range(rank or 0)]
@@ -179,7 +170,7 @@ def _by_reference(b: Builder, view: GraphView, conversion: Conversion) -> Replac
     lead = (0, 0) if rank == 3 else (0, 1) if rank == 2 and not b.has_allowzero else (1, -1)
 
     def rows_of(tensor: str, elem_type: int, name: str) -> tuple[Variable, Variable]:
-        """[batch, tokens, heads] of any layout, and the shape that it has with the channels last."""
+        """[batch, tokens, heads] of any layout, and its shape with the channels last."""
         given = b.read(tensor, elem_type, name)
         if back != sorted(back):
             given = b.transpose(given, order, f"{name}_channels_last")

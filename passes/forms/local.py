@@ -1,16 +1,13 @@
-"""Form `local`: every query is scored against exactly its own key and the bias keys.
+"""Form `local`: every query is scored against exactly its own key and the bias keys (docs/forms.md).
 
 The nodes replace the activation region: pre-activations are the queries, the activation's output is the heads' output.
 W1 and W2 stay in the graph as the heads' stacked projections and are never read, so they may be anything linear. In a
-gate, the self values are the line g as attention, and what the heads make of them is multiplied by the gate's value.
+gate, the self values are the line g as attention, and the heads' output is multiplied by the gate's value.
 
-The heads are model-local functions, or the nodes of their bodies where they are written out (`Spelling`).
 A small offset of a logit (`passes.programs.head.FACTORED`) becomes a factor of the key's weight, e^(a y + b) =
-e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. Steep keys keep theirs (`_steep`).
-The largest logit is subtracted first; without offsets it belongs to the smallest or the largest key. Where the self
-logit is 0 and each side has at most one bias token, which is steep, it is logits relative to self that are clipped
-(`centred`). No exponential of a steep key is smaller than the smallest normal number: onnxruntime's Exp takes ten times
-as long for denormal results.
+e^b e^(a y), since the rounding error of a logit is proportional to its magnitude. The largest logit is subtracted
+first; where the self logit is 0 and each side has at most one, steep bias token, logits relative to self are clipped
+instead (`centred`). No exponential of a steep key is denormal: onnxruntime's Exp takes ten times as long for these.
 Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, Clip) and Gather.
 """
 
@@ -26,7 +23,7 @@ import onnx
 from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
-from passes.forms.builder import DOMAIN, LARGEST_SINGLE, Builder, replacement
+from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
 from passes.programs.groups import SharedKey, by_keys, progression_of
 from passes.programs.head import FACTORED, Head
 from passes.programs.line import HIGHEST, LOWEST, Line
@@ -37,23 +34,18 @@ from rewriter.graph.surgeon import Constant, Tensor, Variable
 from rewriter.graph.view import GraphView
 
 _HIGHEST_LOGIT = 80.0
-"""The largest logit relative to a steep head's own: 2^60 / e^80, what is left of the largest self value, is 2e-17."""
-LARGEST_PART = 2.0**12
-"""The largest weight or part of a bias token with which its product with e^80 is finite."""
-
+"""The largest logit relative to a steep head's own: the largest self value is then 2^60 / e^80 = 2e-17."""
+LARGEST_PART = 2.0**12  # the largest weight or part whose product with e^80 is finite
 SHARED_ARRAYS = ("keys", "weights", "parts", "offsets")
-BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")
-"""The inputs of slope, weight, part and offset: of shared keys, and of a head's bias tokens."""
-
-Inputs = Mapping[str, Tensor]
-"""The operands of a function, by the names of its formal inputs, in order."""
+BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")  # slopes, weights, parts, offsets, as above
+Inputs = Mapping[str, Tensor]  # operands by the names of formal inputs, in order
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """A function, as its nodes. Its name says all that they depend on.
+    """A function as its nodes; its name determines them.
 
-    `emit` adds them, the last is called `output`; its docstring becomes that of the model-local function.
+    `emit` adds them and names the last `output`; its docstring becomes that of the model-local function.
     """
 
     name: str
@@ -64,7 +56,7 @@ class Spelling:
 
 @cache
 def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
-    """The spelling as a model-local function of domain `attnonly`; it is cached, so callers must not change it."""
+    """The spelling as a model-local function of domain `attnonly`; cached, so callers must not change it."""
     kind = onnx.TensorProto.DOUBLE if spelling.double else onnx.TensorProto.FLOAT
     body = Builder("", opset=opset, compute_type=kind)
     spelling.emit(body, {name: body.tensor(name) for name in spelling.inputs})
@@ -77,7 +69,7 @@ def _named(name: str, **given: bool) -> str:
 
 
 def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling:
-    """A head with one bias token, with key and value zero: the short spelling of Theorem 3."""
+    """A head with one bias token of key and value zero: the short spelling of Theorem 3."""
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
         """Softmax attention of each neuron's head over {self, bias token}, fused with what follows.
@@ -99,10 +91,9 @@ def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling
 
 
 def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...], *, double: bool) -> Spelling:
-    """A head with bias tokens that have keys and values of their own.
+    """A head with other bias tokens, of which the `silent`, the first or the last, have value 0.
 
-    Without an operand `key` the self logit is 0, and its bias tokens never compete with each other (`centred`). With
-    `bias_offset` logits have offsets. The value of bias tokens that are `silent`, the first or the last, is 0.
+    Without an operand `key` the self logit is 0, and bias tokens never compete with each other (`centred`).
     """
     centred, steep = "key" not in inputs, "bias_offset" in inputs
     names = [f"bias_{j}" for j in range(bias_tokens)]
@@ -203,10 +194,7 @@ def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) 
 
 
 def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool) -> Spelling:
-    """Heads with equally spaced keys (`passes.programs.powers`), from fractions of one level and of two levels.
-
-    Without an operand `step` that is 1; without `base` it is 0.
-    """
+    """Heads with equally spaced keys (`passes.programs.powers`); without operands, step is 1 and base 0."""
     stepped, based = "step" in inputs, "base" in inputs
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
@@ -247,10 +235,7 @@ def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool
 
 
 def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double: bool) -> Spelling:
-    """Heads over keys in arithmetic progression (`passes.programs.groups.Progression`).
-
-    Without an operand `step` that is 1; without `part` the value of the first key is 0.
-    """
+    """Heads over keys in arithmetic progression; without `step` that is 1, without `part` the first value is 0."""
     stepped, valued = "step" in inputs, "part" in inputs
 
     def emit(b: Builder, inputs: Inputs) -> Variable:
@@ -284,7 +269,6 @@ def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j
 def _shares(
     b: Builder, logits: list[Variable], largest: list[Variable], names: list[str], *, steep: bool
 ) -> list[Variable]:
-    """The exponentials of the logits less the largest of some, as normal numbers if they are `steep`."""
     top = b.node("Max", largest, "largest_logit")
     shares = []
     for name, logit in zip(names, logits, strict=True):
@@ -303,10 +287,7 @@ def _lowest(b: Builder) -> float:
 
 
 def _normal(b: Builder, logit: Tensor, name: str) -> Variable:
-    return b.clipped(logit, (_lowest(b), LARGEST_SINGLE), f"{name}_clipped")
-
-
-# -- one conversion ----------------------------------------------------------------------------------------------------
+    return b.clipped(logit, (_lowest(b), LARGEST_FLOAT32_QUERY), f"{name}_clipped")
 
 
 def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
@@ -315,13 +296,12 @@ def emit_local(view: GraphView, conversion: Conversion) -> Replacement:
 
 
 def _one_a_side(keys: Sequence[SharedKey]) -> bool:
-    """Whether bias tokens compete only with self: clipped logits do not tell which of two is larger."""
+    """Whether bias tokens compete only with self: clipped logits do not show which of two is larger."""
     slopes = [key.slope for key in keys]
     return all(slopes) and sum(slope < 0.0 for slope in slopes) <= 1 and sum(slope > 0.0 for slope in slopes) <= 1
 
 
-_STEEP = 8.0
-"""A head with a steeper key has weights below the smallest normal float32 where trained models have pre-activations."""
+_STEEP_SLOPE = 8.0
 
 
 class _Emitter:
@@ -339,7 +319,7 @@ class _Emitter:
         result = self._program(query, source)
         # Half precisions compute in float32, and some programs in float64; only the ends have the model's type.
         if block.elem_type != b.compute_type:
-            result = b.node("Cast", [b.called(result, "wide_output")], "narrowed", to=int(block.elem_type))
+            result = b.node("Cast", [b.renamed(result, "wide_output")], "narrowed", to=int(block.elem_type))
         result.name = block.output
         return replacement(b, self._conversion, block.output, self._functions)
 
@@ -356,7 +336,7 @@ class _Emitter:
             return result
         if block.value == block.gate and len(program.heads) == 1:
             source = self._finite(program.heads[0], source, "gated_value", zeros=True)
-        return b.node("Mul", [source, b.called(result, "weight_of_value")], "gated")
+        return b.node("Mul", [source, b.renamed(result, "weight_of_value")], "gated")
 
     def _line(self, line: Line, query: Tensor) -> Variable:
         rates = [0.0, *(rate for rate, _ in line.pairs), *([0.5] if line.middle else [])]
@@ -369,7 +349,7 @@ class _Emitter:
             "weights": self._b.numbers("line_weights", [line.step * weight for weight in weights]),
         }
         spelling = line_of(inputs, len(line.pairs), middle=bool(line.middle), double=self._double)
-        return self._b.called(self._attend("line/", spelling, inputs), "line")
+        return self._b.renamed(self._attend("line/", spelling, inputs), "line")
 
     def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
         given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
@@ -390,7 +370,7 @@ class _Emitter:
         terms: list[Variable] = []
         for number, group in enumerate(groups):
             prefix = "" if len(groups) == 1 else f"{number}/"
-            terms.append(self._b.called(self._group(prefix, group, query, source), f"{prefix}output"))
+            terms.append(self._b.renamed(self._group(prefix, group, query, source), f"{prefix}output"))
         total = terms[0]
         for number, term in enumerate([*terms[1:], *rest], start=1):
             total = self._b.node("Add", [total, term], f"sum_{number}")
@@ -405,7 +385,7 @@ class _Emitter:
         return self._times(self._plain_head(prefix, head.unscaled(), query, source), head.c, prefix)
 
     def _times(self, result: Variable, factor: float, prefix: str) -> Variable:
-        unscaled, number = self._b.called(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
+        unscaled, number = self._b.renamed(result, f"{prefix}unscaled"), self._b.numbers(f"{prefix}factor", factor)
         return self._b.node("Mul", [unscaled, number], f"{prefix}scaled")
 
     def _plain_head(self, prefix: str, head: Head, query: Tensor, source: Tensor) -> Variable:
@@ -425,7 +405,7 @@ class _Emitter:
             inputs["key"] = self._b.numbers(f"{prefix}key", plain.beta)
         inputs["value"] = value
         if plain.zero_bias:
-            spelling = zero_bias(inputs, steep=abs(plain.beta) > _STEEP, double=self._double)
+            spelling = zero_bias(inputs, steep=abs(plain.beta) > _STEEP_SLOPE, double=self._double)
         else:
             silent = tuple(j for j in dict.fromkeys((0, len(keys) - 1)) if keys[j].part == 0.0)
             parts = len(silent) < len(keys)
@@ -434,16 +414,13 @@ class _Emitter:
         return self._attend(prefix, spelling, inputs)
 
     def _finite(self, head: Head, source: Tensor, name: str, *, zeros: bool = False) -> Tensor:
-        """Values, clipped on the sides where a steep bias token has all the weight (with `zeros`: if its value is 0).
-
-        The weights of the others are tiny there, but not 0, since logits are clipped; times a value they must be.
-        """
+        """Values, clipped where a steep bias token has all the weight, since other weights are not quite 0 there."""
         if not any(abs(token.offset) > FACTORED for token in head.bias_tokens):
             return source
         by_slope = sorted(head.bias_tokens, key=lambda token: token.slope)
         first, last = (token if token.value == 0.0 or not zeros else None for token in (by_slope[0], by_slope[-1]))
-        low = -LARGEST_SINGLE if first is not None and first.slope < head.beta else -math.inf
-        high = LARGEST_SINGLE if last is not None and last.slope > head.beta else math.inf
+        low = -LARGEST_FLOAT32_QUERY if first is not None and first.slope < head.beta else -math.inf
+        high = LARGEST_FLOAT32_QUERY if last is not None and last.slope > head.beta else math.inf
         return self._b.clipped(source, (low, high), name)
 
     def _shared(self, prefix: str, keys: Sequence[SharedKey], query: Tensor, source: Tensor) -> Variable:
@@ -455,7 +432,7 @@ class _Emitter:
             given |= {"step": step} if step != 1.0 else {}
             given |= {"part": part} if part != 0.0 else {}
             inputs |= self._constants(prefix, given)
-            keys_of_all, steep = len(progression.weights) + 1, abs(step) > _STEEP
+            keys_of_all, steep = len(progression.weights) + 1, abs(step) > _STEEP_SLOPE
             spelling = progression_over(inputs, keys_of_all, steep=steep, double=self._double)
         else:
             steep = any(key.offset != 0.0 for key in keys)
@@ -467,7 +444,6 @@ class _Emitter:
     def _arrays(
         self, prefix: str, keys: Sequence[SharedKey], names: Sequence[str], *, parts: bool, offsets: bool
     ) -> dict[str, Constant]:
-        """The coefficients of the keys as constants; `names` are those of slope, weight, part and offset."""
         columns = zip(names, ("slope", "weight", "part", "offset"), (True, True, parts, offsets), strict=True)
         given = {name: [getattr(key, column) for key in keys] for name, column, wanted in columns if wanted}
         return self._constants(prefix, given)
@@ -484,7 +460,6 @@ class _Emitter:
         return self._b.node(spelling.name, operands, f"{prefix}attention", domain=DOMAIN)
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
-        """`factor * tensor + offset`, without nodes for a factor of 1 or an offset of 0."""
         if factor == 0.0:
             return self._b.numbers(name, offset)
         result = tensor

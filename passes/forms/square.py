@@ -1,16 +1,11 @@
 """Forms `masked`, `maskless`, `staged` and `whole`: each MLP is attention sublayers over N tokens and m bias tokens.
 
 docs/forms.md describes them. `masked` has a mask computed from the runtime length (Theorems 3 and 6). `maskless` has
--omega in W_QK on the pairs that a mask would forbid (Theorem 9, `passes.forms.sublayer`); a sequence that is too long
-fails in a node whose operands then have different sizes, and never gives wrong numbers. `staged` has three sublayers
-(Theorems 7 and 8), with hidden columns y and, if gated, u, to which heads write f(y) u - u. Writing f(y) - y in place
-loses no digits where that is again a weighted mean of multiples of y, as for SiLU, whose heads write -y sigma(-y).
-
-`whole`: the sublayer of `maskless` on the residual stream that the network carries (`passes.whole`): it reads the
-normalised model columns and the stream's own further columns. Queries and keys have the positions' part behind their
-own, so that one product gives the scores, and a softmax follows. Bias tokens write nothing: b2 rides on the indicator,
-and their queries score only a bias token whose value is 0. Queries are not clipped. Blocks are proved one by one on
-streams of their own, as in form `maskless`.
+-omega in W_QK on the pairs that a mask would forbid (Theorem 9); a sequence that is too long fails in a node whose
+operands then have different sizes. `staged` has three sublayers (Theorems 7 and 8), with hidden columns y and, if
+gated, u, to which heads write f(y) u - u. `whole` is the sublayer of `maskless` on the residual stream that the network
+carries (`passes.whole`). Bias tokens write nothing: b2 rides on the indicator, and their queries score only a bias
+token whose value is 0. Blocks alone are proved one by one, as in form `maskless`.
 
 All four replace whole blocks, so the linear operators must be plain matrices.
 """
@@ -47,23 +42,12 @@ from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
 from rewriter.graph.view import GraphView, LostError
 
-PREFIX = "bias_token"
-"""Of the names of tensors that a network has in form `whole`."""
-
-STREAM = f"{PREFIX}/stream"
-"""The model's columns of the stream after the embeddings, with the bias tokens: [batch, N + R, D]."""
-
-COUNT = f"{PREFIX}/tokens"
-"""N, as int64 [1]."""
-
-ROWS = f"{PREFIX}/rows"
-"""N + R, as int64 [1]."""
-
-POSITION_ROWS = f"{PREFIX}/token_columns"
-"""Constant [1, T, 1 + R + T]: what the columns beside the model's hold for a token at each position."""
-
-BIAS_ROWS = f"{PREFIX}/bias_token_rows"
-"""Constant [1, R, D + 1 + R + T]: the bias tokens."""
+PREFIX = "bias_token"  # of the tensors that a network has in form `whole`
+STREAM = f"{PREFIX}/stream"  # [batch, N + R, D]: the model's columns behind the embeddings
+COUNT = f"{PREFIX}/tokens"  # N, as int64 [1]
+ROWS = f"{PREFIX}/rows"  # N + R, as int64 [1]
+POSITION_ROWS = f"{PREFIX}/token_columns"  # constant [1, T, 1 + R + T]: a token's columns beside the model's
+BIAS_ROWS = f"{PREFIX}/bias_token_rows"  # constant [1, R, D + 1 + R + T]: the bias tokens
 
 
 def neuron_scores(bias_tokens: int) -> str:
@@ -72,7 +56,7 @@ def neuron_scores(bias_tokens: int) -> str:
 
 
 def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
-    """The conversion; LostError where the model's opset is too old for heads with a literal softmax."""
+    """The conversion. Raises LostError if the opset is too old for heads with a literal softmax."""
     opset = view.opsets.get("", 1)
     if opset < SMALLEST_OPSET:
         raise LostError(
@@ -84,7 +68,7 @@ def prepare_softmax(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
-    """The projections as plain matrices; LostError where they are something else."""
+    """The projections as plain matrices. Raises LostError where they are not."""
     prepared = prepare_softmax(view, conversion)
     try:
         return replace(prepared, projections=projections_of(view, conversion.block))
@@ -94,7 +78,7 @@ def prepare_masked(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
-    """As for form `masked`; LostError where there are too many positions to replace the mask, or too few."""
+    """As for form `masked`. Raises LostError if the positions are too many to replace the mask, or too few."""
     prepared, output = prepare_masked(view, conversion), conversion.block.output
     shape = view.type_of(prepared.whole_block.query.data).shape
     length = shape[-2] if shape is not None and len(shape) > 1 else None
@@ -112,17 +96,11 @@ def prepare_maskless(view: GraphView, conversion: Conversion) -> Conversion:
 
 
 def activation(conversion: Conversion) -> tuple[Program, bool]:
-    """The program that the second sublayer of form `staged` writes, and whether in place.
-
-    In place it is f(y) - z, to which the skip connection adds z; where that would lose digits, it is f(y).
-    """
+    """The program of the second sublayer of `staged`, and whether in place: f(y) - z where that loses no digits."""
     program = conversion.program
     minus = replace(program, linear=program.linear - 1.0)
     in_place = spreads(minus) and spread_error(minus, conversion.dtype) == 0.0
     return (minus if in_place else program), in_place
-
-
-# -- one sublayer ----------------------------------------------------------------------------------------------------
 
 
 def emit_masked(view: GraphView, conversion: Conversion) -> Replacement:
@@ -160,7 +138,6 @@ def emit_whole(view: GraphView, conversion: Conversion) -> Replacement:
     keys = b.unsqueeze(positions, 1, "k_positions")
 
     def pattern(group: Group, query: Tensor, key: Tensor, suffix: str) -> Variable:
-        """softmax([q, p W] [k, p]^T)."""
         weight = b.read(neuron_scores(group.bias_tokens), elem_type, f"W_QK_positions{suffix}")
         one = b.unsqueeze(b.node("MatMul", [positions, weight], f"q_positions{suffix}"), 1, f"q_positions_one{suffix}")
         shape = b.integers(1, projections.query.out_features, 1, 1)
@@ -179,7 +156,7 @@ def _sublayer(
     data: Tensor,
     count: Tensor | None = None,
 ) -> Replacement:
-    """The heads on the columns `read` of a stream; the rows of bias tokens are dropped after `count`, or are zeros."""
+    """The heads on the columns `read` of a stream; rows of bias tokens are dropped after `count`, or zeros."""
     projections, elem_type = conversion.whole_block, conversion.block.elem_type
     weights = HeadWeights(b, layout, projections.query.out_features, elem_type)
     groups, alone = groups_of(conversion.program), count is not None
@@ -201,8 +178,7 @@ def _opened(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's input, the stream that begins with it, and N as a 1-D tensor (`open_stream`).
 
-    A network of form `whole` may have the tokens of all sequences on one axis, and nothing in the block says where a
-    sequence ends. Alone, each token is a sequence then: heads of neurons attend to their own token and to bias tokens.
+    If all tokens share an axis (form `whole`), each is a sequence here: neurons attend to it and to bias tokens only.
     """
     projections = conversion.whole_block
     data = b.read(projections.query.data, conversion.block.elem_type, "input")

@@ -1,17 +1,13 @@
-"""The attention sublayer that stands for a block: its weights, its stream, and which keys its queries attend to.
+"""The attention sublayer of a block: its weights, its stream, and which keys its queries attend to (docs/forms.md).
 
 **Weights** have the names and shapes of TransformerLens, [n_heads, d_model, d_head] (W_O: [n_heads, d_head, d_model]).
-The stream has the model's columns, then indicators: one is 1 on every token and 0 on bias tokens, so that b1 and the
-constants of self keys and values ride on it; then bias token j has a column of its own. W1 and W2 are stored once:
-nodes with constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads the model.
-Projections that are the same for all heads (keys, constant values) have one head.
+The stream has the model's columns, then indicators: one is 1 on tokens and 0 on bias tokens, so that b1 and the
+constants of self keys and values ride on it; then one for each bias token. W1 and W2 are stored once: nodes with
+constant inputs compute W_Q, W_V and W_O from them, and onnxruntime folds these when it loads the model. Projections
+shared by all heads (keys, constant values) have one head.
 
-**Positions** are one-hot columns behind these, with which W_QK replaces a mask (docs/forms.md#positions-and-omega).
-Bias token j has slot j, and tokens have those behind: the weights are static while the number of tokens is not. (The
-post's code adds omega to the allowed pairs, which rounds y to the spacing of floats near omega.)
-
-A head reads only some of the columns: instead of storing zeros of W_Q, W_K and W_V, its product with the stream is one
-with a Slice of it.
+**Positions** are one-hot columns behind these, with which W_QK replaces a mask. Bias token j has slot j, and tokens the
+slots behind: the weights are static while the number of tokens is not.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from math import ceil, log2
 import numpy as np
 import onnx
 
-from passes.forms.builder import LARGEST_SINGLE, Builder
+from passes.forms.builder import LARGEST_FLOAT32_QUERY, Builder
 from passes.match.projections import Projection, Projections, Vector
 from passes.programs.groups import Group
 from passes.programs.head import LARGEST_QUERY
@@ -43,11 +39,10 @@ class StreamColumns:
 
     @property
     def width(self) -> int:
-        """The number of columns."""
         return self.model + 1 + self.bias_tokens
 
     def column(self, on_tokens: float, on_bias: Sequence[float]) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-        """A functional of the indicator columns, [width]: one value on tokens, and one on each of the bias tokens."""
+        """A functional of the indicator columns, [width]: a value on tokens, and one on each bias token."""
         made = np.zeros(self.width)
         made[self.model : self.model + 1 + len(on_bias)] = (on_tokens, *on_bias)
         return made
@@ -55,7 +50,7 @@ class StreamColumns:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The weights of one block's heads, which project by head, or to [batch, tokens, heads, d_head] if `by_token`."""
+    """The weights of one block's heads; projections are by head, or [batch, tokens, heads, d_head] if `by_token`."""
 
     b: Builder
     layout: StreamColumns
@@ -86,36 +81,30 @@ class HeadWeights:
         return b.concat([functional, second], 2, "W_Q")
 
     def key(self, group: Group, dimension: int, name: str) -> Tensor:
-        """W_K [1, width, d_head], one for all heads: logits have the same coefficients for every neuron."""
+        """W_K [1, width, d_head], shared by all heads."""
         columns = [self.layout.column(*each) for each in group.logits(self.layout.bias_tokens)]
         return self.b.numbers(name, np.stack(columns[:dimension], axis=-1)[None])
 
     def constants(self, group: Group, name: str) -> Tensor | None:
-        """The part of W_V that is the same for all heads, [1, width, 1]: d on tokens, v_j on bias tokens.
-
-        None where it is 0 and values are multiples of z.
-        """
+        """The part of W_V shared by all heads, [1, width, 1]: d on tokens, v_j on bias tokens; None if it is 0."""
         head = group.head
         columns = self.layout.column(head.d, [token.value for token in head.bias_tokens])
         return self.b.numbers(name, columns[None, :, None]) if columns.any() or head.c == 0.0 else None
 
     def value(self, functional: Tensor, group: Group, name: str) -> Tensor:
-        """W_V: z + d on tokens and v_j on bias tokens; [1, width, 1], one for all heads, where z does not occur."""
+        """W_V: z + d on tokens and v_j on bias tokens; [1, width, 1] for all heads if z does not occur."""
         constants = self.constants(group, name if group.head.c == 0.0 else f"{name}_constants")
         if constants is None:
             return functional
         return constants if group.head.c == 0.0 else self.b.node("Add", [functional, constants], name)
 
     def bias(self, projection: Projection, name: str) -> Tensor | None:
-        """The biases of a projection, added up, [neurons] or [1]; None where it has none."""
+        """The sum of the biases of a projection, [neurons] or [1]; None without biases."""
         vectors = [self._vector(vector, f"{name}_bias_{i}") for i, vector in enumerate(projection.biases)]
         return self.b.total(vectors, f"{name}_biases") if vectors else None
 
     def map(self, stream: Tensor, weight: Tensor, name: str) -> Variable:
-        """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, tokens, heads * d_head].
-
-        This is one product for all heads, with their weights side by side.
-        """
+        """The stream [batch, tokens, width] by a weight [heads, width, d_head]: [batch, tokens, heads * d_head]."""
         b = self.b
         turned = b.transpose(weight, (1, 0, 2), f"{name}_side_by_side")
         return b.node("MatMul", [stream, b.reshape(turned, (self.layout.width, -1), f"{name}_flat")], f"{name}_all")
@@ -146,15 +135,12 @@ class HeadWeights:
         return flat if vector.stop is None else b.rows(flat, vector.start, vector.stop, 0, f"{name}_part")
 
 
-# -- the stream -----------------------------------------------------------------------------------------------------
-
-
 def default_omega(groups: tuple[Group, ...], compute_type: int) -> float:
-    """A power of two at which every forbidden weight is 0, whatever the pre-activation."""
+    """A power of two at which every forbidden weight is 0, for every pre-activation."""
     steepest = max(abs(group.head.beta) for group in groups)
     offset = max(abs(group.head.gamma) for group in groups)
     single = compute_type == onnx.TensorProto.FLOAT
-    largest, underflow = (LARGEST_SINGLE, 256.0) if single else (LARGEST_QUERY, 1024.0)
+    largest, underflow = (LARGEST_FLOAT32_QUERY, 256.0) if single else (LARGEST_QUERY, 1024.0)
     return float(2.0 ** ceil(log2(max(steepest * largest + offset, underflow))))
 
 
@@ -192,10 +178,7 @@ def with_indicator(
 def open_stream(
     b: Builder, tokens: Tensor, layout: StreamColumns, positions: Positions | None = None, hidden: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """The tokens [batch, N, model] with their indicators, and m bias tokens behind them; N as a 1-D tensor.
-
-    With `positions`, these are the indicators of bias tokens, and of tokens; `hidden` columns of zeros come last.
-    """
+    """The tokens [batch, N, model], their indicators (or `positions`) and m bias tokens; N as a 1-D tensor."""
     m = layout.bias_tokens
     made, (batch, count) = with_indicator(b, tokens, 0 if positions else m)
     each = b.concat([batch, b.integers(1, 1)], 0, "each_batch")
@@ -222,17 +205,14 @@ class Positions:
         self._same = b.node("Equal", [b.reshape(self._all, (-1, 1), "slots_column"), self._all], "same_slot")
 
     def of_tokens(self, count: Tensor) -> Variable:
-        """One-hot rows [N, slots] of N tokens; fewer rows than N where N exceeds the slots."""
+        """One-hot rows [N, slots] of N tokens; fewer rows where N exceeds the slots."""
         b = self._b
         table = b.node("Cast", [self._same], "one_hot_slots", to=int(b.compute_type))
         own = b.rows(table, self._bias_tokens, self.slots, 0, "one_hot_positions")
         return b.rows(own, 0, count, 0, "token_positions")
 
     def scores(self, columns: Tensor, bias_tokens: int, name: str) -> Variable:
-        """p_i W_QK p_j, [1, 1, rows, rows], of position columns [batch, rows, slots].
-
-        W_QK is that of heads that attend to themselves and to so many bias tokens.
-        """
+        """p_i W_QK p_j, [1, 1, rows, rows], of columns [batch, rows, slots]: attention to self and to bias tokens."""
         b = self._b
         allowed = self._same
         if bias_tokens:
@@ -246,13 +226,10 @@ class Positions:
         return b.unsqueeze(b.node("MatMul", [queries, keys], f"{name}_pairs"), 1, name)
 
 
-# -- heads ----------------------------------------------------------------------------------------------------------
-
 Pattern = Callable[[Group, Tensor, Tensor, str], Variable]
-"""The pattern [batch, heads, rows, rows] of one group, from query, key and a suffix for names."""
+"""[batch, heads, rows, rows] of one group, from query, key and a suffix for names."""
 
-Values = Callable[[Group, str], Tensor]
-"""The values [batch, heads or 1, rows, 1] of one group, from a suffix for names."""
+Values = Callable[[Group, str], Tensor]  # [batch, heads or 1, rows, 1], from a suffix for names
 
 
 def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:
@@ -277,10 +254,9 @@ def under_mask(b: Builder, stream: Tensor, count: Tensor) -> Pattern:
 
 
 def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
-    """W_QK between positions says which keys a query attends to (Theorem 9).
+    """W_QK between positions selects the keys (Theorem 9).
 
-    Literally, W_Q of every head has the further columns P W_QK and W_K the columns P, where P selects the positions'
-    `columns` of the stream. That part of the scores is the same for all heads, so it is computed once, and added.
+    That part of the scores, from the positions' `columns` of the stream, is shared by all heads and computed once.
     """
     known: dict[int, Variable] = {}
 
@@ -296,10 +272,7 @@ def by_positions(b: Builder, positions: Positions, columns: Tensor) -> Pattern:
 def attend(
     weights: HeadWeights, stream: Tensor, groups: tuple[Group, ...], query: Tensor, values: Values, pattern: Pattern
 ) -> Variable:
-    """Queries [batch, heads, rows, d_head] attend to the rows of a stream [batch, rows, width of the layout].
-
-    The sum of the groups is [batch, heads, rows, 1].
-    """
+    """Queries [batch, heads, rows, d_head] attend to a stream [batch, rows, width]: [batch, heads, rows, 1]."""
     dimension = max(group.dimension for group in groups)
     terms: list[Variable] = []
     for number, group in enumerate(groups):
@@ -341,8 +314,7 @@ def attend_block(
 def attend_to_self(b: Builder, values: Tensor, width: int, d_head: int, scores: Tensor, name: str) -> Variable:
     """Theorem 7: ceil(width / d_head) heads that attend only to themselves, over which the values are split.
 
-    `values` is [batch, rows, width]. W_Q and W_K are zero except on positions, whose `scores` make the pattern the
-    identity, the same for all heads, and each writes its values.
+    `values` is [batch, rows, width]; `scores` of positions make the pattern of all heads the identity.
     """
     d_head = min(d_head, width)
     heads = ceil(width / d_head)
@@ -370,10 +342,7 @@ def add_groups(b: Builder, terms: Sequence[Tensor], groups: tuple[Group, ...]) -
 def write_output(
     weights: HeadWeights, attended: Tensor, projections: Projections, ones: Tensor | None = None
 ) -> Variable:
-    """W_O on [batch, heads, tokens, 1] ([batch, tokens, heads, 1] by token): [batch, tokens, d_model].
-
-    b_O is added to all rows, or where the column `ones` [batch, tokens, 1] of the stream has 1.
-    """
+    """W_O on [batch, heads, tokens, 1] ([batch, tokens, heads, 1] by token); b_O where `ones` has 1, or everywhere."""
     b, neurons, width = weights.b, projections.output.in_features, projections.output.out_features
     tokens = attended if weights.by_token else b.transpose(attended, (0, 2, 1, 3), "z_by_token")
     side_by_side = b.reshape(tokens, (0, 0, neurons), "z_side_by_side")

@@ -48,13 +48,10 @@ from rewriter.graph.view import (
 from rewriter.graph.walk import own_names, reads, subgraphs
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
-
-QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}
-"""They round, but they stay in the graph: only what lies between them is replaced."""
+QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # only nodes between them are replaced
 _TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
-_ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))
-"""Biases and factors, where one of their operands is constant."""
+_ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))  # of constants
 _NO_ACTIVATION = (
     *("Attention", "Embedding", "Norm", "Quantize", "BiasAdd", "CausalConv"),
     *("QLinearAdd", "QLinearMul", "QLinearConcat", "QLinearSoftmax"),
@@ -72,7 +69,7 @@ _OPAQUE = {
 
 
 def _opaque(view: GraphView, node: onnx.NodeProto) -> str:
-    """Why what is inside an operator is not converted; empty where no activation is known to be."""
+    """Why what is inside an operator is not converted; empty without a known activation."""
     apart = plain_experts(node, view.initializers, view.opsets.get("", 1))
     if apart is not None:
         why = f", and {apart}" if isinstance(apart, str) else "; --lower-experts takes them apart"
@@ -83,50 +80,37 @@ def _opaque(view: GraphView, node: onnx.NodeProto) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """One MLP block.
+    """One MLP block."""
 
-    Attributes:
-        name: unique in the model; the module path where the exporter recorded one.
-        where: the scope, empty for the main graph.
-        region: the nodes between the pre-activation and the second operator's input.
-        gate: the pre-activation y (of the gate, in a gated block).
-        value: the factor of the activation in a gated block; the gate itself otherwise.
-        elem_type: TensorProto element type of the activation's output, 0 when unknown; those of the gate and the value
-            differ where the region contains casts.
-        channels: size of the last axis of the output, where no operator that follows tells the number of neurons.
-        product: whether only h(gate) of a gated block is replaced, and its product with the value stays in the graph.
-        part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
-    """
-
-    name: str
-    where: str
+    name: str  # unique in the model; the module path where the exporter recorded one
+    where: str  # the scope, empty for the main graph
     path: Path
     region: Region
-    gate: str
-    value: str
+    gate: str  # the pre-activation y (of the gate, in a gated block)
+    value: str  # the factor of the activation in a gated block; the gate itself otherwise
     first: tuple[LinearOperator, ...]
     second: tuple[LinearOperator, ...]
     identified: Identified
+    # of the activation's output, 0 when unknown; that of gate and value differ if the region contains casts
     elem_type: int
     gate_type: int
     value_type: int
-    channels: int | None = None
-    product: bool = False
-    part_of: str = ""
+    channels: int | None = None  # size of the output's last axis, where no later operator gives the number of neurons
+    product: bool = False  # whether only h(gate) of a gated block is replaced and its product with the value stays
+    part_of: str = ""  # the block that contains this one, such as the clip of the value of its gate; otherwise empty
 
     @property
     def output(self) -> str:
-        """The output of the block's activation region."""
         return self.region.output
 
     @property
     def place(self) -> Place:
-        """The output and its graph, by which blocks are known."""
+        """The graph and the output, which identify a block."""
         return self.path, self.output
 
     @property
     def coarsest(self) -> int:
-        """The least precise of the three types, by which the block's accuracy is judged."""
+        """The least precise of the three types, for which the block must be accurate."""
         # bfloat16 has fewer digits than float16 and comes first.
         order = (_BFLOAT16, _FLOAT16, _FLOAT)
         types = (self.elem_type, self.gate_type, self.value_type)
@@ -134,7 +118,7 @@ class Block:
 
     @property
     def neurons(self) -> int | None:
-        """d_ff: channels of the activation, None where the weights' shapes do not say."""
+        """d_ff; None where the weights' shapes do not show it."""
         # W1 last: one that holds gate and value side by side has 2 d_ff columns.
         known = [*(op.in_features for op in self.second), self.channels, *(op.out_features for op in self.first)]
         return next((size for size in known if size), None)
@@ -154,7 +138,6 @@ class Left:
 
     @classmethod
     def of(cls, block: Block, miss: Miss) -> Left:
-        """A block that is not converted."""
         first, second = kinds(block.first), kinds(block.second)
         return cls(block.name, block.where, block.identified.label, first, second, miss, block)
 
@@ -169,56 +152,40 @@ def kinds(operators: Sequence[LinearOperator]) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known about one tensor.
+    """What is known about one tensor."""
 
-    Attributes:
-        leaves: the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond
-            an activation.
-        operators: the linear operators whose outputs a leaf sums; empty for functions and tensors beyond an activation.
-        trailing: the affine and shape-only nodes after them.
-        miss: why the leaf is not a linear map of the data after all; activations that read it are left for this reason.
-        nonlinear: whether the function is (syntactically) not affine.
-        ends: for a tensor beyond an activation, the activation's output.
-        rounded: whether it was quantised and dequantised there, so that what follows is a function of its own.
-    """
-
+    # the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond an
+    # activation.
     leaves: tuple[str, ...]
+    # the linear operators whose outputs a leaf sums; empty for other tensors
     operators: tuple[LinearOperator, ...] = ()
     trailing: tuple[int, ...] = ()
-    miss: Miss | None = None
+    miss: Miss | None = None  # why the leaf is not a linear map of data after all, so that its activations are left
     nonlinear: bool = False
-    ends: str = ""
-    rounded: bool = False
+    ends: str = ""  # for a tensor beyond an activation, the activation's output
+    rounded: bool = False  # whether it was quantised and dequantised there, so that a separate function follows
 
 
 class Dataflow:
-    """The facts of one graph, in time linear in its size; read-only once it is made.
-
-    Attributes:
-        facts: tensor name to fact; a tensor without an entry is opaque or constant.
-        sinks: activation output to the linear operators that consume it.
-        blocked: activation output to the reason why another consumer is not a linear operator.
-        extended: activation outputs that are part of a larger activation.
-        values: activation output to its fact as the value of a gate; and that of a tensor that is one of its leaves
-            although it lies beyond another activation, quantised.
-        parts: activation outputs that are quantised and then part of another activation.
-        strays: tensor to the activation operator, by index, that was applied to no projection.
-        reached: such an operator to the linear operator, as reports print it, that reads what becomes of its output.
-        near_misses: leaf to why the nonlinear node that reads it is not elementwise with scalar constants.
-    """
+    """The facts of one graph, in linear time; read-only."""
 
     def __init__(self, view: GraphView, constants: Constants) -> None:
         self._view = view
         self._constants = constants
-        self.facts: dict[str, Fact] = {}
+        self.facts: dict[str, Fact] = {}  # of tensors that are neither opaque nor constant
         self.operators: dict[int, LinearOperator] = {}
+        # activation output to the linear operators that consume it
         self.sinks: dict[str, list[LinearOperator]] = defaultdict(list)
+        # activation output to the reason why another consumer is not a linear operator
         self.blocked: dict[str, Miss] = {}
-        self.extended: set[str] = set()
+        self.extended: set[str] = set()  # activation outputs that are part of a larger activation
+        # gate operand to its fact, and quantised leaves on the far side of another activation
         self.values: dict[str, Fact] = {}
-        self.parts: set[str] = set()
+        self.parts: set[str] = set()  # activation outputs that are quantised and then part of another activation
+        # tensor to the index of the activation operator that was applied to it without a projection
         self.strays: dict[str, int] = {}
-        self.reached: dict[int, str] = {}
+        self.reached: dict[int, str] = {}  # that activation to the description of the downstream linear operator
+        # leaf to why the nonlinear node that reads it is not elementwise with scalar constants
         self.near_misses: dict[str, Miss] = {}
         # Scalars of dynamic quantisation, computed at run time, that turn an integer product back into floats.
         self._scales: set[str] = set()
@@ -272,7 +239,7 @@ class Dataflow:
         self.operators[found.node] = found
         miss = None
         if found.added:
-            # A residual fused into a Gemm is harmless in a second operator, which stays as it is. In a first operator
+            # A residual fused into a Gemm is harmless in a second operator, which stays unchanged. In a first operator
             # the pre-activation would depend on more than W1 and b1.
             miss = Miss(f"it adds '{found.added}', which is not constant, to its product", label(node))
         self.facts[found.output] = Fact((found.output,), (found,), miss=miss)
@@ -282,12 +249,11 @@ class Dataflow:
             self.sinks[activation].append(found)
 
     def _sink(self, data: Iterable[str], shown: str) -> None:
-        """Note that a linear operator reads what became of an activation operator's output."""
         for stray in (self.strays[name] for name in data if name in self.strays):
             self.reached.setdefault(stray, shown)
 
     def _stray(self, index: int, node: onnx.NodeProto, data: Sequence[str]) -> None:
-        """Follow an activation operator that reads no projection, so that it is reported if a linear one reads it."""
+        """Follow an activation operator that reads no projection, to report it if a linear one reads it."""
         known = next((self.strays[name] for name in data if name in self.strays), None)
         if known is None and node.op_type in elementwise.NONLINEAR and not any(name in self.facts for name in data):
             known = index
@@ -295,12 +261,11 @@ class Dataflow:
             self.strays.update(dict.fromkeys(node.output, known))
 
     def _activation_behind(self, tensor: str) -> str:
-        """The activation output that `tensor` is, or lies beyond; empty if there is none."""
+        """The activation output that `tensor` is or depends on; otherwise empty."""
         fact = self.facts.get(tensor)
         return "" if fact is None else tensor if fact.nonlinear else fact.ends
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
-        """Leave the node's outputs opaque, and record the reason with the activations that it reads."""
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
         known = node.domain == MICROSOFT and any(part in node.op_type for part in (*_NO_ACTIVATION, *_OPAQUE))
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
@@ -313,10 +278,7 @@ class Dataflow:
                 self.blocked.setdefault(activation, miss)
 
     def _of_quantised(self, node: onnx.NodeProto) -> str:
-        """The operand that a sum or product on quantised numbers is an affine image of; empty where there is none.
-
-        What is added to a tensor beyond an activation may be a projection.
-        """
+        """The operand of which an operator on quantised numbers is an affine image, perhaps with a projection."""
         data = [name for name in node.input[:4:3] if name not in self._constants]
         if len(data) == 2 and node.op_type == "QLinearAdd":
             known = all(name in self.facts for name in data)
@@ -324,15 +286,13 @@ class Dataflow:
         return data[0] if len(data) == 1 else ""
 
     def _without_chosen(self, data: list[str]) -> list[str]:
-        """The terms of a sum, but for the bias of an expert that the router chose: it is chosen like its weight."""
+        """Summands, excluding a routed expert's bias, which is gathered like its weight."""
         others = [name for name in data if name not in self._view.picked or name in self.facts]
         if len(others) != 1 or len(data) != 2:
             return data
         source = self._affine_source(self.facts.get(others[0], Fact((others[0],))))
         weights = () if source is None else [each.weight for each in source.operators]
         return others if weights and all(weight in self._view.picked for weight in weights) else data
-
-    # -- shape-only and affine operators -------------------------------------------------------------------
 
     def _shape_only(self, index: int, node: onnx.NodeProto) -> None:
         data, outputs = node.input[0], list(node.output)
@@ -342,8 +302,8 @@ class Dataflow:
             self._scales.update(outputs[1:])
             outputs = outputs[:1]
         self._stray(index, node, [data])
-        # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a leaf of its
-        # own, whatever its bounds.
+        # Scales and zero points must be constant. Bounds of Split and Slice may be computed: each part is a separate
+        # leaf.
         tied = node.op_type in QUANTISING
         if data not in self.facts or (tied and any(name and name not in self._constants for name in node.input[1:])):
             self._block(node, Miss(f"its output feeds {label(node)}, whose other inputs are not constant", label(node)))
@@ -354,8 +314,8 @@ class Dataflow:
     def _follow(self, output: str, data: str, index: int) -> bool:
         """Record that `output` is an affine or shape-only image of `data`; False if `data` is opaque.
 
-        It becomes a leaf of its own (or a tensor beyond the activation), since its entries no longer correspond one to
-        one to those of `data`: the halves of a Split are a gate and a value.
+        It becomes a separate leaf (or a tensor beyond the activation), since its entries no longer correspond to those
+        of `data`: the halves of a Split are a gate and a value.
         """
         fact = self.facts.get(data)
         if fact is None:
@@ -368,16 +328,13 @@ class Dataflow:
         return True
 
     def _affine_source(self, fact: Fact) -> Fact | None:
-        """The fact of a leaf, for the leaf and for an affine function of it."""
         source = self.leaf(fact.leaves[0])
         return source if len(fact.leaves) == 1 and not fact.nonlinear and source.operators else None
 
     def _is_affine_of_constants(self, node: onnx.NodeProto) -> bool:
-        """Whether a BatchNormalization is a factor and a summand for each channel of a projection, as in inference."""
+        """Whether a BatchNormalization scales and shifts the channels of a projection, as in inference."""
         constant = all(name in self._constants for name in node.input[1:]) and not any(node.output[1:])
         return constant and node.input[0] in self.facts and integer_of(node, "training_mode", 0) == 0
-
-    # -- elementwise operators -----------------------------------------------------------------------------
 
     def _elementwise(self, index: int, node: onnx.NodeProto) -> None:
         names = list(node.input[:1] if node.op_type in FIRST_INPUT_ONLY else node.input)
@@ -409,20 +366,19 @@ class Dataflow:
             self._combine(index, node, data, known)
 
     def _norm_of_square(self, node: onnx.NodeProto, operands: Sequence[str]) -> onnx.NodeProto | None:
-        """What takes the mean of a square, in a spelled-out normalisation; such a square is no activation."""
+        """The mean of a square in a spelled-out normalisation; such a square is not an activation."""
         square = len({*operands}) == 1 if node.op_type == "Mul" else self._constants.scalar(operands[-1]) == 2
         readers = self._view.readers(node.output[0]) if square and node.op_type in ("Mul", "Pow") else []
         return readers[0] if {each.op_type for each in readers} in ({"ReduceMean"}, {"ReduceSum"}) else None
 
     def _rescaled(self, index: int, node: onnx.NodeProto, data: list[str]) -> None:
-        """Multiply by a scale of dynamic quantisation: the result is another scale, or the product as floats."""
+        """Multiply by a scale of dynamic quantisation, to another scale or the product as floats."""
         if not data:
             self._scales.update(node.output)
         elif len(data) == 1:
             self._follow(node.output[0], data[0], index)
 
     def _plain(self, node: onnx.NodeProto) -> bool:
-        """Whether the node computes what the elementwise table says: no training mode, no cast to integers."""
         if node.op_type == "Cast":
             return integer_of(node, "to", 0) in FLOATS
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
@@ -445,7 +401,7 @@ class Dataflow:
         return single and alone and self._constants.shape(name) == (1,)
 
     def _with_wide_constant(self, index: int, node: onnx.NodeProto, data: list[str], wide: str) -> None:
-        """A constant with a value for each channel, token or expert: affine, or no function of the entry alone."""
+        """A constant per channel, token or expert: affine, or not a function of the entry alone."""
         if len(data) == 1 and (node.op_type in _SUMS or self._is_scaling(node, data)):
             self._follow(node.output[0], data[0], index)
         elif (fact := self.facts.get(data[0])) is not None:
@@ -505,7 +461,7 @@ class Dataflow:
         return Miss(reason, label(node))
 
     def _leaf_of(self, tensor: str, fact: Fact) -> Fact:
-        """A quantised tensor beyond an activation as a leaf of the next: what rounds stays between the two."""
+        """A quantised tensor beyond an activation as a leaf of the next: the rounding between the two stays."""
         self.parts.add(fact.ends)
         sources = [self.leaf(leaf) for leaf in self.facts[fact.ends].leaves]
         operators = tuple(dict.fromkeys(operator for source in sources for operator in source.operators))
@@ -513,10 +469,10 @@ class Dataflow:
         return self.values[tensor]
 
     def _values_of_gates(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> list[Fact]:
-        """Facts of the operands of a node, where the value beside a function of another projection is a leaf.
+        """Facts of operands, where the value beside a function of another projection is a leaf.
 
-        h(a) (b + 1) is then a gate whose value has another bias; 2 b stays a function of b, so that the gate is 2 h.
-        h(a) k(b) is a gate whose value is an activation itself; of the two, the value is what takes fewer nodes.
+        The value of the gate h(a) (b + 1) has another bias; 2 b stays a function of b, so that the gate is 2 h. The
+        value of a gate h(a) k(b) is an activation itself; it is the factor that takes fewer nodes.
         """
         if len(facts) != 2 or not any(fact.nonlinear for fact in facts):
             return facts
@@ -540,7 +496,7 @@ class Dataflow:
 
 
 def _activated(node: onnx.NodeProto, tensors: set[str]) -> bool:
-    """Whether a body of a node, or the node itself, gives out an activation of one of the tensors."""
+    """Whether a node, or a body of it, outputs an activation of one of the tensors."""
     bodies = [graph for _, graph in subgraphs(node)]
     if not bodies:
         return node.op_type in elementwise.NONLINEAR and not tensors.isdisjoint(node.input)
@@ -563,10 +519,9 @@ def _activated(node: onnx.NodeProto, tensors: set[str]) -> bool:
 
 
 class Finder:
-    """Finds the MLP blocks and near misses of one graph, in time linear in the number of nodes."""
+    """Find the MLP blocks and near misses of one graph, in time linear in the number of nodes."""
 
     def __init__(self, view: GraphView, namer: Namer, options: Options) -> None:
-        """Follow the scope, gate and fit of the options."""
         constants = Constants(view)
         self._view = view
         self._namer = namer
@@ -577,7 +532,7 @@ class Finder:
         self._identifier = Identifier(view, constants)
 
     def run(self, made: frozenset[int] = frozenset()) -> tuple[tuple[Block, ...], tuple[Left, ...]]:
-        """The blocks and the rejected candidates, in graph order; `made` are nodes of heads of an earlier run."""
+        """In graph order; `made` are nodes of heads of an earlier run."""
         found: list[Block | Left] = []
         flow, view = self._flow, self._view
         for output, fact in flow.facts.items():
@@ -712,7 +667,7 @@ class Finder:
         return Miss(f"the {which} operator is a {spatial.kind}, which mixes positions", where)
 
     def _stray(self, index: int, second: str) -> Left:
-        """An activation operator on the way to a linear one, that is applied to something else than a projection."""
+        """An activation operator, on the way to a linear one, whose operand is not a projection."""
         node = self._view.nodes[index]
         maker = self._view.made_by(node.input[0])
         origin = f"'{node.input[0]}', which {'is an input' if maker is None else f'{label(maker)} makes'},"
@@ -734,11 +689,7 @@ class Finder:
         return Left(name, self._view.where, shown, kinds(first), kinds(sinks), miss)
 
     def _leaf_type(self, leaf: str) -> int:
-        """The element type of a leaf.
-
-        Shape inference stops at operators that it does not know (MatMulNBits). Then the type is that of the nearest
-        floating-point operand: a bias, a scale or the data.
-        """
+        """The element type of a leaf, or of its nearest floating-point operand: MatMulNBits stops shape inference."""
         known = self._view.type_of(leaf).elem_type
         if known:
             return known

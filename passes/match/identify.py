@@ -1,4 +1,4 @@
-"""Which function an activation region computes, whatever its spelling.
+"""Which function an activation region computes, in any spelling.
 
 The region is evaluated in float64 on a grid, dense near 0 and logarithmic up to large magnitudes of both signs, and
 compared with the entries of `passes.programs.activations`. Exporters spell one GELU in dozens of ways; its values are
@@ -22,13 +22,11 @@ from rewriter.graph.view import GraphView
 
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 FIRST_INPUT_ONLY = {"Dropout", "CastLike"}
-"""The other inputs are not operands: a ratio and a training flag, and the tensor whose type is taken."""
-_SLACK = 8
-"""A spelled-out activation may differ from the table entry by this many units of its constants' precision."""
+"""Their other inputs: a ratio and a training flag; the tensor whose type is taken."""
+_TOLERANCE = 8  # in units of the precision of a region's constants
 
 
-IDENTICAL = 1e-13
-"""Two functions this close are the same function, evaluated in another order."""
+IDENTICAL = 1e-13  # functions this close are the same, evaluated in another order
 
 
 @dataclass(frozen=True)
@@ -42,38 +40,26 @@ class Region:
 
 @dataclass(frozen=True)
 class Identified:
-    """A named activation: `activation(y)`, or `activation(gate) * value`.
-
-    Attributes:
-        error: largest difference from the region's own values on the grid, relative to max(1, |f|).
-        gated: for two leaves, the positions of gate and value among the region's leaves.
-    """
+    """A named activation: `activation(y)`, or `activation(gate) * value`."""
 
     activation: Activation
     parameters: Parameters
-    error: float
-    gated: tuple[int, int] | None = None
+    error: float  # from the region's values on the grid, relative to max(1, |f|)
+    gated: tuple[int, int] | None = None  # for two leaves, the positions of gate and value among the region's leaves
 
     @property
     def label(self) -> str:
-        """The name as reports print it, with any unusual parameters."""
         named = self.activation.label(self.parameters)
         return named if self.gated is None else f"{named}(gate) * value"
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A function that no table entry matches.
-
-    Attributes:
-        reason: the nearest entry, and its distance.
-        function: the function, where heads could be fitted to it: f(y), or the h of h(gate) * value.
-        gated: the positions of gate and value among the region's leaves, for the latter.
-    """
+    """A function that no table entry matches."""
 
     reason: str
-    function: Function | None = None
-    gated: tuple[int, int] | None = None
+    function: Function | None = None  # f(y), or the h of h(gate) * value, where heads could be fitted to it
+    gated: tuple[int, int] | None = None  # the positions of gate and value among the region's leaves
 
 
 def grid() -> Array:
@@ -91,11 +77,11 @@ class Identifier:
         self._known: dict[object, Identified | Unknown] = {}
 
     def identify(self, region: Region) -> Identified | Unknown:
-        """Name the function of `region`; for two leaves, as activation(gate) * value."""
+        """For two leaves, as activation(gate) * value."""
         # All layers of a model share one spelling, and one evaluation serves them all.
         key = self._signature(region)
         if key not in self._known:
-            tolerance = _SLACK * self._precision(region)
+            tolerance = _TOLERANCE * self._precision(region)
             self._known[key] = (
                 identify_function(lambda y: self.evaluate(region, [y]), tolerance)
                 if len(region.leaves) == 1
@@ -104,7 +90,7 @@ class Identifier:
         return self._known[key]
 
     def evaluate(self, region: Region, leaves: Sequence[Array]) -> Array:
-        """The values of the region in float64, leaf values given in the order of `region.leaves`."""
+        """In float64, leaf values in the order of `region.leaves`."""
         env: dict[str, Array] = dict(zip(region.leaves, leaves, strict=True))
         for index in region.nodes:
             node = self._view.nodes[index]
@@ -142,7 +128,6 @@ class Identifier:
         return ("" if value is None else str(value.dtype), self._constants.scalar(name) if name else None)
 
     def _precision(self, region: Region) -> float:
-        """The relative precision of the region's floating-point constants; float64 where it has none."""
         epsilon = _EPSILON["float64"] * 64  # the table itself is computed in float64
         for index in region.nodes:
             node = self._view.nodes[index]
@@ -181,11 +166,7 @@ class Identifier:
 
 
 def identify_function(f: Function, tolerance: float, table: Sequence[Activation] = ACTIVATIONS) -> Identified | Unknown:
-    """Find the table entry that agrees with `f` on the whole grid within `tolerance` (relative to max(1, |f|)).
-
-    The constants of a coarse type (float16) may fit two activations; then the closest one is chosen, and among equally
-    close ones the first in the table.
-    """
+    """The entry closest to `f`, if within `tolerance` (relative to max(1, |f|)) on the whole grid."""
     points = grid()
     values = f(points)
     attempts = [attempt for entry in table if (attempt := _attempt(entry, f, points, values, tolerance))]
@@ -206,7 +187,7 @@ def identify_function(f: Function, tolerance: float, table: Sequence[Activation]
 def _attempt(
     activation: Activation, f: Callable[[Array], Array], points: Array, values: Array, tolerance: float
 ) -> Identified | None:
-    """Solve for the entry's parameters, and prefer round or float32 numbers where they agree as well."""
+    """Solve for the entry's parameters, preferring round or float32 numbers."""
     with np.errstate(all="ignore"):
         solved = activation.solve(f)
     if solved is None:
@@ -240,7 +221,7 @@ def _distance(
 
 
 def _is_short(value: float) -> bool:
-    """Whether a constant is exact in every float type (0.5, 1, 2, 3), so that its type says nothing about precision."""
+    """Whether a constant is exact in every float type (0.5, 1, 2, 3), which says nothing about precision."""
     return abs(value) <= 8.0 and value * 64.0 == round(value * 64.0)
 
 

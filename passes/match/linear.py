@@ -19,18 +19,7 @@ from rewriter.graph.view import GraphView, Miss, attributes, integer_of, key_of,
 
 @dataclass(frozen=True)
 class LinearOperator:
-    """A node that maps its data linearly by a constant weight.
-
-    Attributes:
-        kind: the operator as reports print it, for example `MatMul` or `Conv 1x1`.
-        rowwise: whether the same map is applied to each token separately, as the operators of an MLP do; a convolution
-            with a spatial kernel is not rowwise.
-        axis: the axis of data and output that it maps, counted from the end: -1 for X W, -2 for W X and -rank + 1
-            for a convolution.
-        transposed: whether a matrix is stored as [out, in].
-        added: a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm.
-        experts: how many matrices there are, of which each token meets one, some or all; 0 where all meet the same.
-    """
+    """A node that maps its data linearly by a constant weight."""
 
     node: int
     kind: str
@@ -39,11 +28,11 @@ class LinearOperator:
     output: str
     in_features: int | None
     out_features: int | None
-    rowwise: bool = True
-    axis: int = -1
-    transposed: bool = False
-    added: str = ""
-    experts: int = 0
+    rowwise: bool = True  # whether each token is mapped separately, not as by a convolution with a spatial kernel
+    axis: int = -1  # the mapped axis from the end: -1 for X W, -2 for W X and -rank + 1 for a convolution
+    transposed: bool = False  # whether a matrix is stored as [out, in]
+    added: str = ""  # a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm
+    experts: int = 0  # how many matrices each token may meet some of; 0 where all tokens meet the same
 
     @property
     def shown(self) -> str:
@@ -63,14 +52,14 @@ def linear_operator(view: GraphView, constants: Constants, index: int) -> Linear
 
 
 def made_linearly(view: GraphView, constants: Constants, tensor: str) -> LinearOperator | None:
-    """The linear operator that makes a tensor."""
+    """The linear operator that computes a tensor."""
     index = view.producer.get(tensor)
     found = None if index is None else linear_operator(view, constants, index)
     return found if isinstance(found, LinearOperator) else None
 
 
 def _weight(view: GraphView, constants: Constants, names: Sequence[str]) -> str:
-    """The one of two factors that is the weight: a constant, or the matrices of the experts that a router chose."""
+    """The factor that is a constant, or the matrices of the experts that a router chose."""
     held = [name for name in names if name in constants]
     # A matrix of an expert comes from a constant of three axes; one of two is a table, of embeddings for example.
     chosen = [name for name in names if len(constants.shape(view.picked.get(name, "")) or ()) > 2]
@@ -151,7 +140,7 @@ def _conv(view: GraphView, constants: Constants, index: int) -> LinearOperator |
 
 
 def _quantised(weight: int) -> Recognise:
-    """Recognise an operator with a quantised constant weight at input `weight`; the rest are scales and zero points."""
+    """Recognise an operator with a quantised constant weight at input `weight`."""
 
     def recognise(view: GraphView, constants: Constants, index: int) -> LinearOperator | Miss | None:
         node = view.nodes[index]
@@ -190,7 +179,6 @@ def _operator(
     transposed: bool = False,
     **further: Any,
 ) -> LinearOperator:
-    """The operator, with the features that its weight's shape says unless others are given."""
     rows, columns = features or _matrix(view, constants, weight, transposed=transposed)
     known = rows and columns and "Conv" not in kind  # a kernel has more numbers than a matrix anyway
     whole = constants.shape(view.picked.get(weight, weight)) if known else None

@@ -32,7 +32,7 @@ _AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "Dequantize
 
 @dataclass(frozen=True)
 class Lowered:
-    """A lowered model (the original if there is nothing to lower), outputs of operators and functions taken apart."""
+    """A lowered model (the original if unchanged), the outputs of expanded operators and the inlined functions."""
 
     model: onnx.ModelProto
     fused: frozenset[str]
@@ -43,7 +43,7 @@ def lower(
     model: onnx.ModelProto, keep: frozenset[str] = frozenset(), *, whole: frozenset[tuple[str, str]] = frozenset()
 ) -> Lowered:
     """Lower `model`, except fused operators with the outputs `keep` and functions `whole`, heads of an earlier run."""
-    # Those that contain a linear operator or an activation, or call one that does.
+    # Functions that contain a linear operator or an activation, or call such a function.
     functions = sorted(functions_with(model, _is_part, whole))
     try:
         model = inlined(model, functions) if functions else model
@@ -75,14 +75,14 @@ def _take_apart(graph: onnx.GraphProto, wanted: frozenset[str]) -> None:
 
 
 def _fused(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
-    """The nodes that each fused operator stands for, by the operator's first output."""
+    """First output of each fused operator to its expansion."""
     relus = _dropped_relus(graph)
     made = ((node, in_parts(node, relus)) for node in graph.node)
     return {node.output[0]: parts for node, parts in made if parts is not None and parts != [node]}
 
 
 def _dropped_relus(graph: onnx.GraphProto) -> frozenset[str]:
-    """Projections whose quantiser stands for a Relu too."""
+    """Projections whose quantiser also acts as a Relu."""
     given = {value.name for value in graph.input}
     low = saturating(graph, lambda each: None if is_external(each) else onnx.numpy_helper.to_array(each), given)
     linear, found = set[str](), set[str]()

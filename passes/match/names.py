@@ -1,9 +1,9 @@
 """Names of blocks, such as `model.layers.0.mlp`: the module path that the exporter left in the graph.
 
 Sources, best first: the dynamo exporter's `pkg.torch.onnx.name_scopes` metadata, the TorchScript exporter's scoped node
-names, the names of the weights, the nodes of the activation. A quantiser replaces linear operators by nodes without any
-of these; then the addition of the bias tells the module, so that a block has one name in float32, float16 and int8. A
-block without any path is called `mlp`, `mlp_2`, ..., or `conv`, `conv_2`, ... if a linear operator is a convolution.
+names, the names of the weights, the nodes of the activation. For quantised linear operators the addition of the bias
+shows the module, so that a block has one name in float32, float16 and int8. A block without any path is called `mlp`,
+`mlp_2`, ..., or `conv`, `conv_2`, ... if a linear operator is a convolution.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from rewriter.graph.view import GraphView
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 _ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
 _TRAILING_NUMBER = re.compile(r"_\d+$")
-_MLP, _CONV = "mlp", "conv"
-_SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")
-"""What quantisers and exporters put between a product and the addition of its bias."""
+_SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")  # nodes between a product and its bias
 
 
 class Namer:
@@ -47,7 +45,7 @@ class Namer:
         common = _common(paths)
         if not common and region:
             common = _common([path for index in region if (path := _module_path(view.nodes[index]))])
-        return self._unique(common or (_CONV if any("Conv" in op.kind for op in operators) else _MLP))
+        return self._unique(common or ("conv" if any("Conv" in op.kind for op in operators) else "mlp"))
 
     def _unique(self, name: str) -> str:
         unique = name
@@ -59,7 +57,7 @@ class Namer:
 
 
 def _module_path(node: onnx.NodeProto) -> list[str]:
-    """Module path of a node, as parts; empty where the exporter left none."""
+    """Module path as parts; empty where the exporter left none."""
     for entry in node.metadata_props:
         if entry.key == _SCOPES_KEY:
             return _dynamo_path(entry.value)
@@ -101,7 +99,7 @@ def _weight_path(weight: str) -> list[str]:
 
 
 def _common(paths: list[list[str]]) -> str:
-    """The longest common prefix, joined with dots and free of characters that are special in a glob."""
+    """The longest common prefix, without characters that are special in a glob."""
     if not paths:
         return ""
     parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]

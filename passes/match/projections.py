@@ -28,11 +28,8 @@ from rewriter.graph.view import (
     label,
 )
 
-_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")
-"""Products with a matrix that is stored as numbers of the model's type."""
-
-_PARTS = ("Split", "Slice")
-"""Operators that take some of the channels."""
+_PLAIN = ("MatMul", "Gemm", "Einsum", "FusedMatMul", "TransposeMatMul")  # on plain matrices
+_PARTS = ("Split", "Slice")  # operators that take some of the channels
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,6 @@ class Projection:
     stop: int | None = None
 
     def part(self, start: int, stop: int) -> Projection:
-        """The projection restricted to some of its output channels."""
         biases = tuple(
             bias if bias.size == 1 else replace(bias, start=bias.start + start, stop=bias.start + stop)
             for bias in self.biases
@@ -69,44 +65,29 @@ class Projection:
 
 @dataclass(frozen=True)
 class Projections:
-    """A whole MLP block in plain matrices.
-
-    Attributes:
-        value: gives the factor of the activation in a gated block; `query` itself in a plain one.
-        output: W2, with the bias that its operator adds; `data` is the activation's output.
-        result: the output of the second operator, after its bias.
-        result_rank: as many axes as the input's, or 2 where batch and tokens are one axis.
-        shapes: outputs of Shape nodes that read a tensor between the operators; they are computed from the input
-            instead, since that tensor goes.
-    """
+    """A whole MLP block in plain matrices."""
 
     query: Projection
     value: Projection
-    output: Projection
-    result: str
+    output: Projection  # W2, with the bias that its operator adds
+    result: str  # output of the second operator, after its bias
     rank: int
-    result_rank: int
+    result_rank: int  # as many axes as the input's, or 2 where batch and tokens are one axis
+    # outputs of Shape nodes that read a tensor that goes: they are computed from the input instead
     shapes: tuple[str, ...] = ()
 
     @property
     def gated(self) -> bool:
-        """Whether values and queries are different projections."""
         return self.value != self.query
 
 
 def projections_of(view: GraphView, block: Block, *, packed: bool = False) -> Projections:
-    """The linear operators of `block` as plain matrices. Raises LostError where they are something else.
-
-    With `packed`, a matrix of MatMulNBits counts, in the name of its packed weight, and one that nodes compute.
-    """
+    """The linear operators as plain matrices; `packed` ones also as MatMulNBits, or computed. Raises LostError."""
     return _ProjectionReader(view, packed=packed).read(block)
 
 
 def matrix_of(view: GraphView, constants: Constants, operator: LinearOperator, *, biased: bool = False) -> Projection:
-    """A linear operator as a matrix, plain or packed, with the bias that it adds. Raises LostError where it is none.
-
-    If `biased`, a bias in an Add of its own belongs to it.
-    """
+    """A linear operator as a matrix with its bias; if `biased`, also one in a separate Add. Raises LostError."""
     reader = _ProjectionReader(view, constants, packed=True)
     found = reader.matrix(operator)
     return reader.with_bias(operator.output, found)[1] if biased else found
@@ -147,7 +128,6 @@ class _ProjectionReader:
         return Projections(query, value, output, result, rank, result_rank, self._shapes(block, rank))
 
     def leaf(self, block: Block, leaf: str) -> Projection:
-        """The projection that produces a leaf: its operator, then the bias, layout and split nodes after it."""
         chain: list[tuple[onnx.NodeProto, str]] = []
         tensor = leaf
         made = {operator.output: operator for operator in block.first}
@@ -164,7 +144,6 @@ class _ProjectionReader:
         return projection
 
     def _data_of(self, node: onnx.NodeProto) -> list[str]:
-        """The inputs that are data, neither constants, nor the shape of a Reshape, nor the bounds of a part."""
         names = node.input[:1] if node.op_type in (*SAME_ENTRIES, *_PARTS) else node.input
         return [name for name in names if name and name not in self._constants]
 
@@ -229,12 +208,11 @@ class _ProjectionReader:
         return axis in (-1, (self._view.type_of(node.input[0]).rank or 0) - 1)
 
     def _integer(self, name: str) -> int | None:
-        """An integer that no input changes; half the width of a stacked projection is computed from its shape."""
+        """An integer that is the same for all inputs, such as half the width of a stacked projection."""
         numbers = self._sizes.numbers(name)
         return numbers[0] if numbers is not None and len(numbers) == 1 and abs(numbers[0]) < TOKENS else None
 
     def matrix(self, operator: LinearOperator) -> Projection:
-        """A linear operator as a plain matrix."""
         node = self._view.nodes[operator.node]
         where = label(node)
         if self._packed and operator.kind == "MatMulNBits" and operator.in_features and operator.out_features:
@@ -265,7 +243,6 @@ class _ProjectionReader:
         return Projection(operator.data, operator.weight, operator.transposed, *sizes, biases)
 
     def with_bias(self, result: str, output: Projection) -> tuple[str, Projection]:
-        """The second operator with the bias of a following Add, if that Add is the only consumer of its output."""
         readers = self._view.consumers.get(result, ())
         node = self._view.nodes[readers[0]] if len(readers) == 1 and result not in self._view.outputs else None
         if node is None or node.op_type != "Add" or not self._view.is_onnx(node):
@@ -281,7 +258,6 @@ class _ProjectionReader:
         return len(ranks) == 1 and None not in ranks
 
     def _shape_nodes(self, tensor: str) -> set[int]:
-        """Nodes that read only the shape of a tensor, all of it."""
         readers = self._view.consumers.get(tensor, ())
         nodes = self._view.nodes
         return {index for index in readers if nodes[index].op_type == "Shape" and not _partial(nodes[index])}
@@ -292,7 +268,7 @@ class _ProjectionReader:
         return tuple(self._view.nodes[index].output[0] for index in sorted(nodes))
 
     def _computed_by(self, weight: str) -> onnx.NodeProto | None:
-        """A node that computes a weight, unless that only changes its layout or type; if `packed`, any unknown one."""
+        """A node that computes a weight by more than layout or type; if `packed`, any unknown one."""
         # The sublayer's weights are folded when the model is loaded; folding a DequantizeLinear would undo the
         # quantisation.
         ends = self._view.back(weight, COMPUTED if self._packed else REARRANGED)
@@ -300,7 +276,7 @@ class _ProjectionReader:
         return next((each for each in makers if each is not None and each.op_type != "Constant"), None)
 
     def _unflattened(self, data: str) -> str:
-        """The tensor before a Reshape that merges batch and tokens into one axis for a Gemm; `data` where none does."""
+        """The tensor before a Reshape that merges batch and tokens for a Gemm, else `data`."""
         node = self._view.made_by(data)
         if node is None or node.op_type not in ("Reshape", "Flatten"):
             return data
@@ -309,7 +285,6 @@ class _ProjectionReader:
         return node.input[0] if deeper and len(widths) == 1 and None not in widths else data
 
     def _check_way_out(self, block: Block) -> None:
-        """Raise LostError where the second operator is not the activation's only consumer, through layout nodes."""
         tensor = block.second[0].data
         while True:
             own = tensor == block.output and self._same_rank(block, tensor)

@@ -31,27 +31,18 @@ Make = Callable[[Parameters, Arithmetic], Program]
 
 @dataclass(frozen=True)
 class Activation:
-    """One entry of the table.
-
-    Attributes:
-        solve: parameters from the values of an unknown function; None when it cannot be this activation.
-        program: makes the head program; None where none is known.
-        usual: the parameters of the plain activation, which reports omit.
-        gate: the program of h(g) u; None where it follows from `program` by `passes.programs.gates.gate`.
-        quick: makes the program with the fewest operations in form `local`; None where that is `program`.
-    """
+    """One entry of the table."""
 
     name: str
     parameters: tuple[str, ...]
     function: Values
-    solve: Solve
-    program: Make | None
-    usual: Parameters = (1.0,)
-    gate: Make | None = None
-    quick: Make | None = None
+    solve: Solve  # parameters from the values of an unknown function; None if it is another activation
+    program: Make | None  # None where it is unknown
+    usual: Parameters = (1.0,)  # the parameters of the plain activation, which reports omit
+    gate: Make | None = None  # the program of h(g) u; None where `passes.programs.gates.gate` derives it
+    quick: Make | None = None  # the program with the fewest operations in form `local`, if another one
 
     def label(self, parameters: Parameters) -> str:
-        """The name as reports print it, with any unusual parameters."""
         rounded = tuple(round(value, 4) for value in parameters)
         if self.name == "silu" and rounded == (1.702, 1.0):
             return "quick_gelu"
@@ -61,10 +52,7 @@ class Activation:
     def program_for(
         self, parameters: Parameters, arithmetic: Arithmetic, *, gated: bool = False, quick: bool = False
     ) -> Program | None:
-        """The program of h(y), or of h(g) u, whose self values read u; None where none is known.
-
-        It has the fewest heads, or if `quick` the fewest operations in the arithmetic of the model.
-        """
+        """The program of h(y), or of h(g) u, with the fewest heads (if `quick` operations); None if unknown."""
         make = (quick and self.quick) or self.program
         program = None if make is None else make(parameters, arithmetic)
         if program is not None and quick and gated and needs_line(program):
@@ -75,9 +63,6 @@ class Activation:
             return program
         program = self.program(parameters, arithmetic) if quick and self.program is not None else program
         return gate(program, arithmetic) if len(program.heads) == 1 else None
-
-
-# -- the functions ---------------------------------------------------------------------------------------------
 
 
 def _silu(y: Array, p: Parameters) -> Array:
@@ -126,7 +111,6 @@ def _times(function: Function) -> Values:
 
 
 def _inside(function: Values) -> Values:
-    """h(clip(y, low, high)), the two being the last parameters."""
     return lambda y, p: function(np.clip(y, p[-2], p[-1]), p[:-2])
 
 
@@ -134,14 +118,8 @@ def _hard_swish(y: Array) -> Array:
     return y * np.clip(y / 6.0 + 0.5, 0.0, 1.0)
 
 
-# -- programs that are derived from others ------------------------------------------------------------------------
-
-
 def _gelu_of(p: Parameters, arithmetic: Arithmetic) -> tuple[str, float, dict[str, float]]:
-    """GELU's name in the table of programs, the tolerance there, and how its program is scaled.
-
-    The approximation by tanh has only the factor as a parameter.
-    """
+    """GELU's name in the table of programs, the tolerance there, and how its program is scaled."""
     name, (inner, factor) = ("gelu", p) if len(p) == 2 else ("gelu_tanh", (1.0, *p))
     return name, arithmetic.tolerance * abs(inner / factor), {"inner": inner, "outer": factor / inner}
 
@@ -159,13 +137,12 @@ def _quick_gelu(p: Parameters, arithmetic: Arithmetic) -> Program:
     return coarse if program is None or coarse.bias_tokens == 1 else program.scaled(**scale)
 
 
-_GATE = 1.1
-"""A gate may have a tenth more error if that saves a head."""
+_GATE_TOLERANCE = 1.1  # a gate may have a tenth more error if that saves a head
 
 
 def _gelu_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
     name, tolerance, scale = _gelu_of(p, arithmetic)
-    return gate(cheapest_gate(name, _GATE * tolerance).scaled(**scale), arithmetic)
+    return gate(cheapest_gate(name, _GATE_TOLERANCE * tolerance).scaled(**scale), arithmetic)
 
 
 def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -178,7 +155,6 @@ def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _quick_relu_squared(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """Y ReLU(y), a gate of y with itself."""
     return replace(with_line(closed_forms.two_slopes((p[0], 0.0), arithmetic), arithmetic), name="relu_squared")
 
 
@@ -187,10 +163,7 @@ def _quick_square(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """Y times its hard sigmoid, a clipped line.
-
-    A gate's error is over max(1, |h|); y multiplies it, and |y| <= 3 wherever the line has weight, or |p y| is above 1.
-    """
+    """Y times a clipped line; y, which has |y| <= 3 or |p y| > 1, multiplies the error over max(1, |h|)."""
     gate = with_line(closed_forms.clip((p[0] / 6.0, p[0] / 2.0, 0.0, p[0]), arithmetic), arithmetic)
     return replace(gate, name="hard_swish", max_error=max(3.0, 1.0 / abs(p[0])) * (1.0 + 1e-6) * gate.max_error)
 
@@ -200,19 +173,14 @@ def _linear(p: Parameters) -> Program:
 
 
 def _within(make: Make) -> Make:
-    """The program of h(clip(y, low, high)) from that of h."""
-
     def clipped(p: Parameters, arithmetic: Arithmetic) -> Program:
         return closed_forms.clipped(make(p[:-2], arithmetic), p[-2], p[-1], arithmetic)
 
     return clipped
 
 
-# -- special cases of a general solution -------------------------------------------------------------------------
-
-
 def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
-    """`solve`, for parameters that `allowed` accepts, some to a few digits (the grid decides)."""
+    """`solve`, where `allowed` accepts the parameters, some to a few digits (the grid decides)."""
 
     def checked(f: Function) -> Parameters | None:
         solved = solve(f)
@@ -222,7 +190,7 @@ def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
 
 
 def _near(*wanted: float | None) -> Callable[[Parameters], bool]:
-    """Whether parameters are about these numbers; None stands for any."""
+    """Whether parameters are about these numbers; None matches any."""
     tolerance = partial(math.isclose, rel_tol=1e-3, abs_tol=1e-3)
     return lambda p: all(number is None or tolerance(value, number) for value, number in zip(p, wanted, strict=True))
 
@@ -249,7 +217,7 @@ def _factored(
     gate: Make | None = None,
     quick: Make | None = None,
 ) -> Activation:
-    """The entry of an activation that has no parameter but a factor, which is read at one place."""
+    """An activation whose only parameter, a factor, is read at one place."""
     return Activation(name, _FACTOR, _times(function), solve.factor(function, place), program, gate=gate, quick=quick)
 
 

@@ -9,36 +9,25 @@ import onnx
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The arithmetic in which a block's heads are evaluated.
+    """The arithmetic in which a block's heads are evaluated."""
 
-    Attributes:
-        steepness: factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact.
-        tolerance: error of a program that this arithmetic cannot distinguish from 0.
-        small: the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64.
-        limit: the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|.
-        lines: which lines of the table (`passes.programs.line`) are close enough: those for "single", "double" or
-            "half" precision.
-        narrow: lines of the table with fewer keys, for gates whose self value counts near 0 only.
-        pairs: the lines of the table with which forms that pay for every head make gates: keys in pairs, whose errors
-            are those of the arithmetic. Empty where the limit is close enough.
-    """
-
-    steepness: float
-    tolerance: float
-    small: float
-    limit: float
-    lines: str
-    narrow: str = ""
+    steepness: float  # factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact
+    tolerance: float  # errors of programs that this arithmetic cannot distinguish from 0
+    small: float  # the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64
+    limit: float  # the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|
+    lines: str  # the lines (`passes.programs.line`) for "single", "double" or "half" precision
+    narrow: str = ""  # lines with fewer keys, for gates whose self value counts near 0 only
+    # the lines of gates over pairs of keys, in forms that pay for every head: errors are those of the arithmetic. Empty
+    # where the limit is close enough.
     pairs: str = ""
 
     @property
     def paired(self) -> bool:
-        """Whether gates are over pairs of keys, since more is asked for than the limit gives."""
+        """Whether gates are over pairs of keys, since the limit is not accurate enough."""
         return bool(self.pairs) and self.tolerance < self.limit
 
 
 _HALF = Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15, lines="half")
-
 _SINGLE = Arithmetic(2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26, lines="single", narrow="narrow single")
 
 ARITHMETIC: dict[int, Arithmetic] = {

@@ -1,10 +1,9 @@
 """Head programs in closed form: exact ones, and limits whose error is below the arithmetic's rounding everywhere.
 
-The errors stated include the rounding of the coefficients to float64. There are two kinds of limits. *Steep keys*: a
-logit k (y - a) with a huge k selects one key on either side of a. Between a key with value v(y) and one with value
-w(y), both continuous and equal at a, the error is at most |v' - w'| x / (1 + e^x) / k with x = k |y - a|, which is at
-most 0.2785 |v' - w'| / k. *A far normaliser*: one key at logit 0 and another at y - L with the value times e^L give
-e^y (1 - e^(y - L) + ...).
+The errors include the rounding of the coefficients to float64. *Steep keys* (docs/programs.md#limits-of-steep-keys): a
+logit k (y - a) with a huge k selects one key on either side of a; between values v and w that are equal at a, the error
+is at most 0.2785 |v' - w'| / k. *A far normaliser*: one key at logit 0 and another at y - L with the value times e^L
+give e^y (1 - e^(y - L) + ...).
 """
 
 from __future__ import annotations
@@ -24,17 +23,10 @@ from passes.programs.solve import Parameters
 KINK = 0.278464542762
 """max over x > 0 of x / (1 + e^x), rounded up: the error of SiLU(k y) / k against ReLU is this over k."""
 
-_FAR_LOGIT = 36.0
-"""e^-36 is below half a unit in the last place of 1 in float64."""
-
-_SHARE = 2.0**16
-"""1 / (6 e) of a limit that is needed only for |y| <= 3: error 3e-11, rounding 2e-11."""
-
-_RISE = 1.25
-"""An upper bound on the slopes of SiLU (1.10) and of the programs of GELU (1.13)."""
-
-_LARGEST = 700.0
-"""e^700 is finite in float64."""
+_FAR_LOGIT = 36.0  # e^-36 is below half a unit in the last place of 1 in float64
+_SHARE = 2.0**16  # 1 / (6 e) of a limit needed for |y| <= 3 only: error 3e-11, rounding 2e-11
+_MAX_SLOPE = 1.25  # of SiLU (1.10) and of the programs of GELU (1.13)
+_LARGEST_EXPONENT = 700.0  # of a float64
 
 
 def silu(p: Parameters, _: Arithmetic) -> Program:
@@ -43,10 +35,7 @@ def silu(p: Parameters, _: Arithmetic) -> Program:
 
 
 def scaled_silu(activation: str) -> Program:
-    """The SiLU y sigma(beta y) that is closest to GELU (`gelu`, `gelu_tanh`): the post's approximation, one bias token.
-
-    The errors are rounded up to three digits.
-    """
+    """The SiLU y sigma(beta y) closest to GELU (`gelu`, `gelu_tanh`), as in the post; errors are rounded up."""
     beta, error = _SCALED_SILU[activation]
     return Program("scaled_silu", (Head(beta=beta),), max_error=error)
 
@@ -102,10 +91,9 @@ def exponential_linear(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
-    """The gate of ELU: the gate of its ReLU plus the bounded part, whose values are constants.
+    """The gate of ELU: that of its ReLU, plus the bounded part, whose values are constants.
 
-    The gate of ELU's own head would not work: relative to the steep key, the two others have slopes -k and rate - k,
-    and rounding loses the rate.
+    Relative to the steep key, ELU's own head has slopes -k and rate - k, and rounding would lose the rate.
     """
     right, depth, rate = p
     bent, error = _bent(0.0, depth, rate, arithmetic.steepness)
@@ -116,7 +104,7 @@ def exponential_linear_gate(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def _bent(right: float, depth: float, rate: float, k: float) -> tuple[Head, float]:
-    """The head of ELU and its error: at the kink, by the difference of the slopes and by the curvature on the left."""
+    """The head of ELU and its error at the kink, from the slopes and the curvature on the left."""
     tokens = (BiasToken(0.0, 0.0, -depth), BiasToken(rate, -_FAR_LOGIT, depth * math.exp(_FAR_LOGIT)))
     slopes = abs(right - depth * rate) + 1e-9 * (abs(right) + abs(depth * rate))
     kink = slopes * KINK / k + abs(depth) * (rate / k) ** 2
@@ -127,7 +115,7 @@ def exponential(p: Parameters, arithmetic: Arithmetic) -> Program:
     """e^(rate y): weight e^(rate y - L), value e^L, where e^L is beyond the range of the type."""
     rate, factor = p
     far = 600.0 if arithmetic.tolerance < 1e-10 else 160.0
-    far = min(far, math.floor(_LARGEST - math.log(abs(factor))))
+    far = min(far, math.floor(_LARGEST_EXPONENT - math.log(abs(factor))))
     return Program(
         "exp",
         (Head(beta=rate, gamma=-far, c=0.0, d=factor * math.exp(far)),),
@@ -153,10 +141,7 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
 
 
 def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -> Program:
-    """The program of h(clip(y, low, high)): beyond each kink a steep bias token with the value there.
-
-    At the kink its logit equals the log-sum-exp of all others, so that the two sides have equal weights there.
-    """
+    """The program of h(clip(y, low, high)): beyond each kink a steep bias token of equal weight there."""
     (head,) = program.heads
     if program.linear != 0.0:  # outside the softmax, it would continue beyond the kinks
         raise ValueError(f"{program.name} has a linear term, which a bias token cannot stop")
@@ -169,7 +154,7 @@ def clipped(program: Program, low: float, high: float, arithmetic: Arithmetic) -
             others = float(np.logaddexp.reduce(head.logits_at(at)[:, 0]))
             value = float(program.evaluate(at)[0]) - program.constant
             tokens.append(BiasToken(side * k, others - side * k * end, value))
-            error += _RISE * abs(head.c) * (KINK / apart + 2.0**-51 * abs(end)) + 2.0**-50 * max(1.0, abs(value))
+            error += _MAX_SLOPE * abs(head.c) * (KINK / apart + 2.0**-51 * abs(end)) + 2.0**-50 * max(1.0, abs(value))
     return replace(
         program,
         name=f"{program.name}_clipped",

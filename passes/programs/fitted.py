@@ -21,9 +21,8 @@ from passes.programs.program import Program
 def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
     """The fitted programs of one kind, as (activation, program), in the order of the table.
 
-    The kinds: `plain`, which hold for all reals; `gate`, one head with few nonzero values (in a gate each costs a head,
-    and self costs two); `precise`, one head with an error below float64's rounding; `powers`, whose weights are powers
-    of one exponential.
+    `plain` hold for all reals; `gate`: one head with few nonzero values (each costs a head, self two); `precise`: one
+    head below float64's rounding; `powers`: weights are powers of one exponential.
     """
     rows = _file()[kind if kind in ("precise", "powers") else "programs"]
     chosen = (entry for entry in rows if bool(entry.get("gate")) is (kind == "gate"))
@@ -31,20 +30,13 @@ def fitted_programs(kind: str = "plain") -> tuple[tuple[str, Program], ...]:
 
 
 def cheapest(activation: str, tolerance: float) -> Program:
-    """The program of `activation` with the fewest keys whose `max_error` is at most `tolerance`.
-
-    Ties go to the smallest float32 rounding; if no program reaches the tolerance, the closest one is returned.
-    `tolerance` is absolute, in units of the activation's output.
-    """
+    """The program with the fewest keys (then the smallest rounding) of absolute error `tolerance`, else the closest."""
     known = [program for name, program in (*fitted_programs(), *fitted_programs("precise")) if name == activation]
     return _first(known, tolerance, lambda program: (program.bias_tokens, program.rounding))
 
 
 def cheapest_gate(activation: str, tolerance: float) -> Program:
-    """The program of `activation` that gives the cheapest gate with `max_error` at most `tolerance`.
-
-    It has the fewest nonzero values, then the fewest keys; if none reaches the tolerance, the closest is returned.
-    """
+    """The program with the fewest nonzero values, then keys, of error `tolerance`, else the closest one."""
     table = (*fitted_programs("gate"), *fitted_programs(), *fitted_programs("precise"))
     known = [program for name, program in table if name == activation and len(program.heads) == 1]
     return _first(known, tolerance, lambda program: (values(program), program.bias_tokens, program.max_error))
@@ -55,15 +47,14 @@ def _first(known: Sequence[Program], tolerance: float, cost: Callable[[Program],
     return min(close, key=cost) if close else min(known, key=lambda program: program.max_error)
 
 
-_NEARLY = 1.15
-"""Programs in powers of one exponential may have this much more error than asked for: the next closer one costs three
-more operations."""
+_POWERS_TOLERANCE = 1.15
+"""Times the requested error: the next closer program costs three more operations."""
 
 
 def in_powers(activation: str, tolerance: float) -> Program | None:
     """The program of `activation` in the fewest powers with `max_error` at most about `tolerance`; None if none is."""
     known = [program for name, program in fitted_programs("powers") if name == activation]
-    close = [program for program in known if program.max_error <= _NEARLY * tolerance]
+    close = [program for program in known if program.max_error <= _POWERS_TOLERANCE * tolerance]
     return min(close, key=lambda program: len(program.heads), default=None)
 
 

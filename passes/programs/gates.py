@@ -1,22 +1,17 @@
 """Gates: from a program of h(y) to a program of h(g) u, whose self values read u (docs/programs.md).
 
 `with_line` makes any program a gate in the arithmetic of its model, by way of the line g as attention
-(`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, which the other forms pay for,
-but also float64: h(g) becomes a small difference of weights divided by a small number e. A head computes
-(c g + d) e^(s g) + sum_j v_j e^(t_j g) over e^(s g) + sum_j e^(t_j g). Its self key is split in two,
-
-    e^(s g)  ->  (e^((s + e) g) + e^((s - e) g)) / 2  =  e^(s g) cosh(e g)
-    c g + d  ->  c/e + d for the first, -c/e + d for the second
-
-and every key with a nonzero value becomes the self key of a head with value u; all heads have the same keys. A linear
-term l g becomes l tanh(e g) / e, in two more heads. With x = e g, weights p of the self key and p_j of the others,
-A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and p' = p / (1 + p B), the change is
+(`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, but also float64: h(g) becomes a
+small difference of weights divided by a small number e. The self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over
+e^(s g) + sum_j e^(t_j g) is split in two, s + e and s - e, with the values c/e + d and -c/e + d; every key with a
+nonzero value becomes the self key of a head with value u. A linear term l g becomes l tanh(e g) / e. With x = e g,
+weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and
+p' = p / (1 + p B), the change is
 
     p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
 
-about x^2/3 of h where p is 0 or 1; `limit_error` measures it over max(1, |h|). Rounding errors are the arithmetic's
-precision over e. In float64 models that is too much; there a gate is the program with the line, written out as heads
-over pairs of keys (`Arithmetic.pairs`).
+which `limit_error` measures over max(1, |h|). In float64 models rounding over e is too much; there a gate is the
+program with the line, written out as heads over pairs of keys (`Arithmetic.pairs`).
 """
 
 from __future__ import annotations
@@ -35,13 +30,12 @@ from passes.programs.head import FACTORED, LARGEST_QUERY, Array, BiasToken, Head
 from passes.programs.line import Line
 from passes.programs.program import MARGIN, Program, grid, largest_change
 
-_LOGARITHMS = 2e-15
-"""Relative error of a line whose weights are written as e^(ln w), with logarithms down to -7 rounded to float64."""
+_LOG_WEIGHT_ERROR = 2e-15  # of a line with weights e^(ln w), logarithms down to -7 in float64
 
 
 @cache
 def with_line(program: Program, arithmetic: Arithmetic) -> Program:
-    """The program of h(g) u, given that of h, or of h(y) y: its self values are the line times what the values read.
+    """The program of h(g) u, given that of h, or of h(y) y: self values are the line times what values read.
 
     The error that the line adds is |M(g)| |line - g|, with M(g) the multiple of the self value in h. Where M vanishes
     on one side, the line need not reach far there.
@@ -61,30 +55,26 @@ def _closest(program: Program, arithmetic: Arithmetic) -> tuple[Line, float, flo
     candidates = [(line, program.domain) for line in lines(arithmetic.narrow)]
     for line in lines(arithmetic.lines):
         domain = min(program.domain, line.domain)
-        candidates += [(line, domain), (line.reversed(), domain)]
+        candidates += [(line, domain), (replace(line, step=-line.step), domain)]
     added = [_line_error(program, line, domain) for line, domain in candidates]
-    close = [place for place, error in enumerate(added) if error <= _ADDED * arithmetic.tolerance]
+    close = [place for place, error in enumerate(added) if error <= _LINE_TOLERANCE * arithmetic.tolerance]
     place = close[0] if close else int(np.argmin(added))
     line, domain = candidates[place]
     return line, added[place], domain
 
 
 def needs_line(program: Program) -> bool:
-    """Whether `with_line` makes the gate of a program: not of one that has float64 heads or is a gate already.
-
-    Nor of a bounded h, such as a sigmoid, whose values are constants: u multiplies them, and no limit is needed.
-    """
+    """Whether a gate needs a line: not with float64 heads, of a gate, or of a bounded h with constant values."""
     if program.double or program.line is not None:
         return False
     return program.linear != 0.0 or any(head.c != 0.0 for head in program.heads)
 
 
-_ADDED = 2.0
-"""A line is close enough if it adds at most this times the arithmetic's tolerance."""
+_LINE_TOLERANCE = 2.0  # in tolerances: what a line that is close enough may add
 
 
 def _line_error(program: Program, line: Line, domain: float) -> float:
-    """The largest |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain, M(g) being the multiple of self in h."""
+    """The largest |M(g)| |line(g) - g| / max(1, |h(g)|) for |g| <= domain; M(g) is the multiple of self in h."""
     reach = min(domain, line.domain)
     g = grid(min(domain, LARGEST_QUERY), program)
     g = np.unique(np.append(g, [place for place in (line.lowest, reach, -reach) if abs(place) <= domain]))
@@ -105,7 +95,7 @@ def _floor(g: Array, h: Array, *, squares: bool) -> Array:
 
 @cache
 def gate(program: Program, arithmetic: Arithmetic) -> Program:
-    """The program of h(g) u, given that of h, which has one head; ValueError if it has another number."""
+    """The program of h(g) u, given that of h. Raises ValueError unless that has one head."""
     if len(program.heads) != 1:
         raise ValueError(f"{program.name} is not a program of one head")
     (head,) = program.heads
@@ -136,27 +126,22 @@ def line(factor: float, arithmetic: Arithmetic, name: str) -> Program:
 
 
 def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
-    """The gate of a program of at most one head, over the pairs of its keys and those of a line."""
     (line,) = lines(arithmetic.pairs)
     if program.linear != 0.0 and spreads(program):
         # A linear term beside the head would cancel it where the gate is small, as in groups.
         program = replace(program, heads=tuple(spread(program.heads[0], program.linear)), linear=0.0)
     domain = min(program.domain, line.domain)
-    written = replace(line, max_error=line.max_error + _LOGARITHMS)
+    written = replace(line, max_error=line.max_error + _LOG_WEIGHT_ERROR)
     added = _line_error(program, written, domain)
     added += sum(pairing_error(head, written, domain) for head in program.heads)
     made = replace(
-        program,
-        name=name,
-        line=line,
-        max_error=program.max_error + added * (1.0 + program.max_error),
-        domain=domain,
+        program, name=name, line=line, max_error=program.max_error + added * (1.0 + program.max_error), domain=domain
     )
     return replace(made.as_heads, double=True)
 
 
 def _pairable(head: Head) -> bool:
-    """Whether pairs with a line keep their offsets: those of a steep key with an offset of its own would be lost."""
+    """Whether pairs with a line keep their offsets: those of a steep key would be lost."""
     return all(abs(token.offset - head.gamma) <= FACTORED for token in head.bias_tokens)
 
 
@@ -214,7 +199,6 @@ def limit_error(head: Head, linear: float, small: float, domain: float) -> float
 
 
 def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) -> Program:
-    """The program with the limit's error added, on the domain where the limit is reached."""
     small = arithmetic.small
     # x^2 / 3 <= limit; and x <= 1/2, as the series in `limit_error` need.
     domain = min(split.domain, min(math.sqrt(3.0 * arithmetic.limit), 0.5) / small)
@@ -230,10 +214,7 @@ def _values(head: Head, small: float) -> float:
 
 
 def _centred(program: Program) -> Program:
-    """The same program with the self key at logit 0, and steep keys with slopes that are powers of two.
-
-    Then products with y are exact, and a kink stays in place in float64. The change is added to the error.
-    """
+    """The same program with the self key at logit 0, and steep slopes that are powers of two: products are exact."""
     (head,) = program.heads
     tokens = tuple(_snapped(head, token) for token in head.bias_tokens)
     made = replace(program, heads=(replace(head, beta=0.0, gamma=0.0, bias_tokens=tokens),))
@@ -258,7 +239,6 @@ def _split(head: Head, small: float) -> tuple[Head, ...]:
 
 
 def _constants(head: Head) -> tuple[Head, ...]:
-    """The heads of a head with constant values, each of which becomes a multiple of u."""
     return heads_over(head.logits, [head.d, *(token.value for token in head.bias_tokens)])
 
 

@@ -3,11 +3,10 @@
 The outputs of the groups add up to the program, and each is a head over {self, bias tokens} and nothing else. Terms
 outside the program's heads become heads too:
 
-- A linear term beside a single head whose values are multiples of z is spread over that head's keys. The weights sum to
-  one, so l z is the sum over keys of l z p_key, and the weight p_key of a bias token is the self weight of another
-  head, in which that key and the self key have changed places. This avoids the cancellation of y minus something close
-  to y: Mish becomes the two heads y p_1 + y p_2, leaky ReLU the heads r y sigma(k y) and l y sigma(-k y). The sums of
-  coefficients round once more, which `spread_error` bounds.
+- A linear term l z beside a single head whose values are multiples of z is spread over that head's keys, as the weights
+  sum to one: the weight of a bias token is the self weight of another head, in which that key and the self key have
+  changed places. This avoids the cancellation of y minus something close to y: Mish becomes the two heads
+  y p_1 + y p_2. The sums of coefficients round once more, which `spread_error` bounds.
 - Otherwise `linear z + constant` is a head that attends only to itself (Theorem 7): no bias tokens, weight 1.
 """
 
@@ -34,20 +33,16 @@ class Group:
 
     @property
     def bias_tokens(self) -> int:
-        """The number of bias tokens it attends to."""
         return len(self.head.bias_tokens)
 
     @property
     def dimension(self) -> int:
-        """Head dimension of queries and keys: y alone, or (y, 1) where logits have offsets."""
+        """d_head of queries and keys: y alone, or (y, 1) where logits have offsets."""
         offsets = (self.head.gamma, *(token.offset for token in self.head.bias_tokens))
         return 2 if any(offsets) else 1
 
     def logits(self, bias_tokens: int) -> list[tuple[float, list[float]]]:
-        """Slopes and offsets of the logits, each as (that of self, those of the bias tokens).
-
-        The logit of bias tokens that the group does not attend to, up to `bias_tokens`, is that of self.
-        """
+        """(self, bias tokens) of slopes, then of offsets; further bias tokens have the logit of self."""
         head, others = self.head, bias_tokens - self.bias_tokens
         slopes = [*(token.slope for token in head.bias_tokens), *[head.beta] * others]
         offsets = [*(token.offset for token in head.bias_tokens), *[head.gamma] * others]
@@ -113,7 +108,7 @@ def _group(head: Head) -> Group:
 class SharedKey:
     """One key as a graph stores it: logit `slope y + offset`, factor `weight` of its exponential.
 
-    The offset is 0 where it is in the weight; `part` is the weight times the value, or times the multiple of the value.
+    The offset is 0 where it is in the weight; `part` is the weight times the value or multiple.
     """
 
     slope: float
@@ -134,7 +129,7 @@ class SharedKey:
 class Progression:
     """Shared keys with the shares w_j e^(j step y), j = 0, 1, ...; the last w and all multiples but the first are 1.
 
-    `weights` are the w but for the last; `part` is the first weight times its multiple.
+    `weights` are the other w; `part` is the first weight times its multiple.
     """
 
     step: float
@@ -143,10 +138,7 @@ class Progression:
 
 
 def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression | None:
-    """Shared keys as a progression, with exactly the numbers of a type that they have; None where they are none.
-
-    That is so for Mish, leaky ReLU and tanh gates.
-    """
+    """Shared keys as a progression with exactly their numbers in a type, as for Mish; else None."""
     narrow = partial(narrowed, dtype=dtype)
     ascending = sorted(keys, key=lambda key: key.slope)
     for ordered in (ascending, ascending[::-1]):
@@ -161,10 +153,9 @@ def progression_of(keys: Sequence[SharedKey], dtype: DTypeLike) -> Progression |
 
 
 def by_keys(program: Program) -> tuple[tuple[Head | tuple[SharedKey, ...], ...], float]:
-    """The heads of `program`, or the keys that several share, nonzero multiples first; and the remaining linear term.
+    """The heads, or keys that several share, nonzero multiples first; and the remaining linear term.
 
-    A single group of multiples absorbs the linear term, since its weights sum to one. A separate linear term would
-    cancel most digits of the head (Mish at y = -15).
+    A single group absorbs that term, since weights sum to one: separate, it would cancel most digits (Mish at y = -15).
     """
     by_keys: dict[object, list[Head]] = {}
     for number, head in enumerate(program.heads):

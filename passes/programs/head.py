@@ -1,14 +1,11 @@
-"""One attention head over {self, bias tokens}, as plain numbers.
+"""One attention head over {self, bias tokens}, as plain numbers (docs/programs.md#what-one-head-can-compute).
 
-A head attends from one token to itself and to m constant *bias tokens* (persistent memory vectors). With y the neuron's
-pre-activation,
+A head attends from one token to itself and to m constant *bias tokens*. With y the neuron's pre-activation,
 
     self logit        beta y + gamma      self value        c z + d
     bias-token logit  a_j y + b_j         bias-token value  v_j
 
 where z is y, or in a gated block the other projection. The head returns the softmax-weighted sum of the values.
-Theorem 3 of Huben and Morris (arXiv 2309.08593) is SiLU: one bias token with logit and value 0, self logit y and self
-value y.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 Array = NDArray[np.float64]
-
 FACTORED = 60.0
 """Offsets up to this magnitude are taken out of the exponential: e^(a y + b) = e^b e^(a y).
 
@@ -35,12 +31,11 @@ FACTORED_BESIDE_STEEP = 20.0
 (`passes.forms.local`), and times a factor e^60 that is no longer nothing.
 """
 
-LARGEST_QUERY = 2.0**500
-"""Queries are clipped to this, as in float64 graphs: logits stay finite, and all weights are 0 or 1 long before."""
+LARGEST_QUERY = 2.0**500  # queries are clipped to it: all weights are 0 or 1 long before
 
 
 def narrowed(number: float, dtype: DTypeLike) -> float:
-    """The number of a type that is nearest."""
+    """The nearest number of a type."""
     return float(np.asarray(number, dtype=dtype))
 
 
@@ -91,7 +86,6 @@ class Head:
         return np.unique(places[np.isfinite(places)])
 
     def evaluate(self, y: Array, z: Array) -> Array:
-        """The head's output in float64; shapes broadcast."""
         multiple, constant = self.mean(y)
         return np.asarray(z * multiple + constant)
 
@@ -111,7 +105,7 @@ class Head:
 
     @property
     def zero_bias(self) -> bool:
-        """Whether there is a single bias token, with key and value zero, as in Theorem 3."""
+        """As in Theorem 3."""
         return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
 
     @property
@@ -126,10 +120,7 @@ class Head:
         return replace(self, beta=self.beta + slope, gamma=self.gamma + offset, bias_tokens=tokens)
 
     def unscaled(self) -> Head:
-        """The head with self value z + d / c, whose output times c is this head's.
-
-        Applied last, the factor cannot overflow a value to which the softmax gives weight 0.
-        """
+        """The head with self value z + d / c. Multiplied by c last, a value of weight 0 cannot overflow."""
         tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
         return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
 
@@ -165,20 +156,14 @@ class Head:
         )
 
     def conditioned(self) -> Head:
-        """This head shifted for float32: the key with the largest logit at y = 0 becomes zero, the flattest if several.
-
-        The keys that share the weight then have small logits, whose rounding errors are proportional to them.
-        """
+        """The head shifted so that its largest logit at y = 0 is zero: float32 rounds logits by their magnitude."""
         keys = [(self.gamma, self.beta), *((token.offset, token.slope) for token in self.bias_tokens)]
         offset, slope = max(keys, key=lambda key: (key[0], -abs(key[1]), key[1]))
         return self.shifted(-slope, -offset)
 
 
 def heads_over(keys: Sequence[tuple[float, float]], multiples: Iterable[float]) -> tuple[Head, ...]:
-    """Heads over the same keys (slope, offset): one for every key with a multiple of z as its own value.
-
-    The other keys are its bias tokens, of value 0; a key with multiple 0 is no head's own.
-    """
+    """Heads over the same keys (slope, offset), one for every key with a nonzero multiple of z as its value."""
     return tuple(
         Head(
             beta=keys[place][0],

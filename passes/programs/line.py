@@ -1,15 +1,10 @@
-"""The line g as attention, which a gate h(g) u needs: softmax weights are bounded and h is not.
+"""The line g as attention, which a gate h(g) u needs: softmax weights are bounded and h is not (docs/programs.md).
 
-For x = d g,
-
-    (1 - e^-x) / x  =  integral over t in [0, 1] of e^(-x t) dt  ~  S(x) = sum_j w_j e^(-r_j x),   w_j > 0,
-
-with nodes 0 = r_1 < ... < r_n = 1 that are symmetric about 1/2. So g ~ (1 - e^-x) / (d S(x)): a softmax over n keys
-with logits -r_j d g + ln w_j, in which the first key has the value 1 / (d w_1), the last one minus that, and the others
-are bias tokens of value 0. The step d is a fraction such as 1/4, so float32 is enough: cancellation near g = 0 costs
-about one unit in the last place over d. `max_error` is |S(x) x / (1 - e^-x) - 1|, which a symmetric S has at -x too.
-The exponentials of mirrored nodes, r and 1 - r, are evaluated as e^(-r x) and e^-x / e^(-r x): their logits are small
-where they count.
+For x = d g, with nodes 0 = r_1 < ... < r_n = 1 symmetric about 1/2 and S(x) = sum_j w_j e^(-r_j x) ~ (1 - e^-x) / x,
+g ~ (1 - e^-x) / (d S(x)): a softmax over n keys with logits -r_j d g + ln w_j, in which the first key has the value
+1 / (d w_1), the last one minus that, and the others are bias tokens of value 0. `max_error` is
+|S(x) x / (1 - e^-x) - 1|. The exponentials of mirrored nodes, r and 1 - r, are e^(-r x) and e^-x / e^(-r x): their
+logits are small where they count.
 """
 
 from __future__ import annotations
@@ -23,27 +18,18 @@ from numpy.typing import DTypeLike
 
 from passes.programs.head import Array, Head, heads_over, narrowed
 
-LOWEST, HIGHEST = -80.0, 160.0
-"""x is clipped to these: e^80, and the smallest e^(-x/2) = e^-80, are normal float32 numbers."""
+LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 are normal float32 numbers
 
 
 @dataclass(frozen=True)
 class Line:
-    """The line g on |g| <= domain.
-
-    Attributes:
-        step: d, a power of two up to its sign; a negative step exchanges the two sides.
-        end: weight of the keys r = 0 and r = 1.
-        pairs: (r, w) of the nodes below 1/2; the node 1 - r has the same weight.
-        middle: weight of the node 1/2, 0 for none.
-        max_error: relative error on the domain, in exact arithmetic.
-    """
+    """The line g on |g| <= domain."""
 
     name: str
-    step: float
-    end: float
-    pairs: tuple[tuple[float, float], ...]
-    middle: float
+    step: float  # d, a power of two up to its sign, which exchanges the two sides
+    end: float  # weight of the keys r = 0 and r = 1
+    pairs: tuple[tuple[float, float], ...]  # (r, w) of the nodes below 1/2; the node 1 - r has the same weight
+    middle: float  # weight of the node 1/2, 0 for none
     domain: float
     max_error: float
 
@@ -67,7 +53,7 @@ class Line:
         return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
 
     def evaluate(self, g: Array) -> Array:
-        """The line in float64, with the operations of form `local`."""
+        """In float64, with the operations of form `local`."""
         x = np.clip(self.step * g, LOWEST, HIGHEST)
         far = np.exp(-x)
         total = self.end * (1.0 + far)
@@ -77,10 +63,6 @@ class Line:
         if self.middle:
             total = total + self.middle * np.exp(-0.5 * x)
         return np.asarray((1.0 - far) / (self.step * total))
-
-    def reversed(self) -> Line:
-        """The same line with the side on which it is constant first exchanged."""
-        return replace(self, step=-self.step)
 
     def heads(self, head: Head) -> tuple[Head, ...]:
         """The heads of `head`'s gate: self value c line(g) + d times what the values read.
@@ -100,7 +82,6 @@ class Line:
         return [(a + slope, b + offset) for a, b in [(0.0, 0.0), *relative] for slope, offset, _ in self.keys]
 
     def rounded(self, dtype: DTypeLike) -> Line:
-        """The line with coefficients rounded to a type; those of the table for float32 are float32 numbers."""
         narrow = partial(narrowed, dtype=dtype)
         pairs = tuple((narrow(rate), narrow(weight)) for rate, weight in self.pairs)
         return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)

@@ -1,13 +1,10 @@
-"""Heads with equally spaced keys, whose weights all come from one exponential.
+"""Heads with equally spaced keys, whose weights are powers of one exponential r = e^(c y) (docs/programs.md#gelu).
 
-With keys at logits j c y + ln w_j for j = -n ... n, the exponentials are powers of r = e^(c y). For a program y Phi(y)
-with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h) with h = R(z) / P(z), polynomials in
-z = r + 1/r and P monic (docs/programs.md#gelu). In the graph h is a sum of fractions,
+For a program y Phi(y) with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r and
 
     h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
 
-one of the first kind for every real root of P and one of the second for every pair of others. Nothing that is divided
-by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is infinite, h is `base` and Phi is 0.
+Nothing that is divided by is 0 for z >= 2. r is at most e^`REACH`; where 1/r is infinite, h is `base` and Phi is 0.
 """
 
 from __future__ import annotations
@@ -21,27 +18,18 @@ from numpy.typing import DTypeLike
 
 from passes.programs.head import Array, Head, heads_over, narrowed
 
-REACH = 80.0
-"""c y is at most this: e^80 is a finite float32 number, and Phi is 1 long before."""
+REACH = 80.0  # c y is at most this: e^80 is finite in float32, and Phi is 1 long before
 
 
 @dataclass(frozen=True)
 class Powers:
-    """The multiple `factor` Phi(y) of what the values read.
+    """The multiple `factor` Phi(y) of what the values read."""
 
-    Attributes:
-        step: c.
-        parts: the b.
-        shifts: the s, as many.
-        pairs: how many fractions of two levels there are; theirs are the last parts and shifts.
-        base: h far from 0.
-    """
-
-    step: float
-    parts: tuple[float, ...]
-    shifts: tuple[float, ...]
-    pairs: int = 0
-    base: float = 0.0
+    step: float  # c
+    parts: tuple[float, ...]  # the b
+    shifts: tuple[float, ...]  # the s, as many
+    pairs: int = 0  # how many fractions of two levels there are; theirs are the last parts and shifts
+    base: float = 0.0  # h far from 0
     factor: float = 1.0
 
     @property
@@ -87,7 +75,6 @@ class Powers:
         return replace(self, step=self.step * inner, factor=self.factor * inner * outer)
 
     def rounded(self, dtype: DTypeLike) -> Powers:
-        """The powers with coefficients rounded to a type; those of the table are float32 numbers."""
         narrow = partial(narrowed, dtype=dtype)
         parts, shifts = (tuple(map(narrow, row)) for row in (self.parts, self.shifts))
         return Powers(narrow(self.step), parts, shifts, self.pairs, narrow(self.base), narrow(self.factor))

@@ -22,49 +22,38 @@ from passes.programs.powers import Powers
 
 @dataclass(frozen=True)
 class Program:
-    """A sum of heads that computes one activation.
-
-    Attributes:
-        name: the name that reports print, such as `silu` or `gelu_erf_k11`.
-        max_error: the largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic for the
-            given coefficients. It is derived or measured on a dense grid with a margin: a claim, which the certificate
-            of a rewritten model proves. Only Mish's ln 2 means the real number.
-        coefficient_error: the change, over max(1, |f|), from rounding the coefficients to a type; a claim likewise.
-        rounding: what evaluating fitted heads in float32 adds to `max_error`, over max(1, |f|), as it was measured; a
-            few units in the last place for others.
-        domain: largest |y| for which `max_error` holds.
-        double: whether the heads need float64 arithmetic, since they are small differences of large values.
-        measured: whether the heads were fitted for this run.
-        line: what the self values are instead of z, if z is only multiplied with the heads' outputs, as in a gate.
-        powers: the heads as powers of one exponential, if their keys are equally spaced; form `local` writes these.
-    """
+    """A sum of heads that computes one activation."""
 
     name: str
     heads: tuple[Head, ...]
     linear: float = 0.0
     constant: float = 0.0
+    # the largest error against the activation over max(1, |f|), on `domain`, in exact arithmetic for the given
+    # coefficients: derived, or measured on a dense grid with a margin. It is a claim, which the certificate of a
+    # rewritten model proves. Only Mish's ln 2 means the real number.
     max_error: float = 0.0
+    # the change, over max(1, |f|), from rounding the coefficients to a type; a claim likewise
     coefficient_error: float = 0.0
+    # what evaluating fitted heads in float32 adds, over max(1, |f|), as measured; a few units in the last place for
+    # others.
     rounding: float = 4 * 2.0**-24
-    domain: float = float("inf")
-    double: bool = False
+    domain: float = float("inf")  # largest |y| for which `max_error` holds
+    double: bool = False  # whether the heads need float64, as small differences of large values do
     measured: bool = False
+    # what self values are instead of z, if z is only multiplied with the heads' outputs, as in a gate
     line: Line | None = None
-    powers: Powers | None = None
+    powers: Powers | None = None  # equally spaced keys as powers of one exponential, as form `local` writes them
 
     @property
     def exact(self) -> bool:
-        """Whether the program equals the activation in exact arithmetic."""
         return self.max_error == 0.0
 
     @property
     def bias_tokens(self) -> int:
-        """The largest number of bias tokens that a head attends to."""
         return max(len(head.bias_tokens) for head in self.attention)
 
     @property
     def attention(self) -> tuple[Head, ...]:
-        """The heads of `as_heads`."""
         return self.as_heads.heads
 
     @cached_property
@@ -77,10 +66,7 @@ class Program:
         return replace(self, heads=heads, linear=0.0, constant=0.0, line=None, powers=None)
 
     def evaluate(self, y: Array, z: Array | None = None) -> Array:
-        """The program in float64. Self values read `z` (default y); shapes broadcast.
-
-        Multiples of z are summed before they are multiplied by z: those of a gate are large and nearly cancel.
-        """
+        """The program in float64; self values read `z` (default y). Multiples are summed first: they nearly cancel."""
         multiple, constant = self.mean(y)
         source = y if z is None else z
         if self.line is not None:
@@ -97,14 +83,11 @@ class Program:
 
     @property
     def crossings(self) -> Array:
-        """The pre-activations at which two keys of a head have equal weights; 1-D."""
+        """1-D, as of `Head`."""
         return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
-        """The program with coefficients rounded as a graph of type `dtype` stores them.
-
-        `coefficient_error` is the change that this makes (`largest_change`).
-        """
+        """The program with coefficients rounded as stored in a type, and the change as `coefficient_error`."""
         return self if np.dtype(dtype) == np.float64 else _rounded(self, np.dtype(dtype), factored)
 
     def scaled(self, *, inner: float = 1.0, outer: float = 1.0) -> Program:
@@ -128,28 +111,21 @@ class Program:
             heads=heads,
             linear=self.linear * inner * outer,
             constant=self.constant * outer,
-            max_error=self.max_error * abs(outer) + _RESCALED * max(1.0, abs(outer)),
+            max_error=self.max_error * abs(outer) + _RESCALING_ERROR * max(1.0, abs(outer)),
             domain=self.domain / abs(inner),
             powers=None if self.powers is None else self.powers.scaled(inner, outer),
         )
 
 
-_RESCALED = 2.0**-40
-"""Bound on the effect of rounding all coefficients of a fitted program to float64, over max(1, |f|)."""
-
-MARGIN = 1.05
-"""What is measured on a grid is stated with this factor, since it may be larger between the points."""
-
-_NOISE = 2.0**-48
-"""Smaller changes are the rounding of the evaluations that are compared."""
-
-_WIDEST = 2.0**128
-"""Grids end here, beyond the largest number of any type to which coefficients are rounded."""
+_RESCALING_ERROR = 2.0**-40  # of all coefficients of a fitted program in float64, over max(1,
+MARGIN = 1.05  # on what is measured on a grid: it may be larger between the points
+_EVALUATION_ROUNDING = 2.0**-48  # smaller changes are that of the evaluations compared
+_LARGEST_POINT = 2.0**128  # beyond the numbers of all types that coefficients have
 
 
 def grid(domain: float, *programs: Program) -> Array:
     """Points of |y| <= domain where programs are compared: dense near 0 and around every kink, sparse far out."""
-    domain = min(domain, _WIDEST)
+    domain = min(domain, _LARGEST_POINT)
     far = np.geomspace(1e-3, 1.0, 600) * domain
     kinks = np.concatenate([np.zeros(1), *(program.crossings for program in programs)])
     near = np.multiply.outer(np.maximum(np.abs(kinks), 1e-3), np.geomspace(2.0**-52, 1.0, 160))
@@ -159,10 +135,9 @@ def grid(domain: float, *programs: Program) -> Array:
 
 
 def largest_change(program: Program, other: Program) -> float:
-    """The largest |other - program| / max(1, |program|) on the domain, for two programs of the same shape, measured.
+    """The largest |other - program| / max(1, |program|) on the domain, for programs of one shape, measured.
 
-    Self values read y. Where all values are multiples of it they may read anything, as in a gate, and the figure also
-    holds for the multiples.
+    Self values read y; multiples of it may read anything, as in a gate, and the figure also holds for these.
     """
     powers = (0, 2) if program.line is not None else (0,)  # the value u of h(g) u may be g
     program, other = replace(program, line=None), replace(other, line=None)
@@ -176,7 +151,7 @@ def largest_change(program: Program, other: Program) -> float:
 def _changes(program: Program, other: Program, y: Array, z: Array) -> Array:
     before = program.evaluate(y, z)
     change = np.abs(other.evaluate(y, z) - before) / np.maximum(1.0, np.abs(before))
-    return np.where(change > _NOISE, change, 0.0)
+    return np.where(change > _EVALUATION_ROUNDING, change, 0.0)
 
 
 @cache

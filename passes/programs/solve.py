@@ -16,9 +16,7 @@ from passes.programs.head import Array
 Function = Callable[[Array], Array]
 Parameters = tuple[float, ...]
 Solve = Callable[[Function], Parameters | None]
-
-FAR = 1e4
-"""Points at which sigmoid-shaped functions have reached their limits."""
+FAR = 1e4  # where sigmoid-shaped functions have reached their limits
 
 
 def at(f: Function, point: float) -> float:
@@ -45,10 +43,7 @@ _PLACES = [1.0, *(2.0 ** (sign * power) for power in range(1, 21) for sign in (-
 
 
 def _bend(share: Callable[[float], float]) -> tuple[float, float] | None:
-    """The place y > 0, and the share there, at which a share that goes from one limit to another is clear of both.
-
-    A steep function has reached its limit at 1, so that the digits of its steepness are lost there.
-    """
+    """A place y > 0, and the share there, at which a share is clear of both its limits."""
     shares = ((place, share(place)) for place in _PLACES)
     return next(((place, found) for place, found in shares if 0.02 < found < 0.98), None)
 
@@ -156,7 +151,7 @@ def clipped(solve: Solve, function: Callable[[Array, Parameters], Array]) -> Sol
 
 
 def _last_agreement(f: Function, h: Function, side: float) -> float:
-    """The point on one side up to which f equals h, f being constant beyond it; infinite if they always agree."""
+    """The point on one side up to which f equals h and beyond which f is constant; infinite if they always agree."""
     y = side * np.logspace(0, 4, 400)
     apart = np.flatnonzero(np.abs(f(y) - h(y)) > 1e-6 * np.maximum(1.0, np.abs(h(y))))
     if apart.size == 0:

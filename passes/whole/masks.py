@@ -2,7 +2,7 @@
 
 A mask is static if it depends on the positions of query and key alone: causal, sliding window, blocks. It is found by
 value: the graph's own nodes compute it at several lengths, from the shapes that the walk along the route knows. What
-depends on data, such as padding, is told apart by trying data.
+depends on data, such as padding, is distinguished by trying data.
 """
 
 from __future__ import annotations
@@ -26,42 +26,25 @@ from rewriter.graph.walk import reads
 _TRANSPARENT = ("Cast", "Identity", "Dropout")
 _LENGTHS = (1, 2, 3, 7)
 _TRIALS = 8
-_LEAST = 1000.0
-"""A mask lowers a score by at least as much, so that exp of it is 0 whatever the other scores are."""
+_MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
 _RANKS = (3, 4)
 _UNKNOWN = "it changes the scores in a way that W_QK cannot hold"
-
-Fill = Callable[[Sequence[int]], NDArray[Any]]
-"""Makes data of a shape."""
+Fill = Callable[[Sequence[int]], NDArray[Any]]  # creates data of a shape
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask added to scores, or put in their place.
+    """A mask added to scores, or put in their place."""
 
-    Attributes:
-        allowed: boolean [T, T], whether a query (row) may attend to a key (column), by their positions.
-        data: the tensor that is added, if it depends on data as well; otherwise empty.
-        low: what it adds to a forbidden score, where it depends on data.
-        rank: number of axes of that tensor.
-    """
-
-    allowed: NDArray[np.bool_]
-    data: str = ""
-    low: float = 0.0
+    allowed: NDArray[np.bool_]  # [T, T], whether a query (row) may attend to a key (column), by their positions
+    data: str = ""  # the added tensor, if it depends on data; otherwise empty
+    low: float = 0.0  # what that adds to a forbidden score
     rank: int = 0
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The way from a product of queries and keys to a softmax.
-
-    Attributes:
-        product: index of the MatMul.
-        scales: indices of the nodes that multiply or divide the scores by one number.
-        masks: the masks that are applied.
-        nodes: indices of all these nodes.
-    """
+    """The nodes between a product of queries and keys and a softmax, all by index."""
 
     product: int
     scales: tuple[int, ...]
@@ -70,14 +53,10 @@ class Scores:
 
 
 class MaskReader:
-    """Reads the scores of softmaxes on the way of the stream.
+    """The masks of softmaxes on the way of the stream.
 
-    Args:
-        view: the graph.
-        constants: its constants.
-        shapes: its shapes; those that are known already are those of carried tensors.
-        longest: T, the largest number of positions.
-        fixed: the number of tokens where the model fixes it.
+    The known `shapes` are those of carried tensors, `longest` is T, and `fixed` the number of tokens where the model
+    fixes it.
     """
 
     def __init__(self, view: GraphView, constants: Constants, shapes: Shapes, longest: int, fixed: int | None) -> None:
@@ -89,11 +68,7 @@ class MaskReader:
         self._masks: dict[tuple[str, bool], Mask] = {}
 
     def scores(self, softmax: onnx.NodeProto) -> Scores:
-        """What stands in front of a softmax, back to the product of queries and keys.
-
-        Raises:
-            LostError: W_QK cannot hold it.
-        """
+        """The nodes before a softmax, back to the product. Raises LostError if W_QK cannot hold them."""
         carried = self._shapes.known
         tensor, nodes, scales, masks = softmax.input[0], list[int](), list[int](), list[Mask]()
         while True:
@@ -122,7 +97,7 @@ class MaskReader:
     def _check_product(self, node: onnx.NodeProto, masks: list[Mask]) -> None:
         left, right = (self._shapes.known[name] for name in node.input)
         fits = len(left) == len(right) and len(left) in _RANKS and left[-2] == right[-1] == TOKENS
-        # The positions' columns are joined to queries and keys by batch, so the batch must be an axis of its own.
+        # The positions' columns are joined to queries and keys by batch, so the batch must be a separate axis.
         if not fits or not all(sizes[0] in (BATCH, 1) and None not in sizes for sizes in (left, right)):
             raise LostError.at(node, "its queries and keys are not [batch, heads, tokens, d_head]")
         if sum(bool(mask.data) for mask in masks) > 1:
@@ -134,8 +109,6 @@ class MaskReader:
         value, sizes = self._constants.scalar(others[0]), self._shapes.of(others[0])
         return (value is None or value > 0.0) and sizes is not None and all(size == 1 for size in sizes)
 
-    # -- masks -----------------------------------------------------------------------------------------------
-
     def _mask(self, node: onnx.NodeProto, scores: str) -> Mask:
         chosen = node.op_type == "Where"
         if chosen and (node.input[1] != scores or node.input[2] not in self._constants):
@@ -146,7 +119,6 @@ class MaskReader:
         return self._masks[tensor, chosen]
 
     def _read(self, node: onnx.NodeProto, tensor: str, *, chosen: bool) -> Mask:
-        """The mask that a node adds, or by which it chooses."""
         inputs = self._data_of(tensor)
         if inputs and chosen:
             raise LostError.at(node, "it selects scores by data")
@@ -193,10 +165,10 @@ class MaskReader:
             if (square[..., forbidden[:length, :length]] == 0.0).any() or len(present) > 1:
                 return None
             low = min(low, float(present.min(initial=0.0)))
-        return low if low <= -_LEAST else None
+        return low if low <= -_MIN_PENALTY else None
 
     def _data_of(self, tensor: str) -> list[str]:
-        """The graph inputs whose values, not only shapes, a tensor depends on."""
+        """The graph inputs on whose values, not only shapes, a tensor depends."""
         above = ancestors(self._view, self._shape_outputs, [tensor])
         read = {name for index in above for name in reads(self._view.nodes[index])} | {tensor}
         return sorted(name for name in read if name in self._view.inputs)
@@ -207,12 +179,11 @@ class MaskReader:
 
     @cached_property
     def _known_shapes(self) -> dict[str, list[int]]:
-        """The outputs of Shape nodes whose elements are known, at made-up sizes."""
         read = {name: self._shapes.numbers(name) for name in self._shape_outputs}
         return {name: numbers for name, numbers in read.items() if numbers is not None}
 
     def _values(self, tensor: str, length: int, fill: Fill) -> NDArray[np.generic] | None:
-        """The tensor for two sequences of a length, computed by the graph's own nodes; None where that fails."""
+        """The tensor for two sequences of a length, computed by the graph's nodes; None where that fails."""
         view, stops = self._view, self._known_shapes
         above = sorted(ancestors(view, frozenset(stops), [tensor]))
         needed = {name for index in above for name in reads(view.nodes[index])} | {tensor}
@@ -231,7 +202,7 @@ class MaskReader:
             return None
         try:
             (value,) = computed([view.nodes[index] for index in above], feeds, [tensor], view.opsets, kept)
-        except Exception:  # noqa: BLE001 - whatever it cannot evaluate is refused by the caller
+        except Exception:  # noqa: BLE001 - the caller refuses what cannot be evaluated
             return None
         return np.asarray(value)
 
@@ -243,7 +214,7 @@ def _at(size: int, length: int) -> int:
 
 
 def _forbidden(values: NDArray[np.generic], length: int, *, chosen: bool) -> tuple[NDArray[np.bool_], float] | None:
-    """Boolean [length, length] and what is added to forbidden scores; None where the values are not those of a mask."""
+    """Boolean [length, length] and what is added to forbidden scores; None if it is not a mask."""
     if values.ndim < 2 or any(size not in (1, length) for size in values.shape[-2:]):
         return None
     square = np.broadcast_to(values, (*values.shape[:-2], length, length)).reshape(-1, length, length)
@@ -253,6 +224,6 @@ def _forbidden(values: NDArray[np.generic], length: int, *, chosen: bool) -> tup
     if chosen:
         return ~first.astype(np.bool_), 0.0
     low = np.unique(first[first != 0])
-    if len(low) > 1 or (low > -_LEAST).any():
+    if len(low) > 1 or (low > -_MIN_PENALTY).any():
         return None
     return np.asarray(first != 0), float(low.min(initial=0.0))

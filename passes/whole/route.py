@@ -1,15 +1,13 @@
-"""Form `whole` on a network: the way of one residual stream through it, operator by operator (Theorems 3, 6 and 9).
+"""Form `whole` on a network: the path of one residual stream through it, operator by operator (Theorems 3, 6 and 9).
 
 The stream is one tensor [batch, N + R, D + 1 + R + T]: behind the model's D columns it has one that is 1 on tokens,
 then one-hot positions, of the R bias tokens first and of T tokens after them. It starts behind the embeddings, at the
 last tensor [batch, N, D] through which everything reaches the first attention and the blocks; residual additions add to
-it, and a normalisation that the next sublayers skip to (post-norm) renews its first D columns. All other operators read
-these D columns, with N + R rows where the original has N.
+it, and in post-norm models a normalisation renews its first D columns. All other operators read these D columns.
 
-Two invariants make the rules local. Tensors that are not carried, shapes included, keep their original values, and so
-do all rows of a carried tensor except the last R. These R rows have zeros in the model's columns throughout, so that
-heads may read them like any other row: every operator on the way maps a row of zeros to zeros. Biases do not, so they
-ride on the column that is 1 on tokens. `whole_for` follows this operator by operator, and refuses what would break it.
+Tensors that are not carried, shapes included, keep their original values, and so do all rows of a carried tensor except
+the last R. These have zeros in the model's columns throughout: every operator on the path maps a row of zeros to zeros.
+Biases do not, so they ride on the column that is 1 on tokens. `whole_for` refuses what would break this.
 """
 
 from __future__ import annotations
@@ -35,9 +33,7 @@ from rewriter.graph.extract import ancestors, cut
 from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attributes
 from rewriter.graph.walk import captured_names
 
-SMALLEST_OPSET = 13
-"""From this opset on, Pad accepts booleans, Softmax normalises one axis and Squeeze takes its axes as an input."""
-
+SMALLEST_OPSET = 13  # Pad of booleans, Softmax over one axis, Squeeze with axes as an input
 _ADDED = ("Add", "Sub")
 _NORMS = ("LayerNormalization", "RMSNormalization")
 _LAYOUT = SAME_NUMBERS | {"Transpose", "Expand"}
@@ -54,11 +50,9 @@ _KEEP_ZEROS = frozenset((*_LAYOUT, *_OVER_AXES, "MatMul", "Gemm", "Div", "Pow", 
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
 """Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
 _KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
-_SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")
-"""Operators that are sublayers, or hold some."""
-_SCORES = 2.0**60
-"""Omega is at least so much, that it outweighs any score of the network's own heads."""
-_MOST_AXES = 3
+_SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
+_MIN_OMEGA = 2.0**60  # outweighs any score of the network's own heads
+_MAX_AXES = 3
 _TRANSPARENT = ("Reshape", "Cast", "Identity", "Dropout")
 
 
@@ -67,17 +61,13 @@ def unfit(conversion: Conversion) -> Miss | None:
     block, projections = conversion.block, conversion.projections
     if block.path:
         return Miss("it is in a subgraph of control flow, which the network's bias token does not enter", block.output)
-    if projections is None or max(projections.rank, projections.result_rank) > _MOST_AXES:
+    if projections is None or max(projections.rank, projections.result_rank) > _MAX_AXES:
         return Miss("its input has more axes than batch, tokens and channels; use form masked", block.output)
     return None
 
 
 def whole_for(view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> Whole | Miss:
-    """What form `whole` does with a network, or what it cannot do and what to use instead.
-
-    `longest` is the largest number of tokens; None: the number that the model fixes, or the largest whose patterns stay
-    within the limit.
-    """
+    """What form `whole` does with a network of up to `longest` tokens (or what fits), or why it cannot."""
     try:
         return Whole(view, conversions, longest)
     except LostError as lost:
@@ -85,27 +75,7 @@ def whole_for(view: GraphView, conversions: Sequence[Conversion], longest: int |
 
 
 class Whole:
-    """What form `whole` does with a network.
-
-    Attributes:
-        entry: the residual stream after the embeddings, [batch, N, D].
-        width: D.
-        elem_type: element type of the entry.
-        bias_tokens: R, the bias tokens of all programs, and one more to rest on if their values are not all 0.
-        max_tokens: T.
-        omega: what forbidden pairs are lowered by.
-        neurons: the numbers of bias tokens that heads of neurons attend to.
-        nodes: indices of the nodes that read carried tensors and pass them on, or read their shapes.
-        shapes: the shapes of all tensors, at made-up sizes.
-        sizes: those of every carried tensor, including the entry.
-        pads: index of a node to its operands off the way that get R rows, each with its axes, from the end.
-        sums: index of a residual addition to (the stream, what a sublayer writes).
-        renewed: tensors that replace the model's columns of the stream, to the tensor that it was before.
-        stream: every carried tensor to the one that was the stream when it was computed.
-        biases: index of a node to the operand that is a bias.
-        scores: index of a softmax to its way from the product of queries and keys.
-        moved: indices of all nodes on these ways.
-    """
+    """What form `whole` does with a network; `entry` is the residual stream after the embeddings, [batch, N, D]."""
 
     def __init__(self, view: GraphView, conversions: Sequence[Conversion], longest: int | None) -> None:
         self._view = view
@@ -119,7 +89,7 @@ class Whole:
         self._fixed = length if isinstance(length, int) else None
         self.shapes = Shapes(view, _symbols(view, self.entry))
         self.sizes = self.shapes.known
-        self.nodes: list[int] = []
+        self.nodes: list[int] = []  # that read carried tensors
         self._patterns: set[str] = set()
         self._softmaxes: list[int] = []
         self._carry(needed)
@@ -127,36 +97,34 @@ class Whole:
         self._check_others()
 
         groups = tuple(group for conversion in conversions for group in groups_of(conversion.program))
-        self.omega = max(default_omega(groups, self.elem_type), _SCORES)
+        self.omega = max(default_omega(groups, self.elem_type), _MIN_OMEGA)  # the mask penalty
         self.neurons = tuple(sorted({group.bias_tokens for group in groups}))
         values = any(token.value for group in groups for token in group.head.bias_tokens)
-        self.bias_tokens = max(1, *self.neurons) + values
+        self.bias_tokens = max(1, *self.neurons) + values  # R; an attention sink if any value is non-zero
         fitting = min(_fitting(each) for each in conversions)
         self.max_tokens = longest or self._fixed or min(fitting, DEFAULT_MAX_TOKENS)
 
         masks = MaskReader(view, self._constants, self.shapes, self.max_tokens, self._fixed)
         self.scores = {index: masks.scores(view.nodes[index]) for index in self._softmaxes}
         self.moved = frozenset(index for each in self.scores.values() for index in each.nodes)
-        self.pads: dict[int, list[tuple[str, tuple[int, ...]]]] = {}
-        self.sums: dict[int, tuple[str, str]] = {}
-        self.renewed: dict[str, str] = {}
-        self.stream: dict[str, str] = {self.entry: self.entry}
-        self.biases: dict[int, int] = {}
+        self.pads: dict[int, list[tuple[str, tuple[int, ...]]]] = {}  # operands that get R rows, axes from the end
+        self.sums: dict[int, tuple[str, str]] = {}  # residual addition to (the stream, what a sublayer writes)
+        self.renewed: dict[str, str] = {}  # tensors that replace the model's columns, to the stream before
+        self.stream: dict[str, str] = {self.entry: self.entry}  # of each carried tensor
+        self.biases: dict[int, int] = {}  # node to the operand that is a bias
         self._zero = {self.entry}
         self._roots = {self.entry: self.entry}
         self._follow()
 
     @property
     def data(self) -> tuple[str, ...]:
-        """The masks that are data."""
         return tuple(dict.fromkeys(m.data for each in self.scores.values() for m in each.masks if m.data))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the report says about the way of the stream, and about masks that stay."""
         return (
             f"the bias tokens are appended to '{self.entry}' and carried through the network; blocks are proved one "
-            "by one with bias tokens of their own, the file end to end",
+            "by one with separate bias tokens, the file end to end",
             *(
                 f"the mask '{mask}' depends on data and stays, without the pairs that W_QK forbids by position"
                 for mask in self.data
@@ -164,13 +132,10 @@ class Whole:
         )
 
     def flat(self, tensor: str) -> bool:
-        """Whether batch and tokens are one axis of a carried tensor."""
         return len(self.sizes[tensor]) == 2
 
-    # -- where the tokens are --------------------------------------------------------------------------------
-
     def _carry(self, needed: frozenset[int]) -> None:
-        """The sizes of all tensors that are computed from the entry, with operators that treat rows separately."""
+        """The sizes of all tensors that are computed from the entry."""
         self.sizes[self.entry] = (BATCH, TOKENS, self.width)
         for index, node in enumerate(self._view.nodes):
             carried = [name for name in node.input if name in self.sizes]
@@ -197,7 +162,6 @@ class Whole:
             self.sizes.update({name: sizes for name, sizes in zip(node.output, outputs, strict=True) if name})
 
     def _check_rows(self, node: onnx.NodeProto) -> None:
-        """Raise LostError where an operator does not treat rows of the stream separately."""
         kind = node.op_type
         if not self._view.is_onnx(node) or kind not in _KNOWN:
             raise LostError.at(node, "no rule says how it treats an extra row of the residual stream")
@@ -228,7 +192,7 @@ class Whole:
             self._patterns.add(node.output[0])
 
     def _axes(self, node: onnx.NodeProto, rank: int) -> set[int]:
-        """The axes that an operator does not treat like all others, from the end; all of them if it does not say."""
+        """The axes, from the end, that an operator treats differently; all if it does not say."""
         kind, given = node.op_type, attributes(node)
         axes: list[int] | None
         if kind in _NORMS:
@@ -273,13 +237,10 @@ class Whole:
             )
 
     def _check_others(self) -> None:
-        """Raise LostError where a sublayer is off the way, such as the attention behind the last block."""
         for index in sorted({*range(len(self._view.nodes))}.difference(self.nodes)):
             node = self._view.nodes[index]
             if _SUBLAYER.fullmatch(node.op_type) or _is_pattern(self._view, self._constants, node):
                 raise LostError.at(node, "the bias tokens do not pass through this sublayer")
-
-    # -- the stream ------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         """Find the residual additions and the biases; raise LostError where rows of zeros do not stay zeros."""
@@ -325,7 +286,7 @@ class Whole:
             self._zero.update(node.output)
 
     def _pad(self, node: onnx.NodeProto, name: str, carried: Sequence[str]) -> tuple[str, tuple[int, ...]]:
-        """An operand, and the axes along which it gets R rows; none where it is carried, or broadcasts."""
+        """An operand and its axes that get R rows, if it neither is carried nor broadcasts."""
         if name in carried:
             return name, ()
         sizes = self.shapes.of(name)
@@ -335,7 +296,7 @@ class Whole:
         return name, tuple(axis for axis in axes if -axis <= len(sizes) and sizes[axis] != 1)
 
     def _residual(self, node: onnx.NodeProto, carried: Sequence[str]) -> tuple[str, str] | None:
-        """(the stream, what a sublayer writes) for an Add of something and what is computed from it."""
+        """(the stream, what a sublayer writes) if an Add joins a tensor with one computed from it."""
         if node.op_type != "Add" or len(carried) != 2 or self._row_width(node.output[0]) != self.width:
             return None
         for skip, written in (carried, carried[::-1]):
@@ -346,7 +307,7 @@ class Whole:
         return None
 
     def _bias(self, index: int, node: onnx.NodeProto, carried: Sequence[str]) -> None:
-        """Note a bias; raise LostError where it cannot ride on the stream's column of ones."""
+        """Note a bias. Raises LostError if it is not one number for each column of the stream."""
         place = _bias_operand(node, carried)
         if place is None:
             return
@@ -374,19 +335,18 @@ class Whole:
         return node.op_type in _KEEP_ZEROS and zero[0]
 
     def _row_width(self, tensor: str) -> int | None:
-        """The width of a tensor [batch, tokens, width] or [batch tokens, width]; None for other tensors."""
+        """The width of [batch, tokens, width] or [batch tokens, width]; else None."""
         sizes = self.sizes[tensor]
         by_token = len(sizes) == 3 and sizes[1] == TOKENS
         return sizes[-1] if by_token or (len(sizes) == 2 and sizes[0] == BATCH * TOKENS) else None
 
 
 def _behind(sizes: Sizes) -> int:
-    """The number of entries for one place on the first axis that holds tokens."""
+    """The number of entries per place on the first axis that holds tokens."""
     return prod(size or 1 for size in sizes[len(sizes) + min(token_axes(sizes), default=0) + 1 :])
 
 
 def _bias_operand(node: onnx.NodeProto, carried: Sequence[str]) -> int | None:
-    """The operand that is added to rows, if it is not carried itself."""
     if node.op_type in ("Gemm", "LayerNormalization"):
         return 2 if len(node.input) > 2 and node.input[2] else None
     if node.op_type in _ADDED:
@@ -404,7 +364,7 @@ def _fitting(conversion: Conversion) -> int:
 
 
 def _symbols(view: GraphView, entry: str) -> dict[str, int]:
-    """The sizes that symbolic dimensions stand for, by the entry and by integer inputs [batch, tokens]."""
+    """The sizes of symbolic dimensions, from the entry and from integer inputs [batch, tokens]."""
     # Masks and position ids may name the dimensions otherwise than the embeddings. The entry comes last, so it wins.
     integers = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
     shapes = [view.type_of(name).shape or () for name in view.inputs if view.type_of(name).elem_type in integers]
@@ -415,7 +375,7 @@ def _symbols(view: GraphView, entry: str) -> dict[str, int]:
 
 
 def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str:
-    """The sum of a block's output and the residual stream; the block's output, after b2, if no Add follows."""
+    """The sum of a block's output and the residual stream; the block's output, after b2, without such an Add."""
     start = block.second[0].output
     tensor = start
     above = ancestors(view, frozenset(), [start])
@@ -437,12 +397,9 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
 
 
 def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tuple[str, int, frozenset[int]]:
-    """Where the stream starts, its width, and the nodes down to where it ends.
+    """Where the stream starts, its width, and the nodes down to where it ends. Raises LostError.
 
     It starts at the last candidate that no other stream bypasses on its way to a sublayer.
-
-    Raises:
-        LostError: there is none.
     """
     opset, width = view.opsets.get("", 1), blocks[0].first[0].in_features or 0
     if opset < SMALLEST_OPSET:
@@ -478,7 +435,7 @@ def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tu
 
 
 def _is_pattern(view: GraphView, constants: Constants, node: onnx.NodeProto) -> bool:
-    """Whether a softmax is the pattern of an attention: its output mixes rows of another tensor."""
+    """Whether a softmax is an attention pattern: its output mixes rows of another tensor."""
     onward = view.onward(node.output[0]) if node.op_type == "Softmax" else ()
     reader = next((each for each in onward if each.op_type not in SAME_NUMBERS), None)
     return reader is not None and reader.op_type == "MatMul" and not any(name in constants for name in reader.input)

@@ -27,7 +27,6 @@ from rewriter.graph.edit import drop_dead, set_nodes
 from rewriter.graph.types import forget_types
 from rewriter.graph.view import GraphView, all_views, attributes
 
-_HALF = 0.5
 _BATCH = f"{PREFIX}/batch"
 
 
@@ -39,7 +38,6 @@ def carry_whole(
     views = all_views(wider)
 
     def moved(conversion: Conversion) -> Conversion:
-        """With the region's nodes as indices of the new view, and tensors that have other names there."""
         block, projections = conversion.block, conversion.whole_block
         query, value = (
             replace(each, data=_carried(view, whole, each.data)) for each in (projections.query, projections.value)
@@ -65,7 +63,6 @@ def _carried(view: GraphView, whole: Whole, tensor: str) -> str:
 
 
 def _wide_name(whole: Whole, stream: str) -> str:
-    """The name of the wide stream whose first columns are the tensor `stream`."""
     return f"{PREFIX}/wide" if stream == whole.entry else f"{PREFIX}/{stream}/wide"
 
 
@@ -83,14 +80,6 @@ def widen(model: onnx.ModelProto, view: GraphView, whole: Whole) -> onnx.ModelPr
 
 
 class _Widener:
-    """Emits the new graph.
-
-    Attributes:
-        nodes: its nodes.
-        constants: its new constants, by name.
-        left: the tensors that the new nodes no longer read.
-    """
-
     def __init__(self, view: GraphView, whole: Whole) -> None:
         self._view = view
         self._whole = whole
@@ -144,10 +133,8 @@ class _Widener:
                 inputs[1] = self._shape_of(self._sizes[node.output[0]], ROWS, rest=node.op_type == "Reshape")
             self._copy(node, inputs)
 
-    # -- shapes ----------------------------------------------------------------------------------------------
-
     def _shape(self, node: onnx.NodeProto) -> None:
-        """The shape of a tensor as it was, so that everything computed from shapes keeps its value."""
+        """The original shape of a tensor: everything computed from shapes keeps its value."""
         given, sizes = attributes(node), self._sizes[node.input[0]]
         part, out = sizes[given.get("start", 0) : given.get("end", len(sizes))], str(node.output[0])
         self.left.add(out)
@@ -157,7 +144,7 @@ class _Widener:
             self._copy(node, [self._cut(node.input[0])])
 
     def _shape_of(self, sizes: Sizes, tokens: str, *, rest: bool = False) -> str:
-        """A shape with as many tokens as `tokens` says; with `rest`, what is not these or a number is -1."""
+        """A shape with `tokens` as the number of tokens; if `rest`, sizes other than numbers are -1."""
         parts: list[str] = []
         for size in sizes:
             plain = {TOKENS: tokens} if rest else {TOKENS: tokens, BATCH: _BATCH}
@@ -176,10 +163,8 @@ class _Widener:
         shape = self._shape_of((-1, TOKENS, self._whole.width), ROWS)
         return self._node("Reshape", [self._name(tensor), shape], f"{tensor}/in_batches")
 
-    # -- the stream ------------------------------------------------------------------------------------------
-
     def _get_on(self) -> None:
-        """The stream behind the embeddings: rows of bias tokens, columns of indicators and positions."""
+        """Start the stream behind the embeddings: rows of bias tokens, columns of indicators and positions."""
         whole, integers = self._whole, self._integers
         shape = self._node("Shape", [whole.entry], "entry_shape")
         self._node("Gather", [shape, integers(0)], _BATCH, axis=0)
@@ -204,7 +189,7 @@ class _Widener:
             self._constant(neuron_scores(count), weight)
 
     def _sum(self, node: onnx.NodeProto, stream: str, written: str) -> None:
-        """A residual addition to all columns; what the sublayer writes has zeros in the further ones."""
+        """Add to all columns; a sublayer writes zeros to the further ones."""
         width, out = self._whole.width, str(node.output[0])
         pads = self._integers(0, 0, 0, 0, 0, 1 + self._m + self._whole.max_tokens)
         padded = self._node("Pad", [self._in_batches(written), pads], f"{out}/written_wide")
@@ -216,7 +201,7 @@ class _Widener:
             self._columns(wide, 0, width, out)
 
     def _wide(self, stream: str) -> str:
-        """The wide stream with the columns of `stream`; a renewed one is joined where it is first needed."""
+        """The wide stream with the columns of `stream`; a renewed one is joined where first needed."""
         name = _wide_name(self._whole, stream)
         if stream in self._whole.renewed:
             further = self._columns(_wide_name(self._whole, self._whole.renewed[stream]), self._whole.width)
@@ -224,21 +209,20 @@ class _Widener:
         return name
 
     def _columns(self, wide: str, start: int, stop: int = 2**62, output: str | None = None) -> str:
-        """Some columns of a wide stream."""
         bounds = [self._integers(each) for each in (start, stop, 2)]
         return self._node("Slice", [wide, *bounds], f"{wide}/columns_{start}_{stop if stop < 2**62 else ''}", output)
 
     def _stream_of(self, tensor: str) -> str:
-        """The wide stream that was current when a carried tensor was computed."""
+        """The current wide stream when a carried tensor was computed."""
         return _wide_name(self._whole, self._whole.stream[tensor])
 
     @property
     def _limit(self) -> str:
-        """The name of nodes that fail on too long a sequence, whose operands do not fit together then."""
+        """Name of nodes whose operands do not fit together if a sequence is too long."""
         return f"sequence_longer_than_max_tokens_{self._whole.max_tokens}"
 
     def _biased(self, node: onnx.NodeProto, place: int) -> None:
-        """The bias as the weight of the stream's column of ones; bias tokens have 0 there and stay rows of zeros."""
+        """The bias as weight of the stream's column of ones, so that bias tokens stay rows of zeros."""
         tensor, out, first = str(node.input[place]), str(node.output[0]), self._whole.width
         width = self._sizes[out][-1] or -1
         row = self._node("Reshape", [tensor, self._integers(1, width)], f"{out}/bias_row")
@@ -253,8 +237,6 @@ class _Widener:
             bias = self._node("Mul", [bias, self._constant(f"{PREFIX}/{out}/beta", beta)], f"{out}/bias_scaled")
         plain = self._copy(node, [self._name(name) for name in node.input[:place]], f"{PREFIX}/{out}/unbiased")
         self._node("Add", [plain, bias], f"{out}/biased", out)
-
-    # -- heads of the network --------------------------------------------------------------------------------
 
     def _head(self, softmax: onnx.NodeProto, scores: Scores) -> None:
         """Scores q k^T with columns of positions on both sides: [q, p W] [k, p]^T = q k^T + p W p^T (Theorem 9)."""
@@ -276,7 +258,6 @@ class _Widener:
         self._copy(softmax, [logits])
 
     def _joined(self, tensor: str, positions: str, sizes: Sizes, axis: int) -> str:
-        """Queries or keys with the columns of positions, the same for every head."""
         if len(sizes) == 4:
             alone = self._node("Unsqueeze", [positions, self._integers(1)], f"{positions}/alone")
             each = self._integers(1, sizes[1] or 1, 1, 1)
@@ -284,10 +265,7 @@ class _Widener:
         return self._node("Concat", [tensor, positions], f"{tensor}/with_positions_{-axis}", axis=axis)
 
     def _apart(self, low: float) -> NDArray[np.float64]:
-        """W_QK [R + T, R + T] between positions of which none may attend to another.
-
-        Bias tokens attend to the last of them, whose value is 0 in every head.
-        """
+        """W_QK [R + T, R + T] between isolated positions; bias tokens attend to the last one, of value 0."""
         weight = np.full((self._m + self._whole.max_tokens,) * 2, low)
         weight[: self._m, self._m - 1] = 0.0
         return weight
@@ -302,7 +280,7 @@ class _Widener:
             # What is forbidden by position and what is padding weigh the same for a token that may attend to nothing
             # else, as in the original; bias tokens weigh less.
             future = low * self._share(low)
-            apart = low if self._share(low) == _HALF else min(apart, 2.0 * low)
+            apart = low if self._share(low) < 1.0 else min(apart, 2.0 * low)
         name = f"{PREFIX}/W_QK_positions_{len(self._pseudo_masks)}"
         name = self._pseudo_masks.setdefault((allowed.tobytes(), future, apart), name)
         weight = self._apart(apart)
@@ -311,7 +289,7 @@ class _Widener:
 
     def _share(self, low: float) -> float:
         """The part of a data mask's number that is added, so that bias tokens can weigh less in floating point."""
-        return _HALF if -low > np.finfo(self._dtype).max / 4 else 1.0
+        return 0.5 if -low > np.finfo(self._dtype).max / 4 else 1.0
 
     def _data_mask(self, mask: Mask) -> str:
         """The mask without what W_QK forbids by position, [..., rows, rows]."""
@@ -322,10 +300,8 @@ class _Widener:
         data = self._node("Mul", [mask.data, own], f"{mask.data}/data/{self._limit}")
         return self._pad(data, (-2, -1), mask.rank)
 
-    # -- off the way -----------------------------------------------------------------------------------------
-
     def _cut(self, tensor: str) -> str:
-        """The rows of a carried tensor that belong to tokens; the entry and outputs have these under their names."""
+        """The rows of a carried tensor that belong to tokens, under its name for the entry and outputs."""
         own = tensor == self._whole.entry or tensor in self._view.outputs
         return tensor if own else self._cut_to(tensor)
 
@@ -350,12 +326,10 @@ class _Widener:
         name = f"{tensor}/padded_{'_'.join(str(-axis) for axis in axes)}"
         return self._node("Pad", [tensor, self._integers(*pads)], name)
 
-    # -- nodes -----------------------------------------------------------------------------------------------
-
     def _node(
         self, operator: str, inputs: Sequence[str], name: str, output: str | None = None, **given: int | list[int]
     ) -> str:
-        """A node `bias_token/<name>`, and its output, perhaps under another name; asked for again, it is the same."""
+        """A node `bias_token/<name>`, created once; its output may have another name."""
         called = f"{PREFIX}/{name.removeprefix(f'{PREFIX}/')}"
         made = output or called
         if made not in self._done:
@@ -366,7 +340,6 @@ class _Widener:
         return made
 
     def _copy(self, node: onnx.NodeProto, inputs: Sequence[str], output: str = "") -> str:
-        """A copy of a node of the model with other inputs, and perhaps another output."""
         copy = deepcopy(node)
         copy.ClearField("input")
         copy.input.extend(inputs)
@@ -380,7 +353,6 @@ class _Widener:
         return name
 
     def _constant(self, name: str, values: NDArray[np.float64] | float) -> str:
-        """A constant in the type of the stream."""
         if name not in self.constants:
             self.constants[name] = numpy_helper.from_array(np.asarray(values, self._dtype), name)
         return name

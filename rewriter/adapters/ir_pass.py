@@ -19,22 +19,19 @@ except ImportError as error:
 class AttentionOnlyPass(FunctionalPass):
     """Replace the MLP blocks of a model by attention heads, and prove it.
 
-    The model that comes in is not changed. `ensures` is the proof: a pass whose result is not proved raises
-    PostconditionError, so no later pass sees it.
-
-    Attributes:
-        report: the `Report` of the last call, None before the first one.
+    The given model is unchanged. `ensures` is the proof: a pass whose result is not proved raises PostconditionError,
+    so no later pass sees it. `report` is the `Report` of the last call.
     """
 
     def __init__(self, *, needed: bool = False, **options: Unpack[RewriteKeywords]) -> None:
-        """Keep the options of `rewriter.rewrite`; `needed`: a model without a block breaks the precondition."""
+        """`needed`: a model without a block breaks the precondition; `options` are those of `rewriter.rewrite`."""
         self._needed = needed
         self._options = options
         self._result: ir.Model | None = None
         self.report: Report | None = None
 
     def requires(self, model: ir.Model) -> None:
-        """Raise PreconditionError where the model is unsound, an option is wrong, or a block is needed and missing."""
+        """Raise PreconditionError if the model is unsound, an option is wrong, or a block is needed and missing."""
         try:
             plan = rewrite(model, dry_run=True, **self._options)
         except RewriteError as error:
@@ -43,7 +40,7 @@ class AttentionOnlyPass(FunctionalPass):
             raise PreconditionError(plan.summary)
 
     def call(self, model: ir.Model) -> PassResult:
-        """The rewritten model; a copy of the model where nothing was converted or the proof failed."""
+        """The rewritten model, or a copy if nothing was converted or the proof failed."""
         self._result, self.report = None, None
         try:
             self.report = rewrite(model, **self._options)
@@ -55,7 +52,7 @@ class AttentionOnlyPass(FunctionalPass):
         return PassResult(self._result, modified=made is not None)
 
     def ensures(self, model: ir.Model) -> None:
-        """Raise PostconditionError where the proof failed, or judged another model."""
+        """Raise PostconditionError if the proof failed, or judged another model."""
         if self.report is None or model is not self._result:
             raise PostconditionError("this model is not the one that the pass made and proved")
         if self.report.exit_status is ExitStatus.VALIDATION_FAILED:

@@ -28,18 +28,14 @@ except ImportError as error:
     raise UsageError("the pass for Olive needs the package olive-ai: pip install 'attnonly[olive]'") from error
 
 DEFAULTS = {name: inspect.signature(rewrite).parameters[name].default for name in RewriteKeywords.__annotations__}
-"""The options of the rewriting and of the proof, with their defaults."""
-
-REPORT = "attnonly-report.json"
-"""Name of the report beside the model, which Olive carries along as one of its additional files."""
+REPORT = "attnonly-report.json"  # beside the model; Olive carries it along as an additional file
 
 
 class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types
     """Replace the MLP blocks of an ONNX model by attention heads, and prove it.
 
-    A model without such blocks passes through. A proof that fails raises, so that no model leaves the pass unproved.
-    The options are those of `rewriter.rewrite`; `providers` is by default the workflow's execution provider, where it
-    is one that the proof knows.
+    A model without such blocks passes through. A failed proof raises. The options are those of `rewriter.rewrite`;
+    `providers` is by default the workflow's execution provider, if the proof knows it.
     """
 
     @classmethod

@@ -31,24 +31,18 @@ except ImportError as error:
     what = f"this needs TransformerLens ({str(error.name).partition('.')[0]} is missing)"
     raise UsageError(f"{what}: pip install 'attnonly[transformerlens]'") from None
 
-_CLOSE = 1e-3
-"""Largest relative distance between an MLP and the heads in its place; programs and float32 leave about 1e-6."""
+_MAX_DISTANCE = 1e-3  # of an MLP from its heads, relative; programs and float32 leave about 1e-6
 
 
-def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
-    """Put the heads that an ONNX file of the same model has in the place of every MLP of a TransformerLens model.
+def with_mlp_heads(bridge: Any, model: Source) -> Any:
+    """Replace every MLP of a TransformerLens model by the heads of an ONNX file of the same model.
 
     The logits stay, up to rounding and the certified errors of the head programs. Nothing is changed if an MLP cannot
     be replaced.
 
     Args:
-        bridge: a `transformer_lens.TransformerBridge` with unprocessed weights.
+        bridge: a `transformer_lens.TransformerBridge` with unprocessed weights, which is returned.
         model: path of the ONNX file, original or rewritten, or a model in memory.
-        program: as for `rewriter.heads`. `fast` stays accurate in float32; in gates `fewest` is a small difference of
-            large values, which needs a bridge in float64.
-
-    Returns:
-        The bridge.
 
     Raises:
         UsageError: the file has no heads for an MLP of the model, or they do not compute what that MLP does.
@@ -56,7 +50,7 @@ def with_mlp_heads(bridge: Any, model: Source, *, program: str = "fast") -> Any:
     """
     if not hasattr(bridge, "blocks") or not hasattr(bridge, "clear_hook_registry"):
         raise UsageError(f"a TransformerBridge of TransformerLens 4 is needed, not a {type(bridge).__name__}")
-    index = heads(model, program=program, wide=True)
+    index = heads(model, program="fast", wide=True)  # accurate in float32, in gates too
     found: list[MlpHeads] = []
     for block, name in zip(bridge.blocks, _layers(index, len(bridge.blocks)), strict=True):
         like = next(iter(block.mlp.parameters()))
@@ -96,7 +90,7 @@ def _compare(block: Any, made: Any, width: int) -> None:
         generator = torch.Generator().manual_seed(0)
         data = torch.randn(1, 16, width, generator=generator).to(device=like.device, dtype=like.dtype)
         wanted, found = mlp(data).detach(), made(data).detach()
-        same = bool((wanted - found).abs().max() <= _CLOSE * wanted.abs().max())
+        same = bool((wanted - found).abs().max() <= _MAX_DISTANCE * wanted.abs().max())
     if not same:
         what = "use the file of the same model, before enable_compatibility_mode() folds its weights"
         raise UsageError(f"the MLP of {block.name} is not what the file's heads compute; {what}")
@@ -159,6 +153,5 @@ class MlpHeads(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 def _projected(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """[batch, tokens, H, k] by one product of matrices."""
     heads, rows, width = weight.shape
     return (x @ weight.permute(1, 0, 2).reshape(rows, heads * width)).unflatten(-1, (heads, width)) + bias

@@ -23,37 +23,24 @@ from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress
 from rewriter.report.report import Result
 
-CONTROL = "control"
-"""Name of the original as its own competitor."""
-
+CONTROL = "control"  # the original as its own competitor
 _TOKENS = 128
-_LARGEST = 2**31
-"""Bytes that protobuf serialises."""
+_MAX_PROTOBUF_BYTES = 2**31
 
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One model on one set of inputs.
+    """One model on one set of inputs."""
 
-    Attributes:
-        model: its path; `control` for the second process of the original.
-        provider: the execution provider.
-        inputs: size of the inputs, or the name of their case.
-        rounds: the median in each round, in milliseconds; `milliseconds` is the median of these.
-        over_original: ratio to the original; None for the original.
-        load_seconds: how long onnxruntime took to read, optimise and place the model.
-        peak_mb: the most memory that loading and all runs took, in 10^6 bytes; None where the system does not tell.
-        cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU; None if unknown.
-    """
-
-    model: str
+    model: str  # its path; `control` for the second process of the original.
     provider: str
-    inputs: str
-    rounds: tuple[float, ...]
-    over_original: Ratio | None
+    inputs: str  # size of the inputs, or the name of their case
+    rounds: tuple[float, ...]  # the median in each round, in milliseconds; `milliseconds` is the median of these.
+    over_original: Ratio | None  # None for the original
     load_seconds: float
+    # the peak memory of loading and all runs, in 10^6 bytes; None where the system does not report it.
     peak_mb: float | None
-    cpu_nodes: Sequence[str] | None
+    cpu_nodes: Sequence[str] | None  # on another provider, the nodes on the CPU; None if unknown.
     also: ClassVar = ("milliseconds",)
 
     @property
@@ -178,17 +165,13 @@ def _check_inputs(models: Mapping[str, LoadedModel]) -> None:
 def _file(model: LoadedModel) -> Path | bytes:
     if model.mapped:
         raise UsageError("the weights of a model are links of a cache; copy it with `cp -rL`, and measure the copy")
-    if model.path is None and model.file_size >= _LARGEST:
+    if model.path is None and model.file_size >= _MAX_PROTOBUF_BYTES:
         raise UsageError("a model in memory of 2 GiB or more cannot be measured: save it, and give its path")
     return model.proto.SerializeToString() if model.path is None else model.path
 
 
 def inputs_of(model: onnx.ModelProto, settings: Settings, tokens: Sequence[int] = (), past: int = 0) -> list[Case]:
-    """The inputs on which a model is measured: made for each number of `tokens`, or those of the file.
-
-    Raises:
-        UsageError: the model has no such dimension, or fixes it; or the file does not fit the model.
-    """
+    """The inputs of a measurement: of each number of `tokens`, or those of the file. Raises UsageError."""
     if settings.inputs is not None:
         if tokens or settings.dims:
             raise UsageError("sizes come with the inputs of a file: leave out tokens and dim")

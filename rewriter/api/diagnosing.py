@@ -25,13 +25,11 @@ class Diagnosis(Result):
     """What was found: true if nothing is wrong.
 
     Attributes:
-        environment: versions, processor and operating system.
-        providers: execution provider to why it cannot be used here; empty where it works.
-        memory: bytes that can be had without swapping, within a container's limit; None where the system does not tell.
+        providers: execution provider to why it cannot be used here; empty if it works.
+        memory: available bytes without swapping, within a container's limit; None where the system does not report it.
         disk: free bytes in the model's folder, or the current one.
-        model_bytes: size of the model with external data, of which the proof loads all at once up to 500 MB; None
-            without a model.
-        wrong: what is wrong, each with the step that mends it. `problems` are the same.
+        model_bytes: with external data, of which the proof loads all at once up to 500 MB; None without a model.
+        wrong: each problem with the step that mends it; `problems` are the same.
     """
 
     environment: Mapping[str, str]
@@ -85,12 +83,11 @@ def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
     return Diagnosis(environment(), reasons, memory, disk, None if source is None else source.size, tuple(problems))
 
 
-_ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}
-"""Packages of that name that install a folder of their own."""
+_ADD_ONS = {"onnxruntime-extensions", "onnxruntime-genai"}  # with separate folders
 
 
 def _state(provider: Provider) -> tuple[bool, str]:
-    """(whether onnxruntime was built with a provider, why it does not start; empty if it does)."""
+    """(whether onnxruntime was built with a provider, why it does not start)."""
     built = True
     try:
         built = provider.kernel_set in load_onnxruntime().get_available_providers()

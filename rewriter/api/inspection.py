@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from passes.accounting import TOKENS, Accounting, account
+from passes.accounting import DEFAULT_TOKENS, Accounting, account
 from passes.plan import make_plan
 from rewriter.api.rows import planned_report
 from rewriter.api.run import Run, checked_options, name_of
@@ -17,12 +17,7 @@ from rewriter.report.report import Report, Result, plain_data
 
 @dataclass(frozen=True, repr=False)
 class Inspection(Result):
-    """What `inspect` found: true if some block can be converted.
-
-    Attributes:
-        report: the report of a dry run.
-        accounting: weights, heads, and the nonlinearities that would remain.
-    """
+    """What `inspect` found: true if some block can be converted."""
 
     report: Report
     accounting: Accounting
@@ -49,7 +44,7 @@ def inspect(
     scope: str = "mlp",
     gate: str = "heads",
     head_dimension: int | None = None,
-    tokens: int = TOKENS,
+    tokens: int = DEFAULT_TOKENS,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
 

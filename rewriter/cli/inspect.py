@@ -1,4 +1,4 @@
-"""`rewrite inspect` and `rewrite doctor`: what is in a model, and what this machine can do. Nothing is written."""
+"""`rewrite inspect` and `rewrite doctor`: a model's blocks, and this machine's abilities. Nothing is written."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from passes.options import Options
-from rewriter.cli.options import (
-    MODEL,
-    carried_out,
-    check_report,
-    command,
-    declared_options,
-    report_option,
-)
+from rewriter.cli.options import MODEL, carried_out, check_report, command, declared_options, report_option
 from rewriter.text import size
 
 if TYPE_CHECKING:

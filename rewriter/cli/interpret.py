@@ -39,9 +39,8 @@ if TYPE_CHECKING:
     from rewriter.interpret.text import Text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
 _WIDTH = 80
-_NAME = 30
+_NAME_WIDTH = 30
 
 
 _model = click.argument("model", type=click.Path(path_type=Path), callback=one_model)
@@ -69,10 +68,7 @@ def _logit_of(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
 
 
 def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command]:
-    """`--inputs`, `--text` and `--tokenizer`, which the command receives as `inputs`: a path or a `Text`.
-
-    If they are `optional`, the command receives the tokenizer as well.
-    """
+    """`--inputs`, `--text`, `--tokenizer` as `inputs`, a path or `Text`; if `optional`, the tokenizer as well."""
     options = (
         click.option("--text", metavar="TEXT", multiple=True, help="The input as text, instead of --inputs."),
         file_option(
@@ -110,7 +106,6 @@ def _inputs(told: str, *, optional: bool = False) -> Callable[[Command], Command
 
 
 def _logit(told: str, *, required: bool = False) -> Callable[[Command], Command]:
-    """`--logit`, which the command receives as a `Logit`."""
     entry = f"{told}entry N of the output's last axis, less entry M, at TOKEN; default: the last one."
     return click.option(
         "--logit", metavar="N[-M][:TOKEN]", required=required, callback=_logit_of, help=entry[0].upper() + entry[1:]
@@ -126,9 +121,6 @@ def _echo(lines: Iterable[str], report: Path | None = None) -> None:
     """Print lines; to standard error where the JSON goes to standard output."""
     for line in lines:
         click.echo(line.rstrip(), err=report == STANDARD)
-
-
-# -- heads ---------------------------------------------------------------------------------------------------------
 
 
 @command(
@@ -161,7 +153,7 @@ def heads(
 ) -> int:
     """List every head of MODEL, original heads and the heads of its neurons; -o also writes their weights.
 
-    MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. Whatever is not understood
+    MODEL is an original or a rewritten file. Names and shapes are those of TransformerLens. What is not understood
     is listed with the node. A page (--html) shows heads on one sequence, and with --logit what they add to a logit.
     """
     from rewriter.files.atomic import write_text
@@ -228,9 +220,6 @@ def _described(facts: Mapping[str, Any]) -> str:
     return ", ".join([f"{facts['heads']:>6} heads", *extras])
 
 
-# -- run -----------------------------------------------------------------------------------------------------------
-
-
 @command(
     MODEL,
     ok="the model was run",
@@ -271,9 +260,6 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
     return 0
 
 
-# -- attribute -----------------------------------------------------------------------------------------------------
-
-
 @command(
     MODEL,
     ok="the logit, neuron or score was attributed",
@@ -291,13 +277,7 @@ def run_cached(model: Path, *, inputs: Path | Text, cache: Path, names: tuple[st
 @_top
 @report_option("all contributions")
 def attribute(
-    model: Path,
-    *,
-    inputs: Path | Text,
-    logit: Logit | None,
-    why: str | None,
-    top: int,
-    report: Path | None,
+    model: Path, *, inputs: Path | Text, logit: Logit | None, why: str | None, top: int, report: Path | None
 ) -> int:
     """Attribute a logit to heads, tokens and biases: what writes it directly, and along all paths.
 
@@ -315,11 +295,10 @@ def attribute(
     return 0
 
 
-Told = tuple[list[str], dict[str, Any]]
-"""Lines to print, and the report."""
+Answer = tuple[list[str], dict[str, Any]]  # lines to print, and the report
 
 
-def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Told:
+def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Answer:
     from rewriter.interpret.attribute import attribute as attributed
     from rewriter.report.report import plain_data
 
@@ -336,11 +315,10 @@ def _attributed(model: Path, inputs: Path | Text, logit: Logit, top: int) -> Tol
 
 
 def _difference(entries: Iterable[str]) -> str:
-    """` 'the' - 'a'`, of what the tokenizer spells."""
     return "".join(f"{mark}'{entry}'" for mark, entry in zip((" ", " - "), entries, strict=False))
 
 
-def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Told:
+def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Answer:
     from rewriter.interpret.why import why
     from rewriter.report.report import plain_data
 
@@ -363,7 +341,7 @@ def _why(model: Path, inputs: Path | Text, asked: str, top: int) -> Told:
 
 
 def _amount(value: float) -> str:
-    """Six digits behind the point; of what is as large as a mask, six in all."""
+    """Six digits behind the point; six in all for values as large as a mask."""
     return f"{value:+12.6f}" if abs(value) < 1e6 else f"{value:+12.6g}"
 
 
@@ -374,9 +352,6 @@ def _largest(parts: Mapping[str, Any], top: int, tokens: tuple[str, ...]) -> lis
             said = f" '{tokens[place]}'" if tokens and name == "embed" and array.ndim else ""
             rows.append((f"{name}[{place}]{said}" if array.ndim else name, float(value)))
     return sorted(rows, key=lambda row: -abs(row[1]))[:top]
-
-
-# -- graph ---------------------------------------------------------------------------------------------------------
 
 
 @command(
@@ -414,9 +389,6 @@ def graph(model: Path, *, inputs: Path | Text, logit: Logit, out: Path | None) -
     )
     _echo(lines)
     return 0
-
-
-# -- rank ----------------------------------------------------------------------------------------------------------
 
 
 @command(
@@ -481,14 +453,14 @@ def rank(
 
 def _composition_rows(found: Compositions, top: int) -> Iterator[str]:
     yield f"composition, without the scales of normalisations; unrelated weights: {found.baseline:.3f}"
-    yield f"  {'':<3} {'reader':<{_NAME}} {'writer':<{_NAME}} {'score':>6}"
+    yield f"  {'':<3} {'reader':<{_NAME_WIDTH}} {'writer':<{_NAME_WIDTH}} {'score':>6}"
     for each in found.strongest(top):
         yield f"  {each.kind:<3} {_name(each.reader)} {_name(each.writer)} {each.score:6.4f}"
 
 
 def _changed_rows(found: ChangedHeads, top: int) -> Iterator[str]:
     yield f"changed heads; the outputs are off by {found.error:.3g} of their norm"
-    yield f"  {'':<{_NAME}} {'weights':>8} {'written':>8} {'restored':>9}"
+    yield f"  {'':<{_NAME_WIDTH}} {'weights':>8} {'written':>8} {'restored':>9}"
     for each in found.rows[:top]:
         yield f"  {_name(each.head)} {each.weights:8.3g} {each.written:8.3g} {each.restored:9.2%}"
 
@@ -503,10 +475,10 @@ def _token_rows(found: HeadTokens, top: int) -> Iterator[str]:
         side = "writes" if row.side == "O" else f"{' and '.join(names[each] for each in row.side)} read"
         yield f"  {_name(row.head)} {side}{share}"
         for ends in (row.top, row.bottom):
-            shown = "  ".join(f"{one_line(found.told(token), 44)} {score:+.3g}" for token, score in ends)
+            shown = "  ".join(f"{one_line(found.text_of(token), 44)} {score:+.3g}" for token, score in ends)
             yield from wrap(shown, _WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _name(head: str) -> str:
     shown = one_line(head, 1000)
-    return f"{shown if len(shown) <= _NAME else f'...{shown[3 - _NAME :]}':<{_NAME}}"
+    return f"{shown if len(shown) <= _NAME_WIDTH else f'...{shown[3 - _NAME_WIDTH :]}':<{_NAME_WIDTH}}"

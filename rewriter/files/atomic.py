@@ -1,9 +1,9 @@
-"""Write files and folders so that a reader sees the old one or the new one, whatever happens meanwhile.
+"""Write files and folders so that a reader sees the old one or the new one at any time.
 
 Every file is written under a hidden name beside OUT, synced, and renamed. The hidden name holds a digest of OUT's name,
-and the file is locked as long as its run goes on; the system releases the lock when the process ends, however it ends.
-A hidden file of the same OUT without a lock is therefore that of a killed run, which the next run removes (`sweep`).
-Without locks (Windows, some network file systems) nothing is removed. OSErrors become UsageErrors that say what to do.
+and the file is locked until its process ends. A hidden file of the same OUT without a lock is therefore that of a
+killed run, which the next run removes (`sweep`); without locks (Windows, some network file systems) nothing is removed.
+OSErrors become UsageErrors that say what to do.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FOLDER = ".folder"
-"""How the hidden name of a folder ends."""
-
+FOLDER = ".folder"  # suffix of the hidden name of a folder
 CHUNK = 8 * 2**20
 
 _ADVICE = {
@@ -57,7 +55,7 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def check_directory(directory: Path) -> None:
-    """Check that files can be made in a directory. Raises UsageError."""
+    """Check that a directory accepts files. Raises UsageError."""
     if not directory.exists():
         raise UsageError(
             f"the directory of the output, {quoted(directory)}, does not exist; create it first (mkdir -p)"
@@ -70,10 +68,7 @@ def check_directory(directory: Path) -> None:
 
 @contextmanager
 def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
-    """A new hidden file beside `out`, or a folder if `suffix` says so, with its descriptor.
-
-    It is locked until the end of the block, and removed there if it still has the hidden name.
-    """
+    """A new hidden file or folder beside `out` and its descriptor, locked in the block and removed after it."""
     # Without the name of `out`, which may already be as long as a name can be.
     path = out.parent / f".rewrite-{_tag(out)}-{secrets.token_hex(8)}{suffix}"
     handle: int | None = None
@@ -96,7 +91,7 @@ def hidden(out: Path, suffix: str) -> Iterator[tuple[Path, int]]:
 
 
 def sweep(out: Path) -> None:
-    """Remove what runs for `out` that were killed left. Failures are ignored: a later run tries again."""
+    """Remove what killed runs for `out` left. Failures are ignored: a later run tries again."""
     ours = re.compile(rf"\.rewrite-{_tag(out)}-[0-9a-f]{{16}}\.(onnx|data|tmp|folder)")
     with suppress(OSError):
         for path in [each for each in out.parent.iterdir() if ours.fullmatch(each.name)]:
@@ -111,7 +106,6 @@ def sweep(out: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder. A failure must not hide the error that led here."""
     with suppress(OSError):
         if path.suffix == FOLDER:
             shutil.rmtree(path, ignore_errors=True)  # does not follow links
@@ -124,7 +118,6 @@ def _tag(out: Path) -> str:
 
 
 def _locked(handle: int, *, wait: bool) -> bool:
-    """Take the lock, if the file system has locks and nobody else has it."""
     if fcntl is None:
         return False
     try:
@@ -135,7 +128,7 @@ def _locked(handle: int, *, wait: bool) -> bool:
 
 
 def atomically(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` make the contents of a file. What a killed run left is removed. Raises UsageError."""
+    """Let `write` create the contents of a file. Raises UsageError."""
     path = path.absolute()
     sweep(path)
     with os_errors("write", path), hidden(path, ".tmp") as (temporary, handle):
@@ -165,17 +158,11 @@ def sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-# -- folders of a model, such as optimum writes ---------------------------------------------------------------------
-
-_SKIPPED = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
-"""Folders that belong to tools, not to the model."""
+_TOOL_FOLDERS = {".git", ".cache", ".ipynb_checkpoints", "__pycache__"}
 
 
 def files_of(folder: Path) -> tuple[Path, ...]:
-    """The files of a folder and of the folders in it, sorted, relative to it; folders of tools are left out.
-
-    Raises UsageError where it cannot be read, or holds links or devices, which are not followed.
-    """
+    """All files of a folder but those of tools, sorted, relative to it. Raises UsageError for links and devices."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -183,7 +170,7 @@ def files_of(folder: Path) -> tuple[Path, ...]:
     found = []
     with os_errors("read", folder):
         for here, folders, names in os.walk(folder, onerror=fail):
-            folders[:] = sorted({*folders} - _SKIPPED)
+            folders[:] = sorted({*folders} - _TOOL_FOLDERS)
             for path in (Path(here, name) for name in (*folders, *names)):
                 mode = path.lstat().st_mode
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
@@ -196,10 +183,7 @@ def files_of(folder: Path) -> tuple[Path, ...]:
 
 
 def check_new_folder(out: Path, source: Path) -> None:
-    """Refuse, before the long work, a folder that exists or cannot be made. Raises UsageError.
-
-    What a killed run for `out` left is removed even then: a folder that exists is never written again.
-    """
+    """Refuse an existing output folder, and remove what killed runs for it left. Raises UsageError."""
     with os_errors("write", out):
         sweep(out.absolute())
         if os.path.lexists(out):
@@ -212,7 +196,7 @@ def check_new_folder(out: Path, source: Path) -> None:
 
 @contextmanager
 def copied_folder(source: Path, files: Sequence[Path], out: Path) -> Iterator[Path]:
-    """Copy files of `source` to a hidden folder beside `out`, which `publish` renames; otherwise it is removed."""
+    """Copy files of `source` to a hidden folder beside `out`, for `publish` to rename."""
     with ExitStack() as stack:
         with os_errors("write", out):
             staged, _ = stack.enter_context(hidden(out.absolute(), FOLDER))
@@ -223,7 +207,7 @@ def copied_folder(source: Path, files: Sequence[Path], out: Path) -> Iterator[Pa
 
 
 def publish(staged: Path, out: Path) -> None:
-    """Give a staged folder its name, atomically and durably. Raises UsageError where the name is taken meanwhile."""
+    """Give a staged folder its name, atomically and durably. Raises UsageError if the name was taken meanwhile."""
     with os_errors("rename to", out):
         for folder, _, names in os.walk(staged):
             for path in (Path(folder, name) for name in names):

@@ -6,15 +6,14 @@ and related ones):
 - A location is a relative path of plain names separated by `/`; a leading `./` is dropped.
 - No part of it below the model's directory is a symbolic link, and the file is regular with one hard link. Every part
   is opened relative to its parent without following links, so that none can be swapped in.
-- The keys are location, offset, length and checksum, each at most once. The checksum is not verified, since that would
-  read every byte. `basepath` is refused because onnxruntime does not load a model that has it.
+- The keys are location, offset, length and checksum (not verified), each at most once. `basepath` is refused because
+  onnxruntime does not load a model that has it.
 - Offset and length are decimal numbers below 2**63, and the range lies inside the file; the length is what dims and
   element type require. A missing offset is 0, a missing length extends to the end of the file.
 
-The only links that are read are those of a Hugging Face cache, which has one directory per model: files in
-`snapshots/REVISION/` are links to `../../blobs/HASH`. The locations in the model are replaced by paths below that
-directory, without a link: `blobs/HASH` (`through_cache`). From then on the rules above hold as ever: a link only says
-which of the blobs is meant, and whatever it is changed to, nothing outside of `blobs` is opened through it.
+The only links that are read are those of a Hugging Face cache: files in `snapshots/REVISION/` are links to
+`../../blobs/HASH`, and `through_cache` replaces locations by these paths. A link only selects one of the blobs: nothing
+outside of `blobs` is opened through it.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class ExternalRef:
 
     @property
     def range(self) -> tuple[int, ...]:
-        """What two references to the same bytes on this machine have in common."""
+        """Equal for references to the same bytes on this machine."""
         return (*self.file, self.offset, self.length)
 
 
@@ -162,7 +161,7 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
 
 
 def _parts(location: str, tensor: str) -> list[str]:
-    """The names on the way to a data file. Raises ModelError where it could leave the model's directory."""
+    """The path components of a data file. Raises ModelError if they could leave the model's directory."""
     # protobuf returns bytes for a string that is not valid UTF-8.
     parts = location.removeprefix("./").split("/") if isinstance(location, str) else [""]
     if {"", ".", ".."} & {*parts} or re.search(r"[\0\\]|^[A-Za-z]:", location):
@@ -188,9 +187,9 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
-    """Let the external data of `proto`, read from `folder`, name the blobs that its links in a cache point to.
+    """Replace links in a cache, in the external data of `proto` read from `folder`, by the blobs behind them.
 
-    Returns the directory in which external data is resolved: the cache's if locations were changed, else `folder`.
+    Returns the directory of external data: the cache's if locations were changed, else `folder`.
     """
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]

@@ -1,11 +1,10 @@
 """Load a model without trusting it.
 
 The structure of the model and its external references are checked. Small tensors are read at once, so that every reader
-of constants finds them in the model, and sparse ones are written out as runtimes do; `read_tensor` reads a large one
-when it is needed.
+of constants finds them in the model, and sparse ones are written out as runtimes do.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
-the link, in the directory of the path as given, and the data files themselves may only be links inside such a cache.
+the link, and the data files themselves may only be links inside such a cache.
 """
 
 from __future__ import annotations
@@ -33,17 +32,10 @@ from rewriter.graph.view import key_of
 from rewriter.graph.walk import is_external, iter_all, iter_sparse, iter_tensors
 from rewriter.text import first_of, quoted
 
-MAX_FILE = 2**31 - 1
-"""Protobuf cannot read a message of 2 GiB or more."""
-
-SMALL = 2**13
-"""Bytes of the largest external tensor that is read with the model: 1,024 numbers of 64 bits."""
-
-_MOST_SMALL = 2**28
-"""Bytes of all of them: the ranges may overlap, so that a small file names gigabytes."""
-
-_MOST_DENSE = 2**30
-"""Bytes of the sparse tensors of a model once they are written out."""
+MAX_FILE = 2**31 - 1  # protobuf cannot read a message of 2 GiB or more
+SMALL_TENSOR = 2**13  # bytes: 1,024 numbers of 64 bits; an external tensor as small is read with the model
+_MAX_SMALL_BYTES = 2**28  # of all of them: ranges may overlap, so that a small file names gigabytes
+_MAX_DENSE = 2**30  # of all sparse tensors once they are written out
 
 TOO_LARGE = (
     "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
@@ -66,31 +58,23 @@ _FOREIGN = (
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checked model and where it came from.
-
-    Attributes:
-        proto: the model; large external data is not loaded.
-        path: absolute path of the file, as given (a link is not followed); None for a proto in memory.
-        base_dir: directory that external data is resolved in, `path.parent` or the cache directory that its links
-            stay in; None for a proto in memory.
-        external: all references to other files: of initializers, attributes, subgraphs, functions and sparse tensors.
-        file_size: size of the model file in bytes; for a proto in memory, the size that it would have.
-        mapped: whether the proto refers to data otherwise than the file does: large weights stayed in the file, as
-            external data of that file, or links were replaced by the files that they point to.
-        fallbacks: local functions under names of onnxruntime's own operators. It never runs their bodies, so `proto`
-            does not have them.
-    """
+    """A checked model and where it came from."""
 
     proto: onnx.ModelProto
-    path: Path | None
-    base_dir: Path | None
+    path: Path | None  # absolute path as given (a link is not followed); None for a proto in memory
+    base_dir: Path | None  # of external data, `path.parent` or the cache directory that its links stay in
+    # all references to other files, also of attributes, subgraphs, functions and sparse tensors
     external: tuple[ExternalRef, ...]
-    file_size: int
+    file_size: int  # in bytes; for a proto in memory the size that it would have
+    # whether references differ from the file's: large weights stayed in it, as external data of that file, or links
+    # were replaced by the files behind them
     mapped: bool = False
+    # local functions with names of onnxruntime's own operators, which are not in `proto` because onnxruntime never runs
+    # their bodies
     fallbacks: tuple[onnx.FunctionProto, ...] = ()
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
-        """A model that was made of this one, as it is written: a copy with the fallbacks, if there are any."""
+        """A model built from this one, as written: a copy with the fallbacks, if any."""
         if self.fallbacks:
             proto = deepcopy(proto)
             proto.functions.extend(self.fallbacks)
@@ -98,7 +82,6 @@ class LoadedModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for the report."""
         names = first_of([function.name for function in self.fallbacks])
         note = f"local functions that onnxruntime has operators for are ignored, as it ignores them, and kept: {names}"
         return (note,) if self.fallbacks else ()
@@ -113,12 +96,9 @@ class IrModel(Protocol):
     """A model of the onnx_ir package."""
 
     @property
-    def graph(self) -> Any:
-        """The main graph."""
-
+    def graph(self) -> Any: ...
     @property
-    def opset_imports(self) -> Any:
-        """Versions of the domains."""
+    def opset_imports(self) -> Any: ...
 
 
 Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
@@ -128,10 +108,10 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
 def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
     """Load and check a model.
 
-    A proto in memory is used as it is, without a copy unless it has fallbacks, and may not have external data, since
-    there is no directory to resolve it in. The main graph of a file is sorted if it is not in topological order; an
-    unsorted proto in memory is refused, because it belongs to the caller. With `mapped`, the large weights of a file
-    stay there, unless the rules for external data refuse that (a link, a strange name).
+    A proto in memory is used without a copy unless it has fallbacks, and may not have external data, since there is no
+    directory to resolve it in. The main graph of a file is sorted; an unsorted proto in memory is refused, because it
+    belongs to the caller. If `mapped`, the large weights of a file stay there, unless the rules for external data
+    refuse that (a link, a strange name).
 
     Raises:
         ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
@@ -170,7 +150,7 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
 
 
 def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]:
-    """Take the functions whose bodies onnxruntime never runs out of a model, in place."""
+    """Remove, in place, the functions whose bodies onnxruntime never runs."""
     functions = list(map(deepcopy, proto.functions))
     found = tuple(filter(overridden, functions))
     if found:
@@ -180,19 +160,19 @@ def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]
 
 
 def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
-    """Put the bytes of small external tensors into the model, beside their references, which `as_stored` restores."""
-    left = _MOST_SMALL
+    """Read small external tensors, keeping their references, which `as_stored` restores."""
+    left = _MAX_SMALL_BYTES
     for tensor in iter_tensors(proto):
         if not is_external(tensor):
             tensor.ClearField("external_data")  # without a meaning
-        elif byte_count(tensor) <= min(SMALL, left):
+        elif byte_count(tensor) <= min(SMALL_TENSOR, left):
             left -= byte_count(tensor)
             tensor.raw_data = read_external(tensor, base_dir).tobytes()
             tensor.data_location = onnx.TensorProto.DEFAULT
 
 
 def as_stored(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with references in place of the small tensors that `load_model` read from other files."""
+    """The model with references instead of the small tensors that `load_model` read from other files."""
     if not any(tensor.external_data and not is_external(tensor) for tensor in iter_tensors(proto)):
         return proto
     stored = deepcopy(proto)
@@ -206,9 +186,9 @@ def as_stored(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
     """Replace sparse initializers and Constants by dense ones, as runtimes do. Raises ModelError."""
     every = [*iter_sparse(proto)]
-    if sum(bytes_of(onnx.TensorProto(dims=each.dims, data_type=each.values.data_type)) for each in every) > _MOST_DENSE:
+    if sum(bytes_of(onnx.TensorProto(dims=each.dims, data_type=each.values.data_type)) for each in every) > _MAX_DENSE:
         raise ModelError(
-            f"the sparse tensors of the model have more than {_MOST_DENSE / 2**30:.0f} GiB when they are written out; "
+            f"the sparse tensors of the model have more than {_MAX_DENSE / 2**30:.0f} GiB when they are written out; "
             "save it with dense weights as external data"
         )
     for thing in iter_all(proto) if every else ():
@@ -222,7 +202,7 @@ def _write_out_sparse(proto: onnx.ModelProto, base_dir: Path | None) -> None:
 
 
 def _dense(sparse: onnx.SparseTensorProto, base_dir: Path | None) -> onnx.TensorProto:
-    """A sparse tensor as a runtime loads it. Raises ModelError where its indices are not those of entries."""
+    """A sparse tensor as a runtime loads it. Raises ModelError for indices outside the tensor."""
     values, indices = (_values(each, base_dir) for each in (sparse.values, sparse.indices))
     name, dims, number = sparse.values.name, tuple(sparse.dims), values.size
     bounds = dims if indices.ndim == 2 else (math.prod(dims),)
@@ -271,7 +251,7 @@ def like(source: Source, proto: onnx.ModelProto) -> Any:
 
 
 def _may_map(path: Path) -> bool:
-    """Whether the rules for external data allow that a model refers to its own file."""
+    """Whether the rules for external data allow a model to refer to its own file."""
     try:
         os.close(open_inside(path.parent, path.name, ""))
     except ModelError:
@@ -296,11 +276,9 @@ def external_bytes(references: tuple[ExternalRef, ...]) -> int:
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
-    """Read one tensor of a model, inline or external, after checking it again; narrow types are those of `ml_dtypes`.
+    """Read a tensor, inline or external, after checking it again; narrow types are those of `ml_dtypes`.
 
-    Raises:
-        ModelError: the data does not match the dims, or the data file was replaced by something that
-            `rewriter.files.external` refuses.
+    Raises ModelError if the data does not match the dims, or `rewriter.files.external` refuses the data file by now.
     """
     return _values(tensor, model.base_dir)
 
@@ -342,7 +320,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:
-    """Parse the bytes of a model file, or `content` in their place. Raises ModelError, saying what they look like."""
+    """Parse the bytes of a model file, or `content` in their place. Raises ModelError that says what they look like."""
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content or data)
     except DecodeError as error:
@@ -400,7 +378,7 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
 
 
 def _described(data: bytes, reason: str) -> str:
-    """What a file is that is not a model, and what to do about it."""
+    """What a file is, if not a model, and what to do about it."""
     for offset, start, what in _FOREIGN:
         if data.startswith(start, offset):
             return what

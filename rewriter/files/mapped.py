@@ -1,8 +1,8 @@
-"""Leave the large weights of a model file where they are: the model refers to them as external data of its own file.
+"""Leave the large weights of a model file where they are: the model refers to that file for external data.
 
 A model of a gigabyte is then a model of kilobytes in memory, whose passes, copies and sessions cost little: onnxruntime
 maps the weights from the file. `rewriter.files.save` puts the bytes back inline (`inlined`). Only initializers of the
-main graph are left in the file, and only if their raw data is at least `LARGE` bytes.
+main graph are left in the file, and only if their raw data is at least `MIN_MAPPED_BYTES` bytes.
 """
 
 from __future__ import annotations
@@ -12,31 +12,19 @@ from copy import deepcopy
 
 import onnx
 
-LARGE = 2**16
-"""Minimum size in bytes of a weight that stays in the file; no pass looks at the values of larger constants."""
-
-_GRAPH, _INITIALIZER, _RAW = 7, 5, 9
-"""Field numbers of `ModelProto.graph`, `GraphProto.initializer` and `TensorProto.raw_data`."""
-
-_PLAIN = {1, 2, 8, _RAW, 12, 16}
-"""Fields of a tensor that may stand beside raw data: dims, type, name, doc string, metadata."""
-
-_LOCATION, _DEFAULT = 14, b"\0"
-"""The field `data_location`; onnx writes the default after it has loaded external data into a model."""
-
-_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}
-"""Wire types of protobuf: numbers, contents with a length, contents of a fixed length."""
+MIN_MAPPED_BYTES = 2**16  # no pass looks at the values of constants as large
+_GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of graph, initializer, raw_data
+_PLAIN = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
+_LOCATION, _DEFAULT = 14, b"\0"  # data_location, and its default, which onnx writes after loading external data
+_VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types of protobuf
 
 
 class _OddError(Exception):
-    """The bytes are not an ordinary message; protobuf will say what is wrong with them."""
+    """The bytes are not an ordinary message; protobuf will report the fault."""
 
 
 def without_weights(data: bytes, location: str) -> bytes | None:
-    """A serialised model with references to `location`, the file that holds `data`, in place of its large weights.
-
-    None if there is none, or if the bytes are not an ordinary model.
-    """
+    """The model with references to the file `location` instead of large weights; None if it has none or is unusual."""
     try:
         small = _shrunk(memoryview(data), 0, len(data), location, (_GRAPH, _INITIALIZER))
     except _OddError:
@@ -82,25 +70,25 @@ def inlined(
 
 
 def _shrunk(data: memoryview, first: int, last: int, location: str, way: tuple[int, ...]) -> bytes:
-    """A message without the weights in it, which are behind the fields `way`."""
+    """A message without its weights, which are behind the fields `way`."""
     pieces: list[bytes | memoryview] = []
     for number, begin, start, end in _fields(data, first, last, way[0]):
         small = None
-        if number == way[0] and end - start >= LARGE:
+        if number == way[0] and end - start >= MIN_MAPPED_BYTES:
             small = _shrunk(data, start, end, location, way[1:]) if way[1:] else _tensor(data, start, end, location)
         pieces += [data[begin:end]] if small is None else [_tag(number, len(small)), small]
     return b"".join(pieces)
 
 
 def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | None:
-    """The tensor with a reference to its raw data; None if it has none, or anything unusual beside it."""
+    """The tensor with a reference to its raw data; None without raw data, or with unusual fields."""
     fields = list(_fields(data, first, last, _RAW))
     raw = [(start, end) for number, _, start, end in fields if number == _RAW]
     odd = (
         number not in _PLAIN and not (number == _LOCATION and data[start:end] == _DEFAULT)
         for number, _, start, end in fields
     )
-    if len(raw) != 1 or raw[0][1] - raw[0][0] < LARGE or any(odd):
+    if len(raw) != 1 or raw[0][1] - raw[0][0] < MIN_MAPPED_BYTES or any(odd):
         return None
     (start, end), reference = raw[0], onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
     for key, value in {"location": location, "offset": str(start), "length": str(end - start)}.items():
@@ -110,10 +98,7 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
 
 
 def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message: number, where it begins, and where its contents start and end.
-
-    Raises _OddError where the bytes are not a message, or its field `message` has no contents.
-    """
+    """(number, start, start and end of contents) of the fields of a message. Raises _OddError."""
     begin = start
     while begin < last:
         tag, start = _varint(data, begin, last)
@@ -134,7 +119,7 @@ def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[t
 
 
 def _varint(data: memoryview, start: int, last: int) -> tuple[int, int]:
-    """A number and where it ends. Raises _OddError."""
+    """A number and its end. Raises _OddError."""
     value = 0
     for place in range(start, min(start + 10, last)):
         value |= (data[place] & 127) << 7 * (place - start)

@@ -4,14 +4,13 @@ The rewritten model is written completely under a hidden name in the directory o
 the proof of the very bytes that `commit` then renames to OUT.
 
 - OUT is a new file or, with `force`, an existing regular file in an existing directory. It is never the source or one
-  of its data files, under whatever name, and never a symbolic link, a directory, a FIFO or a device.
+  of its data files, under any name, and never a symbolic link, a directory, a FIFO or a device.
 - OUT does not change before `commit`. After it, OUT is the old file or the new one, never a part of either, even after
   kill -9. What a kill leaves hidden, the next run for the same OUT removes (`rewriter.files.atomic`).
 - Leaving the block without `commit`, or with an exception, removes everything that was written.
-- In the directory of the source, references to external data stay as they are, and no weights are read or copied. In
-  another directory, data files are copied before the graph is written. A copy is called `<stem of OUT>-<first 12 hex
-  digits of its SHA-256>.data`. The content of a name thus never changes: an older output stays intact whatever happens
-  to a newer one, and a file with the same content is reused, such as one that a killed run left. Files that no model
+- In the directory of the source, references to external data stay, and no weights are read or copied. In another
+  directory, data files are copied first, as `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`. The content of a
+  name thus never changes: a file with the same content is reused, and older outputs stay intact. Files that no model
   refers to any more are kept, because another model may read them.
 - The same proto gives the same bytes.
 """
@@ -45,11 +44,9 @@ from rewriter.text import quoted
 
 @dataclass(eq=False)
 class StagedModel:
-    """An output that is complete on disk, but not yet under its own name.
+    """An output that is complete on disk under a hidden name, `path`, with its external data.
 
-    Attributes:
-        path: the hidden file in OUT's directory; it can be loaded with its external data.
-        size: size in bytes of that file and the external ranges that it refers to, as in `LoadedModel.size`.
+    `size` counts that file and the external ranges that it refers to, as in `LoadedModel.size`, in bytes.
     """
 
     path: Path
@@ -62,7 +59,7 @@ class StagedModel:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names of OUT and of the data files beside it that it brought along."""
+        """Names of OUT and of its data files."""
         return tuple(path.name for path in (self._out, *self._data))
 
     @property
@@ -90,11 +87,10 @@ class StagedModel:
 
 @contextmanager
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
-    """Write a model that was built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
+    """Write a model built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
 
-    Raises:
-        UsageError: `out` breaks a rule of `check_output`, or the disk refuses (full, read-only, quota).
-        ModelError: the model has 2 GiB or more inline, or its external data cannot be used.
+    Raises UsageError if `out` breaks a rule of `check_output` or the disk refuses (full, read-only, quota), ModelError
+    if the model has 2 GiB or more inline, or its external data cannot be used.
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)
@@ -178,7 +174,6 @@ def _check_existing(out: Path, *, force: bool) -> None:
 def _serialise(
     proto: onnx.ModelProto, locations: dict[str, str], own: tuple[ExternalRef, ...], source: LoadedModel
 ) -> tuple[int, Iterable[bytes | memoryview]]:
-    """The size and the pieces of the file; `own` are weights that the source has inline."""
     lengths = {ref.tensor: ref.length for ref in own}
     if len(own) != sum(is_external(tensor) and tensor.name in lengths for tensor in proto.graph.initializer):
         raise ModelError("a weight of the main graph was moved into a body; this is a bug, please report it")
@@ -204,7 +199,7 @@ def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
 
 
 def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
-    """Copy the files that `references` name beside `out`, complete and synced: the new location for each old one.
+    """Copy the files of `references` beside `out`, synced: the new location for each old one.
 
     `made` receives the path of every file before it is created, so that it can be removed on failure.
     """

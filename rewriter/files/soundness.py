@@ -1,7 +1,7 @@
 """Whether a model that was read is structurally sound, which all other code relies on.
 
-onnx's checker is shown an outline of each graph: names, operators and small attributes, no types and no weights. What
-it does not judge is checked here. A model that passes satisfies:
+onnx's checker sees an outline of each graph: names, operators and small attributes, no types and no weights. What it
+does not judge is checked here, in linear time. A sound model satisfies:
 
 - It has a graph with at least one output, an IR version, and one operator set per domain.
 - Names are defined once in their scope and before they are read: no cycles, nodes in topological order. A subgraph sees
@@ -10,10 +10,7 @@ it does not judge is checked here. A model that passes satisfies:
 - Dims are non-negative and amount to less than 2**63 bytes, and inline data has exactly the length that they need.
 - Nodes have the inputs, outputs and attributes that their operators need, as far as onnx knows these (its checker).
 - Subgraphs nest at most `walk.MAX_DEPTH` deep. Local functions are unique, not recursive, and bounded in depth and
-  size: onnxruntime inlines them, so a small file of n functions that each call the previous one twice would grow to
-  2**n nodes, and would fill its memory.
-
-The check takes time linear in the size of the model.
+  size: onnxruntime inlines them, and n functions that each call the previous one twice grow to 2**n nodes.
 """
 
 from __future__ import annotations
@@ -35,14 +32,9 @@ from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
 from rewriter.text import counted, one_line, quoted
 
-MAX_INLINED = 10_000_000
-"""Maximum number of nodes of a model once its functions are inlined."""
-
-MAX_CALLS = 100
-"""Longest chain of functions that call each other. onnxruntime loads no longer one, and onnx does not inline it."""
-
+MAX_INLINED = 10_000_000  # nodes of a model once its functions are inlined
+MAX_CALLS = 100  # of functions inside each other: onnxruntime loads no more, and onnx does not inline them
 _Key = tuple[str, str, str]
-
 _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _TINY = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
@@ -58,9 +50,7 @@ _STANDS_IN = {
 }
 """What onnx's checker is shown in place of what may be large, or not UTF-8; tensors are checked here."""
 
-_OTHER = "other"
-"""The domain of the operators without a schema in an outline."""
-
+_OTHER_DOMAIN = "other"  # of the operators without a schema in an outline
 _UNREAD, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
 """Names for outputs that have none, which no model reads; onnx's checker wants one for each."""
 
@@ -96,7 +86,6 @@ def check_structure(model: onnx.ModelProto) -> None:
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
-    """The names in a model; protobuf returns bytes for those that are not UTF-8."""
     for function in model.functions:
         yield from (function.name, function.domain, function.overload, *function.input, *function.output)
     for thing in iter_all(model):
@@ -126,10 +115,9 @@ def _check_opsets(model: onnx.ModelProto) -> None:
 
 
 def sort_main_graph(model: onnx.ModelProto) -> bool:
-    """Sort the main graph in place and return whether anything moved.
+    """Sort the main graph in place and return whether that moved anything. Raises ModelError for a cycle.
 
-    ONNX requires the order, but onnxruntime loads unsorted graphs and its float16 converter writes them, so refusing
-    them would refuse working models. Raises ModelError for a cycle.
+    ONNX requires the order, but onnxruntime loads unsorted graphs and its float16 converter writes them.
     """
     nodes = model.graph.node
     producer = {name: index for index, node in enumerate(nodes) for name in node.output if name}
@@ -160,10 +148,9 @@ def _check_references(graph: onnx.GraphProto) -> None:
 
 
 def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
-    """Check names, order and operators of a graph and its subgraphs with onnx's checker. Raises ModelError."""
     checker: Any = onnx.checker  # its stubs lack the module in C++
     context = checker.C.CheckerContext()
-    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset or 1, _OTHER: 1}
+    context.ir_version, context.opset_imports = onnx.IR_VERSION, {"": opset or 1, _OTHER_DOMAIN: 1}
     try:
         checker.check_graph(_outline(graph, opset), context)
     except onnx.checker.ValidationError as error:
@@ -172,7 +159,7 @@ def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
 
 
 def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
-    """The graph as onnx's checker is shown it: small, and without what it knows too little of."""
+    """The graph for onnx's checker: small, and without operators that it does not know well."""
     made = onnx.GraphProto(name="graph", node=[_outlined(node, opset) for node in graph.node])
     for values, names in ((graph.input, made.input), (graph.output, made.output)):
         for value in values:
@@ -187,7 +174,7 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     made = onnx.NodeProto(op_type=node.op_type, name=node.name, input=node.input)
     made.output.extend(name or f"{_UNREAD} {next(_COUNT)}" for name in node.output or [""])
     if schema is None:
-        made.domain = _OTHER
+        made.domain = _OTHER_DOMAIN
         for place, (_, graph) in enumerate(subgraphs(node)):
             made.attribute.add(name=f"body {place}", type=onnx.AttributeProto.GRAPH, g=_outline(graph, opset))
         return made
@@ -213,7 +200,7 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
 
 
 def _schema(node: onnx.NodeProto, opset: int) -> Any:
-    """The schema of an operator; None where onnx has none for the opset, of which some are checked here."""
+    """The schema of an operator; None (after the checks here) if onnx has none for the opset."""
     domain = key_of(node)[0]
     if not domain and 0 < opset <= onnx.defs.onnx_opset_version() and onnx.defs.has(node.op_type, opset):
         return onnx.defs.get_schema(node.op_type, opset)
@@ -230,13 +217,13 @@ def _schema(node: onnx.NodeProto, opset: int) -> Any:
 
 
 def overridden(function: onnx.FunctionProto) -> bool:
-    """Whether onnxruntime has an operator of this name: it runs its own kernel then, or none, and never the body."""
+    """Whether onnxruntime has an operator of this name: it then never runs the body."""
     return ("" if function.domain in ONNX_DOMAINS else function.domain, function.name) in _operators()
 
 
 @cache
 def _operators() -> Mapping[tuple[str, str], int]:
-    """The operators of onnxruntime, and how many inputs they have at least."""
+    """The operators of onnxruntime, with their least number of inputs."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
     return {(schema.domain, schema.name): schema.min_input for schema in get_all_operator_schema()}

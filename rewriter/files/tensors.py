@@ -11,8 +11,7 @@ from rewriter.errors import ModelError
 from rewriter.text import quoted
 
 MAX_BYTES = 2**63 - 1
-MAX_RANK = 64
-"""Maximum rank of a NumPy array."""
+MAX_RANK = 64  # of a NumPy array
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ TYPED_FIELDS = tuple(sorted({element.field for element in ELEMENT_TYPES.values()
 
 
 def element_type(tensor: onnx.TensorProto) -> ElementType:
-    """Return the element type of a tensor. Raises ModelError when it is undefined or unknown."""
+    """The element type of a tensor. Raises ModelError if it is undefined or unknown."""
     found = ELEMENT_TYPES.get(tensor.data_type)
     if found is None:
         raise ModelError(
@@ -50,11 +49,7 @@ def element_type(tensor: onnx.TensorProto) -> ElementType:
 
 
 def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
-    """Multiply dims. Raises ModelError if one is negative or the tensor would exceed 2**63 bytes.
-
-    As in NumPy, the overflow check ignores zeros: `[0, 2**62, 2**62]` has no elements, but no array of that shape can
-    be made either.
-    """
+    """Multiply dims. Raises ModelError for negative ones, or more than 2**63 bytes (zeros ignored)."""
     count, nonzero = 1, 1
     for rank, dim in enumerate(dims, 1):
         count *= dim
@@ -70,7 +65,7 @@ def count_elements(dims: Iterable[int], name: str, bits: int = 8) -> int:
 
 
 def byte_count(tensor: onnx.TensorProto) -> int:
-    """Return the bytes that raw or external data of this tensor must have."""
+    """The bytes of raw or external data that this tensor must have."""
     bits = element_type(tensor).bits
     return (count_elements(tensor.dims, tensor.name, bits) * bits + 7) // 8
 

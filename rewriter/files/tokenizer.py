@@ -13,9 +13,7 @@ from rewriter.errors import UsageError
 from rewriter.text import clean, one_line, quoted
 
 _FILE = "tokenizer.json"
-
-_LONGEST = 40
-"""Characters of a token."""
+_MAX_TOKEN_LENGTH = 40
 
 _TEXTS = (
     "The harbour was quiet before sunrise. Two fishermen mended a net beside the old lighthouse, while gulls circled "
@@ -30,15 +28,11 @@ _TEXTS = (
 )
 """English prose, code, and a list with digits."""
 
-TokenText = Callable[[int], str]
-"""A token id in words."""
+TokenText = Callable[[int], str]  # a token id in words
 
 
 def open_tokenizer(tokenizer: Any) -> Any:
-    """A `tokenizers.Tokenizer` without padding and truncation; from a `tokenizer.json`, a folder with one, or a copy.
-
-    Raises UsageError where `tokenizers` is not installed, or cannot read it.
-    """
+    """A tokenizer, from its file or folder, or copied, without padding and truncation. Raises UsageError."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
@@ -64,7 +58,7 @@ def open_tokenizer(tokenizer: Any) -> Any:
 
 @lru_cache(maxsize=4)
 def sample_tokens(model: Path | None) -> tuple[tuple[int, ...], ...]:
-    """Three texts in the tokens of the `tokenizer.json` beside a model, or beside its folder `onnx`; empty without."""
+    """Three texts in the tokens of the `tokenizer.json` beside a model, or beside its folder `onnx`; else empty."""
     folders = () if model is None else (model.parent, *(model.parents[1:2] if model.parent.name == "onnx" else ()))
     path = next((folder / _FILE for folder in folders if (folder / _FILE).is_file()), None)
     with suppress(UsageError):
@@ -76,7 +70,7 @@ def sample_tokens(model: Path | None) -> tuple[tuple[int, ...], ...]:
 
 
 def spelling(tokenizer: Any, number: int) -> str:
-    """One token, as text where it is whole characters, else as the tokenizer names it; without control characters."""
+    """One token, as text if that is whole characters, else as the tokenizer names it; without control characters."""
     decoded = str(tokenizer.decode([number], skip_special_tokens=False))
     named = tokenizer.id_to_token(number)
     usable = decoded and "\N{REPLACEMENT CHARACTER}" not in decoded
@@ -85,13 +79,13 @@ def spelling(tokenizer: Any, number: int) -> str:
 
 
 def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
-    """Token ids in words: by a `tokenizer.json`, or as numbers without one. Raises UsageError as `open_tokenizer`."""
+    """Token ids in words: by a `tokenizer.json`, or as numbers without one. Raises UsageError."""
     if tokenizer is None:
         return str
     opened = open_tokenizer(tokenizer)
 
     def told(token: int) -> str:
-        text = spelling(opened, token)[:_LONGEST]
+        text = spelling(opened, token)[:_MAX_TOKEN_LENGTH]
         return f"'{text}'" if text else str(token)
 
     return told
@@ -99,7 +93,7 @@ def tokens_as_text(tokenizer: str | os.PathLike[str] | None) -> TokenText:
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Raises UsageError for whatever the package raises: Exception itself, and a BaseException where Rust panics."""
+    """Turn all errors of the package, BaseException included (where Rust panics), into a UsageError."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, MemoryError):

@@ -28,18 +28,12 @@ from rewriter.proof.run import open_model
 
 @dataclass(frozen=True)
 class ChangedHead:
-    """One head or neuron.
-
-    Attributes:
-        head: as `blocks.1.attn.3`.
-        weights: the norm of the change over that of the original, as root mean square over W_Q, W_K, W_V and W_O.
-        written: the norm of the change of what it writes on the inputs, over that of what its sublayer writes.
-        restored: the share of the outputs' error that goes if it alone is the original's; None if that was not run.
-    """
+    """One head or neuron."""
 
     head: str
-    weights: float
-    written: float
+    weights: float  # the norm of the change over the original's, as root mean square over W_Q, W_K, W_V and W_O
+    written: float  # the norm of the change of its output on the inputs, over that of its sublayer's output
+    # the share of the outputs' error that goes if it alone is the original's; None if not run.
     restored: float | None = None
 
 
@@ -49,7 +43,7 @@ class ChangedHeads:
 
     Attributes:
         error: the norm of the change of all outputs, over that of the original's.
-        rows: all heads and neurons, those first that write the largest change.
+        rows: all heads and neurons, those with the largest changed output first.
     """
 
     error: float
@@ -129,7 +123,7 @@ def _described(index: HeadIndex, named: Named) -> str:
 
 
 def _members(index: HeadIndex, named: Named, values: Mapping[str, Array]) -> tuple[Array, Array]:
-    """What members give to the output projection, [members, tokens, K], and its rows, [members, K, D]."""
+    """The members' input to the output projection, [members, tokens, K], and its rows, [members, K, D]."""
     own, z = named.sublayer, values[written_by(named)].astype(np.float64)
     z = z.reshape(-1, z.shape[-1])
     if isinstance(own, Attention):

@@ -1,21 +1,16 @@
-"""`attribute`: which heads, neurons, tokens and biases a logit is made of.
+"""`attribute`: a logit as a sum over heads, neurons, tokens and biases (docs/heads.md#what-a-logit-is-made-of).
 
 Two sums, each with its residual:
 
-    direct  the logit as what every head, neuron, bias and the embedding write to the stream along the logit's
-            direction, the last normalisation's denominator being held;
-    paths   the logit as a sum over tokens and constants, along all paths, with the patterns of original heads, the
-            denominators and the gates of neurons being held. There is no error term.
+    direct  what every head, neuron, bias and the embedding write to the stream along the logit's direction, with the
+            last normalisation's denominator held;
+    paths   over tokens and constants, along all paths, with patterns of original heads, denominators and gates held.
 
-The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y): what the neuron computes is its gate times y, and
-f(0), which is 0 for most activations and else the part of the bias tokens. So the answer depends on the function, not
-on the head program that spells it. Of h(g) u, the product of h's gate, g and u, half goes to what g reads and half to
-what u reads (RelP's rule for products, Jafari et al., 2025); of h(0) u all goes to u.
-
-Everything held, every sublayer is affine in the residual stream. `Step`s carry the gradient of the logit from the end
-of the stream to its beginning, and give what each constant on the way contributes. Both sums say what the logit is made
-of on this input, not what it depends on, which `ablate` and `patch` measure. Shapes: T tokens, D = d_model, of one
-sequence.
+The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), so the answer depends on the function, not on the
+head program; f(0) is the part of the bias tokens. Of h(g) u half goes to what g reads and half to what u reads (RelP's
+rule for products, Jafari et al., 2025); of h(0) u all goes to u. With all that held, every sublayer is affine in the
+residual stream: `Step`s carry the gradient of the logit from its end to its beginning. Shapes: T tokens, D = d_model,
+of one sequence.
 """
 
 from __future__ import annotations
@@ -39,8 +34,7 @@ from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, no
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, cases_of, token_ids
 
-_NEAR, _STEP = 1e-8, 1e-4
-"""Where |y| is smaller, a difference from f(0) says nothing about the gate; a step that says more."""
+_SMALL_Y, _SLOPE_STEP = 1e-8, 1e-4  # below the first, f(y) - f(0) does not show the gate
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +42,13 @@ class Attribution:
     """A logit, or a difference of two, in parts.
 
     Attributes:
-        logit: the model's value; of a capped one that before the cap.
+        logit: the model's value, before a cap.
         direct: part to its contributions: a number, or one per head or neuron of a sublayer.
         paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
             f(0) is not 0, `bias_tokens` [neurons], biases.
-        effects: sublayer to [tokens, heads or neurons]: what its output at a token contributes along all paths.
+        effects: sublayer to [tokens, heads or neurons]: the contribution of an output at a token along all paths.
         tokens: the tokens of the text; empty where inputs are arrays.
-        entries: how the tokenizer spells the entries that were attributed: the logit, and `minus`.
+        entries: the attributed entries as the tokenizer spells them: the logit, and `minus`.
     """
 
     logit: float
@@ -78,12 +72,7 @@ def total(parts: Mapping[str, Array]) -> float:
 
 
 def attribute(
-    model: Source,
-    inputs: InputsOrText,
-    logit: int,
-    *,
-    minus: int | None = None,
-    position: int = -1,
+    model: Source, inputs: InputsOrText, logit: int, *, minus: int | None = None, position: int = -1
 ) -> Attribution:
     """Attribute a logit, evaluated in float64, to heads, neurons, tokens and biases.
 
@@ -123,35 +112,25 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
     return Attribution(linear.value, direct, paths, effects, run.index, run.words, run.spelled(chosen), capped)
 
 
-# -- the frozen network --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Step:
     """A sublayer that is affine in what it reads. Members are heads, or neurons, for which K is 1.
 
     Weights are read when they are needed: in float64 those of all layers may not fit into memory.
-
-    Attributes:
-        norm: the normalisation before its values; None if they are of another sequence.
-        written: [T, members, K], what members compute before the output projection.
-        bias: b_O, [D].
-        weight: reads W_O, [members * K, D].
-        after: the normalisation of what the sublayer writes; None where there is none.
     """
 
-    norm: FrozenNorm | None
-    written: Array
-    bias: Array
-    weight: Callable[[], Array]
-    after: FrozenNorm | None = field(default=None, kw_only=True)
+    norm: FrozenNorm | None  # before its values; None if they are of another sequence
+    written: Array  # [T, members, K], before the output projection
+    bias: Array  # b_O, [D]
+    weight: Callable[[], Array]  # reads W_O, [members * K, D]
+    after: FrozenNorm | None = field(default=None, kw_only=True)  # the normalisation of what the sublayer writes
 
     def at_written(self, gradient: Array) -> Array:
-        """[T, members, K] of a gradient [T, D] at the stream with what is written."""
+        """[T, members, K] of a gradient [T, D] at the stream with the sublayer's output."""
         return np.asarray((self._at_output(gradient) @ self.weight().T).reshape(self.written.shape))
 
     def _at_output(self, gradient: Array) -> Array:
-        """[T, D] at what the output projection gives of a gradient [T, D] at the stream."""
+        """[T, D] at the output projection's result, of a gradient [T, D] at the stream."""
         return gradient if self.after is None else self.after.back(gradient)
 
     def effects(self, gradient: Array) -> Array:
@@ -177,25 +156,18 @@ class Step:
         raise NotImplementedError
 
     def _at_norm(self, at: Array) -> Array:
-        """[T, D] at the normalised stream of the same [T, members, K] at what is written."""
+        """[T, D] at the normalised stream, of a gradient [T, members, K] at what is written."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionStep(Step):
-    """An attention sublayer with a frozen pattern.
+    """An attention sublayer with a frozen pattern."""
 
-    Attributes:
-        pattern: [heads, T, sources].
-        value: [sources, heads, d_head], with b_V.
-        value_bias: b_V, [heads, d_head].
-        value_weight: reads W_V, [heads, D, d_head].
-    """
-
-    pattern: Array
-    value: Array
-    value_bias: Array
-    value_weight: Callable[[], Array]
+    pattern: Array  # [heads, T, sources]
+    value: Array  # [sources, heads, d_head], with b_V
+    value_bias: Array  # b_V, [heads, d_head]
+    value_weight: Callable[[], Array]  # reads W_V, [heads, D, d_head]
 
     def _constants(self, at: Array) -> dict[str, Array]:
         """Those of values; values of another sequence count as constants, [sources]."""
@@ -216,20 +188,16 @@ class AttentionStep(Step):
 
 @dataclass(frozen=True, eq=False)
 class NeuronStep(Step):
-    """Neurons with held gates.
-
-    Attributes:
-        reads: of the pre-activation, and of the value of a gate: its factor [T, neurons], and the map that makes it.
-        constant: f(0); 0 where there is a gate.
-    """
+    """Neurons with held gates."""
 
     norm: FrozenNorm
+    # of the pre-activation and of a gate's value: factor [T, neurons], and affine map
     reads: tuple[tuple[Array, AffineMap], ...]
     constant: float
 
     @classmethod
     def of(cls, own: NeuronHeads, norm: FrozenNorm, index: HeadIndex, pre: Array, linear: Array | None) -> NeuronStep:
-        """Neurons with the gates that they have at pre-activations and, of a gate, values [T, neurons]."""
+        """Neurons with the gates of pre-activations and values [T, neurons]."""
         query, value, output = (AffineMap(each, index.value_of) for each in (own.query, own.value, own.output))
         zero, rate = held(own.function, pre)
         made = zero + rate * pre
@@ -239,7 +207,6 @@ class NeuronStep(Step):
         return cls(norm, (made * linear)[..., None], output.bias(), output.weight, shares, 0.0)
 
     def _constants(self, at: Array) -> dict[str, Array]:
-        """Per neuron f(0) and the biases of what it reads."""
         found, own = dict[str, Array](), at[..., 0]
         if self.constant:
             found["bias_tokens"] = own.sum(axis=0) * self.constant
@@ -252,9 +219,9 @@ class NeuronStep(Step):
 
 def held(function: Callable[[Array], Array], y: Array) -> tuple[float, Array]:
     """f(0), and the gate (f(y) - f(0)) / y; next to 0 the slope there."""
-    zero, below, above = (float(each) for each in function(np.array([0.0, -_STEP, _STEP])))
-    near = (y == 0.0) | ((np.abs(y) < _NEAR) & (zero != 0.0))
-    return zero, np.where(near, (above - below) / (2 * _STEP), (function(y) - zero) / np.where(near, 1.0, y))
+    zero, below, above = (float(each) for each in function(np.array([0.0, -_SLOPE_STEP, _SLOPE_STEP])))
+    near = (y == 0.0) | ((np.abs(y) < _SMALL_Y) & (zero != 0.0))
+    return zero, np.where(near, (above - below) / (2 * _SLOPE_STEP), (function(y) - zero) / np.where(near, 1.0, y))
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,24 +234,14 @@ class FrozenStage:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """What was written to the stream.
+    """What was written to the stream."""
 
-    Attributes:
-        stages: first to last; the `between` of one more applies to what reads the last.
-        start: what the stream begins with, [T, D] each.
-        vectors: what the members of a sublayer wrote at a token, [members, D].
-    """
-
-    stages: Sequence[FrozenStage]
-    start: Mapping[str, Array]
-    vectors: Callable[[str, Step, int], Array]
+    stages: Sequence[FrozenStage]  # first to last; the `between` of a further one applies to what reads the last
+    start: Mapping[str, Array]  # the beginning of the stream, [T, D] each
+    vectors: Callable[[str, Step, int], Array]  # the outputs of a sublayer's members at a token, [members, D]
 
     def along(self, before: int, token: int, rows: Array) -> Iterator[tuple[str, Array]]:
-        """What the stream at a token is the sum of, as the stage number `before` reads it along rows [R, D].
-
-        Yields:
-            (sublayer, constant or part of the start, what each of its members gives [members, R]).
-        """
+        """(source, parts [members, R]) of all terms of the stream that stage `before` reads along rows [R, D]."""
         for place in range(before, 0, -1):
             between = self.stages[place].between if place < len(self.stages) else None
             earlier = self.stages[place - 1].steps
@@ -319,21 +276,15 @@ def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, S
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """The frozen network up to a logit.
-
-    Attributes:
-        start: [T, D], the embeddings.
-        gradients: of each [T, D] of the logit, along all paths, (at what its sublayers read, at the stream with what
-            they write).
-        read: [T, D], the logit's gradient at its result.
-    """
+    """The frozen network up to a logit."""
 
     value: float
     start: Array
     stages: Sequence[FrozenStage]
+    # of each stage, [T, D] of the logit along all paths (at its sublayers' inputs, at their outputs)
     gradients: Sequence[tuple[Array, Array]]
     end: FrozenNorm
-    read: Array
+    read: Array  # [T, D], the logit's gradient at its result
     constants: Mapping[str, Array]
     position: int
 
@@ -341,15 +292,13 @@ class Linear:
 _PARTS: Mapping[type, tuple[str, ...]] = {Attention: ("pattern", "v", "z"), NeuronHeads: ("pre", "pre_linear")}
 """The hooks of which a step is made."""
 
-_COUNTED = (".hook_q", ".hook_v", ".hook_pre")
-"""Hooks by which sequences are counted."""
+_COUNTED = (".hook_q", ".hook_v", ".hook_pre")  # hooks by which sequences are counted
 
 
 class FrozenRun:
     """The first sequence of a run in float64."""
 
     def __init__(self, model: Source, inputs: InputsOrText) -> None:
-        """Arguments and errors are those of `attribute`."""
         index = heads(model, wide=True)
         index.require_tokens_only("attribution")
         self.index = index
@@ -363,11 +312,7 @@ class FrozenRun:
         self.values: Mapping[str, Array] = {}
 
     def start(self, count: int, further: Collection[str]) -> None:
-        """Run the model, and keep what the steps of the first stages are made of, and further tensors but "".
-
-        Raises:
-            UsageError: a step cannot be made.
-        """
+        """Run the model, and keep `further` tensors (except "") and those of the first stages. Raises UsageError."""
         needed = {self.chain.stages[0].before, *further}
         for stage in self.chain.stages[:count]:
             norms = [stage.norm, *(self._norm(stage, named) for named in stage.sublayers)]
@@ -385,7 +330,7 @@ class FrozenRun:
         return {part: self.hooks[name] for part, name in known.items() if name in self.hooks}
 
     def _norm(self, stage: Stage, named: Named) -> Norm | None:
-        """The normalisation before a sublayer's values; None where there is none, or they are of another sequence."""
+        """The normalisation before a sublayer's values; None without one, or for values of another sequence."""
         own = named.sublayer
         if isinstance(own, Attention) and own.cross:
             return None
@@ -394,7 +339,7 @@ class FrozenRun:
 
     @property
     def beginning(self) -> dict[str, Array]:
-        """What the stream begins with, [T, D] each: `embed` and, where more is added to tokens, `pos_embed`."""
+        """The stream's first terms, [T, D] each: `embed` and, where more is added to tokens, `pos_embed`."""
         start = self.stream(self.chain.stages[0].before)
         ids = token_ids(self.index.proto, self.case.feeds, len(start))
         try:
@@ -407,7 +352,7 @@ class FrozenRun:
 
     @cached_property
     def batch(self) -> int:
-        """The number of sequences; some exports have batch and tokens as one axis."""
+        """Some exports have batch and tokens as one axis."""
         counted = [hook for name, hook in self.hooks.items() if name.endswith(_COUNTED)]
         return len(next(hook for hook in counted if {*hook.tensors} <= {*self.values}).make(self.values))
 
@@ -416,22 +361,17 @@ class FrozenRun:
         return np.asarray(array[0], dtype=np.float64)
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
-        """How the tokenizer spells entries of the output; nothing where they are no tokens of its."""
+        """How the tokenizer spells entries of the output; nothing where they are not its tokens."""
         count = self.values[self._output].shape[-1]
         words = tuple(self.given.entry(number, count) for number in numbers)
         return words if all(words) else ()
 
     def entries(self, position: int) -> Array:
-        """The output's entries at a token."""
         made = self.values[self._output][0]
         return np.asarray(made if self.chain.token is not None else made[position])
 
     def linear(self, logit: int, minus: int | None, position: int, further: Collection[str] = ()) -> Linear:
-        """The frozen network up to one entry, or the difference of two; keeps `further` tensors of the run.
-
-        Raises:
-            UsageError: there is no such entry.
-        """
+        """The frozen network up to one entry, or the difference of two; keeps `further` tensors. Raises UsageError."""
         chain = self.chain
         self.start(len(chain.stages), (self._output, chain.logits, chain.norm.output, *further))
         shape = self.values[self._output].shape
@@ -463,26 +403,24 @@ class FrozenRun:
         return Linear(value, start, stages, gradients, end, read, constants, token)
 
     def stages(self, count: int) -> list[FrozenStage]:
-        """The first stages, which must be needed."""
+        """The first stages, which must have been started."""
         return [
             FrozenStage({named.name: self._normed(stage, named) for named in stage.sublayers}, self.between(place))
             for place, stage in enumerate(self.chain.stages[:count])
         ]
 
     def _normed(self, stage: Stage, named: Named) -> AttentionStep | NeuronStep:
-        """A sublayer with the normalisation of what it writes."""
         step, norm = self._step(stage, named), self._writes[named.name].norm
         return step if norm is None else replace(step, after=self.freeze(norm, norm.data, named.name))
 
     def between(self, place: int) -> FrozenNorm | None:
-        """The normalisation that makes what a stage reads of the stage before it."""
         stage = self.chain.stages[place]
         if stage.norm is None:
             return None
         return self.freeze(stage.norm, self.chain.stages[place - 1].after, stage.sublayers[0].name)
 
     def _unembedded(self, chosen: Array, token: int) -> tuple[Array, dict[str, Array]]:
-        """(the gradient at the normalised stream [T, D], what biases after it contribute)."""
+        """(the gradient at the normalised stream [T, D], the contributions of later biases)."""
         found: dict[str, Array] = {}
         direction = chosen
         if self.chain.unembedding is not None:
@@ -537,5 +475,4 @@ class FrozenRun:
         return self.own(array.reshape(self.batch, -1, array.shape[-1]))
 
     def hooked(self, name: str) -> Array:
-        """What a hook records of the sequence."""
         return self.own(self.hooks[name].make(self.values))

@@ -27,40 +27,26 @@ from rewriter.interpret.attribute import AttentionStep, FrozenRun, Linear, Neuro
 from rewriter.interpret.index import HeadIndex, count_of
 from rewriter.interpret.sublayers import NeuronHeads
 from rewriter.interpret.text import InputsOrText, token_ids
-from rewriter.interpret.why import ScoreTerms, Why, made, scores_of
+from rewriter.interpret.why import ScoreTerms, Why, as_why, scores_of
 
-_MOST = 10_000
-"""Nodes of which all edges fit into a gigabyte."""
-
-_NODES, _EDGES = 0.8, 0.98
-"""The shares of influence that pruning keeps, as circuit-tracer does."""
-
-_TRACED = 10
-"""Terms of a score in the file."""
-
-_TINY = 1e-10
-"""Smallest sum that a row is divided by."""
+_MAX_NODES = 10_000  # all their edges fit into a gigabyte
+_KEPT_NODES, _KEPT_EDGES = 0.8, 0.98  # shares of influence that pruning keeps, as in circuit-tracer
+_TRACED_TERMS = 10  # of a score, in the file
+_MIN_DIVISOR = 1e-10  # of a row
 
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One node.
+    """One node."""
 
-    Attributes:
-        kind: `embedding`, `neuron`, `head`, `rest`, `bias` or `logit`.
-        name: `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`.
-        index: the neuron or head in its sublayer, the entry of a logit, 0 for other kinds.
-        activation: what its in-edges sum to: a neuron's activation, the logit, what the logit reads of others; 0 for
-            embeddings and biases, which have none.
-        gradient: how much the logit changes with the activation, along all paths; 0 where there is none.
-    """
-
-    kind: str
-    name: str
-    index: int
+    kind: str  # `embedding`, `neuron`, `head`, `rest`, `bias` or `logit`
+    name: str  # `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`
+    index: int  # of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds.
     token: int
+    # the sum of in-edges: a neuron's activation, the logit, what the logit reads of others; 0 for embeddings and
+    # biases.
     activation: float = 0.0
-    gradient: float = 0.0
+    gradient: float = 0.0  # of the logit by the activation, along all paths
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,16 +54,16 @@ class AttributionGraph:
     """All nodes and edges, and what pruning leaves of them.
 
     Attributes:
-        logit: the model's value: the logit, or the difference; of capped ones those before the cap.
-        entries: the entry, and the one that it is the difference from, as they are shown.
+        logit: the model's logit or difference, before a cap.
+        entries: the entry, and the subtracted one, as shown.
         probability: the softmax of all entries at this one.
-        adjacency: [N, N], what the column's node adds to the activation of the row's.
+        adjacency: [N, N], contributions of the column's node to the row's activation.
         kept, links: [N] and [N, N], whether pruning leaves the node, and the edge.
-        cumulative: [N], the share of all influence that nodes of at least this influence have.
-        shown: the tokens as they are shown: spelled where the inputs are a text, else their ids.
+        cumulative: [N], the share of all influence of nodes with at least this influence.
+        shown: the tokens as shown: spelled where the inputs are a text, else their ids.
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
-        constants: biases that no node reads, but queries or keys do.
-        why: the place of a head's node to the score of the token that it attends to most; sources are ids.
+        constants: biases that only queries or keys read.
+        why: place of a head's node to the score of the token with its largest attention weight; sources are ids.
     """
 
     logit: float
@@ -112,7 +98,7 @@ class AttributionGraph:
         Layers are numbers as text, "E" for embeddings and the number of layers plus one for logits; ids are
         `{layer}_{index}_{token}`. In a layer neurons have the first indices, original heads the next, then what
         remains. Feature types are `embedding` and `logit` as there, and `neuron`, `attention head`, `other heads` and
-        `bias`: the schema leaves them open, and a name of its own keeps a viewer from looking for transcoder features.
+        `bias`: the schema leaves them open, and a new name keeps viewers from looking for transcoder features.
         Heads have the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`;
         nodes that only scores read are `qk_only_nodes`.
         """
@@ -127,9 +113,9 @@ class AttributionGraph:
                 "transcoder_list": [],
                 "prompt_tokens": list(self.shown),
                 "prompt": self.prompt,
-                "node_threshold": _NODES,
+                "node_threshold": _KEPT_NODES,
                 "schema_version": 1,
-                "edge_threshold": _EDGES,
+                "edge_threshold": _KEPT_EDGES,
                 "logit": self.logit,
                 "largest_residual": float(np.abs(self.residuals).max()),
                 "replacement_score": self.scores[0],
@@ -181,10 +167,9 @@ class AttributionGraph:
 
 
 def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
-    """The largest terms of a score, as Neuronpedia has them."""
-    sides = {side: why.largest(axis, _TRACED) for axis, side in enumerate("qk")}
+    sides = {side: why.largest(axis, _TRACED_TERMS) for axis, side in enumerate("qk")}
     marginal = {f"top_{side}_marginal_contributors": rows for side, rows in sides.items()}
-    return {"pair_wise_contributors": why.top(_TRACED), **marginal}
+    return {"pair_wise_contributors": why.top(_TRACED_TERMS), **marginal}
 
 
 def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) -> tuple[str, ...]:
@@ -219,7 +204,7 @@ def attribution_graph(
 ) -> AttributionGraph:
     """The attribution graph of a logit: arguments and errors are those of `attribute`.
 
-    The `max_nodes` heads and neurons, each at one token, with the largest effects on the logit get nodes of their own;
+    The `max_nodes` heads and neurons, each at one token, with the largest effects on the logit get separate nodes;
     others are one node per sublayer and token. More than 10,000 nodes are a UsageError.
     """
     if max_nodes < 0:
@@ -235,7 +220,7 @@ def attribution_graph(
     found = _edges(linear, members, nodes)
     edges, count = found.matrix(), len(nodes)
     kinds = np.array([node.kind for node in nodes])
-    kept, links, cumulative = prune(edges, kinds, _NODES, _EDGES)
+    kept, links, cumulative = prune(edges, kinds, _KEPT_NODES, _KEPT_EDGES)
     chosen = (entry,) if minus is None else (entry, minus % len(entries))
     shifted = np.exp(entries - entries.max())
     ids = token_ids(run.index.proto, run.case.feeds, length)
@@ -263,29 +248,19 @@ def attribution_graph(
     )
 
 
-# -- nodes ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Members:
-    """The heads or neurons of a sublayer, each at every token. K is d_head, or 1 for neurons.
-
-    Attributes:
-        places: [T, members], the node that each belongs to; nodes of a sublayer follow on each other by token.
-        weights: [T, members, K], what each number that is written counts in its node's activation.
-    """
+    """The heads or neurons of a sublayer, each at every token. K is d_head, or 1 for neurons."""
 
     step: AttentionStep | NeuronStep
-    places: Array
-    weights: Array
+    places: Array  # [T, members], the node of each; a sublayer's nodes follow on each other by token
+    weights: Array  # [T, members, K], the weight of each written number in its node's activation
 
     @cached_property
     def nodes(self) -> Array:
-        """[N], the places of all nodes of the sublayer."""
         return np.arange(self.places.min(), self.places.max() + 1)
 
     def at(self, token: int) -> slice:
-        """The nodes of a token among those of the sublayer."""
         own = self.places[token] - self.nodes[0]
         return slice(own.min(), own.max() + 1)
 
@@ -297,12 +272,12 @@ class Members:
 
     @cached_property
     def vectors(self) -> Array:
-        """[N, D]: what each node writes at its token."""
+        """[N, D]."""
         return np.asarray(self.by_node(self.step.written) @ self.step.weight())
 
 
 def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[str, Members]:
-    """Sublayer to its heads or neurons; of all of them the `most` with the largest effects get nodes of their own."""
+    """Sublayer to its heads or neurons; the `most` with the largest effects have separate nodes."""
     gradients = {
         name: (step, step.at_written(after))
         for stage, (_, after) in zip(linear.stages, linear.gradients, strict=True)
@@ -320,7 +295,7 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
 
 
 def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Array) -> Members:
-    """Add the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at what members write."""
+    """Add the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at their outputs."""
     places, effects = np.zeros(chosen.shape, np.int64), (at * step.written).sum(axis=-1)
     for token, row in enumerate(chosen):
         if not row.all():
@@ -344,8 +319,6 @@ each constant adds to them [K]."""
 
 
 class _Edges:
-    """Collects edges from what nodes read back to all that was written there, and adds the nodes of constants."""
-
     def __init__(self, linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> None:
         self._members, self._nodes = members, nodes
         self._written = Written(
@@ -358,7 +331,7 @@ class _Edges:
         self._blocks: list[tuple[Array, Array, Array]] = []
 
     def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
-        """The in-edges of nodes of a stage by way of what they read at one token."""
+        """The in-edges of a stage's nodes from what they read at one token."""
         targets, rows, constants = read
         for name, added in constants.items():
             if added.any():
@@ -370,7 +343,7 @@ class _Edges:
                 self._blocks.append((targets, self._sources(name, token), given.T))
 
     def score(self, scores: ScoreTerms, node: GraphNode) -> Callable[[Sequence[str]], Why]:
-        """Why a head attends to a token most, of the ids of all nodes; adds the nodes of constants."""
+        """The largest attention score of a head, as a function of all ids; adds the nodes of constants."""
         query, key = node.token, int(scores.pattern[node.index, node.token].argmax())
         sides = list[tuple[Array, Array]]()
         for side, token in (("Q", query), ("K", key)):
@@ -382,12 +355,11 @@ class _Edges:
         def named(ids: Sequence[str]) -> Why:
             rows, columns = (tuple(ids[place] for place in places.tolist()) for places in (asked, told))
             score = scores.at(node.index, query, key)
-            return made(f"{node.name}[{node.index}]", (query, key), score, rows, columns, first @ second.T)
+            return as_why(f"{node.name}[{node.index}]", (query, key), score, rows, columns, first @ second.T)
 
         return named
 
     def _sources(self, name: str, token: int) -> Array:
-        """The nodes of a sublayer, the embedding or a constant at a token."""
         if name in self._members:
             return self._members[name].nodes[self._members[name].at(token)]
         if (name, token) not in self._known:
@@ -396,14 +368,11 @@ class _Edges:
         return np.array([self._known[name, token]])
 
     def matrix(self) -> Array:
-        """[N, N]: what the column's node adds to the activation of the row's.
-
-        Raises:
-            UsageError: there are too many nodes.
-        """
         size = len(self._nodes)
-        if size > _MOST:
-            raise UsageError(f"the graph would have {size:,} nodes, more than {_MOST:,}: take fewer of them, or tokens")
+        if size > _MAX_NODES:
+            raise UsageError(
+                f"the graph would have {size:,} nodes, more than {_MAX_NODES:,}: take fewer of them, or tokens"
+            )
         found = np.zeros((size, size))
         for targets, origins, weights in self._blocks:
             found[targets[:, None], origins] += weights
@@ -411,7 +380,7 @@ class _Edges:
 
 
 def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode]) -> _Edges:
-    """All edges; adds the nodes of constants. The first nodes are those of the embeddings, the last is the logit."""
+    """All edges; adds the nodes of constants. The first nodes are the embeddings, the last is the logit."""
     edges, logit = _Edges(linear, members, nodes), len(nodes) - 1
     for place, stage in enumerate(linear.stages):
         for name in stage.steps:
@@ -427,7 +396,6 @@ def _edges(linear: Linear, members: Mapping[str, Members], nodes: list[GraphNode
 
 
 def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
-    """What neurons read, token by token: each at its own."""
     shares = [(members.by_node(members.weights * rate[..., None]), affine) for rate, affine in neurons.reads]
     rows = np.asarray(sum(share @ affine.weight().T for share, affine in shares))
     added = {
@@ -442,12 +410,11 @@ def _neurons(members: Members, neurons: NeuronStep) -> Iterator[Read]:
 
 
 def _attention(members: Members, step: AttentionStep) -> Iterator[Read]:
-    """What original heads of all tokens read at one token after the other."""
     order = np.argsort(members.places, axis=None, kind="stable")
     starts = np.searchsorted(members.places.reshape(-1)[order], members.nodes)
 
     def by_node(rows: Array) -> Array:
-        """[N, ...]: rows [T * heads, ...], in order, added up."""
+        """[N, ...]: rows [T * heads, ...], in order, summed."""
         return np.asarray(np.add.reduceat(rows, starts, axis=0))
 
     if step.norm is None:
@@ -483,27 +450,21 @@ def influence(weights: Array, start: Array) -> Array:
 
 
 def normalised(adjacency: Array, missing: Array | float = 0.0) -> Array:
-    """A; what is `missing` of each row, [N], counts in its sum."""
+    """A; `missing` [N] counts in the sums of rows."""
     sizes = np.abs(adjacency)
-    return np.asarray(sizes / np.maximum(sizes.sum(axis=1) + missing, _TINY)[:, None])
+    return np.asarray(sizes / np.maximum(sizes.sum(axis=1) + missing, _MIN_DIVISOR)[:, None])
 
 
 def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float]:
-    """How much of the logit a graph explains, with an error node for what is missing in each node's in-edges.
+    """How much of the logit a graph explains, with an error node for the part `missing` [N] of nodes' in-edges.
 
-    Args:
-        adjacency: [N, N].
-        missing: [N], absolute.
-        kinds: [N], those of the nodes.
-
-    Returns:
-        From 0 to 1 (replacement, the share of influence on the logit that begins at tokens, and not at what is missing;
-        completeness, the share of nodes' in-edges that is there, averaged with influence as weight).
+    Returns (replacement, the share of influence on the logit that begins at tokens; completeness, the present share of
+    in-edges, averaged with influence as weight), each from 0 to 1.
     """
     start = np.asarray(kinds == "logit", dtype=float)
     found = influence(normalised(adjacency, missing), start)
     passing = found + start
-    lost = missing / np.maximum(np.abs(adjacency).sum(axis=1) + missing, _TINY)
+    lost = missing / np.maximum(np.abs(adjacency).sum(axis=1) + missing, _MIN_DIVISOR)
     begun, erred = found[kinds == "embedding"].sum(), (passing * lost).sum()
     completeness = ((1.0 - lost) * passing).sum() / passing.sum()
     return float(begun / (begun + erred)) if begun + erred else 0.0, float(completeness)
@@ -512,15 +473,8 @@ def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float
 def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold: float) -> tuple[Array, Array, Array]:
     """The nodes with the most influence that have `node_threshold` of it, then edges among them likewise.
 
-    Args:
-        adjacency: [N, N].
-        kinds: [N], those of the nodes: tokens and the logit stay; tokens and biases never have in-edges.
-        node_threshold: 0 to 1.
-        edge_threshold: 0 to 1.
-
-    Returns:
-        (which nodes [N] and which edges [N, N] are left, the share of all influence [N] that nodes of at least the
-        influence of each have).
+    Tokens and the logit stay. Returns (nodes [N] and edges [N, N] that are left, the share of all influence [N] of
+    nodes with at least each one's influence).
     """
     start = np.asarray(kinds == "logit", dtype=float)
     kept, sources = np.isin(kinds, ["embedding", "logit"]), np.isin(kinds, ["embedding", "bias"])
@@ -537,7 +491,7 @@ def prune(adjacency: Array, kinds: Array, node_threshold: float, edge_threshold:
         nodes = left
     order = np.argsort(-by_node, kind="stable")
     cumulative = np.zeros(len(by_node))
-    cumulative[order] = np.cumsum(by_node[order]) / max(float(by_node.sum()), _TINY)
+    cumulative[order] = np.cumsum(by_node[order]) / max(float(by_node.sum()), _MIN_DIVISOR)
     return nodes, edges, cumulative
 
 
@@ -547,4 +501,4 @@ def _threshold(sizes: Array, share: float) -> float:
         return 0.0
     falling = -np.sort(-sizes)
     sums = np.cumsum(falling)
-    return float(falling[min(int(np.searchsorted(sums / max(float(sums[-1]), _TINY), share)), len(falling) - 1)])
+    return float(falling[min(int(np.searchsorted(sums / max(float(sums[-1]), _MIN_DIVISOR), share)), len(falling) - 1)])

@@ -1,7 +1,7 @@
 """`heads`: every head of a model under one index, original heads and neuron heads alike; nothing is written.
 
-Indexing reads the graph and small constants. A tensor is computed from the model's own weights each time it is asked
-for, and is not kept.
+Indexing reads the graph and small constants. A tensor (docs/heads.md has their shapes) is computed from the model's
+weights on each access, and is not kept.
 """
 
 from __future__ import annotations
@@ -37,14 +37,12 @@ from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neur
 from rewriter.interpret.trace import Tracer, shapes_of_case
 from rewriter.text import quoted
 
+METADATA = "__metadata__"  # key of what describes the arrays, as JSON
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
 
-# -- tensors of a sublayer; docs/heads.md has their shapes ----------------------------------------------------------
-
-ValueOf = Callable[[str], Array]
-"""The value of a constant tensor of the graph."""
+ValueOf = Callable[[str], Array]  # a constant tensor's name to its value
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +56,7 @@ class HeadTensor:
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
-    """`x W + b` of a linear operator, with a normalisation's scale and bias folded in if there is one."""
+    """`x W + b` of a linear operator, with a normalisation's scale and bias folded in, if any."""
 
     projection: Projection
     value_of: ValueOf
@@ -100,20 +98,16 @@ def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: 
     return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 
 
-# -- the index ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class HeadIndex(Mapping[str, Array]):
     """The heads of a model: a read-only mapping from names such as `blocks.3.attn.W_Q` to arrays.
 
     Attributes:
         sublayers: attention sublayers and MLP blocks, with their names, in the order of the graph.
-        missed: what is not understood, with the node; of kind `attention` where that is an attention sublayer.
-        proto: the model whose tensors the sublayers name: the same, with local functions inlined where needed.
-        runs: the same with activations rounded by DynamicQuantizeLinear, where they are.
+        missed: what is not understood, with the node; attention sublayers have the kind `attention`.
+        proto: the model whose tensors sublayers name, with local functions inlined where needed.
+        runs: the same model with activations rounded by DynamicQuantizeLinear, if any.
         value_of: reads constants of the graph; raises LostError if its weights cannot be read.
-        folded: the normalisation that is folded into what reads a tensor; None where there is none.
         whole: whether the file is of form `whole`, whose tensors have rows of bias tokens and columns of positions.
     """
 
@@ -129,12 +123,7 @@ class HeadIndex(Mapping[str, Array]):
     whole: bool = False
 
     def __getitem__(self, name: str) -> Array:
-        """One tensor, computed from the model's weights.
-
-        Raises:
-            KeyError: there is no tensor of this name.
-            ModelError: its weights cannot be read.
-        """
+        """One tensor, computed from the model's weights. Raises KeyError, or ModelError for unreadable weights."""
         tensor = self.tensors[name]
         try:
             return np.ascontiguousarray(tensor.make().astype(tensor.dtype, copy=False)).reshape(tensor.shape)
@@ -151,26 +140,19 @@ class HeadIndex(Mapping[str, Array]):
 
     @property
     def attention(self) -> tuple[Named, ...]:
-        """The attention sublayers that are found."""
         return tuple(each for each in self.sublayers if isinstance(each.sublayer, Attention))
 
     @property
     def missed_attention(self) -> tuple[Miss, ...]:
-        """The attention sublayers that are not understood."""
         return tuple(miss for miss in self.missed if miss.kind == "attention")
 
     @property
     def layers(self) -> dict[str, tuple[Named, ...]]:
-        """Layer to its sublayers, in order."""
         names = dict.fromkeys(each.layer for each in self.sublayers)
         return {layer: tuple(each for each in self.sublayers if each.layer == layer) for layer in names}
 
     def require_tokens_only(self, what: str) -> None:
-        """Refuse a file of form `whole`, whose stream has rows and columns that `what` would have to leave alone.
-
-        Raises:
-            UsageError: the graph carries bias tokens.
-        """
+        """Refuse a file of form `whole`, whose stream has further rows and columns. Raises UsageError."""
         if self.whole:
             raise UsageError(
                 f"{what} does not work on a file of form whole; use the original, or form local or compact"
@@ -187,7 +169,6 @@ class HeadIndex(Mapping[str, Array]):
         atomically(Path(path), self._write)
 
     def _write(self, file: BinaryIO) -> None:
-        """A length, a JSON header and the bytes of the arrays."""
         header: dict[str, Any] = {METADATA: {"format": "np", "attnonly": json.dumps(self.to_json())}}
         start = 0
         for name, each in self.tensors.items():
@@ -260,7 +241,6 @@ def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
 
 
 def _described(named: Named) -> dict[str, Any]:
-    """What stands in the file beside a sublayer's tensors."""
     each = named.sublayer
     shared = {"layer": named.layer, "module": named.module, "heads": each.heads}
     if isinstance(each, Attention):
@@ -279,7 +259,7 @@ def _described(named: Named) -> dict[str, Any]:
 
 
 class _Builder:
-    """Makes the tensors of sublayers, and collects what cannot be made."""
+    """Builds the tensors of sublayers, and collects failures."""
 
     def __init__(self, tracer: Tracer, values: Constants, *, fold_ln: bool, wide: bool, norms: bool) -> None:
         self._view, self._constants, self._values = tracer.view, tracer.constants, values
@@ -289,7 +269,6 @@ class _Builder:
         self.missed: list[Miss] = []
 
     def of(self, named: Named) -> list[tuple[str, HeadTensor]]:
-        """Name to tensor of one sublayer and of the normalisation before it; none if they cannot be made."""
         try:
             return list(self._tensors(named))
         except LostError as error:
@@ -342,7 +321,7 @@ class _Builder:
         yield "b_O", HeadTensor((out,), dtype, maps["O"].bias)
 
     def _neurons(self, own: NeuronHeads) -> Iterator[tuple[str, HeadTensor]]:
-        """Those of a block's neuron heads. A head with fewer bias tokens than another has keys (0, -inf) for them."""
+        """The tensors of neuron heads. A head with fewer bias tokens than another has keys (0, -inf) for them."""
         # Factors of programs take weights out of float16's range.
         norm, dtype = self.folded(own.query.data), np.result_type(self._dtype(own.query.data), np.float32)
         query, value = AffineMap(own.query, self.value, norm), AffineMap(own.value, self.value, norm)
@@ -350,7 +329,7 @@ class _Builder:
         groups, m, width = own.groups, own.bias_tokens, own.dimension
 
         def by_group(of_group: Callable[[Group, Array], Array], base: Array) -> Array:
-            """One group's heads after the other, [heads, ...] from [neurons, ...]."""
+            """The groups' heads in order, [heads, ...] from [neurons, ...]."""
             return np.concatenate([of_group(group, base) for group in groups])
 
         def pair(first: Array, second: float) -> Array:
@@ -387,11 +366,10 @@ class _Builder:
             yield name, HeadTensor(shape, dtype, make)
 
     def folded(self, data: str) -> Norm | None:
-        """The normalisation that is folded into what reads `data`."""
         return self._norm(data) if self._fold else None
 
     def _norm(self, data: str) -> Norm | None:
-        """The normalisation before a sublayer; None where its result is part of the residual stream too."""
+        """The normalisation before a sublayer; None if its result is also part of the residual stream."""
         norm = norm_before(self._view, self._constants, data)
         if norm is None:
             return None
@@ -402,7 +380,7 @@ class _Builder:
         return None if residual else norm
 
     def value(self, name: str) -> Array:
-        """A constant; float16 and bfloat16 as float32, and everything as float64 if that was asked for."""
+        """A constant; float16 and bfloat16 as float32, everything as float64 if `wide`."""
         return packed_matrix(self._packed[name], self._float) if name in self._packed else self._float(name)
 
     def _float(self, name: str) -> Array:
@@ -417,8 +395,6 @@ class _Builder:
         return np.dtype(known.get(kind, "float32"))
 
 
-# -- heads by name -------------------------------------------------------------------------------------------------
-
 Names = str | Sequence[str]
 """Names of heads, or globs: `blocks.1.attn.3` is one, `blocks.1.attn.*` and `*.mlp_heads.1?` are several.
 
@@ -427,11 +403,7 @@ heads of its program, since those of one neuron may nearly cancel."""
 
 
 def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]]:
-    """The sublayers with chosen heads, in order, each with their numbers.
-
-    Raises:
-        UsageError: a glob matches nothing.
-    """
+    """The sublayers with chosen heads, in order, each with their numbers. Raises UsageError."""
     globs = (names,) if isinstance(names, str) else tuple(names)
     if not globs:
         raise UsageError("no head is named; a name is, for example, 'blocks.0.attn.3', or a glob such as '*.attn.*'")
@@ -443,7 +415,7 @@ def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]
 
 
 def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: str) -> set[str]:
-    """The known names that are given, or that a given glob matches. Raises UsageError if one matches nothing."""
+    """The known names that a glob matches. Raises UsageError if one matches nothing."""
     found = set[str]()
     for glob in globs:
         own = [glob] if glob in known else [*filter(re.compile(translate(glob)).match, known)]
@@ -454,15 +426,11 @@ def matching(globs: Sequence[str], known: Collection[str], kind: str, examples: 
 
 
 def count_of(named: Named) -> int:
-    """How many numbers a sublayer has: heads, or neurons."""
+    """The number of heads, or neurons."""
     return named.sublayer.neurons if isinstance(named.sublayer, NeuronHeads) else named.sublayer.heads
 
 
-METADATA = "__metadata__"
-"""The key of what describes the arrays, as JSON."""
-
-
 def check_suffix(path: Path) -> None:
-    """Refuse a path with another suffix. Raises UsageError."""
+    """Require the suffix `.safetensors`. Raises UsageError."""
     if path.suffix != ".safetensors":
         raise UsageError(f"{quoted(path)} must end in .safetensors")

@@ -30,14 +30,9 @@ from rewriter.interpret.text import InputsOrText, cases_of
 from rewriter.text import quoted
 
 HOW = ("zero", "mean")
-
-MARK = "attnonly.intervention"
-"""Metadata key of the nodes made here; the value is the tensor that they change."""
-
+MARK = "attnonly.intervention"  # metadata key of added nodes; the value is the tensor that they change
 _COMPUTED = "computed"
-
-Places = Sequence[tuple[str, Array]]
-"""Tensors that are changed, each with the entries that are replaced: booleans that broadcast to it."""
+Places = Sequence[tuple[str, Array]]  # changed tensors, with the replaced entries: booleans that broadcast
 
 
 def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrText | None = None) -> Any:
@@ -106,9 +101,6 @@ def _opened(model: Source) -> tuple[HeadIndex, onnx.ModelProto]:
     return index, self_contained(replace(index.source, proto=index.proto))
 
 
-# -- what takes a tensor's place -----------------------------------------------------------------------------------
-
-
 def _outputs(index: HeadIndex, names: Names) -> Iterator[tuple[str, Array]]:
     """The chosen heads' outputs, [..., channels]. Raises UsageError."""
     for named, numbers in chosen_heads(index, names):
@@ -119,14 +111,13 @@ def _outputs(index: HeadIndex, names: Names) -> Iterator[tuple[str, Array]]:
 
 
 def written_by(named: Named) -> str:
-    """The tensor of what heads or neurons give to the output projection, [..., channels]. Raises UsageError."""
+    """The input of the output projection, [..., channels]. Raises UsageError."""
     if isinstance(named.sublayer, NeuronHeads) and not named.sublayer.gate:
         raise UsageError(f"{named.name} has no tensor of what its neurons write; use the original or form local")
     return named.sublayer.output.data
 
 
 def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> dict[str, Array]:
-    """The mean of every channel over the tokens of all cases."""
     rows: dict[str, list[Array]] = {tensor: [] for tensor in tensors}
     for case in cases_of(index.proto, inputs).cases:
         for tensor, array in values_of(index, case, tensors).items():
@@ -137,7 +128,6 @@ def _means(index: HeadIndex, tensors: Sequence[str], inputs: InputsOrText) -> di
 
 
 def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: InputsOrText) -> onnx.ModelProto:
-    """The model with the values that the places have on the inputs."""
     values = values_of(index, cases_of(index.proto, inputs).only, [tensor for tensor, _ in places])
     made = []
     for tensor, where in places:
@@ -146,9 +136,6 @@ def _recorded(index: HeadIndex, model: onnx.ModelProto, places: Places, inputs: 
         merged = where.ndim == array.ndim
         made.append((tensor, np.tile(where, (len(array) // len(where), 1, 1)) if merged else where))
     return replaced(index, model, made, values)
-
-
-# -- the marked nodes ----------------------------------------------------------------------------------------------
 
 
 def replaced(index: HeadIndex, model: onnx.ModelProto, places: Places, values: dict[str, Array]) -> onnx.ModelProto:
@@ -168,7 +155,6 @@ def replaced(index: HeadIndex, model: onnx.ModelProto, places: Places, values: d
 
 
 def _nodes(tensor: str, computed: str, where: Array, values: Array) -> Iterator[onnx.NodeProto]:
-    """`tensor` as `values` where `where` says so, and as the model computes it elsewhere."""
     mask, held, chosen, shape = (f"{computed}/{name}" for name in ("where", "values", "chosen", "shape"))
     # Constant nodes: in old IR versions an initializer would change the model's signature.
     for name, array in ((mask, where), (held, values)):
@@ -181,7 +167,7 @@ def _nodes(tensor: str, computed: str, where: Array, values: Array) -> Iterator[
 
 
 def _rename(graph: onnx.GraphProto, tensor: str, name: str) -> int:
-    """Let the node that makes `tensor` make `name` instead; returns its index. Raises KeyError if there is none."""
+    """Rename a node's output and return its index. Raises KeyError."""
     for index, node in enumerate(graph.node):
         for place, output in enumerate(node.output):
             if output == tensor:
@@ -191,11 +177,7 @@ def _rename(graph: onnx.GraphProto, tensor: str, name: str) -> int:
 
 
 def unedited(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy without the changes that were made here.
-
-    Raises:
-        ModelError: the marks do not fit the graph, as where another tool changed it.
-    """
+    """A copy without interventions. Raises ModelError if marks do not fit the graph, as after other tools' changes."""
     result = deepcopy(model)
     changed = {tensor for node in model.graph.node if (tensor := _mark(node))}
     kept = [node for node in model.graph.node if not _mark(node)]

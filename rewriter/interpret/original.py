@@ -23,23 +23,15 @@ from rewriter.graph.norms import Norm
 from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
 from rewriter.interpret.trace import EntrySource, Indices, Shape, Signal, Tracer
 
-# -- which columns of a linear operator belong to which head --------------------------------------------------------
-
 
 @dataclass(frozen=True, eq=False)
 class HeadNorm:
-    """The normalisation of queries or keys.
-
-    Attributes:
-        axis: the axis of tokens in its output, 1 or 2.
-        shape: that of what the output has for each token.
-        columns: [heads, d_head], entries of that, flattened.
-    """
+    """The normalisation of queries or keys."""
 
     norm: Norm
-    axis: int
-    shape: Shape
-    columns: Indices
+    axis: int  # of tokens in its output, 1 or 2
+    shape: Shape  # of the output for each token
+    columns: Indices  # [heads, d_head], entries of that, flattened
 
     def of_heads(self, constant: NDArray[Any]) -> NDArray[Any]:
         """[heads, d_head] of a scale or bias."""
@@ -53,29 +45,18 @@ class HeadNorm:
 
 @dataclass(frozen=True, eq=False)
 class HeadColumns:
-    """Queries, keys or values of all heads: columns of a linear operator's output, plus constants, times `factor`.
-
-    Attributes:
-        columns: [heads, d_head], columns of its output.
-        factor: the factor; of what is normalised, the factor after that.
-        added: the constants, such as a bias in an Add of its own, by entries [heads, d_head].
-        norm: the normalisation of each token's channels, which comes before that.
-    """
+    """Queries, keys or values of all heads: columns of a linear operator's output, plus constants, times `factor`."""
 
     operator: LinearOperator
-    columns: Indices
-    factor: float
-    added: tuple[EntrySource, ...]
+    columns: Indices  # [heads, d_head] of its output
+    factor: float  # after a normalisation, if any
+    added: tuple[EntrySource, ...]  # constants, such as a bias in a separate Add, by entries [heads, d_head]
     rotary: bool
-    norm: HeadNorm | None = None
+    norm: HeadNorm | None = None  # of each token's channels, before that
 
 
 def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
-    """Read the heads from a tensor of shape [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head].
-
-    Raises:
-        LostError: the tensor is not laid out like that, or is not made by one linear operator.
-    """
+    """The heads in a tensor [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head]. Raises LostError."""
     linear = [(part, made) for part in signal.sources if (made := tracer.operator(part.name)) is not None]
     if len(linear) != 1:
         reason = "no linear operator makes it" if not linear else "it is a sum of several linear operators' outputs"
@@ -108,7 +89,7 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
 
 
 def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
-    """The normalisation of which queries or keys [batch, heads, tokens, d_head] are entries."""
+    """The normalisation of queries or keys [batch, heads, tokens, d_head]."""
     shape, wanted = tracer.shape(norm.output), index.swapaxes(1, 2)
     places = np.arange(prod(shape)).reshape(shape)
     for axis in range(1, len(shape) - 1):
@@ -122,7 +103,6 @@ def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
 
 
 def _one(part: EntrySource, where: str) -> float:
-    """The factor that all entries of a part share."""
     factors = np.unique(part.factor[part.index >= 0])
     if len(factors) != 1 or factors[0] == 0.0:
         raise LostError("its channels have different factors", where)
@@ -138,11 +118,7 @@ def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, factor: float
 
 
 def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
-    """For a tensor [..., channels] made of z = [..., tokens, d_head]: the channel [heads, d_head] of every entry.
-
-    Raises:
-        LostError: the channels are not those of one token's heads.
-    """
+    """The channel [heads, d_head] of each entry of z = [..., tokens, d_head] in [..., channels]. Raises LostError."""
     if len(signal.sources) != 1 or signal.sources[0].name != stop or (signal.sources[0].index < 0).any():
         raise LostError("the output projection reads more than the heads", where)
     if (signal.sources[0].factor != 1.0).any():
@@ -159,14 +135,12 @@ def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: s
 
 # -- attention sublayers --------------------------------------------------------------------------------------------
 
-_DEPTH = 24
-"""Longest chain of nodes between a Softmax and the products on both sides of it."""
-
+_MAX_DEPTH = 24  # nodes between a Softmax and the products on both sides
 _MASKING = {"Add", "Where", "Cast", "Identity", "Reshape", "Mul", "Div", "Max", "Dropout", "Tanh", "Concat", "Sub"}
 """Between the product and the Softmax; a Tanh caps scores, and a Concat puts a sink beside them."""
 
 _WEIGHING = NONLINEAR | _MASKING | {"ReduceSum", "Abs"}
-"""Between the product and the values, where weights are no Softmax."""
+"""Between the product and the values, where weights are not a Softmax."""
 
 _GUARDING = {"Cast", "Identity", "Dropout", "Where", "Mul", "Reshape", "Slice"}
 _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
@@ -174,42 +148,30 @@ _ROUNDING = ("QuantizeLinear", "DequantizeLinear")
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The heads of one attention sublayer.
+    """The heads of one attention sublayer."""
 
-    Attributes:
-        node: index of its Softmax or attention operator, by which sublayers are ordered.
-        query: W_Q, in terms of a linear operator; `key` and `value` are per query head.
-        groups: heads that share keys and values: 1, or more in grouped-query attention.
-        scale: factor of the scores q k, q and k being as W_Q and W_K make them.
-        channels: [heads, d_head], rows of W_O.
-        z: the heads' outputs, [batch, heads, tokens, d_head] or with the first two axes as one.
-        factor: that of the product of queries and keys in the scores.
-        scores: the scores with masks and position biases, before Softmax.
-    """
-
-    node: int
-    query: HeadColumns
+    node: int  # index of its Softmax or attention operator, which orders sublayers
+    query: HeadColumns  # W_Q as a linear operator; `key` and `value` are per query head
     key: HeadColumns
     value: HeadColumns
-    groups: int
-    scale: float
+    groups: int  # heads that share keys and values: 1, or more in grouped-query attention
+    scale: float  # of the scores q k, q and k as computed by W_Q and W_K
     output: LinearOperator
-    channels: NDArray[np.int64]
-    z: str
+    channels: NDArray[np.int64]  # [heads, d_head], rows of W_O
+    z: str  # the heads' outputs, [batch, heads, tokens, d_head], or the first two axes merged
     factor: float
     cross: bool
     pattern: str
-    scores: str
+    scores: str  # with masks and position biases, before Softmax
     product: str
 
     @property
     def heads(self) -> int:
-        """The number of query heads."""
         return len(self.query.columns)
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
-    """All attention sublayers of a graph but the nodes `made` by this tool, in order, and what is not understood."""
+    """All attention sublayers in order, except the nodes `made` by this tool, and what is not understood."""
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):
@@ -231,13 +193,12 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
 
 
 def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterator[Attention]:
-    """The sublayer of a Softmax between two products of data; none where it is another one."""
     pattern, after = _product_after(tracer, node.output[0])
     products = list(_products_before(tracer, node.input[0]))
     if after is None:
         return
     if not products:
-        raise LostError("its scores are no product of queries and keys", label(node))
+        raise LostError("its scores are not a product of queries and keys", label(node))
     scores, reason = _scores(tracer, node.input[0]), list[LostError]()
     for before, factor in products:
         try:
@@ -275,17 +236,16 @@ def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> d
 
 
 def _is_product(tracer: Tracer, node: onnx.NodeProto) -> bool:
-    """Whether both factors are data."""
     return node.op_type == "MatMul" and not any(each in tracer.constants for each in node.input)
 
 
 def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodeProto, float]]:
-    """The products of two data tensors that a score is made of, with their factors, nearest first."""
+    """The products of two data tensors in a score, with their factors, nearest first."""
     pending, seen = [(tensor, 1.0, 0)], set[str]()
     while pending:
         name, factor, depth = pending.pop(0)
         node = tracer.view.made_by(name)
-        if node is None or depth > _DEPTH or name in tracer.constants or name in seen:
+        if node is None or depth > _MAX_DEPTH or name in tracer.constants or name in seen:
             continue
         seen.add(name)
         if _is_product(tracer, node):
@@ -300,7 +260,7 @@ def _products_before(tracer: Tracer, tensor: str) -> Iterator[tuple[onnx.NodePro
 
 
 def _scores(tracer: Tracer, tensor: str) -> str:
-    """The scores of keys alone in what a Softmax reads, which may be more: a sink, and less the largest score."""
+    """The scores of keys alone: a Softmax may also read a sink, and subtract the largest score."""
     while (node := tracer.view.made_by(tensor)) is not None and node.op_type in ("Concat", "Sub"):
         subtracted = tracer.view.made_by(node.input[1])
         if node.op_type == "Sub" and (subtracted is None or subtracted.op_type != "ReduceMax"):
@@ -313,11 +273,10 @@ def _scores(tracer: Tracer, tensor: str) -> str:
 
 
 def _require_softmax(tracer: Tracer, node: onnx.NodeProto) -> None:
-    """Raise LostError where the left factor of a product is made of another one without a Softmax."""
     for name in tracer.view.back(node.input[0], _WEIGHING) if _is_product(tracer, node) else ():
         maker = tracer.view.made_by(name)
         if maker is not None and _is_product(tracer, maker):
-            raise LostError("its weights are no Softmax of its scores", label(maker))
+            raise LostError("its weights are not the Softmax of its scores", label(maker))
 
 
 def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | None]:
@@ -332,7 +291,7 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
                 if rounded:
                     raise LostError("its pattern is rounded to 8 bits: index the model before quantisation", rounded)
                 return name, node
-            if node.op_type in (*_GUARDING, *_ROUNDING) and depth < _DEPTH and node.output[0] not in seen:
+            if node.op_type in (*_GUARDING, *_ROUNDING) and depth < _MAX_DEPTH and node.output[0] not in seen:
                 seen.add(node.output[0])
                 by = label(node) if node.op_type in _ROUNDING else rounded
                 pending.append((node.output[0], depth + 1, by))
@@ -341,7 +300,7 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
 
 def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
     name = z
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         readers = tracer.view.readers(name)
         operators = [found for node in readers if (found := tracer.operator(node.output[0])) is not None]
         operators = [found for found in operators if found.data == name]

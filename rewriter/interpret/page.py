@@ -26,19 +26,12 @@ from rewriter.interpret.rank import head_tokens
 from rewriter.interpret.run import hooks_of, recorded
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, Text, cases_of, token_ids
-from rewriter.interpret.why import ScoreTerms, listed, made, scores_of
+from rewriter.interpret.why import ScoreTerms, as_why, listed, scores_of
 
-MOST_TOKENS = 64
-"""Tokens of the sequence that are shown."""
-
-_PATTERN_ENTRIES = 2**18
-"""Entries of the patterns of all original heads that are shown."""
-
-_SCORES, _TERMS = 2**11, 5
-"""ScoreTerms of all original heads that are taken apart, and terms of each."""
-
-_READ = 8
-"""Tokens at either end of what a head reads or writes."""
+MAX_TOKENS = 64  # of the sequence, on the page
+_MAX_PATTERN_ENTRIES = 2**18  # of all original heads
+_MAX_SCORES, _SCORE_TERMS = 2**11, 5  # of all original heads that are taken apart; terms of each
+_LISTED_TOKENS = 8  # at either end of what a head reads or writes
 
 
 def head_pictures(
@@ -65,7 +58,7 @@ def head_pictures(
         raise UsageError("no heads were found: there is nothing to show")
     patterns, activations, ids = _recorded(index, inputs)
     tokens = max(len(each) for each in activations.values())
-    last = min(tokens, MOST_TOKENS)
+    last = min(tokens, MAX_TOKENS)
     effects, shown_logit = dict[str, Array](), None
     if logit is not None:
         run = FrozenRun(model, inputs)
@@ -77,7 +70,7 @@ def head_pictures(
         asked = [logit] if minus is None else [logit, minus]
         names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
         shown_logit = {"entry": " - ".join(names), "position": position, "value": found.logit}
-    window = range(max(0, last - MOST_TOKENS), last)
+    window = range(max(0, last - MAX_TOKENS), last)
     # How much each head or neuron does at most: to the logit, else of activation.
     sizes = {name: np.abs(array).max(axis=0, initial=0.0) for name, array in {**activations, **effects}.items()}
     chosen = _chosen(index, sizes, most, tokens)
@@ -122,9 +115,9 @@ def head_pictures(
 def _recorded(
     index: HeadIndex, inputs: InputsOrText
 ) -> tuple[dict[str, Array], dict[str, Array], tuple[int, ...] | None]:
-    """(patterns and activations [tokens, members] by sublayer, the token ids) of the first sequence.
+    """(patterns, activations [tokens, members], token ids) of the first sequence. Raises UsageError.
 
-    Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m]. Raises UsageError.
+    Patterns are [heads, dest, src] or, of neurons, [tokens, heads, 1 + m].
     """
     known, case = hooks_of(index), cases_of(index.proto, inputs).only
     wanted = [f"{each.name}.{hook}" for each in index.sublayers for hook in ("hook_pattern", "hook_z")]
@@ -142,11 +135,7 @@ def _recorded(
 
 
 def _activations(named: Named, z: Array, rows: Array) -> Array:
-    """[tokens, members] of z [tokens, heads, d_head]; `rows` is W_O.
-
-    A neuron's activation is what its heads write along its row of W2, as one number; that of an original head at a
-    token is the norm of what it writes there.
-    """
+    """[tokens, members] of z [tokens, heads, d_head]: a neuron's output along its row of W2, a head's norm."""
     if isinstance(named.sublayer, NeuronHeads):
         factors = np.array([group.factor for group in named.sublayer.groups])
         return np.asarray(np.einsum("tgn,g->tn", z.reshape(len(z), len(factors), -1), factors))
@@ -154,7 +143,7 @@ def _activations(named: Named, z: Array, rows: Array) -> Array:
 
 
 def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int) -> dict[str, list[int]]:
-    limits = {True: most, False: max(1, _PATTERN_ENTRIES // max(min(tokens, MOST_TOKENS) ** 2, 1))}
+    limits = {True: most, False: max(1, _MAX_PATTERN_ENTRIES // max(min(tokens, MAX_TOKENS) ** 2, 1))}
     result: dict[str, list[int]] = {each.name: [] for each in index.sublayers}
     for neurons, limit in limits.items():
         own = [each.name for each in index.sublayers if isinstance(each.sublayer, NeuronHeads) is neurons]
@@ -167,15 +156,15 @@ def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int
 def _read(
     index: HeadIndex, chosen: Mapping[str, list[int]], tokenizer: str | os.PathLike[str] | None
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """(head to what it reads and writes, what there is not and why)."""
+    """(head to what it reads and writes, what is missing and why)."""
     names = [f"{name}.{number}" for name, numbers in chosen.items() for number in numbers]
     if not names:
         return {}, {}
-    made = head_tokens(index, names=names, top=_READ, tokenizer=tokenizer)
+    made = head_tokens(index, names=names, top=_LISTED_TOKENS, tokenizer=tokenizer)
     rows: dict[str, list[dict[str, Any]]] = {}
     for row in made.rows:
         ends = {
-            name: [[made.told(token), _rounded(score)] for token, score in ranked]
+            name: [[made.text_of(token), _rounded(score)] for token, score in ranked]
             for name, ranked in (("top", row.top), ("bottom", row.bottom))
         }
         rows.setdefault(row.head, []).append({"side": row.side, "share": round(row.share, 4), **ends})
@@ -190,7 +179,7 @@ def _pattern(named: Named, number: int, pattern: Array | None, window: range) ->
     if isinstance(own, NeuronHeads):
         found = [pattern[window.start : window.stop, each] for each in range(number, own.heads, own.neurons)]
     else:
-        sources = slice(0, MOST_TOKENS) if own.cross else slice(window.start, window.stop)
+        sources = slice(0, MAX_TOKENS) if own.cross else slice(window.start, window.stop)
         found = [pattern[number, window.start : window.stop, sources]]
     return [np.nan_to_num(each.astype(np.float64), posinf=0.0, neginf=0.0).round(4).tolist() for each in found]
 
@@ -205,11 +194,10 @@ def _effect(effects: Array | None, number: int, window: range) -> dict[str, Any]
 def _explained(
     run: FrozenRun, scores: Mapping[str, ScoreTerms], linear: Linear, chosen: Mapping[str, list[int]], window: range
 ) -> tuple[list[str], dict[str, list[list[Any]]]]:
-    """The scores of shown heads with the largest weights in patterns, taken apart.
+    """The scores of shown heads with the largest attention weights, as sums.
 
-    Returns:
-        (names of sources, head to its scores: places of query and key in the window, the score, what masks and position
-        biases add to it, and the largest terms as [source at the query, source at the key, value]).
+    Returns (names of sources, head to its scores: places of query and key in the window, the score, the part of masks
+    and position biases, the largest terms as [source at the query, source at the key, value]).
     """
     window = window[: max(len(linear.start) - window.start, 0)]  # an encoder may have more tokens
     own = slice(window.start, window.stop)
@@ -218,14 +206,13 @@ def _explained(
 
     @cache
     def side(name: str, kind: str, token: int) -> tuple[tuple[str, ...], Array]:
-        """(names of sources, what they give [sources, heads, K])."""
         words, flat = listed(run.index, name, scores[name].side(written, kind, token, chosen[name]))
         return words, flat.reshape(len(words), len(chosen[name]), -1)
 
     # Keys of another sequence are one source.
     heads = [(name, place) for name, each in scores.items() if not each.cross for place in range(len(chosen[name]))]
     weights = np.array([scores[name].pattern[chosen[name][place], own, own] for name, place in heads])
-    for largest in np.argsort(-weights, axis=None, kind="stable")[:_SCORES].tolist():
+    for largest in np.argsort(-weights, axis=None, kind="stable")[:_MAX_SCORES].tolist():
         head, query, key = (int(each) for each in np.unravel_index(largest, weights.shape))
         (name, place), tokens = heads[head], (window[query], window[key])
         if not weights[head, query, key]:
@@ -233,10 +220,10 @@ def _explained(
         with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores
             (asked, first), (told, second) = (side(name, *each) for each in zip("QK", tokens, strict=True))
             score = scores[name].at(chosen[name][place], *tokens)
-            why = made("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
+            why = as_why("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
             terms = [
                 [*(names.setdefault(word, len(names)) for word in words), _rounded(value)]
-                for *words, value in why.top(_TERMS)
+                for *words, value in why.top(_SCORE_TERMS)
             ]
             row = [query, key, _rounded(why.total), _rounded(why.added), terms]
             rows.setdefault(f"{name}.{chosen[name][place]}", []).append(row)
@@ -246,7 +233,6 @@ def _explained(
 def _notes(
     index: HeadIndex, window: range, tokens: int, chosen: Mapping[str, list[int]], *, attributed: bool
 ) -> Iterator[str]:
-    """What is left out, in sentences."""
     if len(window) < tokens:
         yield f"Shown are tokens {window.start} to {window.stop - 1} of {tokens}."
     for neurons, kind in ((True, "neurons"), (False, "original heads")):
@@ -258,5 +244,5 @@ def _notes(
 
 
 def _rounded(value: float) -> float:
-    """Four digits; 0 for what is not finite, which JSON does not have."""
+    """Four digits; 0 for numbers that JSON does not have."""
     return float(f"{float(value):.4g}") if np.isfinite(value) else 0.0

@@ -1,10 +1,9 @@
 """Heads compared by their weights: `compositions` with each other, `head_tokens` with the vocabulary.
 
-What heads read and write are factors of low rank: no d_model by d_model matrix is made. With W_V = Q R, the norm of
-W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], stands for all that a head writes; likewise for what W_OV,
-W_QK and its transpose read. Heads of a neuron have rank 1 and share what they read and write, so they are one reader
-and one writer: its columns of W1 for pre-activation and value, its row of W2. Their keys are constants of the bias
-tokens, so Q is about the column alone.
+What heads read and write are factors of low rank; no d_model by d_model matrix is computed. With W_V = Q R, the norm of
+W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], represents a head's output; likewise for the inputs of W_OV,
+W_QK and its transpose. A neuron's heads, of rank 1, are one reader and one writer: its columns of W1, its row of W2.
+Their keys are constants of the bias tokens, so Q is about the column alone.
 """
 
 from __future__ import annotations
@@ -29,35 +28,19 @@ from rewriter.interpret.stream import STREAM, chain_to
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.proof.inputs.specs import Inputs, Role
 
-KINDS = "QKV"
-"""What is read: by queries, by keys, by values."""
-
-_ENTRIES = 2**23
-"""Largest number of entries of a product that is in memory."""
-
-_MOST = 2**25
-"""Entries of rankings that are kept at most: 400 MB."""
-
-
-# -- what heads read and write -------------------------------------------------------------------------------------
+KINDS = "QKV"  # read by queries, keys, values
+_MAX_PRODUCT_ENTRIES = 2**23  # of a product in memory
+_MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 
 
 @dataclass(frozen=True, eq=False)
 class HeadSide:
-    """What the heads of a sublayer read, or what they write.
-
-    Factors are scaled so that the norm of the product they stand for is 1, or are 0 where it is 0.
-
-    Attributes:
-        kinds: the kinds of composition that it is for; empty for what is written.
-        data: the tensor that is read, or the result that is written.
-        make: [members, rank, d_model]; members are heads, or neurons.
-    """
+    """What the heads of a sublayer read, or what they write, scaled to a product of norm 1 (or 0)."""
 
     named: Named
-    kinds: str
-    data: str
-    make: Callable[[], Array]
+    kinds: str  # of composition; empty for an output
+    data: str  # the tensor that is read, or the result
+    make: Callable[[], Array]  # [members, rank, d_model]; members are heads, or neurons
 
 
 def written(index: HeadIndex, named: Named) -> HeadSide:
@@ -80,7 +63,6 @@ def read(index: HeadIndex, named: Named) -> list[HeadSide]:
         ]
 
     def columns(projection: Projection) -> Array:
-        """[neurons, 1, d_model]."""
         weight = AffineMap(projection, index.value_of, index.folded(projection.data)).weight()
         return _unit(weight.T[:, None], named)
 
@@ -97,7 +79,7 @@ def _product(index: HeadIndex, named: Named, first: str, second: str) -> Callabl
 
     @cache
     def root() -> Array:
-        """Square roots R of the Gram matrices R^T R, [heads, d_head, d_head], as QR's R is."""
+        """Square roots R of the Gram matrices R^T R, [heads, d_head, d_head], like R of QR."""
         wide = _tall(index, named, first).astype(np.float64)
         values, vectors = np.linalg.eigh(np.swapaxes(wide, -1, -2) @ wide)
         return np.asarray(np.sqrt(np.maximum(values, 0.0))[..., None] * np.swapaxes(vectors, -1, -2))
@@ -136,17 +118,14 @@ def _wide(array: Array) -> Array:
 
 
 class Best:
-    """The k largest positive entries of each row of a matrix that is only ever seen in blocks, in falling order.
+    """The k largest positive entries of each row of a matrix seen in blocks only, in falling order.
 
-    Attributes:
-        scores, places: [rows, k], the entries and their columns; 0 and -1 where there are fewer.
-
-    Raises:
-        UsageError: they would not fit into memory.
+    `scores` and `places` are [rows, k], the entries and their columns; 0 and -1 where there are fewer. Raises
+    UsageError if they do not fit into memory.
     """
 
     def __init__(self, rows: int, k: int, dtype: np.dtype[Any]) -> None:
-        if rows * k > _MOST:
+        if rows * k > _MAX_RANKED_ENTRIES:
             raise UsageError(
                 f"the {k:,} largest for each of {rows:,} heads do not fit into memory; take a smaller --top"
             )
@@ -154,13 +133,7 @@ class Best:
         self.places = np.full((rows, k), -1, np.int64)
 
     def add(self, rows: Array, scores: Array, columns: Array) -> None:
-        """Take the largest entries of a block.
-
-        Args:
-            rows: [R], which rows of the whole matrix; no row twice.
-            scores: [R, C], the block.
-            columns: [C], which columns of the whole matrix.
-        """
+        """Take the largest entries of a block `scores` [R, C] of the whole matrix; no row occurs twice."""
         k = self.scores.shape[1]
         wide = np.concatenate([self.scores[rows], scores], axis=1)
         places = np.concatenate([self.places[rows], np.where(scores > 0.0, columns, -1)], axis=1)
@@ -170,22 +143,16 @@ class Best:
         self.scores[rows], self.places[rows] = (np.take_along_axis(each, order, axis=1) for each in (wide, places))
 
     def row(self, place: int) -> list[tuple[int, float]]:
-        """(column, entry) of a row."""
         pairs = zip(self.places[place].tolist(), self.scores[place].tolist(), strict=True)
         return [pair for pair in pairs if pair[0] >= 0]
 
 
 @dataclass(frozen=True)
 class Composition:
-    """One score.
-
-    Attributes:
-        kind: `Q`, `K` or `V`: which side of the reader.
-        reader: the later head, as `blocks.1.attn.3`; of neurons as `blocks.1.mlp_heads.17`.
-    """
+    """One score."""
 
     kind: str
-    reader: str
+    reader: str  # the later head, as `blocks.1.attn.3`; of neurons as `blocks.1.mlp_heads.17`.
     writer: str
     score: float
 
@@ -196,7 +163,7 @@ class Compositions:
 
     Attributes:
         reads: kind to the writers that each head reads most.
-        baseline: the root mean square of scores between weights without any relation.
+        baseline: the root mean square of scores between unrelated weights.
     """
 
     heads: tuple[str, ...]
@@ -204,11 +171,7 @@ class Compositions:
     baseline: float
 
     def of(self, head: str, kind: str) -> list[Composition]:
-        """What a head reads, the strongest first.
-
-        Raises:
-            ValueError, KeyError: there is no such head or kind.
-        """
+        """What a head reads, the strongest first. Raises ValueError or KeyError for an unknown head or kind."""
         row = self.reads[kind].row(self.heads.index(head))
         return [Composition(kind, head, self.heads[other], score) for other, score in row]
 
@@ -278,7 +241,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
                     f"{theirs.shape[-1]}: they cannot be compared"
                 )
             others = places[f"{writer.named.name}.0"] + np.arange(len(theirs))
-            step = max(1, _ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
+            step = max(1, _MAX_PRODUCT_ENTRIES // max(ours.shape[1] * theirs.shape[1] * len(theirs), 1))
             for start in range(0, len(ours), step):
                 block, at = block_scores(ours[start : start + step], theirs), own[start : start + step]
                 for kind in reader.kinds:
@@ -312,25 +275,17 @@ def block_scores(ours: Array, theirs: Array) -> Array:
 
 # -- tokens --------------------------------------------------------------------------------------------------------
 
-Ranked = tuple[tuple[int, float], ...]
-"""(token id, score), the largest score first, or the smallest."""
+Ranked = tuple[tuple[int, float], ...]  # (token id, score), the largest score first, or the smallest
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """The tokens of one side of a head.
-
-    Attributes:
-        head: as `blocks.1.attn.3`.
-        side: `Q`, `K`, `V` or, for what is written, `O`; several that are the same, such as `QV`.
-        share: of the squared norm of the weights that this direction has; 1 for neurons.
-        selectivity: the largest score divided by the root mean square over all tokens.
-    """
+    """The tokens of one side of a head."""
 
     head: str
-    side: str
-    share: float
-    selectivity: float
+    side: str  # `Q`, `K`, `V` or `O` (output); equal ones together, such as `QV`.
+    share: float  # of the weights' squared norm in this direction; 1 for neurons.
+    selectivity: float  # the largest score divided by the root mean square over all tokens
     top: Ranked
     bottom: Ranked
 
@@ -340,34 +295,29 @@ class HeadTokens:
     """The tokens of all heads that were asked for.
 
     Attributes:
-        rows: the sides of the heads, in order.
-        missing: what is not there, and why: `reads` or `writes` to a reason.
+        missing: `reads` or `writes` to why it is not there.
     """
 
     rows: tuple[TokenScores, ...]
     missing: Mapping[str, str]
-    told: TokenText
+    text_of: TokenText
 
     def selective(self, count: int) -> list[TokenScores]:
-        """The rows that tell few tokens from all others."""
+        """The rows with the fewest distinguished tokens."""
         return sorted(self.rows, key=lambda row: -row.selectivity)[:count]
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready data: each row with its tokens as [id, text, score]."""
 
         def ranked(tokens: Ranked) -> list[list[Any]]:
-            return [[token, self.told(token), score] for token, score in tokens]
+            return [[token, self.text_of(token), score] for token, score in tokens]
 
         rows = [{**vars(row), "top": ranked(row.top), "bottom": ranked(row.bottom)} for row in self.rows]
         return {"rows": rows, "missing": dict(self.missing)}
 
 
 def head_tokens(
-    model: Source | HeadIndex,
-    *,
-    names: Names = "*",
-    top: int = 10,
-    tokenizer: str | os.PathLike[str] | None = None,
+    model: Source | HeadIndex, *, names: Names = "*", top: int = 10, tokenizer: str | os.PathLike[str] | None = None
 ) -> HeadTokens:
     """The tokens whose embeddings heads read most, and those whose logits they raise most.
 
@@ -400,7 +350,6 @@ def head_tokens(
         missing["writes"] = str(error)
 
     def table_of(side: str, data: str, width: int) -> Array | None:
-        """[tokens, d_model] of what a side reads, or of the output."""
         if side == "O":
             return None if outputs is None or outputs.shape[1] != width else outputs
         try:
@@ -435,7 +384,7 @@ def directions(index: HeadIndex, named: Named) -> dict[str, tuple[str, Array, Ar
 
 
 def _leading(factors: Array) -> tuple[Array, Array]:
-    """(the first right singular vectors [members, d_model], their shares) of factors [members, rank, d_model]."""
+    """(first right singular vectors [members, d_model], their shares) of factors [members, rank, d_model]."""
     if factors.shape[1] == 1:
         return factors[:, 0], np.ones(len(factors))
     gram = factors @ np.swapaxes(factors, -1, -2)
@@ -447,7 +396,7 @@ def _leading(factors: Array) -> tuple[Array, Array]:
 
 def _scored(vectors: Array, table: Array, top: int) -> Iterator[tuple[float, Ranked, Ranked]]:
     """(selectivity, largest, smallest) of each vector [members, d_model] over the rows of a table."""
-    step = max(1, _ENTRIES // len(table))
+    step = max(1, _MAX_PRODUCT_ENTRIES // len(table))
     for start in range(0, len(vectors), step):
         for scores in vectors[start : start + step] @ table.T:
             rms = float(np.sqrt(np.mean(np.square(scores, dtype=np.float64))))
@@ -463,12 +412,9 @@ def _largest(scores: Array, top: int) -> Ranked:
 
 
 def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
-    """The name of the constant [tokens, width] whose rows the stream begins with that `tensor` is part of.
+    """The constant [tokens, width] that a Gather reads at token ids to begin the stream of `tensor`.
 
-    It is the constant that a Gather reads at the token ids.
-
-    Raises:
-        UsageError: there is none; the message says why.
+    Raises UsageError if there is none.
     """
     view, found = index.view, set[str]()
     specs = Inputs(index.proto).specs
@@ -488,10 +434,9 @@ def embedding_table(index: HeadIndex, tensor: str, width: int) -> str:
 
 
 def unembedding(index: HeadIndex) -> Array:
-    """[d_model, tokens], with the last normalisation's scale where the index has normalisations folded.
+    """[d_model, tokens], with the last normalisation's scale if the index folds normalisations.
 
-    Raises:
-        UsageError: the first output is not a linear map of the normalised stream; the message says why.
+    Raises UsageError if the first output is not a linear map of the normalised stream.
     """
     name = index.view.outputs[0]
     chain = chain_to(index.view, index.sublayers, name)

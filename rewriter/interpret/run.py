@@ -33,9 +33,7 @@ from rewriter.proof.reference import NoReference, open_reference
 from rewriter.proof.run import open_model
 
 Values = Mapping[str, Array]
-
-_TOGETHER = 16
-"""Tensors that are evaluated in float64 at a time."""
+_TENSORS_AT_ONCE = 16  # evaluated in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +48,7 @@ class Cached:
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """One thing to record."""
+    """What to record."""
 
     tensors: tuple[str, ...]
     make: Callable[[Values], Array]
@@ -82,9 +80,6 @@ def run_with_cache(
     return Cached(dict(recorded(index, given.cases, outputs)), cache, index, given.spelled)
 
 
-# -- running -------------------------------------------------------------------------------------------------------
-
-
 def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, Array]]:
     """Hook to what it records, as `case/hook` of several cases."""
     tensors = [name for hook in hooks.values() for name in hook.tensors]
@@ -95,11 +90,7 @@ def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook])
 
 
 def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
-    """The values of some tensors by onnxruntime; a case may give values of tensors inside the model.
-
-    Raises:
-        ValidationError: onnxruntime does not run the model.
-    """
+    """Values of tensors by onnxruntime; a case may hold tensors inside the model. Raises ValidationError."""
     side, found = Side.of(replace(index.source, proto=index.runs, path=None)), dict(case.feeds)
     inside = [name for name in dict.fromkeys(names) if name not in found]
     if inside:
@@ -112,25 +103,18 @@ def values_of(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, A
 
 
 def values_in_float64(index: HeadIndex, case: Case, names: Sequence[str]) -> dict[str, Array]:
-    """The values of tensors, the model evaluated in float64.
-
-    Raises:
-        ValidationError: an operator has no float64 form.
-    """
+    """Values of tensors, the model evaluated in float64. Raises ValidationError if an operator has no such form."""
     view, found = index.view, dict(case.feeds)
     wanted = sorted((name for name in names if name not in found), key=lambda name: view.producer.get(name, -1))
     try:
-        for start in range(0, len(wanted), _TOGETHER):
-            # Parts of the model, one after the other: all weights in float64 may not fit into memory.
-            part = upstream(view, frozenset(found), wanted[start : start + _TOGETHER])
+        for start in range(0, len(wanted), _TENSORS_AT_ONCE):
+            # Part by part: all weights in float64 may not fit into memory.
+            part = upstream(view, frozenset(found), wanted[start : start + _TENSORS_AT_ONCE])
             proto = extract(index.proto, view, part)
             found |= open_reference(proto, index.source.base_dir).run(found)
     except NoReference as reason:
         raise ValidationError(f"the model cannot be evaluated in float64: {reason}") from reason
     return {name: np.asarray(found[name]) for name in names}
-
-
-# -- hooks ---------------------------------------------------------------------------------------------------------
 
 
 def hooks_of(index: HeadIndex) -> dict[str, Hook]:
@@ -152,7 +136,7 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
 
 
 def _streams(layer: str, own: list[tuple[Named, Write]]) -> Iterator[tuple[str, str]]:
-    """The residual stream around the sublayers of a layer, and what they write to it: hook and tensor."""
+    """(hook, tensor) of the residual stream around a layer's sublayers, and of their outputs."""
     last = own[-1][1].after if own else ""
     known: list[str] = []
     for place, (named, write) in enumerate(own):
@@ -174,18 +158,17 @@ def _stream(index: HeadIndex, tensor: str, z: str) -> Hook:
 
 
 def _sequences(index: HeadIndex, tensor: str, z: str) -> tuple[str, ...]:
-    """What tells how long sequences are where an export has batch and tokens as one axis: outputs of attention."""
+    """The outputs of attention that show sequence lengths if batch and tokens are one axis."""
     return (z,) if z and index.view.type_of(tensor).rank == 2 else ()
 
 
 def _by_sequence(array: Array, z: Array | None) -> Array:
-    """[batch, tokens, channels]; `z` [..., tokens, channels] tells how where it is [batch * tokens, channels]."""
+    """[batch, tokens, channels], from [batch * tokens, channels] by `z` [..., tokens, channels]."""
     return array if z is None or array.ndim != 2 else array.reshape(-1, z.shape[-2], array.shape[-1])
 
 
 def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
     def by_token(z: Array) -> Array:
-        """[batch, tokens, heads, d_head]."""
         return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
 
     def projected(side: HeadColumns, *, values: bool) -> Hook:
@@ -215,7 +198,7 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
 
 def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, Hook]]:
     def channels(values: Values, tensor: str, projection: Projection) -> Array:
-        """Pre-activations or values [batch, tokens, neurons]: tapped, or computed where the file has no such tensor."""
+        """Pre-activations or values [batch, tokens, neurons], computed where the file has no such tensor."""
         data = _by_sequence(values[own.query.data], values.get(z))
         if tensor:
             return values[tensor].reshape(*data.shape[:-1], own.neurons)
@@ -226,7 +209,7 @@ def _neurons(index: HeadIndex, own: NeuronHeads, z: str) -> Iterator[tuple[str, 
     linear = partial(channels, tensor=own.own, projection=own.value)
 
     def by_head(values: Values, of_head: Callable[[Head, Array], Array]) -> Array:
-        """[batch, tokens, heads, ...], in the model's type; in float64 where heads are small differences."""
+        """[batch, tokens, heads, ...] in the model's type; in float64 where heads are small differences."""
         dtype = np.dtype(np.float64) if own.program.double else values[own.query.data].dtype
         y = pre(values).astype(np.float64)
         return np.concatenate([of_head(group.head, y).astype(dtype) for group in own.groups], axis=-2)

@@ -1,4 +1,4 @@
-"""The residual stream: normalisations, the sums where sublayers write, and the way to the logit that reads it."""
+"""The residual stream: normalisations, the sums where sublayers write, and the path to the logit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, la
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
 
-# -- normalisations -------------------------------------------------------------------------------------------------
-
-_FIT = 1e-4
-"""Largest relative distance between a normalisation and its frozen form; float32 leaves about 1e-6."""
+_MAX_FROZEN_ERROR = 1e-4  # of a frozen normalisation, relative; float32 leaves about 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +31,7 @@ class FrozenNorm:
     centred: bool
 
     def linear(self, rows: Array) -> Array:
-        """What rows [..., T, D] give to the result, without its bias."""
+        """The contribution of rows [..., T, D], without the bias."""
         data = rows - rows.mean(axis=-1, keepdims=True) if self.centred else rows
         return np.asarray(data * self.scale * self.factors[:, None])
 
@@ -48,22 +45,17 @@ class FrozenNorm:
         return replace(self, factors=np.full(len(rows), self.factors[token])).back(rows)
 
     def constant(self, gradient: Array) -> float:
-        """What the bias contributes."""
         return float((gradient * self.bias).sum())
 
 
 def unchanged(stream: Array) -> FrozenNorm:
-    """What reads the stream [T, D] as it is."""
+    """The identity on the stream [T, D]."""
     tokens, width = stream.shape
     return FrozenNorm(np.ones(tokens), np.ones(width), np.zeros(width), centred=False)
 
 
 def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], where: str) -> FrozenNorm:
-    """The normalisation that takes `stream` [T, D] to `result` [T, D]; its scale and bias are `w` and `b`, if any.
-
-    Raises:
-        UsageError: no factor per token does that, with or without the mean.
-    """
+    """The normalisation `stream` [T, D] to `result` [T, D] with `constants` `w` and `b`, if any. Raises UsageError."""
     scale, bias = (constants.get(part, np.full(stream.shape[-1], part == "w", float)) for part in "wb")
     for centred in (False, True):
         data = stream - stream.mean(axis=-1, keepdims=True) if centred else stream
@@ -71,12 +63,10 @@ def held_norm(stream: Array, result: Array, constants: Mapping[str, Array], wher
         power = (shaped * shaped).sum(axis=-1)
         factors = (shaped * (result - bias)).sum(axis=-1) / np.where(power == 0.0, 1.0, power)
         miss = np.abs(shaped * factors[:, None] + bias - result).max()
-        if miss <= _FIT * max(1e-30, np.abs(result).max()):
+        if miss <= _MAX_FROZEN_ERROR * max(1e-30, np.abs(result).max()):
             return FrozenNorm(factors, scale, bias, centred)
     raise UsageError(f"{where} does not read the residual stream through a normalisation; it cannot be attributed")
 
-
-# -- what sublayers write -------------------------------------------------------------------------------------------
 
 STREAM = {
     *("Add", "Sum", "Sub", "Mul", "Div", "Neg", "Pow", "Sqrt", "Reciprocal"),
@@ -88,22 +78,16 @@ STREAM = {
 
 @dataclass(frozen=True)
 class Write:
-    """How a sublayer's result enters the residual stream.
+    """How a sublayer's result enters the residual stream."""
 
-    Attributes:
-        out: what is added: the result, after its bias and a normalisation of its own.
-        before: the stream before it is added.
-        after: the stream with it; sublayers in parallel have the same.
-    """
-
-    out: str
-    before: str
-    after: str
+    out: str  # the added result, after its bias and normalisation
+    before: str  # the stream before
+    after: str  # the stream with it, shared by parallel sublayers
     norm: Norm | None
 
 
 def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) -> dict[str, Write]:
-    """Name of a sublayer to its write; a sublayer whose result is not simply added has none."""
+    """Sublayer to its write, if its result is simply added."""
     made = (norm_before(view, constants, name) for node in view.nodes for name in node.output[:1])
     norms = {norm.data: norm for norm in made if norm is not None}
     owns = {each.name: each.sublayer for each in sublayers}
@@ -120,7 +104,7 @@ def writes(view: GraphView, constants: Constants, sublayers: Sequence[Named]) ->
 
 
 def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str, Norm]) -> Write | None:
-    """The first sum of a tensor with data, past biases, scales, a normalisation and whatever keeps its entries."""
+    """The first sum of a tensor with data, past biases, scales, a normalisation and layout."""
     norm = None
     while True:
         if tensor in norms:
@@ -138,50 +122,33 @@ def _sum(view: GraphView, constants: Constants, tensor: str, norms: Mapping[str,
         tensor = node.output[0]
 
 
-# -- the way to a logit ---------------------------------------------------------------------------------------------
+# -- the path to a logit --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Sublayers that read one value of the stream, more than one if they are in parallel.
-
-    Attributes:
-        norm: the normalisation through which `before` comes from the stage before it, as where normalisation follows
-            the sublayers; None where it is that stage's result itself.
-    """
+    """Sublayers that read one value of the stream, more than one if they are in parallel."""
 
     before: str
     after: str
     sublayers: tuple[Named, ...]
-    norm: Norm | None = None
+    norm: Norm | None = None  # between this stage and the one before, as in post-norm models
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The way to an output.
+    """The path to an output."""
 
-    Attributes:
-        stages: the stages, first to last; each reads what the one before it wrote.
-        unembedding: what reads that; None where the output is the normalised stream itself.
-        logits: the output, or what a tanh caps to give it.
-        token: the token that the output is about, such as 0 for a class token; None where it has all tokens.
-        factor: a number that the normalised stream is multiplied with before the unembedding.
-    """
-
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...]  # first to last; each reads the output of the one before
     norm: Norm
-    unembedding: Projection | None
-    logits: str
-    token: int | None = None
-    factor: float = 1.0
+    unembedding: Projection | None  # None where the output is the normalised stream
+    logits: str  # the output, or what a tanh caps to give it
+    token: int | None = None  # of the output, such as 0 for a class token; None where it has all tokens
+    factor: float = 1.0  # of the normalised stream before the unembedding
 
 
 def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
-    """The way to an output [batch, tokens, vocabulary].
-
-    Raises:
-        UsageError: the output is not a linear map of the normalised residual stream, or the stream is interrupted.
-    """
+    """The path to an output [batch, tokens, vocabulary], if linear in the normalised stream. Raises UsageError."""
     constants = Constants(view)
     logits = _uncapped(view, constants, output)
     tensor, token, factor = view.before(logits), None, 1.0
@@ -208,14 +175,14 @@ def chain_to(view: GraphView, sublayers: Sequence[Named], output: str) -> Chain:
 
 
 def _uncapped(view: GraphView, constants: Constants, output: str) -> str:
-    """The x of an output c tanh(x / c); the output itself where it is another one."""
+    """The x of an output c tanh(x / c); else the output."""
     node = view.made_by(_factor(view, constants, view.before(output))[0])
     node = view.made_by(node.input[0]) if node is not None and node.op_type == "Tanh" else None
     return node.input[0] if node is not None and node.op_type == "Div" and node.input[1] in constants else output
 
 
 def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, float]:
-    """A product with a number as (the other factor, the number); the tensor itself times 1 for anything else."""
+    """(tensor, number) of a product with a number; else the tensor itself and 1."""
     node = view.made_by(tensor)
     numbers = [constants.scalar(name) for name in node.input] if node is not None and node.op_type == "Mul" else []
     for place, number in enumerate(numbers):
@@ -225,7 +192,7 @@ def _factor(view: GraphView, constants: Constants, tensor: str) -> tuple[str, fl
 
 
 def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int | None]:
-    """(all tokens, which one of them is read) where an operator reads one of them; else the tensor itself."""
+    """(all tokens, index) where an operator reads one token; else the tensor itself."""
     node = view.made_by(tensor)
     if node is None or node.op_type != "Gather" or integer_of(node, "axis", 0) != 1:
         return tensor, None
@@ -236,7 +203,7 @@ def _token(view: GraphView, constants: Constants, tensor: str) -> tuple[str, int
 def _stages(
     view: GraphView, sublayers: Sequence[Named], constants: Constants, end: str, output: str
 ) -> tuple[Stage, ...]:
-    """The stages whose results the tensor `end` depends on, which must follow on one another."""
+    """The consecutive stages on whose results the tensor `end` depends."""
     added = writes(view, constants, sublayers)
     stages: list[Stage] = []
     for named in sublayers:
@@ -264,7 +231,7 @@ def _stages(
             chain = [stage, replace(chain[0], norm=norm), *chain[1:]]
     linked = {stage.after for stage in chain}
     apart = [named.name for stage in stages if stage.after not in linked for named in stage.sublayers]
-    # The sublayers of an encoder write to a stream of their own; in one stack none may be missing.
+    # The sublayers of an encoder write to another stream; in one stack none may be missing.
     same = {each.layer.split(".")[0] for each in chain[0].sublayers}
     lost = [name for name in apart if name.split(".")[0] in same]
     if lost:
@@ -273,11 +240,7 @@ def _stages(
 
 
 def norm_of(view: GraphView, reader: str, data: str, stream: str) -> Norm | None:
-    """The normalisation that makes `data` of the stream; None where it is the stream itself.
-
-    Raises:
-        UsageError: the reader reads something else.
-    """
+    """The normalisation from the stream to `data`; None if they are equal. Raises UsageError for other inputs."""
     if view.before(data) == view.before(stream):
         return None
     norm = norm_before(view, Constants(view), data)

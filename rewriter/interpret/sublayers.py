@@ -28,55 +28,42 @@ from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, LostError, Miss
 from rewriter.interpret.original import Attention
 
-PROGRAMS = {"fewest": "masked", "fast": "local"}
-"""Which form's program the neurons' heads are: that with the fewest heads, or that with the fewest operations."""
+PROGRAMS = {"fewest": "masked", "fast": "local"}  # heads, or operations, to the form with such programs
 
 
 @dataclass(frozen=True, eq=False)
 class NeuronHeads:
-    """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n.
-
-    Attributes:
-        query: W1 of the pre-activation y; its data is the block's input.
-        value: W1 of what the values read: the same, or the other projection of a gated block.
-        gate: the tensor y; empty in a file where it is no tensor.
-        own: the tensor that the values read; empty where `gate` is.
-        bound: how far the heads may be from the activation, over max(1, |f|).
-        function: the activation itself, of arrays in float64; of h(g) u the h.
-    """
+    """The heads of one block; head `g * neurons + n` is head g of the program, for neuron n."""
 
     name: str
     node: int
-    query: Projection
-    value: Projection
+    query: Projection  # W1 of the pre-activation y; its data is the block's input
+    value: Projection  # W1 of the values: the same, or the other projection of a gated block
     output: Projection
     result: str
     activation: str
     program: Program
-    gate: str
-    own: str
-    bound: float
-    function: Callable[[Array], Array]
+    gate: str  # the tensor y; empty where the file has none
+    own: str  # the tensor that values read; empty where `gate` is
+    bound: float  # of the heads' distance from the activation, over max(1, |f|)
+    function: Callable[[Array], Array]  # the activation in float64; of h(g) u the h
     gated: bool
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The heads of one neuron."""
         return groups_of(self.program)
 
     @property
     def neurons(self) -> int:
-        """The number of neurons."""
         return self.query.out_features
 
     @property
     def heads(self) -> int:
-        """The number of heads."""
         return self.neurons * len(self.groups)
 
     @property
     def bias_tokens(self) -> int:
-        """m: bias tokens of the head with the most of them."""
+        """m, the largest number per head."""
         return max(group.bias_tokens for group in self.groups)
 
     @property
@@ -87,7 +74,7 @@ class NeuronHeads:
 
 
 def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tuple[Miss, ...]]:
-    """The neuron heads of the main graph in order, and the blocks that have none; `program` is a key of `PROGRAMS`."""
+    """The neuron heads of the main graph in order, and blocks without; `program` is a key of `PROGRAMS`."""
     view = plan.views[0]
     missed: list[Miss] = []
     for each in plan.left:
@@ -149,8 +136,6 @@ def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> Neuro
     output = replace(whole.output, data=z if z in view.producer else "")
     return _heads(view, block, replace(whole, output=output), program, whole=True)
 
-
-# -- names ----------------------------------------------------------------------------------------------------------
 
 Sublayer = Attention | NeuronHeads
 
@@ -218,7 +203,7 @@ def _named(modules: Sequence[tuple[str, Sublayer]], places: Sequence[tuple[str, 
 
 
 def _short(stack: str, stacks: Sequence[str]) -> str:
-    """The part of a stack's path that tells it from the others: `encoder`, `decoder`."""
+    """The distinguishing part of a stack's path: `encoder`, `decoder`."""
     parts = stack.split(".")
     for part in parts:
         if all(part not in other.split(".") for other in stacks if other != stack):

@@ -28,7 +28,7 @@ class Text:
     """Text as the input of a model, or arrays whose tokens a tokenizer spells.
 
     Attributes:
-        text: one text, or several, each a case of its own.
+        text: one text, or several, each a separate case.
         tokenizer: path of a `tokenizer.json` or of a folder with one, or a `tokenizers.Tokenizer`.
     """
 
@@ -51,13 +51,12 @@ class GivenCases:
 
     @property
     def only(self) -> Case:
-        """The only case. Raises UsageError."""
         if len(self.cases) != 1:
             raise UsageError(f"this takes one case, and there are {len(self.cases)}")
         return self.cases[0]
 
     def entry(self, number: int, count: int) -> str:
-        """How the tokenizer spells entry `number` of an output with `count` entries; empty if these are no tokens."""
+        """How the tokenizer spells entry `number` of an output with `count` entries; empty if these are not tokens."""
         number %= count
         known = 0 if self.tokenizer is None else self.tokenizer.get_vocab_size()
         return spelling(self.tokenizer, number) if number < known <= count else ""
@@ -66,9 +65,8 @@ class GivenCases:
 def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
     """The cases of given inputs.
 
-    Raises:
-        UsageError: they do not fit the model; `tokenizers` is not installed, the tokenizer cannot be read or belongs to
-            another model, a text has no tokens, or the model has inputs that text says nothing about.
+    Raises UsageError: they do not fit the model; `tokenizers` is not installed, the tokenizer cannot be read or belongs
+    to another model, a text has no tokens, or the model has inputs that text does not determine.
     """
     if not isinstance(inputs, Text):
         return GivenCases(load_cases(as_given(inputs), model))
@@ -76,7 +74,6 @@ def cases_of(model: onnx.ModelProto, inputs: InputsOrText) -> GivenCases:
 
 
 def _spelled(model: onnx.ModelProto, inputs: Inputs, tokenizer: Any) -> GivenCases:
-    """Cases of arrays with their tokens, where the tokenizer knows all of them."""
     cases, opened = load_cases(as_given(inputs), model), open_tokenizer(tokenizer)
     every = [next(iter(_ids(model, case.feeds)), ()) for case in cases]
     known = all(opened.id_to_token(number) is not None for ids in every for number in ids)

@@ -1,4 +1,4 @@
-"""From a tensor back to the linear operators that it is made of, at made-up sizes: which entry comes from where.
+"""From a tensor back to linear operators with placeholder sizes, tracking the provenance of each entry.
 
 Every entry of the tensor is a sum of entries of linear operators' outputs and of constants, with factors. The tracer
 follows the indices through whatever only moves entries, so that any way of splitting, transposing or repeating heads
@@ -25,83 +25,52 @@ from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import (
-    REARRANGED,
-    SAME_ENTRIES,
-    GraphView,
-    LostError,
-    Miss,
-    attributes,
-    key_of,
-    label,
-)
+from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, Miss, attributes, key_of, label
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
-
 Indices = NDArray[np.int64]
 Array = NDArray[np.float64]
-Move = Callable[[NDArray[Any]], NDArray[Any]]
-"""Moves, repeats or drops entries of an array."""
-
-_DEPTH = 64
-"""Longest chain of nodes that is followed."""
-
-_CASES = (2, 3, 7), (3, 5, 11)
-"""Batch, tokens and past of two cases: a batch of 1 would look like an axis that broadcasts."""
-
-LARGEST = 2**27
-"""Entries of the largest tensor that is followed: a file may state any shape."""
+Move = Callable[[NDArray[Any]], NDArray[Any]]  # moves, repeats or drops entries of an array
+_MAX_DEPTH = 64  # of a chain of nodes
+_CASES = (2, 3, 7), (3, 5, 11)  # batch, tokens, past; a batch of 1 would look like a broadcast axis
+MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
 
 
 @dataclass(frozen=True, eq=False)
 class EntrySource:
-    """One source of a tensor's entries.
+    """One source of a tensor's entries."""
 
-    Attributes:
-        name: the output of a linear operator or of a normalisation, a constant, or a tensor at which the caller stops.
-        index: for every entry the position in the flattened source, -1 for none.
-    """
-
-    name: str
-    index: Indices
+    name: str  # the output of a linear operator or normalisation, a constant, or a tensor where the caller stops
+    index: Indices  # of every entry in the flattened source, -1 for none
     factor: Array
 
 
 @dataclass(frozen=True, eq=False)
 class Signal:
-    """A tensor as the sum of its sources.
-
-    Attributes:
-        sources: none where it comes from the graph's inputs, as a key-value cache does.
-        rotary: whether a rotary embedding is applied on the way, which the sources leave out.
-        norm: the normalisation on the way; what it normalises are sources, and so is its output.
-    """
+    """A tensor as the sum of its sources."""
 
     shape: Shape
-    sources: tuple[EntrySource, ...]
-    rotary: bool = False
-    norm: Norm | None = None
+    sources: tuple[EntrySource, ...]  # none for inputs of the graph, such as a key-value cache
+    rotary: bool = False  # whether a rotary embedding, which sources leave out, was applied
+    norm: Norm | None = None  # a normalisation whose operands and output are all sources
 
     def moved(self, move: Move) -> Signal:
-        """The tensor with its entries moved."""
         shape = move(np.broadcast_to(np.int8(0), self.shape)).shape
-        if prod(shape) > LARGEST:
+        if prod(shape) > MAX_ENTRIES:
             raise LostError(f"it has {prod(shape)} entries, too many to follow", "a tensor that is repeated")
         sources = (replace(each, index=move(each.index), factor=move(each.factor)) for each in self.sources)
         return replace(self, shape=shape, sources=tuple(sources))
 
     def spread(self, shape: Shape) -> Signal:
-        """The tensor broadcast."""
         return self.moved(lambda array: np.broadcast_to(array, shape))
 
     def scaled(self, factor: Array | float) -> Signal:
-        """The tensor times a factor, entry by entry."""
         return replace(self, sources=tuple(replace(each, factor=each.factor * factor) for each in self.sources))
 
 
 def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphView, read: Read, number: int) -> Shapes:
-    """The shapes of the main graph's tensors in a small case; `model` is `file` with operators written out."""
+    """The shapes of the main graph in a small case; `model` is `file` with operators expanded."""
     given, integers = dict[str, Shape](), dict[str, NDArray[Any]]()
     batch, tokens, past = _CASES[number]
     with suppress(UsageError):  # no inputs can be made
@@ -128,7 +97,7 @@ class Tracer:
     """Follows tensors of one main graph."""
 
     def __init__(self, view: GraphView, shapes: Callable[[int], Shapes], read: Read) -> None:
-        """Follow tensors of `view`, of which `shapes` gives those of a case; `read` reads initializers."""
+        """`shapes` gives the shapes of a case; `read` reads initializers."""
         self.view = view
         self.constants = Constants(view)
         self._shapes, self._others = shapes(0), cache(lambda: shapes(1))
@@ -136,17 +105,12 @@ class Tracer:
         self._exact = Constants(view, read, self._fixed_sizes)
 
     def _fixed_sizes(self, tensor: str) -> Sizes | None:
-        """A shape without the sizes that depend on the case."""
         pair = [shapes.of(tensor) for shapes in (self._shapes, self._others())]
         known = [sizes for sizes in pair if sizes is not None]
         return tuple(a if a == b else None for a, b in zip(*known, strict=True)) if len(known) == len(pair) else None
 
     def shape(self, tensor: str) -> Shape:
-        """The shape of a tensor.
-
-        Raises:
-            LostError: it is not known.
-        """
+        """The shape of a tensor. Raises LostError."""
         known = self._size(tensor)
         if known is None:
             node = self.view.made_by(tensor)
@@ -154,17 +118,15 @@ class Tracer:
         return known
 
     def _size(self, tensor: str) -> Shape | None:
-        """The same, None where it is not known."""
         sizes = self._shapes.of(tensor)
         known = tuple(size for size in sizes or () if size is not None)
         return known if sizes is not None and len(known) == len(sizes) else None
 
     def operator(self, tensor: str) -> LinearOperator | None:
-        """The linear operator that makes a tensor."""
         return made_linearly(self.view, self.constants, tensor)
 
     def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:
-        """(what a Mul or Div scales, by which numbers); None where the inputs change these, or they are infinite."""
+        """(operand, factor) of a Mul or Div; None for factors that depend on inputs or are infinite."""
         for slot in (1, 0) if node.op_type == "Mul" else (1,):
             factor = self._fixed(node.input[slot])
             if factor is not None and (node.op_type == "Mul" or factor.all()):
@@ -172,7 +134,7 @@ class Tracer:
         return None
 
     def _fixed(self, tensor: str) -> Array | None:
-        """The value of a small tensor that is the same for all inputs; None for anything else."""
+        """The value of a small tensor that is the same for all inputs; else None."""
         try:
             value = np.asarray(self._exact.of(tensor), dtype=np.float64)
         except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then it is not known
@@ -180,17 +142,13 @@ class Tracer:
         return value if np.isfinite(value).all() else None
 
     def trace(self, tensor: str, ends: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Signal:
-        """Follow a tensor back to linear operators, constants and inputs, or to what `ends` holds for.
-
-        Raises:
-            LostError: something else than moving, scaling and adding happens on the way.
-        """
+        """Follow a tensor to linear operators, constants and inputs, or to where `ends` holds. Raises LostError."""
         if ends(tensor) or tensor in self.constants or self.operator(tensor) is not None:
             return self._entries(tensor, self.shape(tensor))
         node = self.view.made_by(tensor)
         if node is None:
             return Signal(self.shape(tensor), ())
-        if depth > _DEPTH:
+        if depth > _MAX_DEPTH:
             raise LostError("the way back is too long", label(node))
         found = self._through(node, tensor, lambda name: self.trace(name, ends, depth + 1))
         known = self._size(tensor)
@@ -199,13 +157,11 @@ class Tracer:
         return found
 
     def _entries(self, tensor: str, shape: Shape) -> Signal:
-        """A tensor as its own source."""
-        if prod(shape) > LARGEST:
+        if prod(shape) > MAX_ENTRIES:
             raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
         return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
 
     def _through(self, node: onnx.NodeProto, output: str, follow: Callable[[str], Signal]) -> Signal:
-        """What a node makes of what it reads."""
         key, norm = key_of(node), norm_before(self.view, self.constants, output)
         if norm is not None and norm.output == output:
             return self._normed(norm, follow(norm.data))
@@ -228,7 +184,7 @@ class Tracer:
         raise LostError(reason, label(node))
 
     def _written(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        """Entries written into others, such as new keys into a cache: where, the inputs of the case say."""
+        """Entries written into others, such as new keys into a cache, at the places of the case."""
         old, new, where = (node.input[place] for place in (0, *_WRITES[key_of(node)]))
         try:
             places = {where: self._shapes.values.of(where)}
@@ -248,7 +204,6 @@ class Tracer:
         return replace(own, sources=(*data.sources, *own.sources), norm=norm)
 
     def _scaled(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        """Mul and Div by numbers that no input changes."""
         scale = self.scale(node)
         if scale is None:
             raise LostError("it multiplies with something that the inputs change", label(node))
@@ -285,7 +240,7 @@ class Tracer:
         return factors.get("Cos") if len(factors) == 2 else None
 
     def _wave(self, tensor: str) -> str:
-        """`Cos` or `Sin` where all entries of a tensor are moved and scaled values of one of them."""
+        """`Cos` or `Sin` if all entries of a tensor are moved and scaled values of it; else empty."""
         try:
             kinds = {self._kind(source) for source in self.trace(tensor, self._turns).sources}
         except LostError:
@@ -300,7 +255,7 @@ class Tracer:
         return node.op_type in ("Cos", "Sin") or (node.op_type in _ROWS and node.input[0] in self.constants)
 
     def _kind(self, source: EntrySource) -> str:
-        """The operator, or `Cos` or `Sin` by row 0 of a table, that of position 0, where cos is 1 and sin is 0."""
+        """The operator, or `Cos` or `Sin` by row 0 of a table, where cos is 1 and sin is 0."""
         node = self.view.made_by(source.name)
         if node is None or node.op_type not in _ROWS:
             return "" if node is None else node.op_type
@@ -313,7 +268,7 @@ class Tracer:
         return "Cos" if (first == 1.0).all() else "Sin" if (first == 0.0).all() else ""
 
     def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
-        """Through a node that only moves, repeats or drops entries: what it does to entries, it does to indices."""
+        """A node that only moves, repeats or drops entries does the same to their indices."""
         known = self._size(output)
         if node.op_type in ("Cast", "Identity", "Dropout"):
             return data
@@ -348,7 +303,6 @@ def _concatenated(pieces: list[Signal], axis: int) -> Signal:
 
 
 def _joined(pieces: list[Signal], join: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Signal:
-    """One tensor of the entries of several."""
     found = []
     for name in dict.fromkeys(source.name for piece in pieces for source in piece.sources):
         index, factor = [], []
@@ -365,8 +319,6 @@ def _joined(pieces: list[Signal], join: Callable[[list[NDArray[Any]]], NDArray[A
 _WRITES = {("", "ScatterND"): (2, 1), ("", "ScatterElements"): (2, 1), ("", "TensorScatter"): (1, 2)}
 """Operators that write entries into their first input: which operand has these, and which says where."""
 
-_ROWS = ("Gather", "GatherND")
-"""Operators that take rows of a table."""
-
+_ROWS = ("Gather", "GatherND")  # operators that take rows of a table
 _MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "GatherND", "Tile"}}
 """Operators that only move, repeat or drop the entries of their first input."""

@@ -1,9 +1,8 @@
 """`why`: why a neuron's pre-activation, or the score that an original head gives to a pair of tokens, is what it is.
 
-With the denominators of normalisations held, what a neuron or a head reads is a sum over all that was written to the
-residual stream at its token: the embedding, heads and neurons of earlier layers, biases. So a pre-activation
-y = x w + b is a sum over these sources, and a score scale (q k) a sum over pairs of them, one at the query's token and
-one at the key's. Rotations of q and k are linear too, and held. Shapes: D = d_model, K = d_head, or 1 for a neuron.
+With the denominators of normalisations held, a pre-activation y = x w + b is a sum over all that was written to the
+residual stream at its token, and a score scale (q k) a sum over pairs of these sources, at the query's and the key's
+token. Rotations of q and k are linear too, and held. Shapes: D = d_model, K = d_head, or 1 for a neuron.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import held_norm, norm_of
 from rewriter.interpret.text import InputsOrText
 
-Parts = Mapping[str, Array]
-"""Source to [members, K], what each of its members gives to what is read."""
+Parts = Mapping[str, Array]  # source to [members, K], what each of its members gives to what is read
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,14 +33,13 @@ class Why:
     """A pre-activation or a score as a sum.
 
     Attributes:
-        head: the neuron or head, as `blocks.1.attn[3]`.
-        key: the token that it gives the score to; None for a neuron.
-        total: the model's value: the neuron's pre-activation, or the score before the softmax.
-        added: what the model adds to `scale (q k)`: masks and position biases; 0 for a neuron.
+        key: the token with the score; None for a neuron.
+        total: the neuron's pre-activation, or the score before the softmax, as in the model.
+        added: masks and position biases on top of `scale (q k)`; 0 for a neuron.
         residual: the model's `scale (q k)`, or the pre-activation, minus the sum of the table.
-        sources: what the rows are of: `embed`, `pos_embed`, `blocks.0.attn[2]`, `b_Q`, ...; neurons are one row
-            each for a neuron, and one per sublayer for a score.
-        keys: the same of the columns; one without a name for a neuron.
+        sources: of the rows: `embed`, `pos_embed`, `blocks.0.attn[2]`, `b_Q`, ...; of neurons one row each for a
+            neuron, one per sublayer for a score.
+        keys: likewise of the columns; an empty one for a neuron.
         table: [sources, keys], contributions.
         tokens: the tokens of the text; empty where inputs are arrays.
     """
@@ -67,24 +64,16 @@ class Why:
         return [(self.sources[row], self.keys[column], float(self.table[row, column])) for row, column in places]
 
     def largest(self, axis: int, count: int) -> list[tuple[str, float]]:
-        """(source, what it gives in all), the largest first; `axis` is 0 for those at the query, 1 at the key."""
+        """(source, total), the largest first; `axis` is 0 at the query, 1 at the key."""
         sums = self.table.sum(axis=1 - axis)
         order = np.argsort(-np.abs(sums), kind="stable")[:count]
         return [((self.sources, self.keys)[axis][place], float(sums[place])) for place in order.tolist()]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data."""
         return {**vars(self), "table": self.table.tolist()}
 
 
-def why(
-    model: Source,
-    inputs: InputsOrText,
-    head: str,
-    *,
-    query: int = -1,
-    key: int | None = None,
-) -> Why:
+def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key: int | None = None) -> Why:
     """Why a neuron's pre-activation, or an original head's score, is what it is, evaluated in float64.
 
     Args:
@@ -96,7 +85,7 @@ def why(
         key: the token that the head gives the score to; default: the one that it attends to most. None for a neuron.
 
     Raises:
-        UsageError: there is no such head or token; the sublayer does not read the residual stream through a
+        UsageError: the head or token does not exist; the sublayer does not read the residual stream through a
             normalisation; or queries meet keys in a way that is not followed.
         ModelError, ValidationError: as `attribute`.
     """
@@ -127,10 +116,10 @@ def why(
         asked, told = reads.parts(written, "", t, weight, affine.bias()[column], "b_in"), {"": np.ones((1, 1))}
         total = product = float(values[t, number])
     (rows, first), (columns, second) = (listed(run.index, named.name, side) for side in (asked, told))
-    return made(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, run.words)
+    return as_why(f"{named.name}[{number}]", (t, key), (total, product), rows, columns, first @ second.T, run.words)
 
 
-def made(
+def as_why(
     head: str,
     tokens: tuple[int, int | None],
     score: tuple[float, float],
@@ -139,13 +128,13 @@ def made(
     table: Array,
     words: tuple[str, ...] = (),
 ) -> Why:
-    """A table with what it is the sum of; `score` is as `ScoreTerms.at` gives it."""
+    """A table with its total; `score` is as `ScoreTerms.at` gives it."""
     total, product = score
     return Why(head, *tokens, total, total - product, product - float(table.sum()), sources, keys, table, words)
 
 
 def scores_of(run: FrozenRun) -> dict[str, ScoreTerms]:
-    """Attention sublayer to its scores; not those that an operator keeps."""
+    """Attention sublayer to its scores, except those inside an operator."""
     return {
         named.name: ScoreTerms(run, place, named.name, named.sublayer)
         for place, stage in enumerate(run.chain.stages)
@@ -163,7 +152,7 @@ class Reads:
     """What a sublayer reads of the stream, source by source."""
 
     def __init__(self, run: FrozenRun, place: int, name: str, data: Mapping[str, str]) -> None:
-        """`place` is that of the sublayer's stage, `data` a side, such as `Q`, to the tensor that it reads."""
+        """`place` is that of the sublayer's stage; `data` maps a side, such as `Q`, to the tensor that it reads."""
         self._run, self._place, self._name = run, place, name
         before = run.chain.stages[place].before
         self._norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
@@ -171,11 +160,10 @@ class Reads:
 
     @property
     def needed(self) -> set[str]:
-        """The tensors that a run must keep."""
         return {norm.output for norm in self._norms.values() if norm}
 
     def parts(self, written: Written, side: str, token: int, weight: Array, bias: Array, name: str) -> Parts:
-        """Source to what it gives to `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
+        """Source to its part of `data weight + bias` at a token, [D, K] and [K]; `name` is that of the bias."""
         frozen, name = self._frozen(side), f"{self._name}.{name}"
         found = {name: bias[None], f"{self._name}.ln.b": (weight.T @ frozen.bias)[None]}
         found |= written.along(self._place, token, frozen.back_at(token, weight.T))
@@ -185,8 +173,7 @@ class Reads:
 class ScoreTerms(Reads):
     """The scores of an attention sublayer before the softmax, as sums over pairs of sources.
 
-    Attributes:
-        cross: whether keys are of another sequence, and then one source.
+    If `cross`, keys are of another sequence, and one source.
     """
 
     def __init__(self, run: FrozenRun, place: int, name: str, own: Attention) -> None:
@@ -202,7 +189,6 @@ class ScoreTerms(Reads):
 
     @property
     def needed(self) -> set[str]:
-        """The tensors that a run must keep."""
         parts = "pattern", "attn_scores", "q", "k", *self._turning.values()
         hooks = (self._run.hooks[f"{self._name}.hook_{part}"] for part in parts)
         return {self._own.product, *self._operands, *(name for hook in hooks for name in hook.tensors), *super().needed}
@@ -219,7 +205,7 @@ class ScoreTerms(Reads):
         return float(scores[head, query, key]), float(product[head, query, key])
 
     def side(self, written: Written, side: str, token: int, heads: Sequence[int]) -> Parts:
-        """Source to what it gives to queries or keys at a token, [members, heads, K]: tables are their products."""
+        """Source to its part of queries or keys at a token, [members, heads, K]: tables are their products."""
         given = self._hooked(self._turning[side])[token, heads]
         if side == "K" and self.cross:
             parts: Parts = {f"{self._name}.other_sequence": given[None]}
@@ -234,7 +220,6 @@ class ScoreTerms(Reads):
         return {source: part @ turned for source, part in parts.items()}
 
     def _normed(self, parts: Parts, side: str, token: int, heads: Sequence[int]) -> Parts:
-        """After the normalisation of queries or keys, which is held."""
         before, after = (self._hooked(part)[token] for part in (side.lower(), self._turning[side]))
         name = f"{self._name}.{side.lower()}_norm"
         names = {part: f"{name}.{part}" for part in "wb" if f"{name}.{part}" in self._run.index}
@@ -254,14 +239,13 @@ class ScoreTerms(Reads):
 
 
 def _at(token: int, count: int) -> int:
-    """A token's place from the start. Raises UsageError."""
     if not -count <= token < count:
         raise UsageError(f"there is no token {token}: the sequence has {count}")
     return token % count
 
 
 def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], Array]:
-    """(names [S], what each gives [S, K]); heads and neurons have their numbers, `own` constants no sublayer."""
+    """(names [S], parts [S, K]); heads and neurons have their numbers, `own` constants no sublayer."""
     sublayers = {each.name for each in index.sublayers}
     names = [
         f"{name}[{place}]" if name in sublayers and len(part) > 1 else name.removeprefix(f"{own}.")
@@ -271,18 +255,15 @@ def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], A
     return tuple(names), np.concatenate([part.reshape(len(part), -1) for part in parts.values()])
 
 
-_SAME, _LENGTH = 1e-9, 1e-6
+_MAX_DISTANCE, _MAX_LENGTH_DIFFERENCE = 1e-9, 1e-6
 """Largest relative distance between rotated vectors and what a rotation makes, and between factors of pairs' lengths:
 cosines and sines may be float32 constants."""
 
 
 def rotation(before: Array, after: Array, where: str) -> Array:
-    """[K, K]: the rotation by pairs of channels that takes rows `before` [heads, K] to `after`, as factor on the right.
+    """[K, K]: the rotation by pairs of channels from rows `before` [heads, K] to `after`, as right factor.
 
-    Pairs are neighbours, or halves of the channels that turn; further channels stay as they are.
-
-    Raises:
-        UsageError: there is none.
+    Pairs are neighbours, or halves of the channels that turn; further channels stay. Raises UsageError.
     """
     width = before.shape[1]
     for size in range(width - width % 2, 0, -2):  # the largest first: a turn by nothing is one of all channels
@@ -294,7 +275,7 @@ def rotation(before: Array, after: Array, where: str) -> Array:
             found[first, first] = found[second, second] = cos
             found[first, second], found[second, first] = sin, -sin
             # One head alone can be turned by any pairs, if they may grow or shrink.
-            turns = np.ptp(np.hypot(cos, sin)) <= _LENGTH
-            if turns and np.abs(before @ found - after).max() <= _SAME * np.abs(after).max():
+            turns = np.ptp(np.hypot(cos, sin)) <= _MAX_LENGTH_DIFFERENCE
+            if turns and np.abs(before @ found - after).max() <= _MAX_DISTANCE * np.abs(after).max():
                 return found
     raise UsageError(f"{where} turns queries or keys in a way that is not understood: its scores cannot be taken apart")

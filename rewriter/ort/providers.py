@@ -28,27 +28,17 @@ from rewriter.text import one_line
 
 @dataclass(frozen=True)
 class Provider:
-    """One execution provider.
-
-    Attributes:
-        kernel_set: onnxruntime's name for it.
-        needs: what must be there for it to start.
-        float64: whether it computes in float64; one that rounds to float32 is used only if the user names it.
-        coarse: operators whose float64 kernels nevertheless round to float32.
-        finds_data: whether it finds the external data of a model that is not loaded from a file.
-        defaults: values of options where this tool differs from onnxruntime.
-        options: the options it takes; onnxruntime judges their values. Those that take more than a word are left out.
-    """
+    """One execution provider."""
 
     name: str
     kernel_set: str
     package: str = "onnxruntime"
-    needs: str = ""
-    float64: bool = True
-    coarse: tuple[str, ...] = ()
-    finds_data: bool = True
-    defaults: tuple[tuple[str, str], ...] = ()
-    options: tuple[str, ...] = ()
+    needs: str = ""  # what it needs to start
+    float64: bool = True  # whether it computes in float64; one that rounds to float32 is used only if named
+    coarse: tuple[str, ...] = ()  # operators whose float64 kernels nevertheless round to float32
+    finds_data: bool = True  # whether it finds the external data of a model in memory
+    defaults: tuple[tuple[str, str], ...] = ()  # options that differ from onnxruntime's defaults
+    options: tuple[str, ...] = ()  # the accepted options with a single word; onnxruntime judges their values
     given: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -58,7 +48,6 @@ class Provider:
 
     @property
     def onnxruntime(self) -> list[tuple[str, dict[str, str]]]:
-        """The `providers` argument of an InferenceSession."""
         return [(self.kernel_set, dict((*self.defaults, *self.given)))]
 
 
@@ -90,10 +79,7 @@ PROVIDERS = (
 
 
 def parse_provider(text: str) -> Provider:
-    """Parse `NAME` or `NAME:KEY=VALUE,...`, without checking whether the provider works.
-
-    Raises ProviderError for an unknown name, UsageError for an unknown option or a bad value.
-    """
+    """Parse `NAME` or `NAME:KEY=VALUE,...`, without a test. Raises ProviderError for the name, else UsageError."""
     name, colon, rest = text.partition(":")
     known = next((provider for provider in PROVIDERS if name in (provider.name, provider.kernel_set)), None)
     if known is None:
@@ -116,13 +102,13 @@ def parse_provider(text: str) -> Provider:
 
 
 def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
-    """The distinct providers to use, as text; if none is named, all that work. Raises as `require_provider`."""
+    """The distinct providers to use, as text; by default all working ones. Raises as `require_provider`."""
     chosen = dict.fromkeys(require_provider(text).text for text in texts)
     return tuple(chosen) or available_providers()
 
 
 def available_providers() -> tuple[str, ...]:
-    """Names of the providers with float64 that start; `cpu` is always among them."""
+    """Names of the providers with float64 that start, including `cpu`."""
     return tuple(provider.name for provider in PROVIDERS if provider.float64 and _obstacle(provider) is None)
 
 
@@ -137,7 +123,7 @@ def require_provider(text: str) -> Provider:
 
 @functools.cache
 def load_onnxruntime() -> Any:
-    """Import onnxruntime and silence its log. Raises ProviderError, or MemoryError where its libraries do not fit."""
+    """Import onnxruntime and silence its log. Raises ProviderError, or MemoryError if its libraries do not fit."""
     try:
         with _quiet_stderr():  # the import itself may log devices, before the severity can be set
             import onnxruntime
@@ -154,7 +140,7 @@ def load_onnxruntime() -> Any:
 
 @functools.cache
 def _obstacle(provider: Provider) -> str | None:
-    """Why no session starts on `provider`; None if one does."""
+    """Why a session does not start on `provider`."""
     if provider.name == "cpu":
         return None
     ort = load_onnxruntime()
@@ -192,7 +178,7 @@ def _start(ort: Any, provider: Provider) -> str | None:
 
 @contextlib.contextmanager
 def _quiet_stderr() -> Iterator[None]:
-    """Discard the process's standard error for a moment, also that of C++ code, which bypasses `sys.stderr`."""
+    """Discard standard error, also that of C++ code, which bypasses `sys.stderr`."""
     sys.stderr.flush()
     try:
         saved = os.dup(2)

@@ -21,10 +21,8 @@ from numpy.typing import NDArray
 
 from rewriter.errors import ValidationError
 from rewriter.graph.edit import written_out
-from rewriter.ort.providers import Provider, available_providers, load_onnxruntime, require_provider
+from rewriter.ort.providers import load_onnxruntime, require_provider
 from rewriter.text import one_line, quoted
-
-__all__ = ["Provider", "Session", "available_providers", "open_session", "require_provider"]
 
 _BFLOAT16 = "tensor(bfloat16)"
 _FOLDER = "session.model_external_initializers_file_folder_path"
@@ -35,24 +33,18 @@ _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "o
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """A loaded model.
-
-    Attributes:
-        outputs: names of the outputs, in the order of the graph, each once.
-        load_seconds: how long onnxruntime took to read, optimise and place the model.
-        cpu_nodes: on a provider other than the CPU, the nodes that onnxruntime placed on the CPU, as
-            `Operator 'name'`; None if this onnxruntime cannot tell. Shapes are computed there on purpose.
-        defined: operators without a kernel, as `Swish(25)`, that are written out as ONNX defines them.
-    """
+    """A loaded model."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     load_seconds: float
+    # on another provider, the nodes on the CPU, as `Operator 'name'`; None if this onnxruntime does not report them
+    # Shapes are computed there on purpose.
     cpu_nodes: tuple[str, ...] | None
     _session: Any
     _types: Mapping[str, str]
     _shrinks: bool
-    defined: tuple[str, ...] = ()
+    defined: tuple[str, ...] = ()  # operators without a kernel, as `Swish(25)`, expanded as ONNX defines them
 
     def run(
         self,
@@ -63,10 +55,10 @@ class Session:
         """Run the model once.
 
         bfloat16 is `ml_dtypes.bfloat16`; a sequence becomes a list, a map the list of its keys and values, a missing
-        value None. `over` are results of another run: memory of their shapes is filled before outputs are written into
-        it, so that what is never written shows. onnxruntime refuses that for shapes that the file does not declare.
+        value None. `over` are results of another run: outputs go to filled memory of their shapes, so that entries that
+        are never written show. onnxruntime refuses that for shapes that the file does not declare.
 
-        Raises ValidationError where onnxruntime rejects the inputs or fails, MemoryError where it runs out of memory.
+        Raises ValidationError if onnxruntime rejects the inputs or fails, MemoryError if it runs out of memory.
         """
         wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
@@ -85,7 +77,7 @@ class Session:
 
 
 def _plain(value: Any, kind: str) -> Any:
-    """An output as arrays and lists of them; `kind` is its type, as onnxruntime writes it."""
+    """An output as arrays and lists; `kind` is onnxruntime's name for its type."""
     if isinstance(value, list):
         return [_plain(each, kind) for each in value]
     if isinstance(value, dict):
@@ -101,12 +93,11 @@ _BOUNDS = re.compile(r"Name:'(.*?)'.*idx=(-?\d+) must be within the inclusive ra
 
 
 def _told(error: Exception) -> str:
-    """What onnxruntime says of a node, without its preamble and the place in its source."""
     return one_line(_PLACE.sub("", _STATUS.sub(r"\1 '\2': ", str(error))))
 
 
 def _outside(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
-    """What to say of an index that is outside of its table, such as a token of another vocabulary."""
+    """A message about an index outside its table, such as a token of another vocabulary."""
     found = _BOUNDS.search(text)
     if found is None:
         return None
@@ -127,7 +118,7 @@ def open_session(
     spin: bool = False,
     threads: int = 0,
 ) -> Session:
-    """Load a model into onnxruntime; operators without a kernel that ONNX defines by others are replaced by these.
+    """Load a model into onnxruntime; operators without a kernel are expanded as ONNX defines them.
 
     Args:
         model: the file, the protobuf (below 2 GB) or its bytes.
@@ -135,10 +126,10 @@ def open_session(
         optimise: apply onnxruntime's default graph optimisation, or none at all.
         base_dir: directory of the external data of a model in memory.
         prepack: let kernels copy weights into their own layout; otherwise external weights stay in the page cache.
-        spin: as onnxruntime by default, for measured time only: idle threads spin, and memory is kept between runs.
+        spin: as onnxruntime by default, for timing only: idle threads spin, and memory is kept between runs.
         threads: per operator; by default one per core, which a small model does not repay.
 
-    Raises as `require_provider`, ValidationError where it does not load, MemoryError where memory runs out.
+    Raises as `require_provider`, ValidationError if it does not load, MemoryError if memory runs out.
     """
     known, ort = require_provider(provider), load_onnxruntime()
     options = ort.SessionOptions()
@@ -180,7 +171,7 @@ def open_session(
 
 
 def _raise_if_out_of_memory(error: Exception) -> None:
-    """Tell a lack of memory from a rejection of the model or its inputs, which onnxruntime reports alike."""
+    """Distinguish a lack of memory from a rejection, which onnxruntime reports alike."""
     if any(sign in str(error) for sign in _OUT_OF_MEMORY):
         raise MemoryError(one_line(error, 160)) from error
 
@@ -231,7 +222,7 @@ def _run_options(*, shrinks: bool) -> Any:
 def _run_bound(
     session: Any, feeds: Mapping[str, NDArray[Any]], wanted: list[str], over: Mapping[str, Any], options: Any
 ) -> list[Any]:
-    """Run with values of onnxruntime; an output that is in `over` is written into memory of that shape, filled."""
+    """Run with values of onnxruntime; outputs in `over` are written into filled memory of that shape."""
     binding = session.io_binding()
     # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
     held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # numbers stay so
@@ -263,7 +254,7 @@ def fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
 
 
 def _filled(like: NDArray[Any]) -> NDArray[Any]:
-    """Memory of that type and shape, with what no run leaves there by chance: NaN, or -1."""
+    """Memory of that type and shape, filled with NaN or -1, which results do not contain by chance."""
     if like.dtype.kind == "b":
         return np.ones_like(like)
     return np.full(like.nbytes, 0xFF, np.uint8).view(like.dtype).reshape(like.shape)

@@ -1,11 +1,8 @@
 """Times of models beside each other: one process per model, taking turns; ratios are within a round.
 
-The speed of a shared machine drifts, so nothing is compared across runs. Every model has one turn per round, in
-changing order. Each has its own process, because onnxruntime's worker threads spin for a while after a run: in one
-process every run competes with the other sessions' workers (docs/decisions/0023).
-
-The process runs `main`. It gets pickles and answers in JSON, since a process that ran a hostile model is no longer
-trusted.
+The speed of a shared machine drifts, so every model has one turn per round, in changing order. Each has a separate
+process, because onnxruntime's worker threads spin for a while after a run (docs/decisions/0023). It gets pickles and
+answers in JSON, since a process that ran a hostile model is no longer trusted.
 """
 
 from __future__ import annotations
@@ -32,34 +29,21 @@ from rewriter.errors import RewriteError, ValidationError
 from rewriter.ort.sessions import open_session
 from rewriter.text import one_line
 
-TURN = 0.1
-"""Seconds of a turn."""
-
-_SETTLE = 0.05
-"""Seconds after a turn in which onnxruntime's idle threads stop spinning, which would slow down the next turn."""
-
+SECONDS_PER_TURN = 0.1
+_SECONDS_TO_SETTLE = 0.05  # onnxruntime's idle threads stop spinning, which would slow down the next turn
 _STATUS = Path("/proc/self/status")
-
 Feeds = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One candidate over the baseline.
+    """One candidate over the baseline."""
 
-    Attributes:
-        of_medians: median time over the baseline's median time.
-        paired: median over the rounds of the ratio within the round.
-        low: lower quartile of these ratios.
-        high: upper quartile.
-        of_fastest: fastest time over the baseline's fastest, which excludes disturbances that only add time.
-    """
-
-    of_medians: float
-    paired: float
+    of_medians: float  # median time over the baseline's
+    paired: float  # median over the rounds of the ratio within the round; `low` and `high` are its quartiles
     low: float
     high: float
-    of_fastest: float
+    of_fastest: float  # fastest time over the baseline's, which excludes disturbances that only add time
 
     def __str__(self) -> str:
         return f"{self.of_medians:.3f} ({self.paired:.3f}, {self.low:.3f} to {self.high:.3f})"
@@ -82,7 +66,7 @@ def rounds(names: Sequence[str], number: int) -> Iterator[tuple[str, ...]]:
 
 
 def take(session: Any, feeds: Feeds, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Run a model for `seconds`, at least once: the median seconds of a run; `session` has the method `run`.
+    """The median seconds of a run, of runs for `seconds`, at least one.
 
     The first fifth does not count unless nothing else is left: threads wake up and caches fill.
     """
@@ -97,13 +81,10 @@ def take(session: Any, feeds: Feeds, seconds: float, clock: Callable[[], float] 
 
 @dataclass(eq=False)
 class Process:
-    """A model, loaded in its own process.
+    """A model in a separate process.
 
-    Attributes:
-        name: how errors call the model.
-        known: what the process has answered: `load_seconds`, `cpu_nodes` (nodes that onnxruntime placed on the CPU on
-            another provider; None if unknown), and, after a turn, `peak_bytes` (the most memory that the model has
-            taken so far; None where the system does not tell).
+    `known` are its answers: `load_seconds`, `cpu_nodes` as of `Session` and, after a turn, `peak_bytes`, the most
+    memory of the model so far (None where the system does not report it).
     """
 
     name: str
@@ -116,7 +97,6 @@ class Process:
         return float(self.ask((feeds, seconds))["seconds"])
 
     def ask(self, request: object) -> dict[str, Any]:
-        """Send a request and wait for the answer."""
         try:
             with suppress(ConnectionError):
                 self.pipe.send(request)
@@ -133,10 +113,7 @@ class Process:
 
 @contextmanager
 def started(models: Mapping[str, Path | bytes], provider: str, threads: int = 0) -> Iterator[dict[str, Process]]:
-    """Processes that have loaded models, by name; they are killed at the end of the block.
-
-    ValidationError where onnxruntime cannot load one; `threads` are those per operator, 0 for onnxruntime's default.
-    """
+    """Processes with loaded models, by name, killed at the end of the block. Raises ValidationError."""
     with ExitStack() as stack:
         yield {name: stack.enter_context(_started(name, (each, provider, threads))) for name, each in models.items()}
 
@@ -172,9 +149,9 @@ def measure(
     repeat: int,
     progress: Callable[[int, int], object] = lambda _done, _all: None,
     *,
-    seconds: float = TURN,
+    seconds: float = SECONDS_PER_TURN,
 ) -> dict[str, list[float]]:
-    """The median seconds of a run in each turn of each model: `repeat` turns of `seconds`, after one to warm up."""
+    """The median seconds of a run per turn and model: `repeat` turns of `seconds`, after one to warm up."""
     for process in processes.values():
         process.turn(feeds, seconds)
     found: dict[str, list[float]] = {name: [] for name in processes}
@@ -186,7 +163,7 @@ def measure(
 
 
 def main(handle: int) -> None:
-    """Load the model and run it as told, until the parent is gone; `handle` is the child's end of the pipe."""
+    """Load the model and run it on request, until the parent is gone; `handle` is the child's end of the pipe."""
     pipe = Connection(handle)
 
     def tell(**message: Any) -> None:
@@ -202,22 +179,19 @@ def main(handle: int) -> None:
             given, seconds = pipe.recv()
             feeds = feeds if given is None else given
             took = take(session, feeds, seconds)
-            time.sleep(_SETTLE)
+            time.sleep(_SECONDS_TO_SETTLE)
             peak = resident_peak()
             tell(seconds=took, peak_bytes=None if peak is None or before is None else peak - before)
     except (EOFError, ConnectionError):
         pass
     except MemoryError:
         tell(error="out of memory")
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent reports it
+    except Exception as error:  # noqa: BLE001 - the parent reports it
         tell(error=error.args[0] if isinstance(error, RewriteError) else one_line(error))
 
 
 def resident_peak() -> int | None:
-    """High-water mark of the resident set of this process in bytes; None where there is no /proc.
-
-    getrusage would include the parent's memory at the time of the fork.
-    """
+    """Peak resident set of this process in bytes, without the parent's at the time of the fork; None without /proc."""
     if not _STATUS.exists():
         return None
     lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()

@@ -18,8 +18,7 @@ from rewriter.proof.certificate.certify import Certificate
 from rewriter.report.report import VERSION, Result, json_text, reach
 from rewriter.text import counted, one_line, quoted
 
-_LONGEST, _LONG = 2**28, 80
-"""Bytes of a certificate, and characters of a value in it that is shown."""
+_MAX_BYTES, _MAX_SHOWN = 2**28, 80  # of a certificate; characters of a value of it that is shown
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class FileDigest:
 
 
 def sha256_of(path: Path) -> str:
-    """The digest of a file. Raises ModelError where it cannot be read."""
+    """The digest of a file. Raises ModelError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -113,18 +112,14 @@ def _differences(ours: Any, stated: Any, name: str) -> Iterator[str]:
         for place, pair in enumerate(zip(ours, stated, strict=True)):
             yield from _differences(*pair, f"{name}[{place}]")
     elif ours != stated:
-        told = (one_line(json.dumps(each), _LONG) for each in (stated, ours))
+        told = (one_line(json.dumps(each), _MAX_SHOWN) for each in (stated, ours))
         yield "{}: it states {}, and the files give {}".format(one_line(name), *told)
 
 
 def read_certificate(path: Path) -> Any:
-    """Read a certificate that `Certification.write` wrote.
-
-    Raises:
-        UsageError: the file cannot be read, or is no certificate of this version.
-    """
+    """Read what `Certification.write` wrote. Raises UsageError for any other file."""
     try:
-        if path.stat().st_size > _LONGEST:
+        if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"{quoted(path)} is too large for a certificate; pass what `rewrite certify -o` wrote")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -132,5 +127,7 @@ def read_certificate(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{quoted(path)} is not JSON; pass what `rewrite certify -o` wrote") from error
     if not isinstance(content, dict) or content.get("version") != VERSION or "certificate" not in content:
-        raise UsageError(f"{quoted(path)} is no certificate of version {VERSION}; pass what `rewrite certify -o` wrote")
+        raise UsageError(
+            f"{quoted(path)} is not a certificate of version {VERSION}; pass what `rewrite certify -o` wrote"
+        )
     return content

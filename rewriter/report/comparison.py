@@ -52,12 +52,10 @@ class Comparison(Result):
 
     @property
     def graph(self) -> GraphDifference:
-        """The differences between the files."""
         return self._there(self.files, "comparison of the files")
 
     @property
     def validation(self) -> Validation:
-        """The certificate and the runs."""
         return self._there(self.proof, "run")
 
     @property

@@ -17,8 +17,8 @@ class FolderReport(Report):
     """The result of `rewrite` for a folder; it has the blocks of all models, and each model has its own proof.
 
     Attributes:
-        models: ONNX file, relative to the folder, to its report; only planned where a proof before it failed.
-        copied: the files that are no models, which were copied as they are.
+        models: ONNX file, relative to the folder, to its report; only planned if a proof before it failed.
+        copied: the files other than models, which were copied unchanged.
     """
 
     models: Mapping[str, Report] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class FolderReport(Report):
 
     @classmethod
     def of(cls, folder: str, output: str, models: Mapping[str, Report], copied: tuple[str, ...] = ()) -> Self:
-        """The reports of a folder's models, of which there is one at least, as one."""
+        """The reports of a folder's models, at least one, as one."""
         reports = list(models.values())
         statuses = {each.exit_status for each in reports if each.converted}
         operators = sum((Counter(each.before.operators) for each in reports), Counter[str]())
@@ -49,22 +49,18 @@ class FolderReport(Report):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The checks of the proofs that failed."""
         return tuple(f"{name}: {problem}" for name, each in self.models.items() for problem in each.problems)
 
     @property
     def refuted(self) -> bool:
-        """Whether one of the rewritten models does not compute what its original does."""
         return any(each.refuted for each in self.models.values())
 
     @property
     def what(self) -> str:
-        """The models with converted blocks, these blocks and their heads, in words."""
         return f"{counted(sum(bool(each.converted) for each in self.models.values()), 'model')}, {super().what}"
 
     @property
     def summary(self) -> str:
-        """The verdict in one line."""
         if not self.output:
             return super().summary
         proofs = [each.proof for each in self.models.values() if each.converted]
@@ -76,5 +72,4 @@ class FolderReport(Report):
         return f"{word}  {self.what}{how}, written to {self.output}"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data, `models` as the reports have it."""
         return {**super().to_json(), "models": {name: each.to_json() for name, each in self.models.items()}}

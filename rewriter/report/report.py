@@ -25,10 +25,8 @@ from rewriter.proof.certificate.certify import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.text import counted
 
-VERSION = 1
-"""Of the JSON of every result: incremented if a field changes its meaning or is removed; new fields may be added."""
-
-_FEW = 3
+VERSION = 1  # of the JSON: raised if a field changes its meaning or goes
+_SHOWN_PROBLEMS = 3
 _Part = TypeVar("_Part")
 
 
@@ -37,7 +35,7 @@ class Result(ABC):
 
     exit_status: ExitStatus
     also: ClassVar[tuple[str, ...]] = ()
-    """Properties that stand in the JSON beside the fields."""
+    """Properties that the JSON has beside the fields."""
 
     @property
     @abstractmethod
@@ -69,13 +67,16 @@ class Result(ABC):
         """
         if self:
             return self
-        found = [*self.problems[:_FEW], *([f"and {len(self.problems) - _FEW} more"] * (len(self.problems) > _FEW))]
+        found = [
+            *self.problems[:_SHOWN_PROBLEMS],
+            *([f"and {len(self.problems) - _SHOWN_PROBLEMS} more"] * (len(self.problems) > _SHOWN_PROBLEMS)),
+        ]
         message = "; ".join([self.summary, *found])
         kind = NothingToConvertError if self.exit_status is ExitStatus.NOTHING_TO_CONVERT else ValidationError
         raise kind(message)
 
     def _there(self, part: _Part | None, what: str) -> _Part:
-        """A part that only some results have; without it the error of `raise_for_status`, or UsageError."""
+        """A part that only some results have. Raises as `raise_for_status`, or UsageError."""
         if part is None:
             self.raise_for_status()
             raise UsageError(f"there is no {what} in this result: {self.summary}")
@@ -91,7 +92,7 @@ class BlockRow:
 
     Attributes:
         name: unique in the model; the module path where the exporter recorded it.
-        status: converted to attention heads, or left as it was.
+        status: converted to attention heads, or left unchanged.
         activation: what the block's activation was recognised as; empty when unknown.
         first: linear operators that produce the pre-activation, as OPERATOR INxOUT.
         second: linear operators that read the activation's output.
@@ -187,12 +188,10 @@ class Report(Result):
 
     @property
     def validation(self) -> Validation:
-        """The proof."""
         return self._there(self.proof, "proof")
 
     @property
     def after(self) -> Shape:
-        """Size of the rewritten model."""
         return self._there(self.made, "rewritten model")
 
     @cached_property
@@ -203,17 +202,14 @@ class Report(Result):
 
     @property
     def converted(self) -> tuple[BlockRow, ...]:
-        """The converted blocks."""
         return tuple(row for row in self.blocks if row.status == "converted")
 
     @property
     def left(self) -> tuple[BlockRow, ...]:
-        """The candidates left as they were."""
         return tuple(row for row in self.blocks if row.status == "left")
 
     @property
     def what(self) -> str:
-        """The converted blocks and their heads, in words."""
         heads = sum(row.heads or 0 for row in self.converted)
         read = "read as " if self.form == "local" else ""  # its graph holds neither queries nor patterns
         blocks = sum(not row.part_of for row in self.converted)
@@ -221,7 +217,6 @@ class Report(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The checks of the proof that failed."""
         return () if self.proof is None else self.proof.problems
 
     @property
@@ -248,7 +243,7 @@ class Report(Result):
         return f"PASSED  {self.what}, {how}, run on {', '.join(self.proof.providers)}; {where}"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data; without the functions of the regions, which may be long and stand in the certificate."""
+        """JSON-ready data; without the functions of the regions, which may be long and are in the certificate."""
         proof = self.proof
         if proof is not None and proof.certificate is not None:
             regions = tuple(replace(each, functions=()) for each in proof.certificate.regions)

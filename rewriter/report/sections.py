@@ -28,18 +28,16 @@ from rewriter.report.tables import (
 )
 from rewriter.text import clean, counted, first_of, size
 
-_MOST_FAILURES = 200
-_HOW = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
+_MAX_FAILURES = 200
+_MEANING = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
 """What a form does, where its name does not say it."""
 _LABEL = 10
 _STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
-
-Part = str | Sequence[str] | Table
-"""A paragraph, the entries of a list, or a table."""
+Part = str | Sequence[str] | Table  # a paragraph, the entries of a list, or a table
 
 
 def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
-    """Anchor, heading and parts of each section; what the report lacks, such as a proof, has none."""
+    """Anchor, heading and parts of each section with content."""
     proof = report.proof
     found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): list(_failures(report.problems))}
     if proof is not None:
@@ -108,7 +106,7 @@ def warnings(report: Report, *, verbose: bool = False) -> list[str]:
 
 
 def skipped(proof: Validation, *, verbose: bool) -> list[str]:
-    """The inputs that the original rejects: in one line, or each with the reason."""
+    """The inputs that the original rejects, in one line, or each with the reason."""
     if verbose or not proof.skipped:
         return [f"input skipped, because the original rejects it: {text}" for text in proof.skipped]
     names = [text.partition(": ")[0] for text in proof.skipped]
@@ -118,9 +116,9 @@ def skipped(proof: Validation, *, verbose: bool) -> list[str]:
 
 def _failures(failures: Sequence[str]) -> Iterator[Part]:
     if failures:
-        yield failures[:_MOST_FAILURES]
-    if len(failures) > _MOST_FAILURES:
-        yield f"And {len(failures) - _MOST_FAILURES:,} more; the JSON report holds them all."
+        yield failures[:_MAX_FAILURES]
+    if len(failures) > _MAX_FAILURES:
+        yield f"And {len(failures) - _MAX_FAILURES:,} more; the JSON report holds them all."
 
 
 def _run(proof: Validation) -> Iterator[Part]:
@@ -131,12 +129,8 @@ def _run(proof: Validation) -> Iterator[Part]:
         yield skipped(proof, verbose=True)
 
 
-# -- what was measured at every float, on another machine ----------------------------------------------------------
-
-
 @cache
 def _floats() -> dict[str, Any]:
-    """The largest errors of programs: by element type and program, those of the heads and of the original's nodes."""
     found: dict[str, Any] = json.loads(files("rewriter.report").joinpath("floats.json").read_text(encoding="utf-8"))
     return found
 
@@ -158,9 +152,6 @@ def float_table(report: Report) -> Table:
     return Table(title, heads, tuple(_measured(report))).filled()
 
 
-# -- the few lines that most people need ---------------------------------------------------------------------------
-
-
 def summary(report: Report, width: int) -> list[str]:
     """The lines, wrapped between words."""
     lines: list[str] = []
@@ -177,13 +168,10 @@ def summary(report: Report, width: int) -> list[str]:
 
 
 def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, str]]:
-    """The label and the text of each line; a line without label goes on with what the one before it began.
-
-    Without `proof`, those about the model only.
-    """
+    """Label and text of each line (without `proof` of the model only); unlabelled lines continue the previous one."""
     yield from _labelled("blocks", _converted(report.converted))
     if report.converted:
-        yield "form", f"{report.form}{_HOW.get(report.form, '')}; heads = neurons x heads per neuron"
+        yield "form", f"{report.form}{_MEANING.get(report.form, '')}; heads = neurons x heads per neuron"
     yield from _labelled("left", _left(report.left))
     if report.proof is not None and proof:
         yield from ((word.lower(), text) for _, word, text in certainty(report))

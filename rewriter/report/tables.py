@@ -14,10 +14,9 @@ from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, reach
 
 _NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range would lose
-_FEW = 3
+_MAX_GROUPS = 3
 _FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f"}
 _LARGE_RATIO = 1e4
-
 Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio", "share"]
 """How values are written. A name is one from a model; operators are those around an activation; a share of 1 is written
 in per cent."""
@@ -44,7 +43,6 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Whether it holds numbers."""
         return self.kind not in ("text", "name", "operators")
 
 
@@ -62,14 +60,13 @@ class Table:
     rows: tuple[Row, ...]
 
     def filled(self) -> Table:
-        """The table without columns in which no row has a value."""
         used = [place for place in range(len(self.columns)) if any(row[place] is not None for row in self.rows)]
         rows = tuple(tuple(row[place] for place in used) for row in self.rows)
         return replace(self, columns=tuple(self.columns[place] for place in used), rows=rows)
 
 
 def written(value: str | float | None, kind: Kind) -> str:
-    """A value; a dash where there is none."""
+    """A value as text; a dash for None."""
     if value is None or isinstance(value, str):
         return "-" if value is None else value
     if kind == "share":
@@ -82,15 +79,15 @@ def written(value: str | float | None, kind: Kind) -> str:
 
 
 def folded(names: Iterable[str]) -> str:
-    """The names, with those that differ in one number as a range; of many others the first and how many more."""
+    """The names, as a range if they differ in one number; of many others the first and how many more."""
     groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
     for name in names:
         pieces = _NUMBER.split(name)
         groups.setdefault(tuple(pieces[::2]), []).append(tuple(map(int, pieces[1::2])))
     found = [text for fixed, numbers in groups.items() for text in _group(fixed, numbers)]
-    if len(found) <= _FEW:
+    if len(found) <= _MAX_GROUPS:
         return ", ".join(found)
-    return f"{', '.join(found[: _FEW - 1])} and {len(found) - _FEW + 1} more"
+    return f"{', '.join(found[: _MAX_GROUPS - 1])} and {len(found) - _MAX_GROUPS + 1} more"
 
 
 def _group(fixed: Sequence[str], numbers: Sequence[tuple[int, ...]]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from passes.forms import FORMS
 from passes.options import Options
 from passes.plan import make_plan
-from passes.record import KEY, MOST_BYTES, Record, UnreadableError, read_record
+from passes.record import KEY, MAX_BYTES, Record, UnreadableError, read_record
 from rewriter import rewrite
 from tests.changes import copied, run
 from tests.committed import FOLDER
@@ -101,35 +101,35 @@ def test_other_metadata_stays() -> None:
 
 
 DAMAGE = (
-    ("plan = [plan]", "the plan is no object"),
+    ("plan = [plan]", "the plan is not an object"),
     ("plan['version'] = 2", "its version is not 1"),
     ("plan['version'] = True", "its version is not 1"),
     ("del plan['tool']", "the plan has no 'tool'"),
-    ("plan['options'] = []", "options is no object"),
-    ("plan['blocks'] = {}", "blocks is no list"),
-    ("plan['blocks'][0] = None", r"blocks\[0\] is no object"),
+    ("plan['options'] = []", "options is not an object"),
+    ("plan['blocks'] = {}", "blocks is not a list"),
+    ("plan['blocks'][0] = None", r"blocks\[0\] is not an object"),
     ("plan['blocks'][1]['name'] = 'mlp'", "two blocks have the same name"),
     ("block['name'] = ''", "has an empty name"),
-    ("block['name'] = 'n' * 20_000", "no text of at most"),
+    ("block['name'] = 'n' * 20_000", "not a text of at most"),
     ("block['path'] = [['If']]", "has 1 entries, not 2"),
-    ("block['parameters'] = [1.5]", "no hexadecimal number"),
-    ("block['parameters'] = ['nan']", "is no number"),
-    ("block['parameters'] = ['0x1p+99999']", "no hexadecimal number"),
+    ("block['parameters'] = [1.5]", "not a hexadecimal number"),
+    ("block['parameters'] = ['nan']", "is not a number"),
+    ("block['parameters'] = ['0x1p+99999']", "not a hexadecimal number"),
     ("block['bound'] = '-0x1p-9'", "a bound below 0"),
     ("block['program']['domain'] = '0x0p+0'", "an empty domain"),
     ("block['form'] = 'best'", "form of a block is not one of"),
-    ("block['projections'] = 7", "is no object"),
-    ("block['y'] = None", "is no text"),
+    ("block['projections'] = 7", "is not an object"),
+    ("block['y'] = None", "is not a text"),
     ("block['projections']['result'] = ''", "has an empty name"),
     ("block['projections']['value'] = {}", "has no 'data'"),
     ("block['value'] = 'v'", "a value and no gate"),
     ("block['projections']['query']['start'] = 3", "a gate and no value"),
-    ("block['projections']['query']['in_features'] = -1", "is no size"),
+    ("block['projections']['query']['in_features'] = -1", "is not a size"),
     ("block['projections']['query']['transposed'] = 1", "neither true nor false"),
-    ("block['projections']['query']['biases'] = 'b'", "is no list"),
+    ("block['projections']['query']['biases'] = 'b'", "is not a list"),
     ("block['program']['heads'] = [{}]", "has no 'beta'"),
     ("block['stream'] = 'logits'", "reads a stream"),
-    ("block['carried'] = 2.5", "is no size"),
+    ("block['carried'] = 2.5", "is not a size"),
     ("block['carried'] = 2**39", "too many positions"),
     ("block['options'] = {'max_tokens': 2**39}", "too many positions"),
 )
@@ -149,7 +149,7 @@ def test_a_damaged_plan_is_refused(damage: str, reason: str) -> None:
         (("[" * 100_000,), "it is not JSON"),
         (("{}", "{}"), "there are several"),
         (("9" * 10_000,), "it is not JSON"),
-        ((" " * (MOST_BYTES + 1),), "characters, more than"),
+        ((" " * (MAX_BYTES + 1),), "characters, more than"),
     ],
     ids=["empty", "deep", "twice", "digits", "long"],
 )

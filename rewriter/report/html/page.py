@@ -2,8 +2,7 @@
 
 Templates escape every text; characters that could change the page's layout or direction are replaced here. A content
 security policy with hashes of style and script forbids everything else, so that a page can neither load nor send
-anything, whatever names the model contains. Long lists are truncated or folded, so that the page of a model with a
-hundred blocks and thousands of candidates opens at once. This is the only file that imports jinja2.
+anything. Long lists are truncated or folded. This is the only file that imports jinja2.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from rewriter.report.sections import certainty, sections, summary_lines, warning
 from rewriter.report.tables import Cell, Column, written
 from rewriter.text import shortened
 
-_LONGEST, _LONGEST_SENTENCE = 240, 600
-"""Characters of a name on the page, and of a sentence; of longer ones both ends are shown."""
+_MAX_NAME, _MAX_SENTENCE = 240, 600  # characters; of longer texts both ends are shown
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
 
 
@@ -35,7 +33,7 @@ def write_page(report: Report, path: Path) -> None:
 
 
 def require_jinja() -> Any:
-    """jinja2, or UsageError if it is missing; called early, so that nobody waits for a page that cannot be made."""
+    """jinja2. Raises UsageError if it is missing, before the long work."""
     try:
         import jinja2
     except ImportError as error:
@@ -44,7 +42,7 @@ def require_jinja() -> Any:
 
 
 def render(report: Report) -> str:
-    """The page of a report; what it lacks (blocks, proof) gets no section."""
+    """The page of a report, without sections that would be empty."""
     verdict, _, meaning = report.summary.partition("  ")
     found = sections(report)
     return _filled(
@@ -64,7 +62,6 @@ def render(report: Report) -> str:
 
 
 def _filled(template: str, style: str, script: str, **context: Any) -> str:
-    """A template with its style, script and variables, all text escaped."""
     jinja = require_jinja()
     made = jinja.Environment(
         loader=jinja.FunctionLoader(resource),
@@ -74,7 +71,7 @@ def _filled(template: str, style: str, script: str, **context: Any) -> str:
         lstrip_blocks=True,
     )
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
-    made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_LONGEST_SENTENCE)}
+    made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_MAX_SENTENCE)}
     allowed = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     return str(made.get_template(template).render(style=style, script=script, policy=policy, **context)).strip() + "\n"
@@ -90,12 +87,12 @@ def _hash(content: str) -> str:
 
 
 def short(text: str) -> str:
-    """A name as the page shows it."""
-    return shortened(text, _LONGEST)
+    """A name as shown on the page."""
+    return shortened(text, _MAX_NAME)
 
 
 def shown(value: Cell | str | float | None, column: Column) -> Cell:
-    """A cell as it stands on the page: its text, what to sort it by (None: the text), and a class."""
+    """A cell of the page: its text, what to sort it by (None: the text), and a class."""
     cell = value if isinstance(value, Cell) else Cell(value)
     if column.numeric:
         number = -1.0 if cell.value is None else float(cell.value)
@@ -104,9 +101,6 @@ def shown(value: Cell | str | float | None, column: Column) -> Cell:
     if column.kind == "operators":
         text = _TIMES.sub("×", text).replace(" -> ", " → ")
     return Cell(None, text, cell.style or ("name" if column.kind == "name" else ""))
-
-
-# -- heads ---------------------------------------------------------------------------------------------------------
 
 
 def render_heads(data: Mapping[str, Any]) -> str:
@@ -121,7 +115,6 @@ def render_heads(data: Mapping[str, Any]) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """The data with all text printable and short."""
     if isinstance(value, str):
         return short(value)
     if isinstance(value, Mapping):

@@ -19,19 +19,10 @@ from rewriter.report.tables import (
 from rewriter.report.terminal.console import Console
 from rewriter.text import shortened
 
-_FEW_ROWS = 12
-"""Maximum number of rows of a table, unless everything is to be printed."""
-
-_PLAIN_TEXT = 60
-"""Maximum length of a metadata value, in characters."""
-_FEW = 8
-_STYLES = {
-    "same": "bold green",
-    "same at the sizes tried": "bold green",
-    "agrees": "bold yellow",
-    "not proved": "bold red",
-    "different": "bold red",
-}
+_MAX_ROWS = 12  # of a table, unless everything is to be printed
+_MAX_METADATA_LENGTH = 60
+_SHOWN_NODES = 8
+_STYLES = {"same": "bold green", "same at the sizes tried": "bold green", "agrees": "bold yellow", "not proved": "bold red", "different": "bold red"}
 
 
 def show_comparison(console: Console, found: Comparison) -> None:
@@ -61,12 +52,12 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
         console.line(text, "yellow")
     for provider, each in proof.providers.items():
         if each.cpu_nodes:
-            console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_FEW])}", "yellow")
+            console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_SHOWN_NODES])}", "yellow")
 
 
 def _show_graphs(console: Console, found: GraphDifference) -> None:
     def short(text: str | None) -> str | None:
-        return text and shortened(text, _PLAIN_TEXT)
+        return text and shortened(text, _MAX_METADATA_LENGTH)
 
     before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
     operators = operator_table(before, after)
@@ -79,18 +70,15 @@ def _show_graphs(console: Console, found: GraphDifference) -> None:
         Table("Nodes that differ", columns("text", "A", "B", "differ in"), tuple(nodes)),
         Table("Weights that differ", columns("text", "", "A", "B", "differ in"), tuple(weights)),
     ):
-        most = None if console.verbose or table.title == "Models" else _FEW_ROWS
+        most = None if console.verbose or table.title == "Models" else _MAX_ROWS
         if table.rows:
             console.part(replace(table, rows=table.rows[:most]))
         if len(table.rows) > len(table.rows[:most]):
-            console.line(f"and {len(table.rows) - _FEW_ROWS:,} more, -v shows them", "yellow")
+            console.line(f"and {len(table.rows) - _MAX_ROWS:,} more, -v shows them", "yellow")
     console.line(
         f"the same in both: {found.same_nodes:,} nodes, {found.same_tensors:,} weights bit for bit"
         f"{'; only remarks differ' if found.same and found.remarks else ''}"
     )
-
-
-# -- a certificate -------------------------------------------------------------------------------------------------
 
 
 def show_certification(console: Console, found: Certification) -> None:

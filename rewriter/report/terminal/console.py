@@ -26,14 +26,10 @@ from rewriter.report.tables import Cell, Kind, Table, written
 from rewriter.text import clean, counted, shortened
 
 _PIPE_WIDTH, _NARROW = 140, 80
-_LONGEST = 600
-"""Characters of a line, or of a line of a cell."""
-_FEW_FAILURES = 5
+_MAX_LINE_LENGTH = 600  # also of a line of a cell
+_SHOWN_FAILURES = 5
 _COLOURS = {"good": "green", "bad": "red"}
-
-_EVERY = 10.0
-"""Seconds between plain lines; a call that takes less prints none."""
-
+_SECONDS_BETWEEN_LINES = 10.0  # a call that takes less prints none
 Clock = Callable[[], float]
 
 
@@ -49,11 +45,10 @@ class Console:
 
     @property
     def width(self) -> int:
-        """The width to which lines are wrapped, in characters."""
+        """In characters."""
         return self._out.width if self._out.is_terminal else _NARROW
 
     def part(self, part: str | Sequence[str] | Table) -> None:
-        """Print a part of a report: a table, a paragraph, or the entries of a list."""
         if not isinstance(part, Table):
             for text in [part] if isinstance(part, str) else [f"  {each}" for each in part]:
                 self.line(text)
@@ -65,14 +60,14 @@ class Console:
             self._out.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
 
     def line(self, text: str, style: str = "", *, always: bool = False) -> None:
-        """Print one line, with `always` also if only the last line was asked for."""
+        """Print one line; if `always`, also in quiet mode."""
         if always or not self.quiet:
             # Only a terminal wraps it, so that what reads a pipe finds it whole.
             self._out.print(plain(text, style), soft_wrap=not self._out.is_terminal)
 
     def failures(self, failures: Sequence[str], where: str = "-v shows them") -> None:
-        """Print what failed; of many, without -v, the first few."""
-        shown = failures if self.verbose else failures[:_FEW_FAILURES]
+        """Print what failed; without -v the first few."""
+        shown = failures if self.verbose else failures[:_SHOWN_FAILURES]
         more = [f"and {len(failures) - len(shown)} more, {where}"] * (len(failures) > len(shown))
         for failure in (*shown, *more):
             self.line(failure, "red", always=True)
@@ -109,7 +104,7 @@ def _cell(value: Cell | str | float | None, kind: Kind) -> Text:
 
 def plain(text: str, style: str = "") -> Text:
     """Text without markup; a long one keeps its start and its end, because a name may have megabytes."""
-    return Text(shortened(text, _LONGEST), style=style)
+    return Text(shortened(text, _MAX_LINE_LENGTH), style=style)
 
 
 @contextmanager
@@ -136,14 +131,12 @@ def _lines(console: rich.console.Console, clock: Clock) -> Callback:
 
     def show(what: str, done: int, total: int) -> None:
         nonlocal last
-        if clock() - last >= _EVERY:
+        if clock() - last >= _SECONDS_BETWEEN_LINES:
             last = clock()
             console.print(plain(f"{done / max(total, 1):.0%}, {what}"), soft_wrap=True)
 
     return show
 
-
-# -- what `rewrite` prints ---------------------------------------------------------------------------------------------
 
 _STYLES = {"PASSED": "bold green", "FAILED": "bold red", "PLANNED": ""}
 

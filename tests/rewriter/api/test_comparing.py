@@ -14,7 +14,7 @@ from benchmarks.decoder import Shape, decoder, random_weights
 from rewriter import Comparison, ExitStatus, UsageError, ValidationError, diff, rewrite, validate
 from rewriter.api import comparing
 from rewriter.files.load import load_model
-from rewriter.files.mapped import LARGE
+from rewriter.files.mapped import MIN_MAPPED_BYTES
 from rewriter.proof.rule import Judgement
 from tests.changes import Change, becomes, change_values, changed, insert, maker, weight
 from tests.committed import FOLDER
@@ -170,7 +170,7 @@ def test_other_optimisers_pass(pair: Pair, tool: str) -> None:
 
 
 def test_large_weights_stay_in_their_files(tmp_path: Path) -> None:
-    weights = {"large": np.random.default_rng(0).normal(size=(4, LARGE // 4))}
+    weights = {"large": np.random.default_rng(0).normal(size=(4, MIN_MAPPED_BYTES // 4))}
     paths = [tmp_path / name for name in ("a.onnx", "b.onnx", "c.onnx")]
     for path in paths:
         model = text_model("out = MatMul(x, large)", constants=weights, outputs="float[batch, tokens, wide] out")

@@ -135,9 +135,9 @@ def test_a_forged_certificate_does_not_hold(
     ("content", "reason"),
     [
         ("", "is not JSON"),
-        ("[]", "is no certificate of version 1"),
-        ('{"version": 2}', "is no certificate of version 1"),
-        ('{"version": 1}', "is no certificate of version 1"),
+        ("[]", "is not a certificate of version 1"),
+        ('{"version": 2}', "is not a certificate of version 1"),
+        ('{"version": 1}', "is not a certificate of version 1"),
         ("[" * 100_000, "is not JSON"),
     ],
 )

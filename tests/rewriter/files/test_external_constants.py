@@ -130,7 +130,7 @@ def test_sparse_tensors_of_odd_ranks(shape: list[int], where: Any) -> None:
 
 def test_small_tensors_over_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of megabytes would otherwise become gigabytes in memory."""
-    monkeypatch.setattr("rewriter.files.load._MOST_SMALL", 100)
+    monkeypatch.setattr("rewriter.files.load._MAX_SMALL_BYTES", 100)
     model = mlp("h = Mul(y, $1.0)", constants={f"c{number}": tensor(f"c{number}", np.ones(8)) for number in range(9)})
     path = stored(model, tmp_path / "model.onnx")
     loaded = onnx.load(path, load_external_data=False)

@@ -15,10 +15,10 @@ from onnx import numpy_helper
 from rewriter.errors import ModelError
 from rewriter.files import mapped
 from rewriter.files.load import LoadedModel, load_model, read_tensor
-from rewriter.files.mapped import LARGE, without_weights
+from rewriter.files.mapped import MIN_MAPPED_BYTES, without_weights
 from rewriter.files.save import staged_output
 
-BIG = np.random.default_rng(0).normal(size=(LARGE // 32, 16)).astype(np.float32)
+BIG = np.random.default_rng(0).normal(size=(MIN_MAPPED_BYTES // 32, 16)).astype(np.float32)
 SMALL = np.arange(16, dtype=np.float32)
 TEXT = """<ir_version: 8, opset_import: ["": 17], producer_name: "test">
     g (float[n, k] x) => (float[n, 16] y) { p = MatMul(x, BIG) y = Add(p, SMALL) }"""
@@ -45,7 +45,7 @@ def test_large_weights_stay_in_the_file(path: Path) -> None:
     loaded, plain = load_model(path, mapped=True), load_model(path)
     assert (loaded.mapped, plain.mapped) == (True, False)
     assert (external(loaded), external(plain)) == (["BIG"], [])
-    assert loaded.proto.ByteSize() < 1000 < LARGE < plain.proto.ByteSize()
+    assert loaded.proto.ByteSize() < 1000 < MIN_MAPPED_BYTES < plain.proto.ByteSize()
     assert (loaded.external, loaded.size, loaded.base_dir) == ((), plain.size, path.parent)
     for one, other in zip(loaded.proto.graph.initializer, plain.proto.graph.initializer, strict=True):
         np.testing.assert_array_equal(read_tensor(loaded, one), read_tensor(plain, other))
@@ -140,16 +140,16 @@ def test_damaged_files_are_left_to_protobuf(path: Path) -> None:
         assert found[0] == found[1], place
 
 
-def weight(size: int = LARGE, **values: Any) -> onnx.TensorProto:
+def weight(size: int = MIN_MAPPED_BYTES, **values: Any) -> onnx.TensorProto:
     return onnx.TensorProto(name="w", data_type=onnx.TensorProto.UINT8, dims=[size], raw_data=bytes(size), **values)
 
 
 @pytest.mark.parametrize(
     ("tensor", "stays"),
     [
-        (weight(LARGE - 1), False),
+        (weight(MIN_MAPPED_BYTES - 1), False),
         (weight(), True),
-        (weight(LARGE + 1), True),
+        (weight(MIN_MAPPED_BYTES + 1), True),
         (weight(doc_string="about it"), True),
         (weight(metadata_props=[onnx.StringStringEntryProto(key="k", value="v")]), True),
         (weight(data_location=onnx.TensorProto.DEFAULT), True),  # onnx writes it after it has loaded external data

@@ -211,7 +211,7 @@ def test_refusals(options: dict[str, Any], message: str) -> None:
 
 
 def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewriter.interpret.graph._MOST", 100)
+    monkeypatch.setattr("rewriter.interpret.graph._MAX_NODES", 100)
     with pytest.raises(UsageError, match="nodes, more than 100: take fewer of them, or tokens"):
         attribution_graph(FOLDER / "silu-decoder.onnx", given("silu-decoder"), LOGIT, max_nodes=60)
 

@@ -233,7 +233,7 @@ SOFTPICK = SCORES.replace(
   t = ReduceSum<keepdims = 1>(a, end)
   p = Div(r, t)""",
 )
-NO_SOFTMAX = "its weights are no Softmax of its scores"
+NO_SOFTMAX = "its weights are not the Softmax of its scores"
 NOWHERE = APART + "\n  at1 = CumSum(cache_position, zero)" + BY_ROW.replace("(cache_position,", "(at1,") + READ
 PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out": OUT}
 

@@ -90,7 +90,7 @@ def test_scores_are_those_of_their_function(monkeypatch: pytest.MonkeyPatch) -> 
         assert (total, added) == pytest.approx((wanted.total, wanted.added), rel=1e-3, abs=1e-9)
         shown = [(names[asked], names[told], value) for asked, told, value in terms]
         assert shown == [(asked, told, pytest.approx(value, rel=1e-3)) for asked, told, value in wanted.top(5)]
-    monkeypatch.setattr(contents, "_SCORES", 10)
+    monkeypatch.setattr(contents, "_MAX_SCORES", 10)
     few = [head["scores"] or [] for head in head_pictures(MODEL, given("silu-decoder", 6), logit=LOGIT)["heads"]]
     assert sum(map(len, few)) == 10
 
@@ -115,8 +115,8 @@ def test_the_neurons_with_the_largest_attributions_are_shown() -> None:
 
 @slow
 def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "MOST_TOKENS", 5)
-    monkeypatch.setattr(contents, "_PATTERN_ENTRIES", 3 * 25)
+    monkeypatch.setattr(contents, "MAX_TOKENS", 5)
+    monkeypatch.setattr(contents, "_MAX_PATTERN_ENTRIES", 3 * 25)
     long = given("silu-decoder", 19)
     for position, start in ((-1, 14), (9, 5), (0, 0)):
         found = head_pictures(MODEL, long, logit=LOGIT, position=position, most=3)

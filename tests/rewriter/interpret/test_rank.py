@@ -213,7 +213,7 @@ def directions(index: HeadIndex, name: str, place: int) -> dict[str, Array]:
 
 @pytest.mark.parametrize("stem", ["silu-decoder", "relu-decoder"])
 def test_scores_are_products_with_the_tables(stem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "_ENTRIES", 50)
+    monkeypatch.setattr(rank, "_MAX_PRODUCT_ENTRIES", 50)
     index, (table, out) = heads(FOLDER / f"{stem}.onnx", wide=True), tables(stem)
     found = head_tokens(
         index, top=VOCABULARY, names=["blocks.0.mlp_heads.7", "blocks.1.mlp_heads.100", "blocks.?.attn.2"]
@@ -283,8 +283,8 @@ def test_tokens_as_text(tmp_path: Path) -> None:
     )
     row = found.to_json()["rows"][0]
     assert all(text == f"'word{token}'" for token, text, _ in row["top"])
-    assert found.told(VOCABULARY - 1) == "'\N{REPLACEMENT CHARACTER}[31m<b>\\n'"
-    assert found.told(4000) == "4000"
+    assert found.text_of(VOCABULARY - 1) == "'\N{REPLACEMENT CHARACTER}[31m<b>\\n'"
+    assert found.text_of(4000) == "4000"
 
 
 def test_refusals_of_tokens(tmp_path: Path) -> None:

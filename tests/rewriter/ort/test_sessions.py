@@ -14,8 +14,8 @@ import pytest
 from onnx import parser
 
 from rewriter.errors import ValidationError
-from rewriter.ort.providers import load_onnxruntime, parse_provider
-from rewriter.ort.sessions import available_providers, open_session
+from rewriter.ort.providers import available_providers, load_onnxruntime, parse_provider
+from rewriter.ort.sessions import open_session
 from tests.textmodels import text_model
 
 MODEL = parser.parse_model(
