@@ -53,7 +53,7 @@ def test_kinds_of_nodes_are_what_the_emitters_give(
     monkeypatch.setattr(providers, "emitted", lambda: kinds)
     assert CliRunner().invoke(providers.main, ["--check"]).exit_code == 0
     path = tmp_path / "page.md"
-    path.write_text(providers.PAGE.read_text(encoding="utf-8").replace("| Exp |", "| Log |"), encoding="utf-8")
+    path.write_text(providers.PAGE.read_text(encoding="utf-8").replace("**Exp**", "**Log**"), encoding="utf-8")
     result = CliRunner().invoke(providers.main, ["--check", "--page", str(path)])
     assert result.exit_code == 1
     assert "run python -m benchmarks.providers" in result.output
