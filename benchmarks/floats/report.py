@@ -1,4 +1,4 @@
-"""`python -m benchmarks.floats.report`: the measured errors by program, which reports print and docs/programs.md shows."""
+"""`python -m benchmarks.floats.report`: measured errors by program, for reports and docs/programs.md."""
 
 from __future__ import annotations
 

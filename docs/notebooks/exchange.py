@@ -38,9 +38,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.attribution import Network
 from benchmarks.common import RESULTS, ROOT, print_table, write_json
-from benchmarks.replica import Replica, Sublayer
+from docs.notebooks.attribution import Network
+from docs.notebooks.replica import Replica, Sublayer
 from models.training.data import docstrings
 
 SIZES = ((16, 1), (64, 1), (160, 1), (4, 4), (16, 4), (4, 12), (5, 12))

@@ -12,13 +12,12 @@ from models.export import export_model
 from models.registry import ENTRIES, get
 from rewriter.errors import UsageError, ValidationError
 from tests.conftest import Export
-from tests.models.test_models_registry import each_entry
 
 RANDOM = [entry for entry in ENTRIES if "tiny" in entry.sizes]
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
-@pytest.mark.parametrize("entry", RANDOM, ids=each_entry)
+@pytest.mark.parametrize("entry", RANDOM, ids=lambda entry: entry.name)
 def test_export_has_the_signature_of_its_entry(
     entry: Entry, exporter: Exporter, export: Export, tmp_path: Path
 ) -> None:

@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from shutil import copy
-
 import numpy as np
 import onnx
 import onnxruntime
-import pytest
 
-from models import files
-from models.cells import Job
-from models.files import file_of
 from models.tools.merged import CONDITION, merge_decoders
-from models.variants import Refused
-from tests.committed import FOLDER
-
-JOB = Job("gpt2-silu", "torchscript", 17, "fp32", "exports")
-
-
-def test_a_file_or_a_refusal_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("onnx_ir", reason="needs the extra ir")
-    folder = tmp_path / JOB.name
-    folder.mkdir()
-    copy(FOLDER / "silu-decoder.onnx", folder / "export.onnx")
-    assert file_of(tmp_path, JOB) == folder / "export.onnx"
-    external = file_of(tmp_path, JOB, "external-data")
-    with pytest.raises(Refused, match="4-bit DequantizeLinear needs opset 21"):
-        file_of(tmp_path, JOB, "int4-qdq")
-    kept = sorted(path.name for path in folder.iterdir())
-    assert kept == ["export.onnx", "external-data.onnx", "external-data.onnx.data", "int4-qdq.refused"]
-    onnx.checker.check_model(external)
-
-    def created_again(*_: object) -> None:
-        pytest.fail("a tool ran again")
-
-    monkeypatch.setattr(files, "make_variant", created_again)
-    assert file_of(tmp_path, JOB, "external-data") == external
-    with pytest.raises(Refused, match="4-bit DequantizeLinear needs opset 21"):
-        file_of(tmp_path, JOB, "int4-qdq")
-
 
 HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 FIRST = f"""{HEADER} first (float[N, 2] x) => (float[N, 2] y, float[N, 2] present, float[N, 2] kept)

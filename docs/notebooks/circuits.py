@@ -1,4 +1,4 @@
-"""`python -m benchmarks.interpret MODEL...`: which scores find the circuits of three standard questions.
+"""`python -m docs.notebooks.circuits MODEL...`: which scores find the circuits of three standard questions.
 
 The questions are those of `models.training.questions`, as text and the same text with one word changed. A *node* is an
 original head or a neuron; patching it means that at every token it gives what it gives on the changed text. The metric
@@ -39,9 +39,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.attribution import Network, correlations
 from benchmarks.common import RESULTS, print_table, write_json
-from benchmarks.replica import RULES, Replica
+from docs.notebooks.attribution import Network, correlations
+from docs.notebooks.replica import RULES, Replica
 from models.training.questions import QUESTIONS, SENTENCES, Prompt
 from rewriter import attribute
 from rewriter.errors import RewriteError, UsageError
