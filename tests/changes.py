@@ -46,9 +46,6 @@ def changed(model: onnx.ModelProto, change: Change) -> onnx.ModelProto:
     return result
 
 
-# -- where things are ------------------------------------------------------------------------------------------------
-
-
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """The graph and all bodies of control flow in it."""
     yield graph
@@ -103,9 +100,6 @@ def nodes_of(model: onnx.ModelProto, operator: str) -> list[onnx.NodeProto]:
     return found
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
-
-
 def change_values(tensor: onnx.TensorProto, statement: str) -> None:
     """Run a statement on the values `v` of a tensor, in float64; its type and shape stay."""
     before = numpy_helper.to_array(tensor)
@@ -129,9 +123,6 @@ def nudge(tensor: onnx.TensorProto) -> None:
 
 def add_weight(model: onnx.ModelProto, name: str, values: Any) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
-
-
-# -- nodes -----------------------------------------------------------------------------------------------------------
 
 
 def reads(model: onnx.ModelProto, tensor: str, place: int, name: str) -> None:

@@ -41,9 +41,6 @@ def widened(array: Array) -> Array:
     return array if array.dtype.kind in "biu" else array.astype(np.float64)
 
 
-# -- elementwise ------------------------------------------------------------------------------------------------
-
-
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1.0 / (1.0 + np.exp(-x)))
 
@@ -132,9 +129,6 @@ def _gelu_of(call: Call, x: Array) -> Array:
 
 def _hard_sigmoid(call: Call, x: Array) -> Array:
     return np.asarray(np.clip(call.get("alpha", 0.2) * x + call.get("beta", 0.5), 0.0, 1.0))
-
-
-# -- linear maps, sums, softmax ---------------------------------------------------------------------------------
 
 
 def _gemm(call: Call, a: Array, b: Array, c: Array | float = 0.0) -> Array:

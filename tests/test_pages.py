@@ -20,14 +20,7 @@ from tests.conftest import slow
 from tests.pages import ROOT, commands, difference, examples, left_over, run_python, run_shell, workplace
 from tests.textmodels import FIRST, SILU, mlp
 
-PAGES = (
-    "README.md",
-    "docs/comparing.md",
-    "docs/forms.md",
-    "docs/heads.md",
-    "docs/python.md",
-    "docs/tasks.md",
-)
+PAGES = ("README.md", "docs/comparing.md", "docs/forms.md", "docs/heads.md", "docs/python.md", "docs/tasks.md")
 
 OTHER_PAGES = tuple(
     path.relative_to(ROOT).as_posix()

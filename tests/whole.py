@@ -224,8 +224,6 @@ def _neuron(stream: Stream, read: Array, y: Array, z: Array, head: HeadNumbers) 
     return stream.attend(read, queries, keys, values, stream.w_neurons(len(tokens)))
 
 
-# -- weights of exported models --------------------------------------------------------------------------------
-
 LAYOUTS: dict[str, tuple[str, bool]] = {
     "gpt2": ("pre", True),
     "opt": ("pre", True),

@@ -41,9 +41,6 @@ def call(one: Run | str) -> Run:
     return one
 
 
-# -- against a plain evaluation ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "domain", "inside"), [("SiLU", None, 63488), ("SwiGLU", 512.0, 49154)])
 def test_every_float16(name: str, domain: float | None, inside: int) -> None:
     """The same in numpy, at once, with f and the spacing of numbers in other words."""
@@ -76,9 +73,6 @@ def _spacing(f: Doubles) -> Doubles:
     return exponents
 
 
-# -- planted errors ----------------------------------------------------------------------------------------------------
-
-
 def planted(one: Run, at: float, change: float) -> Run:
     """The same, but for a change at one number."""
 
@@ -103,9 +97,6 @@ def test_an_error_at_a_single_float_is_found(kind: str, at: float, change: float
     power = str(math.floor(math.log2(found.rewritten.relative)))
     assert found.rewritten.powers[power] == 1
     assert power not in right.rewritten.powers
-
-
-# -- the committed results ---------------------------------------------------------------------------------------------
 
 
 def test_committed_rows_are_complete() -> None:

@@ -11,17 +11,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import (
-    cuda,
-    cuda_proofs,
-    forms,
-    fusions,
-    large_model,
-    latency,
-    pattern,
-    plan_scaling,
-    validation,
-)
+from benchmarks import cuda, cuda_proofs, forms, fusions, large_model, latency, pattern, plan_scaling, validation
 from benchmarks.common import interleaved
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, mlp, random_weights
 from benchmarks.footprint import entered, one_block

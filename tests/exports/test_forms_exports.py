@@ -58,9 +58,6 @@ def test_float16(name: str, export: Export) -> None:
     check(export(name, "torchscript", "fp16"), 1.5, form="masked")
 
 
-# -- form whole ------------------------------------------------------------------------------------------------------
-
-
 @EACH_EXPORTER
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_network_is_that_of_the_theorems(name: str, exporter: str, export: Export) -> None:

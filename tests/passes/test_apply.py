@@ -72,9 +72,6 @@ def same(model: onnx.ModelProto, options: Mapping[str, Any] | None = None, **bou
     return accurate(model, planned(model, **(options or {})), **bounds)
 
 
-# -- what is emitted ----------------------------------------------------------------------------------------------
-
-
 @BOTH_WAYS
 @EACH_PROGRAM
 def test_only_attention_is_left_of_a_block(text: str, options: dict[str, Any], inline: bool) -> None:
@@ -172,9 +169,6 @@ def test_converting_one_block_after_the_other() -> None:
     np.testing.assert_array_equal(run(both, **feeds_of(both))["out"], run(at_once, **feeds_of(both))["out"])
 
 
-# -- what stays ---------------------------------------------------------------------------------------------------
-
-
 def dressed() -> onnx.ModelProto:
     """A model with everything that a careless round trip would lose."""
     model = mlp(
@@ -258,8 +252,6 @@ def test_same_input_same_bytes(text: str, options: dict[str, Any], inline: bool)
     assert first.SerializeToString(deterministic=True) == second.SerializeToString(deterministic=True)
 
 
-# -- interior tensors with other consumers ------------------------------------------------------------------------
-
 SHARED_INTERIORS: tuple[tuple[str, str, dict[str, Any], str], ...] = (
     ("graph-output", SILU, {"outputs": "float[batch, tokens, 4] out, float[batch, tokens, 8] s"}, "s"),
     (
@@ -310,9 +302,6 @@ def test_captured_weights_and_activations_stay() -> None:
     options = next(s[2] for s in SHARED_INTERIORS if s[0] == "captured-by-a-branch")
     second = str(options["second"]).replace("(s)", "(h)")
     same(mlp(SILU, **{**options, "second": second}))
-
-
-# -- versions and types -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("ir", "opset"), [(3, 7), (4, 9), (5, 10), (6, 11), (7, 13)])
@@ -390,8 +379,6 @@ def test_element_type_behind_an_unknown_operator_is_that_of_the_weight(elem: str
     assert conversion.block.elem_type == ELEMENTS[elem]
 
 
-# -- names that are taken -----------------------------------------------------------------------------------------
-
 PLANTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("initializer", {"constants": {"mlp/heads/key": np.array(3.0)},
                      "second": 'k = MatMul(h, W2) out = Mul(k, "mlp/heads/key")'}),
@@ -430,9 +417,6 @@ def test_foreign_function_of_the_same_name_is_not_called() -> None:
     result = same(model)
     assert [function.name for function in result.functions] == ["NeuronAttention"]
     assert DOMAIN not in {node.domain for node in result.graph.node}
-
-
-# -- bodies of control flow, local functions, fused operators -----------------------------------------------------
 
 
 @BOTH_WAYS
@@ -496,9 +480,6 @@ def test_fused_activation_outside_of_a_block_stays(first: str, text: str) -> Non
     plan = make_plan(model, Options())
     assert plan.conversions == ()
     assert [node.domain for node in plan.model.graph.node] == [node.domain for node in model.graph.node]
-
-
-# -- choices and refusals -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("accuracy", "keys"), [(None, 10), (1e-3, 4), (1e-5, 8)])

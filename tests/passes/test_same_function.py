@@ -23,8 +23,6 @@ GATE = 2e-14
 """`EMITTED` for gates, differences of two weights scaled by 4 (float32) or 128 (float16); 9.2e-15 was measured."""
 
 
-# -- the same function, as accurate -------------------------------------------------------------------------------
-
 UNFITTED = {"softplus", "softsign"}
 
 
@@ -125,9 +123,6 @@ def test_gate_as_product_where_the_product_comes_first() -> None:
     same(model, {"gate": "product"}, output="s")
     (conversion,) = planned(model, gate="product").conversions
     assert conversion.block.identified.label == "sigmoid"
-
-
-# -- the whole way ------------------------------------------------------------------------------------------------
 
 
 def test_one_of_each_is_proved() -> None:

@@ -42,8 +42,6 @@ def test_there_are_models() -> None:
     assert len(CONVERTED) > 3
 
 
-# -- what every form makes of them, against the oracle -----------------------------------------------------------
-
 MEASURED: Mapping[str, Mapping[str, float]] = {
     "silu-decoder.onnx": {"local": 0.9, "compact": 1.0, "masked": 1.0, "maskless": 1.0, "staged": 1.1},
     "relu-decoder.onnx": {"local": 1.0, "compact": 1.0, "masked": 1.0, "maskless": 1.0, "staged": 1.0},
@@ -88,9 +86,6 @@ def test_every_form_is_as_accurate(file: str, form: str) -> None:
     cases = [feeds(model, seed) for seed in range(4)]
     optimised = (False, True) if form == "local" else (True,)
     assert error_ratio(model, result, cases, optimised) <= 2.0 * MEASURED[file][form]
-
-
-# -- the whole way --------------------------------------------------------------------------------------------------
 
 
 @EACH_FILE
@@ -146,19 +141,6 @@ def test_only_softmax_attention_is_left_of_the_blocks(committed: Committed, fold
     again = rewrite(after)
     assert again.exit_status is ExitStatus.NOTHING_TO_CONVERT
     assert [row.reason for row in again.left].count("it is attention heads already") == len(report.converted)
-
-
-@pytest.mark.parametrize(
-    "committed",
-    [pytest.param(c, id=c.file, marks=() if c.file.startswith("silu") else slow) for c in CONVERTED],
-)
-def test_inline_is_the_same(committed: Committed, folder: Path) -> None:
-    report = rewrite(FOLDER / committed.file, folder / f"inline-{committed.file}", inline=True)
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert report.converted == report_of(committed.file, folder).converted
-    result = onnx.load(folder / f"inline-{committed.file}")
-    assert [function for function in result.functions if function.domain == DOMAIN] == []
-    assert rewrite(result).exit_status is ExitStatus.NOTHING_TO_CONVERT
 
 
 def test_what_is_no_mlp_block_is_left_with_a_reason(folder: Path) -> None:

@@ -44,16 +44,10 @@ def test_without_sabotage_it_passes(subject: Subject, tmp_path: Path) -> None:
     assert "out.onnx" in outcome.left
 
 
-# -- the table -------------------------------------------------------------------------------------------------------
-
-
 def test_every_sabotage_has_a_model_and_a_figure_where_it_is_harmless() -> None:
     for sabotage in TABLE:
         assert sabotage.subjects, sabotage.name
         assert (sabotage.expect is Expect.HARMLESS) is (sabotage.below > 0.0), sabotage.name
-
-
-# -- the suite itself ------------------------------------------------------------------------------------------------
 
 
 def test_an_edit_that_does_nothing_is_an_error(tmp_path: Path) -> None:

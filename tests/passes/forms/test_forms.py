@@ -56,8 +56,6 @@ def operators(model: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in model.graph.node}
 
 
-# -- the same function, as accurate ---------------------------------------------------------------------------------
-
 EACH_PROGRAM = pytest.mark.parametrize(
     ("text", "options"), [case[1:] for case in PROGRAMS], ids=[case[0] for case in PROGRAMS]
 )
@@ -99,9 +97,6 @@ def test_types_are_kept(form: str, text: str, elem: str) -> None:
 def test_opset_11_without_functions(form: str) -> None:
     model = mlp(SILU, opset=11, ir=6)
     assert not accurate(model, planned(model, form), optimised=[False]).functions
-
-
-# -- tokens, sequences, heads -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [SILU, ERF_GELU], ids=["silu", "gelu"])
@@ -151,8 +146,6 @@ def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None
     expected = evaluate(model, {"x": x}, {"h": place})["out"]
     assert np.abs(run(result, x) - expected).max() <= 6e-7 * np.abs(expected).max()  # measured: 3.1e-7
 
-
-# -- ways to make the projections -----------------------------------------------------------------------------------
 
 BY_REFERENCE = {
     "bias-sub": "stands between a linear operator and the activation",
@@ -272,9 +265,6 @@ def test_shape_of_the_activation_comes_from_the_input(form: str) -> None:
     assert not operators(accurate(model, plan, optimised=[False])) & {"Sigmoid", "Gemm"}
 
 
-# -- weights --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["masked", "compact"])
 def test_weights_stand_in_the_model_once(form: str) -> None:
     result = apply(planned(mlp(SILU), form))
@@ -295,9 +285,6 @@ def test_names_and_shapes_of_the_projections() -> None:
     np.testing.assert_array_equal(made["mlp/heads/W_O"][:, 0], values("W2").astype(np.float32))
 
 
-# -- the whole way --------------------------------------------------------------------------------------------------
-
-
 def _proved() -> Iterator[Any]:
     for form, (name, text, options) in itertools.product(SQUARE, PROGRAMS):
         for elem in ("float", "float16"):
@@ -314,9 +301,6 @@ def _proved() -> Iterator[Any]:
 @pytest.mark.parametrize(("model", "form"), list(_proved()))
 def test_each_is_proved(model: onnx.ModelProto, form: str) -> None:
     assert cases.proved(model, form=form, max_tokens=TOKENS).left == ()
-
-
-# -- refusals -------------------------------------------------------------------------------------------------------
 
 
 def refusal(model: onnx.ModelProto, form: str, **options: Any) -> str:
@@ -352,9 +336,6 @@ def test_a_sequence_beyond_the_positions_fails_at_run_time(form: str) -> None:
         for length in (9, 10, 40):
             with pytest.raises(ValidationError, match="sequence_longer_than_max_tokens_8"):
                 open_session(result, optimise=optimise).run({"x": tokens(2, length)})
-
-
-# -- omega ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [SILU, "h = Relu(y)", ERF_GELU], ids=["silu", "relu", "gelu"])

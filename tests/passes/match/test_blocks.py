@@ -13,18 +13,7 @@ from passes.match.blocks import kinds
 from rewriter import ExitStatus, rewrite
 from tests.conftest import slow
 from tests.spellings import FIRSTS, GATES, OPERATORS, SPELLINGS
-from tests.textmodels import (
-    ERF_GELU,
-    FIRST,
-    SILU,
-    findings,
-    integers,
-    mlp,
-    only_block,
-    only_left,
-    text_model,
-    values,
-)
+from tests.textmodels import ERF_GELU, FIRST, SILU, findings, integers, mlp, only_block, only_left, text_model, values
 
 SPELLED = [*((*each, {}) for each in SPELLINGS), *OPERATORS]
 
@@ -316,10 +305,7 @@ TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mu
             f"c = Pow(y, $3.0) a = Mul(c, $0.0447) z = Add(y, a) {TANH_TAIL}",
             "no known activation; the nearest, gelu_tanh, differs by ",
         ),
-        (
-            f"c = Pow(y, $2.0) a = Mul(c, $0.044715) z = Add(y, a) {TANH_TAIL}",
-            "no known activation; the nearest, ",
-        ),
+        (f"c = Pow(y, $2.0) a = Mul(c, $0.044715) z = Add(y, a) {TANH_TAIL}", "no known activation; the nearest, "),
         ("h = Sin(y)", "no known activation; the nearest, "),
         ("a = Sigmoid(y) b = Mul(y, a) h = Add(b, $0.01)", "no known activation; the nearest, silu, differs by 0.01"),
         ("a = Relu(y) b = Neg(y) c = Relu(b) h = Sub(a, c)", "the function between the operators is affine"),
@@ -329,9 +315,6 @@ TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mu
 )
 def test_no_known_activation(text: str, reason: str) -> None:
     assert reason in only_left(mlp(text)).miss.reason
-
-
-# -- regions whose ends are not those of an MLP --------------------------------------------------------------------
 
 
 LAYER_NORM = "k = LayerNormalization(h, c1) out = MatMul(k, W2)"

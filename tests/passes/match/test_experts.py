@@ -150,8 +150,6 @@ def test_an_embedding_is_data_and_no_weight() -> None:
     assert not findings(model).blocks
 
 
-# -- projections taken apart ---------------------------------------------------------------------------------------
-
 PAIRS: tuple[tuple[str, str], ...] = (
     ("strides", "y = Slice(p, zero, end, last, two) u = Slice(p, one, end, last, two)"),
     ("indices", "y = Gather<axis = -1>(p, even) u = Gather<axis = -1>(p, odd)"),
@@ -204,9 +202,6 @@ def test_a_clipped_value_and_its_gate_are_one_block() -> None:
     assert report.what.startswith("1 block, ")
 
 
-# -- planted errors ------------------------------------------------------------------------------------------------
-
-
 OTHER_EXPERT = 'change_values(weight(m, "E1t"), "v = v[[1, 0, 2]]")'
 OWN_INDEX = """
 gather = next(each for each in nodes_of(m, "Gather") if each.input[0] == "E2t")
@@ -234,8 +229,6 @@ def test_planted_errors_are_refused(
     run(spoil, m=broken)
     assert not certify(model, broken).certificate.certified
 
-
-# -- what is left, with a reason -----------------------------------------------------------------------------------
 
 IS_NOT = ", is not the output of a linear operator with constant weights"
 FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"

@@ -107,10 +107,7 @@ def function(domain: str, name: str, body: str) -> str:
             ("e::h",),
         ),
         # In a body.
-        (
-            function("d", "f", BRANCHES),
-            ("d::f",),
-        ),
+        (function("d", "f", BRANCHES), ("d::f",)),
     ],
     ids=["activation", "another", "einsum", "exp", "microsoft", "domain", "heads", "calls", "other-calls", "body"],
 )

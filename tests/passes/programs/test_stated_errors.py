@@ -14,17 +14,7 @@ from passes.programs.closed_forms import scaled_silu
 from passes.programs.fitted import cheapest, cheapest_gate, fitted_programs
 from passes.programs.program import Program
 from rewriter.proof.certificate.bounds import Bound, prove
-from rewriter.proof.certificate.expressions import (
-    VARIABLE,
-    Expression,
-    add,
-    apply,
-    constant,
-    gelu,
-    mul,
-    softmax,
-    total,
-)
+from rewriter.proof.certificate.expressions import VARIABLE, Expression, add, apply, constant, gelu, mul, softmax, total
 from tests.conftest import slow
 from tests.passes.programs.balls import arb, errors, precision, program_at
 

@@ -126,11 +126,7 @@ REFUSED: tuple[tuple[str, str, str], ...] = (
         "masked",
         "Where 'masked': it selects scores by data",
     ),
-    (
-        f"{PADDED} {SCALED}",
-        "masked",
-        "Add 'added': its mask is data, and what comes behind it is scaled",
-    ),
+    (f"{PADDED} {SCALED}", "masked", "Add 'added': its mask is data, and what comes behind it is scaled"),
     (f"{PADDED} masked = Add(scores, low)", "masked", "Add 'masked': its mask is data and minus infinity"),
     ("doubled = Add(scores, scores)", "doubled", "Add 'doubled': it changes the scores in a way that W_QK cannot hold"),
     (

@@ -64,8 +64,6 @@ def test_float32_is_as_close_as_the_original(name: str) -> None:
     assert error_ratio(model, apply(planned(model)), cases, [True, False]) <= 1.5
 
 
-# -- what is in the graph --------------------------------------------------------------------------------------
-
 NEVER = {"Relu", "Sigmoid", "Tanh", "Erf", "Clip", "Where", "Gelu", "Trilu", "Softplus", "Min", "Max", "PRelu"}
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
@@ -154,9 +152,6 @@ def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
     assert rows.shape == (3 * (LONGEST - 1), 1, 32)
     for name, values in expected.items():
         np.testing.assert_allclose(made[name], values, rtol=0.0, atol=1e-12)
-
-
-# -- limits ----------------------------------------------------------------------------------------------------
 
 
 def test_longer_sequences_fail_where_the_name_says_why() -> None:

@@ -127,9 +127,6 @@ def test_a_planted_coefficient_is_found(pair: Pair) -> None:
     assert all(each.found.rounding > 0 for each in found.isolated)
 
 
-# -- equal pairs -----------------------------------------------------------------------------------------------------
-
-
 def test_a_rewritten_model_passes(pair: Pair) -> None:
     found = validate(*pair, bisect=True)
     assert found.same
@@ -183,9 +180,6 @@ def test_large_weights_stay_in_their_files(tmp_path: Path) -> None:
     assert [each.name for each in found.graph.tensors] == ["large"]
     assert found.verdict == "different"
     assert any("weight large differs in 1 element" in each for each in found.faults[0].causes)
-
-
-# -- rules -----------------------------------------------------------------------------------------------------------
 
 
 def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> None:

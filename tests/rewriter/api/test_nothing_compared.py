@@ -24,10 +24,7 @@ INCOMPARABLE = {
     "NaN": (text_model("z = Sub(x, x) out = Div(z, z)"), NOT_FINITE),
     "infinite": (text_model("a = Abs(x) b = Add(a, $1.0) z = Sub(x, x) out = Div(b, z)"), NOT_FINITE),
     "empty": (text_model(f"{NONE} out = Slice(x, zero, zero, zero)", outputs="float[a, b, c] out"), EMPTY),
-    "empty integers": (
-        text_model(f"{NONE} s = Shape(x) out = Slice(s, zero, zero)", outputs="int64[n] out"),
-        EMPTY,
-    ),
+    "empty integers": (text_model(f"{NONE} s = Shape(x) out = Slice(s, zero, zero)", outputs="int64[n] out"), EMPTY),
     "one of two": (
         text_model("other = Abs(x) z = Sub(x, x) out = Div(z, z)", outputs=f"{SECOND}, float[a, b, 4] out"),
         NOT_FINITE,

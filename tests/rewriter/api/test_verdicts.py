@@ -19,9 +19,6 @@ def heads(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     return rewrite(model, validate=False, **options).rewritten
 
 
-# -- verdicts --------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_not_certified_is_tested_and_called_that() -> None:
     model = mlp(SILU)
     found = validate(model, heads(model, form="staged"))
@@ -60,9 +57,6 @@ def test_a_pair_that_is_not_ours_agrees() -> None:
     assert validate(a, b).verdict == "same", "certified all the same"
     b = text_model("p = Neg(x) q = Neg(W1) m = MatMul(p, q) n = Relu(m) out = MatMul(n, W2)")
     assert validate(a, b).verdict == "agrees"
-
-
-# -- plans -----------------------------------------------------------------------------------------------------------
 
 
 def test_an_accuracy_is_the_users_and_not_the_plans() -> None:

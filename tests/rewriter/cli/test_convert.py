@@ -31,9 +31,6 @@ def last_line(text: str) -> str:
     return text.rstrip("\n").rpartition("\n")[2]
 
 
-# -- exit statuses ---------------------------------------------------------------------------------------------------
-
-
 def test_0_converted(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["model.onnx", "-o", "out.onnx", "-v"]) == 0
     assert names(room) == {"model.onnx", "out.onnx"}
@@ -234,18 +231,6 @@ def test_what_ends_a_run_while_the_saved_file_is_proved(
     assert names(room) == {"model.onnx"}
 
 
-# -- options ------------------------------------------------------------------------------------------------------
-
-
-def test_dry_run(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["model.onnx", "--dry-run"]) == 0
-    assert names(room) == {"model.onnx"}
-    out = capsys.readouterr().out
-    assert "mlp: silu as 8 heads over 1 bias token, exact" in out
-    assert last_line(out).startswith("PLANNED  1 block, read as 8 attention heads in ")
-    assert last_line(out).endswith("nothing was written")
-
-
 def test_quiet_prints_one_line(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["model.onnx", "-o", "out.onnx", "-q"]) == 0
     out, err = capsys.readouterr()
@@ -307,9 +292,6 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--scope" in capsys.readouterr().out
 
 
-# -- names --------------------------------------------------------------------------------------------------------
-
-
 def test_help_names_every_command_in_80_columns() -> None:
     sections = [part.partition("\n\n")[0] for part in (convert.epilog or "").split("Commands for ")[1:]]
     listed = [line.split()[0] for part in sections for line in part.splitlines()[1:]]
@@ -333,9 +315,6 @@ def test_hostile_names_in_errors(room: Path, capsys: pytest.CaptureFixture[str])
         err = capsys.readouterr().err
         assert len(err.splitlines()) == 1
         assert not set(err) & {"\x1b", "\x07", "\r", "\u202e"}
-
-
-# -- as a process -------------------------------------------------------------------------------------------------
 
 
 def test_console_script(room: Path) -> None:

@@ -11,23 +11,6 @@ from rewriter.cli import run
 from tests.cases import names
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "verdict"),
-    [
-        (["-o", "out.onnx"], 0, "Passed: model.onnx"),
-        (["-o", "out.onnx", "--no-validate"], 0, "Not proved: model.onnx"),
-        (["--dry-run"], 0, "Planned: model.onnx"),
-        (["-o", "out.onnx", "--skip", "*"], 3, "Nothing to convert: model.onnx"),
-    ],
-)
-def test_page(arguments: list[str], status: int, verdict: str, room: Path) -> None:
-    assert run(["model.onnx", *arguments, "-q", "--html", "page.html"]) == status
-    text = (room / "page.html").read_text(encoding="utf-8")
-    assert f"<title>{verdict}</title>" in text
-    assert ("<caption>Blocks to attention heads" in text) is (status == 0)
-    assert names(room) <= {"model.onnx", "out.onnx", "page.html"}
-
-
 @pytest.mark.parametrize("option", ["--report", "--html", "--certificate"])
 @pytest.mark.parametrize(
     ("path", "message"),

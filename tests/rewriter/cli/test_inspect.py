@@ -77,10 +77,7 @@ def test_recognised_blocks_are_weighed_too(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     ("gate", "purity"),
-    [
-        ("heads", "none: attention, linear maps and normalisation only"),
-        ("product", "2 elementwise products of gates"),
-    ],
+    [("heads", "none: attention, linear maps and normalisation only"), ("product", "2 elementwise products of gates")],
 )
 def test_purity_of_gates(gate: str, purity: str) -> None:
     assert str(inspect(MODELS / "gated-decoder.onnx", gate=gate).accounting.purity) == purity

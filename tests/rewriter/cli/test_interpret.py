@@ -95,9 +95,6 @@ def test_refusals(
     assert [each.name for each in room.iterdir()] == ["x.npz"]
 
 
-# -- heads ---------------------------------------------------------------------------------------------------------
-
-
 def test_list_of_heads(capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "heads", model=FOLDER / "gated-decoder.onnx").splitlines()
     assert " ".join(lines[0].split()) == (
@@ -200,9 +197,6 @@ def test_a_folder_with_its_tokenizer(room: Path, tokenizer: Path, capsys: pytest
     assert "holds 2 ONNX files: name one of 'another.onnx', 'other.onnx'" in capsys.readouterr().err
 
 
-# -- run -----------------------------------------------------------------------------------------------------------
-
-
 def test_run_writes_what_python_gives(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "run", *GIVEN, "--cache", "cache.npz", "--names", "blocks.1.mlp_heads.*").splitlines()
     assert lines[0].split() == ["blocks.1.mlp_heads.hook_pre", "[3,", "6,", "128]"]
@@ -235,9 +229,6 @@ def test_run_on_texts(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture
         assert archive["0/blocks.1.hook_resid_post"].shape == (1, 3, 32)
         for name, array in wanted.cache.items():
             np.testing.assert_array_equal(archive[name], array)
-
-
-# -- attribute -----------------------------------------------------------------------------------------------------
 
 
 def test_table_of_attributions(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -286,8 +277,6 @@ def test_why(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
         zip(neuron.sources, neuron.table.tolist(), strict=True)
     )
 
-
-# -- graph ---------------------------------------------------------------------------------------------------------
 
 NODE = {
     *("node_id", "feature", "layer", "ctx_idx", "feature_type", "token_prob", "is_target_logit", "run_idx"),
@@ -375,9 +364,6 @@ def test_graph_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixt
     before = tokenizer.read_bytes()
     assert run(["graph", str(MODEL), *text, "-o", str(tokenizer)]) == 2
     assert tokenizer.read_bytes() == before
-
-
-# -- rank ----------------------------------------------------------------------------------------------------------
 
 
 def test_tables_of_rankings(room: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,9 +96,6 @@ def test_what_a_block_leaves(
     assert names(elsewhere) == {"mine.data"} | made
 
 
-# Where an output may stand ---------------------------------------------------------------------------------
-
-
 FORBIDDEN: dict[str, tuple[Callable[[Path], object], bool, str]] = {
     "exists": (lambda path: path.write_bytes(b"precious"), False, "exists; pass force=True"),
     "link": (lambda path: path.symlink_to("mine.data"), True, "is a symbolic link"),
@@ -147,13 +144,7 @@ def test_input_is_never_the_output(source: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to("source")
     model = load_model(source)
     linked = LoadedModel(model.proto, tmp_path / "link.onnx", tmp_path, (), 0)
-    for out in (
-        "source/model.onnx",
-        "source/../source/model.onnx",
-        "link.onnx",
-        "hard.onnx",
-        "linked/model.onnx",
-    ):
+    for out in ("source/model.onnx", "source/../source/model.onnx", "link.onnx", "hard.onnx", "linked/model.onnx"):
         for given in (model, linked):
             with pytest.raises(UsageError, match="is the input itself"):
                 check_output(tmp_path / out, source=given, force=True)
@@ -165,9 +156,6 @@ def test_weights_of_the_input_are_never_the_output(source: Path, tmp_path: Path)
     for out in (source.parent / "w.bin", tmp_path / "hard.bin"):
         with pytest.raises(UsageError, match="holds the weights of the input"):
             check_output(out, source=model, force=True)
-
-
-# External data ---------------------------------------------------------------------------------------------
 
 
 def test_same_directory_keeps_references_and_reads_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,9 +269,6 @@ def test_data_taken_away_before_commit(source: Path, elsewhere: Path) -> None:
     with pytest.raises(UsageError, match="was removed before the output was complete; run again"):
         save(model, elsewhere / "out.onnx", before_commit=data.unlink)
     assert not names(elsewhere)
-
-
-# Failures of the disk --------------------------------------------------------------------------------------
 
 
 # The call that fails, after how many that do not, and how: the first of most is for the data, the next for the graph.

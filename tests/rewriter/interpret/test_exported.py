@@ -33,8 +33,6 @@ def _zeros(names: str, layers: int, *shape: int) -> dict[str, Array]:
     return {name.format(layer): np.zeros(shape, np.float32) for layer in range(layers) for name in names.split()}
 
 
-# -- weights that nodes compute -------------------------------------------------------------------------------------
-
 CHAINS = {
     "scaled": "f = Cast<to = 1>(q) w = Mul(f, scale)",
     "with a zero point": "f = Cast<to = 1>(q) g = Cast<to = 1>(zero) d = Sub(f, g) w = Mul(d, scale)",
@@ -81,8 +79,6 @@ def test_weights_that_nodes_compute(chain: str) -> None:
     for name in wanted:
         np.testing.assert_array_equal(index[name], wanted[name], err_msg=name)
 
-
-# -- products as onnxruntime's optimiser writes them ------------------------------------------------------------------
 
 FUSED = {"": "W1", "<transB = 1>": "W1t", "<alpha = 0.5>": ""}
 """Attributes to the weight; empty where it is no plain matrix."""

@@ -200,10 +200,7 @@ def test_of_a_difference_and_another_token() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"max_nodes": -1}, "there cannot be -1 nodes"),
-        ({"position": 99}, "there is no token 99"),
-    ],
+    [({"max_nodes": -1}, "there cannot be -1 nodes"), ({"position": 99}, "there is no token 99")],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):

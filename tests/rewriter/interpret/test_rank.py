@@ -173,8 +173,6 @@ def test_the_largest_of_blocks_are_the_largest(k: int) -> None:
     assert (best.places[:, 50:] == -1).all()
 
 
-# -- tokens ----------------------------------------------------------------------------------------------------------
-
 TABLES = {
     "silu-decoder": ("model.transformer.wte.weight", "onnx::MatMul_569"),
     "relu-decoder": ("model.lm_head.weight", "val_210"),

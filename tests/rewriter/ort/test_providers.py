@@ -12,12 +12,7 @@ import pytest
 
 from rewriter import ExitStatus, ProviderError, UsageError, diff, rewrite
 from rewriter.ort import sessions
-from rewriter.ort.providers import (
-    available_providers,
-    chosen_providers,
-    load_onnxruntime,
-    parse_provider,
-)
+from rewriter.ort.providers import available_providers, chosen_providers, load_onnxruntime, parse_provider
 from rewriter.ort.sessions import Session, open_session
 from rewriter.report.sections import warnings
 from tests.textmodels import FIRST, SILU, mlp, text_model
@@ -71,9 +66,6 @@ def test_each_provider_once() -> None:
 def test_cuda_that_is_missing() -> None:
     with pytest.raises(ProviderError, match=r"'cuda:device_id=1' is not available: .*onnxruntime-gpu"):
         chosen_providers(["cuda:device_id=1"])
-
-
-# -- another provider ------------------------------------------------------------------------------------------------
 
 
 Left = Mapping[bool, Sequence[str] | None]

@@ -189,9 +189,6 @@ def test_left_blocks_have_their_reason_and_long_tables_are_folded(pages: dict[st
     assert {*map(str, Page(pages["large"]).all("details"))} == {"{}"}
 
 
-# -- names ---------------------------------------------------------------------------------------------------------
-
-
 def test_hostile_names_are_text(pages: dict[str, str]) -> None:
     taken = Page(pages["hostile"])
     assert {tag for tag, _ in taken.tags} <= {tag for tag, _ in Page(pages["large"]).tags} | {
