@@ -70,11 +70,7 @@ def maker(model: onnx.ModelProto, tensor: str) -> onnx.NodeProto:
 
 
 def weight(model: onnx.ModelProto, pattern: str) -> onnx.TensorProto:
-    """The first initializer of the main graph whose name matches.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """The first initializer of the main graph whose name matches."""
     found: list[onnx.TensorProto] = [each for each in model.graph.initializer if fnmatchcase(each.name, pattern)]
     if not found:
         raise LookupError(f"no constant {pattern}")
@@ -89,11 +85,7 @@ def function(model: onnx.ModelProto, name: str, domain: str | None = None) -> on
 
 
 def nodes_of(model: onnx.ModelProto, operator: str) -> list[onnx.NodeProto]:
-    """The main graph's nodes of a type.
-
-    Raises:
-        LookupError: there are none.
-    """
+    """The main graph's nodes of a type."""
     found = [node for node in model.graph.node if node.op_type == operator]
     if not found:
         raise LookupError(f"no {operator}")

@@ -373,7 +373,6 @@ def test_gated_half_precision_casts_both_inputs() -> None:
 
 @pytest.mark.parametrize("elem", ["float", "float16"])
 def test_element_type_behind_an_unknown_operator_is_that_of_the_weight(elem: str) -> None:
-    """Inference stops at operators that onnx does not know."""
     first = "odd = strange.Op(x) y = MatMul(odd, W1)"
     (conversion,) = planned(mlp(SILU, first=first, domains={"strange": 1}, elem=elem)).conversions
     assert conversion.block.elem_type == ELEMENTS[elem]
@@ -407,7 +406,6 @@ def test_taken_names_are_avoided(options: dict[str, Any], inline: bool) -> None:
 
 
 def test_foreign_function_of_the_same_name_is_not_called() -> None:
-    """A model may bring an attnonly::NeuronAttention that computes something else."""
     model = mlp(
         SILU,
         domains={DOMAIN: 1},

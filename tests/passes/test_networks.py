@@ -22,8 +22,6 @@ LONGEST = 40
 BOUND = 1e-12
 DIFFERENCES = 9e-9
 """What gates of float32 models are off by in forms that compute them as small differences (docs/programs.md)."""
-RATIO = 1.2
-"""The largest error ratio in float32."""
 
 ALL_FORMS = tuple(FORMS)
 
@@ -94,6 +92,5 @@ def test_float64_is_the_network_of_the_theorems(name: str, form: str) -> None:
 
 @each(*((name, "whole") for name in ARCHITECTURES))
 def test_float32_models_are_the_network_of_the_theorems(name: str, form: str) -> None:
-    """Evaluated in float64."""
     small = name == "gated-decoder" and form != "local"
     assert largest_difference(load(name), ARCHITECTURES[name], form) <= (DIFFERENCES if small else BOUND)

@@ -74,7 +74,6 @@ def test_it_says_what_was_planned(file: str, form: str) -> None:
 
 
 def test_fitted_heads_are_in_it() -> None:
-    """Nothing else says which heads were fitted to a function without a name."""
     model = mlp("t = Tanh(y) s = Sigmoid(t) h = Mul(y, s)")
     (block,) = record_of(made(model, domain=4.0, accuracy=1e-3)).blocks
     assert (block.activation, block.parameters, block.program.domain) == ("f", (), 4.0)

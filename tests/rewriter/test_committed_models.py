@@ -98,7 +98,6 @@ def test_all_blocks_are_converted_and_proved(committed: Committed, folder: Path)
 
 @EACH_FILE
 def test_numbers_of_the_configuration(committed: Committed, folder: Path) -> None:
-    """Gated blocks have two heads per neuron, in one sublayer."""
     entry = get(committed.entry)
     config = entry.config("tiny")
     d_ff = config.get("intermediate_size") or config.get("ffn_dim") or 4 * config.get("n_embd", 0)

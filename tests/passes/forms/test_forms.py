@@ -132,10 +132,6 @@ BY_REFERENCE_GATE = "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(
 
 @pytest.mark.parametrize(("form", "first"), [*((form, GLU_FIRST) for form in SQUARE), ("compact", BY_REFERENCE_GATE)])
 def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
-    """A gate of two heads with one and two bias tokens, offsets, constants and a linear term.
-
-    The nodes of a program that is not the activation's own compute its numbers, in float32 within its rounding.
-    """
     model = mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13)
     plan = planned(model, form)
     program = GATE.rounded(np.float32, factored=False)
@@ -365,6 +361,5 @@ def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: b
 
 @pytest.mark.parametrize("form", ["masked", "staged"])
 def test_a_model_of_fixed_sizes_is_proved(form: str) -> None:
-    """The proof tries further sizes only where the original takes them."""
     ((first, options),) = [(first, options) for name, first, _, options in FIRSTS if name == "reshape-gemm-reshape"]
     cases.proved(mlp(SILU, first=first, **options), form=form, max_tokens=70)

@@ -30,7 +30,6 @@ def test_spelling(label: str, text: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("elem", [pytest.param("double", marks=slow), "float16"])
 @pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS], ids=[s[0] for s in SPELLINGS])
 def test_spelling_in_every_element_type(label: str, text: str, elem: str) -> None:
-    """Rounded constants are still recognised: 1.702 and 0.044715 are not float16 numbers."""
     if "Cast" in text:
         text = text.replace("to = 1>", {"double": "to = 11>", "float16": "to = 10>"}[elem])
     block = only_block(mlp(text, elem=elem))
@@ -177,7 +176,6 @@ def test_normalisation_of_channels_is_affine(first: str, second: str, options: d
     ids=["training", "variance-given", "training-by-outputs"],
 )
 def test_normalisation_of_anything_else_is_not(normalised: str, options: dict[str, Any]) -> None:
-    """By the numbers of this batch; with a variance that is an input."""
     given = dict(options)
     first = f"p = MatMul(x, W1) y{given.pop('more', '')} = {normalised}"
     left = only_left(mlp(SILU, first=first, constants=NORMALISED, **given))
@@ -218,7 +216,6 @@ def test_the_bias_of_a_single_neuron(first: str, text: str, label: str) -> None:
 
 
 def test_a_constant_behind_a_single_neuron_without_a_bias() -> None:
-    """y + 3, where y is read by something else too, is part of the function."""
     text = "a = Add(y, three) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)"
     model = mlp(text, first="y = MatMul(x, W1)", second="out = MatMul(h, W2)", constants=ONE)
     assert only_block(model).identified.label == "hard_swish"
@@ -493,7 +490,6 @@ def with_axes(text: str, axes: int, root: float) -> onnx.ModelProto:
     ],
 )
 def test_constants_that_add_axes_in_the_middle(text: str, root: float) -> None:
-    """y with three axes and with four are not two projections."""
     (left,) = rewrite(with_axes(text, 4, root), dry_run=True).left
     assert "joins tensors with 3 and 4 axes" in (left.reason or "")
     assert only_block(with_axes(text, 3, root)).gate == "y"

@@ -200,7 +200,6 @@ def test_a_part_is_converted_with_the_whole_only() -> None:
 
 
 def test_the_product_may_stay() -> None:
-    """With `--gate product` the heads of the sigmoid are all, and the product counts."""
     found = inspect(quantised(SILU), gate="product")
     assert [row.activation for row in found.report.converted] == ["sigmoid"]
     assert found.accounting.remaining == {"activation linear(gate) * value": 1}

@@ -98,7 +98,6 @@ def test_what_is_bounded_needs_no_line() -> None:
 
 
 def test_a_line_that_reaches_less_far_costs_error() -> None:
-    """The bound sees a line that stays constant where the gate does not vanish."""
     silu = ENTRIES["silu"].program_for((0.01, 1.0), FLOAT)
     assert silu is not None
     assert with_line(silu, FLOAT).line == lines("single")[1]

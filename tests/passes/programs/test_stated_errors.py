@@ -90,7 +90,6 @@ def test_a_wrong_coefficient_is_noticed(which: str) -> None:
 
 @pytest.mark.parametrize(("activation", "program"), TABLE, ids=[f"{name}-{program.name}" for name, program in TABLE])
 def test_stated_errors_are_neither_too_small_nor_exaggerated(activation: str, program: Program) -> None:
-    """Measured, which takes no time; `test_stated_errors_are_proved` is the proof."""
     y = np.linspace(-12.0, 12.0, 40_001)
     y = y[np.abs(y) <= program.domain]
     (entry,) = [entry for entry in ACTIVATIONS if entry.name == activation]

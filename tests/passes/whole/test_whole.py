@@ -181,7 +181,6 @@ def test_a_block_that_is_left_keeps_the_network_from_being_whole(only: str, left
 
 
 def test_an_activation_that_is_no_block_is_refused_by_its_name() -> None:
-    """A ReLU on the stream itself: between no two linear operators."""
     model = load("relu-decoder", padding=False)
     index, total = next((i, node) for i, node in enumerate(model.graph.node) if node.output[0] == "add_215")
     total.output[0] = "sum"

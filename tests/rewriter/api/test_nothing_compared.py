@@ -43,7 +43,6 @@ def test_an_output_of_which_nothing_was_compared_does_not_pass(what: str, option
 
 
 def test_some_finite_values_are_enough() -> None:
-    """Half of the values are NaN, and some cases have none at all."""
     model = text_model("out = Sqrt(x)")
     assert validate(model, model).same
 
@@ -91,7 +90,6 @@ def test_given_inputs_of_which_one_case_holds_values(tmp_path: Path) -> None:
 
 
 def test_given_inputs_do_not_hide_a_difference(tmp_path: Path) -> None:
-    """One output is empty for want of inputs, the other differs."""
     inputs, outputs = "float[a, b, 4] x, float[c, d, 4] y", "float[a, b, 4] out, float[c, d, 4] second"
     a, b = (
         text_model(f"out = Abs(x) second = {operator}(y)", inputs=inputs, outputs=outputs)

@@ -62,7 +62,6 @@ FOLDED = {
 
 @pytest.mark.parametrize("what", FOLDED)
 def test_what_nobody_refuted_is_not_proved(what: str, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The function that is off by less than folded constants, or made up for by other weights."""
     one, two = map(mlp, FOLDED[what])
     if "W2" in what:
         changes.change_values(changes.weight(two, "W2"), "v *= 2")
@@ -77,7 +76,6 @@ def test_what_nobody_refuted_is_not_proved(what: str, room: Path, capsys: pytest
 
 @pytest.mark.parametrize(("accuracy", "found"), [(None, False), (1e-3, False), (0.05, True)])
 def test_no_file_sets_its_own_limit(accuracy: float | None, found: bool) -> None:
-    """What the user allows is proved, and printed."""
     (entry,) = rewriter.rewrite(mlp(SILU), validate=False).rewritten.metadata_props
     plan = json.loads(entry.value)
     plan["blocks"][0]["bound"] = (0.9).hex()
@@ -154,7 +152,6 @@ def test_files_that_cannot_be_read(room: Path) -> None:
 
 
 def test_the_plan_in_the_file_is_what_is_proved(room: Path) -> None:
-    """A program for a coarse accuracy is certified where the user allows it and its file claims it."""
     onnx.save(mlp("h = Gelu(y)", opset=20), room / "g.onnx")
     assert run(["g.onnx", "-o", "coarse.onnx", "--accuracy", "0.05", "--no-validate", "-q"]) == 0
     assert run(["certify", "g.onnx", "coarse.onnx"]) == 1

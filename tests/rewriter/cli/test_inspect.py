@@ -85,7 +85,6 @@ def test_purity_of_gates(gate: str, purity: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"inline": True}, {"form": "compact"}, {"form": "masked"}])
 def test_heads_are_pure(options: dict[str, Any]) -> None:
-    """What this tool made has no other nonlinearity: neither the Clip of its queries counts nor its exponentials."""
     made = rewrite(MODELS / "gelu-vision.onnx", validate=False, **options).rewritten
     assert inspect(made).accounting.remaining == {}
     # An exponential that belongs to no head does.

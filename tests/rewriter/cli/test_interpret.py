@@ -210,7 +210,6 @@ def test_run_writes_what_python_gives(room: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_failed_run_leaves_no_file(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A token outside of the embedding table: onnxruntime refuses it in the middle of the writing."""
     bad: dict[str, Any] = dict(feeds(onnx.load(MODEL)))
     bad["input_ids"] = bad["input_ids"] + 10**6
     np.savez("x.npz", **bad)

@@ -146,7 +146,6 @@ def test_unsound_models_are_refused(edit: Edit, reason: str) -> None:
 
 @pytest.mark.parametrize("place", ["initializer", "attribute", "function"])
 def test_tensors_that_do_not_hold_what_they_say(place: str) -> None:
-    """What a tensor must hold is tested in test_tensors.py."""
     model = parse(CALLED + "f (p) => (q) { q = Neg(p) }")
     named = TensorProto(name="w\n", data_type=1, dims=[2], raw_data=bytes(7))
     if place == "initializer":

@@ -100,7 +100,6 @@ def test_constants_are_what_the_frozen_network_loses() -> None:
 
 
 def test_of_one_token_and_after_normalisations() -> None:
-    """In the last layer only the token that is read counts; normalisations after sublayers have parts of their own."""
     for stem in ("gelu-vision", "gelu-encoder"):
         found = attributed(stem)
         assert found.paths["embed"].shape == (17 if stem == "gelu-vision" else 7,)

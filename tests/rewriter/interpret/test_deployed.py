@@ -289,7 +289,6 @@ def test_a_logit_is_the_sum_of_its_parts(name: str) -> None:
 
 
 def test_dynamically_quantised(tmp_path: Path) -> None:
-    """Weights are dequantised, the run is the file's, and attribution, which leaves the rounding out, says so."""
     quantize_dynamic(FOLDER / "silu-decoder.onnx", tmp_path / "q.onnx", per_channel=True, weight_type=QuantType.QUInt8)
     index, original = heads(tmp_path / "q.onnx"), heads(FOLDER / "silu-decoder.onnx")
     assert [miss.reason.partition(" that ")[0] for miss in index.missed] == ["attribution leaves out"]

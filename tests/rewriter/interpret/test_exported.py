@@ -49,7 +49,6 @@ def dequantised(chain: str, numbers: Array, scale: Array) -> Array:
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_weights_that_nodes_compute(chain: str) -> None:
-    """The same heads, original and of neurons, as with the numbers that numpy makes of them."""
     computed, plain = (onnx.load(FOLDER / "silu-decoder.onnx") for _ in range(2))
     weights = {node.input[1] for node in plain.graph.node if node.op_type == "Gemm"}
     rng = np.random.default_rng(0)

@@ -136,7 +136,6 @@ def test_edges_add_up(stem: str, most: int) -> None:
     [("silu-decoder", ALL), *((stem, 60) for stem in ("silu-decoder", "gated-decoder", "gelu-encoder"))],
 )
 def test_scores_are_sums_over_pairs_of_nodes(stem: str, most: int) -> None:
-    """Each node at its token; the nodes of a source give what `why` says, which has its own tests."""
     graph = graph_of(stem, most)
     nodes = dict(zip(graph.ids, (*graph.nodes, *graph.constants), strict=True))
     for place, found in [*graph.why.items()][-4:]:

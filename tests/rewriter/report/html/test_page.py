@@ -158,7 +158,6 @@ def test_verdict_and_sections(
 
 
 def test_two_sentences_say_how_sure_it_is(pages: dict[str, str]) -> None:
-    """Each begins with a link to its table."""
     shown = " ".join(Page(pages["gelu"]).visible().split())
     proved, only_run = (shown.index(word) for word in ("Proved for every", "Only run on"))
     assert proved < only_run < shown.index(" ".join(ALL))

@@ -6,8 +6,8 @@ import pytest
 
 from rewriter import rewrite
 from tests.changes import copied, run
-from tests.snapshot import differences, digests
 from tests.textmodels import SILU, mlp
+from tools.snapshot import differences, digests
 
 EDITS = {
     "attribute(m.graph.node[-1], more=1)": ["m {}: node out changed"],
