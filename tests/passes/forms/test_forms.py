@@ -81,7 +81,7 @@ def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
 TYPED = (
     *((form, SILU, "float16") for form in ("local", "masked")),
     *((form, "h = Relu(y)", "float16") for form in ("local", *SQUARE)),
-    *((form, "h = Relu(y)", "double") for form in SQUARE),
+    *((form, text, "double") for form in SQUARE for text in ("h = Relu(y)", "h = Tanh(y)")),
 )
 
 

@@ -26,22 +26,6 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-def test_proto_in_proto_out() -> None:
-    model = mlp(SILU)
-    before = model.SerializeToString(deterministic=True)
-    report = rewrite(model)
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert (report.model, report.output) == ("<memory>", "")
-    assert [node.op_type for node in report.rewritten.graph.node] == [
-        "MatMul",
-        "Add",
-        "NeuronAttention",
-        "MatMul",
-        "Add",
-    ]
-    assert model.SerializeToString(deterministic=True) == before
-
-
 def test_file_in_file_out(model_file: Path) -> None:
     out = model_file.with_name("out.onnx")
     before = model_file.read_bytes()

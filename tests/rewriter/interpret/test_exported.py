@@ -21,7 +21,7 @@ from tests.committed import FOLDER
 from tests.headmath import tapped
 from tests.textmodels import SILU, mlp, values
 
-CASES = Path(__file__).parents[2] / "cases"
+CASES = Path(__file__).parents[2] / "inputs_that_failed"
 TOKENS = 5
 
 
