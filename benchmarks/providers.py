@@ -96,7 +96,7 @@ def _doubles(graph: onnx.GraphProto) -> set[str]:
 
 
 def table() -> str:
-    """The kinds that are emitted, and by provider those that it lacks; kinds of form `local` are bold."""
+    """The kinds that are emitted, and those missing in each provider; kinds of form `local` are bold."""
     kinds = dict(sorted(emitted().items()))
     wide = [kind for kind, forms in kinds.items() if any(forms.values())]
     rows = {"emitted": (list(kinds), wide)}

@@ -212,7 +212,7 @@ def shadowing(domain: str, name: str, count: int) -> Change:
 
 
 def latest_first(model: onnx.ModelProto) -> None:
-    """Another topological order: depth first from the outputs instead of as it was written."""
+    """Another topological order: depth first from the outputs."""
     for graph in graphs(model.graph):
         made = {name: node for node in graph.node for name in node.output}
         ordered: list[onnx.NodeProto] = []

@@ -32,12 +32,12 @@ class Call:
     opset: int
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute. Defaults that are floats are float32, as those that a model states are."""
+        """An attribute. Float defaults are float32, like the values that a model states."""
         return self.attributes.get(name, float(np.float32(default)) if isinstance(default, float) else default)
 
 
 def widened(array: Array) -> Array:
-    """Floats as float64, anything else as it is. bfloat16 is no float to numpy."""
+    """Floats as float64, anything else unchanged. numpy does not count bfloat16 as a float."""
     return array if array.dtype.kind in "biu" else array.astype(np.float64)
 
 

@@ -68,7 +68,7 @@ def commands(page: str, program: str) -> tuple[list[str], ...]:
 def workplace(folder: Path) -> dict[str, str]:
     """Make `folder` look like a fresh checkout; the environment in which its pages' commands run.
 
-    Programs in front of the path stand for what takes minutes: `python3 -m venv` and `pip install` do nothing, since
+    Programs in front of the path replace what takes minutes: `python3 -m venv` and `pip install` do nothing, since
     the packages are those of the tests.
     """
     for name in (".gitignore", "models", "docs", "README.md"):

@@ -46,7 +46,7 @@ from models.training.data import docstrings
 SIZES = ((16, 1), (64, 1), (160, 1), (4, 4), (16, 4), (4, 12), (5, 12))
 """Heads and width."""
 KEPT, SHUFFLED, STRICTER = ((16, 1), (64, 1)), ((64, 1),), ((64, 1),)
-"""Those that also start from the block's own neurons, are fitted to shuffled outputs, and have a stricter criterion."""
+"""Blocks that also start from their own neurons, are fitted to shuffled outputs, and have a stricter criterion."""
 _LENGTH, _WINDOWS, _TEST, _TEXTS = 48, 250, 100, 2000
 _SPAN, _TOLERANCE, _FINE = 100, 1e-2, 1e-4
 """A fit has converged when _SPAN iterations took less than _TOLERANCE off its error, or when that is below _FINE."""

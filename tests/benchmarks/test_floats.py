@@ -74,7 +74,7 @@ def _spacing(f: Doubles) -> Doubles:
 
 
 def planted(one: Run, at: float, change: float) -> Run:
-    """The same, but for a change at one number."""
+    """The same with a change at one number."""
 
     def wrong(y: Floats) -> Floats:
         values = one(y)

@@ -95,7 +95,7 @@ def test_form_whole_refuses_a_cache(exporter: str, export: Export) -> None:
 
 
 # -- GPT-NeoX, the sixth architecture of tests.passes.test_networks ----------------------------------------------------
-# Attention and MLP stand in parallel on one stream, a quarter of the queries is rotated, GELU is written with erf.
+# Attention and MLP are parallel on one stream, a quarter of the queries is rotated, GELU is written with erf.
 
 
 @pytest.mark.parametrize("form", ALL_FORMS)

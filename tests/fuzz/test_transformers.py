@@ -1,4 +1,4 @@
-"""Random transformers: every MLP is seen, and what is made of it is the same function, by the oracle of the tests."""
+"""Random transformers: every MLP is found, and its heads are the same function by the oracle of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every form on every architecture: the theorems' network in numpy and float64, and float32 as close as it was."""
+"""Every form on every architecture: the theorems' network in numpy and float64, float32 as accurate as the original."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAIRS = [(name, form) for name in ARCHITECTURES for form in ALL_FORMS]
 
 
 def each(*quick: tuple[str, str]) -> pytest.MarkDecorator:
-    """All pairs of model and form, slow but for some."""
+    """All pairs of model and form; most are slow tests."""
     pairs = [pytest.param(*pair, marks=() if pair in quick else slow) for pair in PAIRS]
     return pytest.mark.parametrize(("name", "form"), pairs)
 

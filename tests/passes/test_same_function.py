@@ -134,7 +134,7 @@ def test_one_of_each_is_proved() -> None:
 
 
 def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Text, options of `mlp` and of `rewrite`: all that is the same function above."""
+    """Text, options of `mlp` and of `rewrite`: everything that is the same function above."""
     yield from ((*row.values, {}) for row in _spellings())
     yield from ((text, {**options, "elem": "float16"}, {}) for _, text, options in PROGRAMS)
     yield from ((text, {**options, "elem": "double"}, {}) for _, text, options in IN_DOUBLE)

@@ -25,7 +25,7 @@ def value(expression: str, **names: Any) -> Any:
 
 
 def operand(plan: Plan, which: str, block: int) -> str:
-    """The name of `W1`, `b1`, `W2` or `b2` of one block, told by its rank: exporters put biases on either side."""
+    """The name of `W1`, `b1`, `W2` or `b2` of one block, found by its rank: exporters put biases on either side."""
     found, view = plan.conversions[block].block, plan.views[0]
     (operator, *_) = found.first if which.endswith("1") else found.second
     node = view.nodes[operator.node]
@@ -103,7 +103,7 @@ def shift_external(model: onnx.ModelProto) -> None:
 
 
 def exchange_external(model: onnx.ModelProto) -> None:
-    """Two weights of the same shape read each other's external data."""
+    """Two weights of the same shape exchange their external data."""
     by_shape: dict[tuple[int, ...], onnx.TensorProto] = {}
     for tensor in model.graph.initializer:
         other = by_shape.setdefault(tuple(tensor.dims), tensor)

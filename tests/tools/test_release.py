@@ -1,4 +1,4 @@
-"""Lock files of a release pin everything that is asked for."""
+"""Lock files of a release pin every dependency."""
 
 from __future__ import annotations
 

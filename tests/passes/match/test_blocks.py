@@ -121,7 +121,7 @@ def test_a_constant_added_to_the_value_of_a_gate_is_its_bias(shift: str, label: 
 
 
 def test_a_constant_added_to_the_same_projection_is_part_of_the_function() -> None:
-    """Hard swish, whose y + 3 is no bias, a SiLU with a detour, and a gate that is a function of y + 1."""
+    """Hard swish, whose y + 3 is not a bias, a SiLU with a detour, and a gate that is a function of y + 1."""
     detour = only_block(mlp("a = Add(y, $1.0) b = Sub(a, $1.0) s = Sigmoid(y) h = Mul(b, s)"))
     assert (detour.identified.label, detour.value) == ("silu", "y")
     assert only_block(mlp("a = Add(y, $3.0) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)")).value == "y"
@@ -357,7 +357,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     *(
         (
-            f"normalised-gate-{name}",  # as in BitNet: the square of the norm is no larger activation
+            f"normalised-gate-{name}",  # as in BitNet: the square of the norm is not a larger activation
             {"activation": f"s = Relu(y) g = Mul(s, u) q = {square} m = ReduceMean(q) r = Sqrt(m) h = Div(g, r)",
              "first": f"{FIRST} u = MatMul(x, V1)", "constants": {"two": np.array(2.0)}},
             "its output feeds ReduceMean 'm', which is not a linear operator",
@@ -496,7 +496,7 @@ def test_constants_that_add_axes_in_the_middle(text: str, root: float) -> None:
 
 
 def test_overridable_constant_is_no_constant() -> None:
-    """A scalar that a caller may override is not read: it scales the gate, whatever its value."""
+    """A scalar that a caller may override is not read: it scales the gate."""
     model = mlp("b = Mul(y, beta) s = Sigmoid(b) h = Mul(y, s)", constants={"beta": np.array(1.5)})
     model.graph.input.append(onnx.helper.make_tensor_value_info("beta", onnx.TensorProto.FLOAT, []))
     block = only_block(model)

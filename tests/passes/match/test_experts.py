@@ -184,7 +184,7 @@ def test_projections_taken_apart(apart: str, activation: str, labels: list[str])
 
 
 def test_the_value_of_a_gate_goes_with_the_gate() -> None:
-    """No linear operator reads the product, so that its clipped value is no block either."""
+    """No linear operator reads the product, so its clipped value is not a block either."""
     model = mlp(CLIPPED, first="y = MatMul(x, W1) u = MatMul(x, V1)", second="n = Softmax(h) out = MatMul(n, W2)")
     found = findings(model)
     assert not found.blocks

@@ -123,7 +123,7 @@ def test_operators_on_quantised_numbers_and_zero_points_that_are_relus(
     ]
     assert report.validation.certified
     made = report.rewritten
-    # Biases, which are no part of what is replaced, are as they were.
+    # Biases are not replaced, so they are unchanged.
     operators = [[node.op_type for node in each.graph.node] for each in (model, made)]
     assert labels == ["relu"] or operators[0].count("QLinearAdd") == operators[1].count("QLinearAdd") > 0
     # What rounds, with which scale and zero point, belongs to what is compared.

@@ -1,4 +1,4 @@
-"""Gates: which programs they are made of, what they compute, and what the limit's error is bounded by."""
+"""Gates: the programs that they come from, what they compute, and bounds on the error of the limit."""
 
 from __future__ import annotations
 

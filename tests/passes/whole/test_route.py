@@ -1,4 +1,4 @@
-"""The route of the bias tokens in form `whole`: small networks that they pass, and those that are refused."""
+"""The route of the bias tokens in form `whole`: small networks that it passes or refuses."""
 
 from __future__ import annotations
 

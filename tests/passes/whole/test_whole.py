@@ -144,7 +144,7 @@ def test_the_proof_passes(name: str) -> None:
 
 
 def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
-    """OPT's MLPs read [batch * tokens, channels]; alone, each row is a sequence of its own, however many there are."""
+    """OPT's MLPs read [batch * tokens, channels]; alone, each row is a separate sequence."""
     model = load("relu-decoder")
     alone, fed = apply(replace(planned(model), whole=None)), feeds(model, 0, 3, LONGEST - 1)
     made, expected = tensors(alone, fed), evaluate(model, fed)

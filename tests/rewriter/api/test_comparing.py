@@ -196,7 +196,7 @@ def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> N
 
 
 def test_a_rounding_that_decides(tmp_path: Path) -> None:
-    """As in T5's buckets of relative positions: float64 falls into another bucket, which is no reference for anything.
+    """As in T5's buckets of relative positions: float64 falls into another bucket, which cannot serve as a reference.
 
     25 times float32's 0.04 is 1 in float32, and below 1 in float64.
     """

@@ -120,7 +120,7 @@ def test_the_command_line_says_so(
     text = capsys.readouterr().out
     assert text.splitlines()[-1].startswith("NOT PROVED  nan.onnx and nan.onnx: nothing could be compared, in ")
     row = next(line for line in text.splitlines() if NOT_FINITE in line)
-    assert not any(character.isdigit() for character in row), "there are no numbers to tell"
+    assert not any(character.isdigit() for character in row), "no numbers to report"
     assert run([command, "two.onnx", "two.onnx"]) == 1
     assert "not every output could be compared" in capsys.readouterr().out
     given(Path("given.npz"), x=filled(0, 3, 4))

@@ -23,25 +23,25 @@ from tests.cases import names
     ],
 )
 def test_paths_are_checked_before_the_work(
-    option: str, path: str, message: str, room: Path, capsys: pytest.CaptureFixture[str]
+    option: str, path: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (room / "notes.txt").write_text("mine")
-    (room / "folder").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "folder").mkdir()
     assert run(["model.onnx", "-o", "out.onnx", option, path]) == 2
     out, err = capsys.readouterr()
     assert message in err
     assert (out, err.count("\n")) == ("", 1)
-    assert names(room) == {"model.onnx", "notes.txt", "folder"}
-    assert (room / "notes.txt").read_text() == "mine"
+    assert names(folder) == {"model.onnx", "notes.txt", "folder"}
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_without_jinja_nothing_starts(
-    room: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert run(["model.onnx", "-o", "out.onnx", "--html", "page.html"]) == 2
     assert capsys.readouterr().err == (
         "rewrite: a page needs jinja2, which is not installed; run: pip install 'attnonly[report]'\n"
     )
-    assert names(room) == {"model.onnx"}
+    assert names(folder) == {"model.onnx"}
     assert run(["model.onnx", "-o", "out.onnx", "-q", "--report", "report.json"]) == 0, "nothing else needs it"

@@ -1,4 +1,4 @@
-"""`rewrite inspect`: what is in a model, without writing anything."""
+"""`rewrite inspect` describes a model and writes nothing."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_report(capsys: Capture, option: str) -> None:
 def test_broken_inputs_are_one_line(
     capsys: Capture, command: str, arguments: list[str], status: int, message: str
 ) -> None:
-    Path("text.onnx").write_text("hello, this is no model\n", encoding="utf-8")
+    Path("text.onnx").write_text("hello, this is not a model\n", encoding="utf-8")
     Path("cut.onnx").write_bytes(Path("a.onnx").read_bytes()[:-200])
     broken = onnx.load("a.onnx")
     broken.graph.node[0].op_type = "NoSuchOperator"

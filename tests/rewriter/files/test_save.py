@@ -295,7 +295,7 @@ def test_disk_failures_leave_nothing(
 
     def fail(*arguments: object, **options: object) -> object:
         nonlocal calls
-        # Of the opens only those that create: the checks before them have errors of their own.
+        # Only opens that create a file: the checks before them raise other errors.
         if call != "open" or (isinstance(arguments[1], int) and arguments[1] & os.O_CREAT):
             calls += 1
             if calls > skip:

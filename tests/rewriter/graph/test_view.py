@@ -147,7 +147,7 @@ def test_lists_of_graphs() -> None:
 
 
 def test_captures_of_sparse_weights_and_of_outputs() -> None:
-    """A body may put out an outer tensor as it is; a sparse weight of its own is none from outside."""
+    """A body may return an outer tensor unchanged; its own sparse weight does not come from outside."""
     body = onnx.GraphProto(name="b")
     for name in ("outer", "sparse"):
         body.output.append(onnx.ValueInfoProto(name=name))

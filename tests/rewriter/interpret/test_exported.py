@@ -80,7 +80,7 @@ def test_weights_that_nodes_compute(chain: str) -> None:
 
 
 FUSED = {"": "W1", "<transB = 1>": "W1t", "<alpha = 0.5>": ""}
-"""Attributes to the weight; empty where it is no plain matrix."""
+"""Attributes to the weight; empty where it is not a plain matrix."""
 
 
 @pytest.mark.parametrize("stated", FUSED)
@@ -163,7 +163,7 @@ def _rows(array: Array, batch: int) -> Array:
 
 
 def test_an_empty_cache_of_fixed_size_is_attributed() -> None:
-    """Its tokens come first; those that it holds already are of an unknown past."""
+    """Its tokens come first; tokens that it holds already are an unknown past."""
     feeds = FILES["13-static-cache"][1]
     found = attribute(CASES / "13-static-cache.onnx", feeds, 5)
     assert max(map(abs, found.residuals.values())) <= 1e-12

@@ -47,7 +47,7 @@ def activation(stem: str, node: GraphNode, stream: Array, off: tuple[str, ...] =
 
 
 def edge(stem: str, source: GraphNode, target: GraphNode) -> float:
-    """What the target's activation loses if it does not see what the source writes, all else being as it is."""
+    """What the target's activation loses if it does not see what the source writes, with everything else unchanged."""
     network = decoder(stem)
     stream = network.streams["end" if target.kind == "logit" else target.name]
     whole = activation(stem, target, stream)
@@ -179,7 +179,7 @@ def test_remaining_heads_are_the_sum_of_theirs() -> None:
         summed, (groups[shared][:, None], groups[shared][None]), (whole.adjacency * scales[:, None])[shared][:, shared]
     )
     np.testing.assert_allclose(summed, small.adjacency, atol=1e-10)
-    # Those with nodes of their own have the largest effects.
+    # Heads with their own nodes have the largest effects.
     left = [abs(node.activation * node.gradient) for node, rest in zip(whole.nodes, lumped, strict=True) if rest]
     kept = [abs(node.activation * node.gradient) for node in small.nodes if node.kind in ("neuron", "head")]
     assert len(kept) == 60

@@ -164,7 +164,7 @@ def test_frozen_patterns(stem: str) -> None:
 def test_rewritten_files(stem: str, form: str, tmp_path: Path) -> None:
     """Interventions on heads of a rewritten file do what those on the original do, in float32.
 
-    Neurons of other forms than `local` have no tensors of their own.
+    Neurons of other forms than `local` have no tensors.
     """
     source, out = FOLDER / f"{stem}.onnx", tmp_path / "out.onnx"
     rewrite(source, out, form=form, validate=False)

@@ -72,7 +72,7 @@ Left = Mapping[bool, Sequence[str] | None]
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, cpu_nodes: Left, noise: float) -> list[str]:
-    """Sessions on `cuda` run on the CPU, rewritten models off by `noise`; `cpu_nodes` says what is left there."""
+    """Sessions on `cuda` run on the CPU, rewritten models off by `noise`; `cpu_nodes` says what remains there."""
     asked: list[str] = []
 
     def opened(model: Any, provider: str = "cpu", **options: Any) -> Session:
