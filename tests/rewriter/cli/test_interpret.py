@@ -182,8 +182,7 @@ def test_page_with_and_without_a_logit(folder: Path, capsys: pytest.CaptureFixtu
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
 
 
-def test_a_folder_with_its_tokenizer(folder: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tokenizer.parent
+def test_a_folder_with_its_tokenizer(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "model.onnx").write_bytes(MODEL.read_bytes())
     (folder / "other.onnx").write_bytes(b"")
     for text in (["--text", "the cat"], ["--inputs", "x.npz"]):
