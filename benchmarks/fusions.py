@@ -63,7 +63,7 @@ def judged(model: Path, folder: Path) -> dict[str, str]:
         try:
             with quiet():
                 make(model, target, hints)
-        except Exception as error:  # noqa: BLE001 - whatever a tool raises
+        except Exception as error:  # noqa: BLE001 - tools raise anything
             found[tool] = f"— ({error})"
             continue
         found[tool] = verdict(rewriter.certify(model, target))

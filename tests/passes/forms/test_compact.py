@@ -1,4 +1,4 @@
-"""Form `compact`: where its pattern is, what is in it, its weights, and its memory."""
+"""Form `compact`: its pattern, its weights and its memory."""
 
 from __future__ import annotations
 
