@@ -542,9 +542,10 @@ class _Matching:
         """The tensor, or the same one of the original: what the rewritten model says of its shapes is not believed."""
         if tensor.scope.model.original:
             return tensor
-        if tensor.name not in original.made and tensor.name not in original.inputs:
+        scope = original.model.scopes.get(tensor.scope.path)
+        if scope is None or (tensor.name not in scope.made and tensor.name not in scope.inputs):
             return None
-        known = original.find(tensor.name)
+        known = scope.find(tensor.name)
         return known if self._same_tensors(known, tensor) else None
 
     def _same_sizes(self, a: Tensor, b: Tensor) -> bool:
