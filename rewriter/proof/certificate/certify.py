@@ -542,11 +542,9 @@ class _Matching:
         """The tensor, or the same one of the original: what the rewritten model says of its shapes is not believed."""
         if tensor.scope.model.original:
             return tensor
-        scope = original.model.scopes.get(tensor.scope.path)
-        if scope is None or (tensor.name not in scope.made and tensor.name not in scope.inputs):
-            return None
-        known = scope.find(tensor.name)
-        return known if self._same_tensors(known, tensor) else None
+        scope = original.model.scopes.get(tensor.scope.path, original)
+        known = scope.find(tensor.name) if scope.own(tensor.name) is not None else None
+        return known if known is not None and self._same_tensors(known, tensor) else None
 
     def _same_sizes(self, a: Tensor, b: Tensor) -> bool:
         """Whether both are the shape of the same rows, one of them without a tensor that has it."""

@@ -114,8 +114,8 @@ def test_four_axes_of_a_tensor_from_outside_a_branch_are_certified(form: str) ->
 
 
 LOOP = (
-    "trips = Constant<value_int = 2>() yes = Cast<to = 9>(trips) out = Loop(trips, yes, x) <body = g (int64 i, bool go, "
-    "float[] s) => (bool on, float[] again) { on = Identity(go) y = MatMul(s, W1) u = MatMul(s, V1) h = Relu(y) "
+    "trips = Constant<value_int = 2>() yes = Cast<to = 9>(trips) out = Loop(trips, yes, x) <body = g (int64 i, bool go,"
+    " float[] s) => (bool on, float[] again) { on = Identity(go) y = MatMul(s, W1) u = MatMul(s, V1) h = Relu(y) "
     "gated = Mul(h, u) again = MatMul(gated, W2) }>"
 )
 ANY_RANK = "mlp/heads/integers_1_minus1_8"
