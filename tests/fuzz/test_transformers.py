@@ -94,7 +94,6 @@ def test_right_transformers_pass_the_proof(seed: int | str, form: str) -> None:
 
 
 @slow
-@pytest.mark.xfail(strict=False, reason="compact: some right rows whose width is not inferred are refused")
 @DRAWN(max_examples=60)
 @given(SEEDS)
 def test_any_right_transformer_passes_the_proof(rng: Random) -> None:
