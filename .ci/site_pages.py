@@ -107,7 +107,7 @@ def _gallery() -> str:
     }
     for name, (title, page) in others.items():
         lines += [f"## {title}", "", f"[![{title}](figures/{name}.svg)]({page})", ""]
-    return "\n".join([*lines, "[A report of a conversion](example-report.html) is a page of its own.", ""])
+    return "\n".join([*lines, "[A report of a conversion](example-report.html) is a separate page.", ""])
 
 
 def _functions() -> str:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks all`: the measurement of whole models; every other benchmark is a module of its own."""
+"""`python -m benchmarks all`: the measurement of whole models; every other benchmark is a separate module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One task in a process of its own, so that time and peak memory are those of the task.
+"""One task in a separate process, so that time and peak memory are those of the task.
 
 Run as `python -m benchmarks.child TASK MODEL [OUT]`, where TASK is import, plan, rewrite or prove; prints one JSON
 object. Peak memory is the high-water mark of the resident set (`rewriter.ort.timing`).

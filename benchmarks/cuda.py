@@ -53,7 +53,7 @@ class Row:
         milliseconds: medians of `original`, `rewritten` and `control`.
         rewritten: ratio to the original; None if a session did not run.
         control: ratio of the original to itself.
-        problem: why there are no times.
+        problem: why times are missing.
     """
 
     model: str

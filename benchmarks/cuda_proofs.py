@@ -38,7 +38,7 @@ class Row:
     """One model in one form and type.
 
     Attributes:
-        blocks: converted MLP blocks, and all that were found.
+        blocks: MLP blocks converted and found.
         certified: whether it is proved for every input.
         passed: whether the run agrees as well; None if the model does not run.
         error: largest ||B - A|| / ||A|| of an output.

@@ -1,7 +1,7 @@
 """`python -m benchmarks.forms`: time and memory of each form against the length of the sequence.
 
 Time: one MLP in every form beside the original, each in its own process (`rewriter.ort.timing`): medians and ratios; a
-second process of the original gives the noise. Memory: the peak of one run in a process of its own
+second process of the original gives the noise. Memory: the peak of one run in a separate process
 (`benchmarks.memory`). Writes tables and a JSON file.
 """
 
@@ -117,7 +117,7 @@ def time_rows(shape: Shape, forms: Sequence[str], tokens: Sequence[int], repeats
 
 
 def memory_rows(shape: Shape, forms: Sequence[str], tokens: Sequence[int]) -> Iterator[MemoryRow]:
-    """Peak memory of every form, in a process of its own."""
+    """Peak memory of every form, in a separate process."""
     model = mlp(shape, random_weights())
     with tempfile.TemporaryDirectory(prefix="attnonly-forms-") as folder:
         for form in forms:

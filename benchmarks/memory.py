@@ -1,4 +1,4 @@
-"""Peak memory of one run of a model in onnxruntime, in a process of its own.
+"""Peak memory of one run of a model in onnxruntime, in a separate process.
 
 Run as `python -m benchmarks.memory MODEL TOKENS`; prints one JSON object. The figure is the high-water mark of the
 resident set during the run (reset before it) less the resident set before it: the tensors that the run needs at one

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.pattern`: what a pattern that stands in the graph costs in a decoder, and which operators.
+"""`python -m benchmarks.pattern`: what a pattern in the graph costs in a decoder, and which operators.
 
 The original, forms of it, and models that something else wrote take turns in this process, on one thread. Its CPU time
 is measured, which others on a shared machine hardly change; the second original is the noise. Each node of the heads
@@ -42,7 +42,7 @@ class Row:
         model: `original`, `control` for the original once more, a form, or the name of a model that was given.
         milliseconds: fastest CPU time of a run.
         over_original: the ratio to the original.
-        nodes: how many nodes of its heads run in a block; 0 for the original, and where there is no profile.
+        nodes: how many nodes of its heads run in a block; 0 for the original, and without a profile.
         costs: operator and name of each of them to its fastest time in nanoseconds, and the bytes that it reads and
             writes, per neuron and token.
     """

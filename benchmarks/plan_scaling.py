@@ -145,7 +145,7 @@ class _Network:
 
 
 def experts(folder: Path, *, stacked: bool, layers: int = 32, count: int = 128) -> Path:
-    """Routed experts: each as nodes of its own, or one picked from a stacked weight for every token."""
+    """Routed experts: each as separate nodes, or one picked from a stacked weight for every token."""
     net, hidden, data = _Network(64), 32, "x"
     for _ in range(layers):
         router = net.op("Softmax", net.linear(data, net.width, count, bits=32), axis=-1)

@@ -6,7 +6,7 @@ Every number comes from the program itself: `Program.evaluate` in float64, and t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -29,9 +29,6 @@ FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
 
 REACH = 8.0
 """Largest |y| in drawings."""
-
-FAR = 20.0
-"""Largest |y| for the errors in tables, unless the domain of the program is smaller."""
 
 _FLOOR = 1e-18
 _LEAST = 1e-12
@@ -74,16 +71,12 @@ class Portrait:
         parameters: the parameters with which it is shown.
         program: its program in form `local` of a float32 model, coefficients not rounded.
         fewest: the program with the fewest heads, which the other forms take.
-        error: largest error of the program in float64, over max(1, |f|), on the points of `points`.
-        error32: the same for its nodes with float32 at both ends.
     """
 
     entry: Activation
     parameters: tuple[float, ...]
     program: Program
     fewest: Program
-    error: float = 0.0
-    error32: float = 0.0
 
     @property
     def double(self) -> bool:
@@ -99,15 +92,13 @@ def portraits() -> dict[str, Portrait]:
 
 
 def portrait(entry: Activation) -> Portrait | None:
-    """One entry, with its errors measured; None where the table has no program for it."""
+    """One entry; None where the table has no program for it."""
     parameters = example(entry)
     program = entry.program_for(parameters, ARITHMETIC[FLOAT], quick=True)
     fewest = entry.program_for(parameters, ARITHMETIC[FLOAT])
     if program is None or fewest is None:
         return None
-    plain = Portrait(entry, parameters, program, fewest)
-    y = points(program, FAR)
-    return replace(plain, error=float(error(plain, y).max()), error32=float(error32(plain, y).max()))
+    return Portrait(entry, parameters, program, fewest)
 
 
 def example(entry: Activation) -> tuple[float, ...]:
@@ -116,7 +107,7 @@ def example(entry: Activation) -> tuple[float, ...]:
     return chosen if len(chosen) == len(entry.parameters) else (1.0,) * len(entry.parameters)
 
 
-def points(program: Program, reach: float, count: int = 40001) -> Array:
+def points(program: Program, reach: float, count: int) -> Array:
     """Points up to `reach`, or to the program's domain; all are exact in float32."""
     reach = min(reach, program.domain)
     return np.linspace(-reach, reach, count).astype(np.float32).astype(np.float64)

@@ -8,16 +8,17 @@ would change.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.floats.report import FLOATS
 from benchmarks.program_figures import FLOAT, example, figure, line_figure, portraits, powers_figure
 from passes.programs.activations import ACTIVATIONS, Activation
 from passes.programs.arithmetic import ARITHMETIC
-from passes.programs.head import Head
 from passes.programs.powers import Powers
 from passes.programs.program import Program
 
@@ -26,6 +27,7 @@ PAGE = ROOT / "docs" / "programs.md"
 FIGURES = ROOT / "docs" / "figures" / "programs"
 LINE, POWERS = (FIGURES.parent / f"error-{name}.svg" for name in ("line", "powers"))
 
+_MOST_TOKENS = 5
 _MINUS = "\N{MINUS SIGN}"
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -33,18 +35,18 @@ _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 def table() -> str:
     """Every entry: the cost of its program, and its error."""
     rows = [
-        "| activation | heads × keys | in other forms | stated error | measured, float64 | float32 |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| activation | heads × keys | in other forms | stated error | float32: original → heads |",
+        "| --- | --- | --- | --- | --- |",
     ]
+    measured = _pairs()
     for entry in ACTIVATIONS:
         one = portraits().get(entry.name)
         if one is None:
-            rows.append(f"| {entry.name} | fitted while planning | | | | |")
+            rows.append(f"| {entry.name} | fitted while planning | | | |")
             continue
         name = f"[{entry.name}](#{entry.name})"
         cost = costs(one.program, one.fewest)
-        measured = f"{_number(one.error)} | {_number(one.error32)}"
-        rows.append(f"| {name} | {cost} | {certified(one.program)} | {measured} |")
+        rows.append(f"| {name} | {cost} | {certified(one.program)} | {measured[one.program.name]} |")
     return "\n".join(rows) + "\n"
 
 
@@ -85,56 +87,53 @@ def _asterisk(program: Program) -> str:
     return " *" if program.double else ""
 
 
+def _pairs() -> dict[str, str]:
+    """Program to its largest errors at every finite float32: those of the original, and of the heads."""
+    found = json.loads(FLOATS.read_text(encoding="utf-8"))["errors"]["float32"]
+    return {name: f"{_number(original)} → {_number(heads)}" for name, (heads, original) in found.items()}
+
+
+def numbers() -> str:
+    """One row per program: its keys with their logits and values. Fitted ones have too many to read."""
+    rows = [
+        "| program | self: logit, value | bias tokens: logit, value | outside the heads |",
+        "| --- | --- | --- | --- |",
+    ]
+    for one in portraits().values():
+        if one.program.powers is not None or not one.program.heads:
+            continue
+        (head,) = one.program.heads
+        if len(head.bias_tokens) > _MOST_TOKENS:
+            continue
+        tokens = (f"{_affine(token.slope, token.offset)}, {_coefficient(token.value)}" for token in head.bias_tokens)
+        own = f"{_affine(head.beta, head.gamma)}, {_affine(head.c, head.d)}"
+        rest = _affine(one.program.linear, one.program.constant)
+        rows.append(f"| {one.entry.name} | {own} | {'; '.join(tokens)} | {'' if rest == '0' else rest} |")
+    return "\n".join(rows) + "\n"
+
+
 def gallery() -> str:
-    """The drawings, each with its program as numbers."""
+    """The drawings."""
     parts = []
     for one in portraits().values():
         stated = ", ".join(f"{n} {v:.6g}" for n, v in zip(one.entry.parameters, one.parameters, strict=True))
-        parts += [
-            f"### {one.entry.name}",
-            "",
-            f"![{one.entry.name}: values, weights, errors](figures/programs/{one.entry.name}.svg)",
-            "",
-            f"Shown with {stated}. {_domain(one.program)}",
-            "",
-            *_heads(one.program),
-            "",
-        ]
+        program = one.program
+        notes = [] if math.isinf(program.domain) else [f"For |y| up to {program.domain:.4g}."]
+        if program.powers is not None:
+            logit = "y" if program.powers.step == 1.0 else f"({_coefficient(program.powers.step)} y)"
+            notes.append(f"With r = e^{logit} and z = r + 1/r, h = {_sum_of_fractions(program.powers)}.")
+        if program.line is not None:
+            size = f"{len(program.line.keys)} keys with step {_coefficient(program.line.step)}"
+            read = ", times heads whose self values are read from the line" if program.heads else ", times the line"
+            notes.append(f"y{read}, of {size}.")
+        drawing = f"![{one.entry.name}: values, weights, errors](figures/programs/{one.entry.name}.svg)"
+        parts += [f"### {one.entry.name}", "", drawing, "", " ".join([f"Shown with {stated}.", *notes]), ""]
     return "\n".join(parts)
 
 
 def certified(program: Program) -> str:
     """The stated error as the page prints it: rounded up."""
     return "exact" if program.exact else _number(program.max_error)
-
-
-def _domain(program: Program) -> str:
-    return "For every y." if math.isinf(program.domain) else f"For |y| up to {program.domain:.4g}."
-
-
-def _heads(program: Program) -> list[str]:
-    """The heads as a table of keys."""
-    if program.powers is not None:
-        return _powers(program.powers, program.heads)
-    if program.line is not None:
-        keys, step = len(program.line.keys), _coefficient(program.line.step)
-        line = f"the line over {keys} keys with step {step}"
-        if not program.heads:
-            return [f"y times {line}."]
-        return [f"y times these heads, whose self values read {line} instead of y.", "", *_table(program)]
-    return _table(program)
-
-
-def _powers(powers: Powers, heads: tuple[Head, ...]) -> list[str]:
-    """Heads over the same equally spaced keys, one row per key."""
-    keys = {(head.beta, head.gamma): head.c for head in heads}
-    keys |= {(token.slope, token.offset): keys.get((token.slope, token.offset), 0.0) for token in heads[0].bias_tokens}
-    rows = ["| key | logit | value |", "| --- | --- | --- |"]
-    for number, ((slope, offset), multiple) in enumerate(sorted(keys.items()), start=1):
-        rows.append(f"| {number} | {_affine(slope, offset)} | {_affine(multiple, 0.0)} |")
-    logit = "y" if powers.step == 1.0 else f"({_coefficient(powers.step)} y)"
-    how = f"With r = e^{logit} and z = r + 1/r, h = {_sum_of_fractions(powers)}."
-    return [f"{len(heads)} heads over the same keys, one for each key with a value. {how}", "", *rows]
 
 
 def _sum_of_fractions(powers: Powers) -> str:
@@ -151,18 +150,6 @@ def _sum_of_fractions(powers: Powers) -> str:
 def _term(number: float) -> str:
     """A further term of a sum."""
     return f" {_MINUS if number < 0.0 else '+'} {_coefficient(abs(number))}"
-
-
-def _table(program: Program) -> list[str]:
-    rows = ["| key | logit | value |", "| --- | --- | --- |"]
-    for number, head in enumerate(program.heads, start=1):
-        which = f"head {number}, " if len(program.heads) > 1 else ""
-        rows.append(f"| {which}self | {_affine(head.beta, head.gamma)} | {_affine(head.c, head.d)} |")
-        for place, token in enumerate(head.bias_tokens, start=1):
-            logit = _affine(token.slope, token.offset)
-            rows.append(f"| {which}token {place} | {logit} | {_coefficient(token.value)} |")
-    rest = _affine(program.linear, program.constant)
-    return rows if rest == "0" else [*rows, "", f"Outside the heads: {rest}."]
 
 
 def _affine(slope: float, offset: float) -> str:
@@ -192,7 +179,12 @@ def _number(value: float) -> str:
     return f"{math.ceil(value / scale - 1e-9) * scale:.1e}"
 
 
-GENERATED: dict[str, Callable[[], str]] = {"table": table, "gates": gates, "gallery": gallery}
+GENERATED: dict[str, Callable[[], str]] = {
+    "table": table,
+    "gates": gates,
+    "numbers": numbers,
+    "gallery": gallery,
+}
 
 
 def page(text: str) -> str:

@@ -96,26 +96,18 @@ def _doubles(graph: onnx.GraphProto) -> set[str]:
 
 
 def table() -> str:
-    """The kinds, the forms that emit them, and the providers that have them."""
-    lines = [f"| kind | local | other forms | {' | '.join(LISTS)} |", f"| --- {'| --- ' * (2 + len(LISTS))}|"]
-    for kind, forms in sorted(emitted().items()):
-        others = [wide for form, wide in forms.items() if form != "local"]
-        used = ["" if not wides else "float64" if any(wides) else "yes" for wides in (_only(forms, "local"), others)]
-        has = [_has(each, kind, double=any(forms.values())) for each in LISTS.values()]
-        lines.append(f"| {kind} | {' | '.join((*used, *has))} |")
+    """The kinds that are emitted, and those missing in each provider; kinds of form `local` are bold."""
+    kinds = dict(sorted(emitted().items()))
+    wide = [kind for kind, forms in kinds.items() if any(forms.values())]
+    rows = {"emitted": (list(kinds), wide)}
+    for name, has in LISTS.items():
+        missing = [kind for kind in kinds if kind not in has.double | has.single]
+        rows[f"{name} lacks"] = (missing, [kind for kind in wide if kind in has.single - has.double])
+    lines = ["| | kinds | in float64 |", "| --- | --- | --- |"]
+    for name, lists in rows.items():
+        cells = (", ".join(f"**{kind}**" if "local" in kinds[kind] else kind for kind in each) for each in lists)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _only(forms: Mapping[str, bool], form: str) -> list[bool]:
-    return [forms[form]] if form in forms else []
-
-
-def _has(published: Published, kind: str, *, double: bool) -> str:
-    if kind in published.double:
-        return "yes"
-    if kind in published.single:
-        return "not in float64" if double else "yes"
-    return "**no**"
 
 
 def page(text: str) -> str:

@@ -133,7 +133,7 @@ def train_command(names: tuple[str, ...], steps: int | None, seed: int, output: 
 @click.option(
     "--files",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Keep the model files in this folder, and take those that are there.",
+    help="Keep the model files in this folder, and use the files already there.",
 )
 @click.option("--create-only", is_flag=True, help="Create the files of --files, without judging them.")
 def coverage_command(

@@ -15,7 +15,7 @@ OLDEST = {"timestep-embedder": (7, 8, 9), "moe-dense": (9,), "deit": (9,), "wav2
 """Opsets below 13 at which TorchScript can still export an entry outside the sample."""
 
 ON_ALL = ("onnxruntime", "simplifiers")
-"""Groups of variants that are made of every entry; the other groups are made of `SAMPLE` only."""
+"""Groups of variants of every entry; the other groups have variants of `SAMPLE` only."""
 
 SAMPLE = (
     "gpt2-silu",
@@ -118,7 +118,7 @@ def _quick() -> list[Job]:
 
 
 def _variants(sampled: bool) -> tuple[str, ...]:
-    """Names of the variants that a default export goes through; the oldest opsets are made from opset 13."""
+    """Names of the variants that a default export goes through; the oldest opsets start from opset 13."""
     return tuple(
         variant.name for variant in VARIANTS if (sampled or variant.group in ON_ALL) and variant.name not in OLD_OPSETS
     )

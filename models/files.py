@@ -105,7 +105,7 @@ def _create(path: Path, job: Job, variant: str, source: Path | None) -> None:
             export_model(get(job.entry), path, exporter=exporter, opset=job.opset, dtype=job.dtype)
         else:
             extras()[job.entry].create(path)
-    except Exception as error:  # whatever an exporter or the check of its file raises
+    except Exception as error:  # exporters, and the check of their files, raise anything
         raise Refused(first_line(error)) from error
 
 

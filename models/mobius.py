@@ -67,7 +67,7 @@ ARCHITECTURES = MappingProxyType({name: changes for names, changes in _CHANGES f
 """Model type to what its configuration adds to `_TINY`."""
 
 _ACTIVATION = {"gpt_oss": "silu_clipped"}
-"""Those that the configuration does not name."""
+"""What the configuration does not name."""
 
 
 def builds() -> Iterator[Build]:

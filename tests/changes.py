@@ -46,9 +46,6 @@ def changed(model: onnx.ModelProto, change: Change) -> onnx.ModelProto:
     return result
 
 
-# -- where things are ------------------------------------------------------------------------------------------------
-
-
 def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     """The graph and all bodies of control flow in it."""
     yield graph
@@ -73,11 +70,7 @@ def maker(model: onnx.ModelProto, tensor: str) -> onnx.NodeProto:
 
 
 def weight(model: onnx.ModelProto, pattern: str) -> onnx.TensorProto:
-    """The first initializer of the main graph whose name matches.
-
-    Raises:
-        LookupError: there is none.
-    """
+    """The first initializer of the main graph whose name matches."""
     found: list[onnx.TensorProto] = [each for each in model.graph.initializer if fnmatchcase(each.name, pattern)]
     if not found:
         raise LookupError(f"no constant {pattern}")
@@ -92,18 +85,11 @@ def function(model: onnx.ModelProto, name: str, domain: str | None = None) -> on
 
 
 def nodes_of(model: onnx.ModelProto, operator: str) -> list[onnx.NodeProto]:
-    """The main graph's nodes of a type.
-
-    Raises:
-        LookupError: there are none.
-    """
+    """The main graph's nodes of a type."""
     found = [node for node in model.graph.node if node.op_type == operator]
     if not found:
         raise LookupError(f"no {operator}")
     return found
-
-
-# -- values ----------------------------------------------------------------------------------------------------------
 
 
 def change_values(tensor: onnx.TensorProto, statement: str) -> None:
@@ -129,9 +115,6 @@ def nudge(tensor: onnx.TensorProto) -> None:
 
 def add_weight(model: onnx.ModelProto, name: str, values: Any) -> None:
     model.graph.initializer.append(numpy_helper.from_array(np.asarray(values), name))
-
-
-# -- nodes -----------------------------------------------------------------------------------------------------------
 
 
 def reads(model: onnx.ModelProto, tensor: str, place: int, name: str) -> None:
@@ -229,7 +212,7 @@ def shadowing(domain: str, name: str, count: int) -> Change:
 
 
 def latest_first(model: onnx.ModelProto) -> None:
-    """Another topological order: depth first from the outputs instead of as it was written."""
+    """Another topological order: depth first from the outputs."""
     for graph in graphs(model.graph):
         made = {name: node for node in graph.node for name in node.output}
         ordered: list[onnx.NodeProto] = []

@@ -24,7 +24,7 @@ from tests.oracle import evaluate, tensors
 Feeds = Mapping[str, Array]
 
 BATCH, TOKENS = 3, 19
-"""Three sequences, every position different: whatever mixes tokens, sequences, neurons or heads is seen."""
+"""Three sequences, every position different: mixing tokens, sequences, neurons or heads is noticed."""
 
 HALF_UNIT = {2: 2.0**-11, 4: 2.0**-24, 8: 2.0**-53}
 """Half a unit in the last place of 1, by the bytes of a float type."""
@@ -38,7 +38,7 @@ EMITTED = 2e-15
 rounding of two float64 evaluations. At most 1.04e-15 was measured."""
 
 ROUGHER: Mapping[str, float] = {"leaky_relu": 2.4e-8, "leaky_relu_gate": 2.4e-8}
-"""The same for programs whose numbers leave more room; 2.3e-8 was measured.
+"""The same for programs whose numbers are less exact; 2.3e-8 was measured.
 
 Where heads share keys, their multiples are added up before they are rounded, so that the nodes are better than the
 numbers (float32 coefficients).

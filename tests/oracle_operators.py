@@ -32,16 +32,13 @@ class Call:
     opset: int
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute. Defaults that are floats are float32, as those that a model states are."""
+        """An attribute. Float defaults are float32, like the values that a model states."""
         return self.attributes.get(name, float(np.float32(default)) if isinstance(default, float) else default)
 
 
 def widened(array: Array) -> Array:
-    """Floats as float64, anything else as it is. bfloat16 is no float to numpy."""
+    """Floats as float64, anything else unchanged. numpy does not count bfloat16 as a float."""
     return array if array.dtype.kind in "biu" else array.astype(np.float64)
-
-
-# -- elementwise ------------------------------------------------------------------------------------------------
 
 
 def _sigmoid(x: Array) -> Array:
@@ -132,9 +129,6 @@ def _gelu_of(call: Call, x: Array) -> Array:
 
 def _hard_sigmoid(call: Call, x: Array) -> Array:
     return np.asarray(np.clip(call.get("alpha", 0.2) * x + call.get("beta", 0.5), 0.0, 1.0))
-
-
-# -- linear maps, sums, softmax ---------------------------------------------------------------------------------
 
 
 def _gemm(call: Call, a: Array, b: Array, c: Array | float = 0.0) -> Array:

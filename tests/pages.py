@@ -68,7 +68,7 @@ def commands(page: str, program: str) -> tuple[list[str], ...]:
 def workplace(folder: Path) -> dict[str, str]:
     """Make `folder` look like a fresh checkout; the environment in which its pages' commands run.
 
-    Programs in front of the path stand for what takes minutes: `python3 -m venv` and `pip install` do nothing, since
+    Programs in front of the path replace what takes minutes: `python3 -m venv` and `pip install` do nothing, since
     the packages are those of the tests.
     """
     for name in (".gitignore", "models", "docs", "README.md"):
@@ -101,11 +101,7 @@ def _script(path: Path, command: str) -> None:
 
 
 def run_shell(code: str, folder: Path, environment: dict[str, str]) -> str:
-    """Run a shell block in `folder` and return what it prints.
-
-    Raises:
-        AssertionError: it ends with another exit status than 0.
-    """
+    """Run a shell block in `folder` and return what it prints."""
     arguments = ["bash", "-ec", code]
     done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{code}\nexit status {done.returncode}\n{done.stdout}{done.stderr}"

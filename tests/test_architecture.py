@@ -1,4 +1,4 @@
-"""Which room may import which, read from the source; and the map, docs/architecture.md, against the tree."""
+"""Which package may import which, read from the source; and the map, docs/architecture.md, against the tree."""
 
 from __future__ import annotations
 
@@ -35,19 +35,13 @@ _OWN_FRONT = ("rewriter/report/", "rewriter/adapters/", "rewriter/interpret/")
 
 _BASE = ("rewriter.arrays", "rewriter.errors", "rewriter.options", "rewriter.text")
 _GROUND = (*_BASE, "rewriter.files", "rewriter.graph")
-ROOMS: dict[str, tuple[str, ...]] = {
+PACKAGES: dict[str, tuple[str, ...]] = {
     "rewriter/graph/": ("rewriter.graph", *_BASE),
     "rewriter/files/": ("rewriter.files", "rewriter.graph", *_BASE),
     "rewriter/ort/": ("rewriter.ort", *_GROUND),
     "rewriter/proof/": ("rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
-    "rewriter/report/": (
-        "rewriter.report",
-        "rewriter.compare",
-        "rewriter.proof",
-        "rewriter.files",
-        *_BASE,
-    ),
+    "rewriter/report/": ("rewriter.report", "rewriter.compare", "rewriter.proof", "rewriter.files", *_BASE),
     "rewriter/adapters/": (
         *("rewriter.adapters", "rewriter.api", "rewriter.interpret", "rewriter.report", "rewriter.files"),
         *_BASE,
@@ -57,7 +51,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "passes/": ("passes", "rewriter.graph", "rewriter.options"),
 }
-"""Each room, and all that it may import of this project."""
+"""Each package, and what it may import of this project."""
 
 
 @cache
@@ -94,7 +88,7 @@ def importers(*packages: str, under: tuple[str, ...] = ("",), but: tuple[str, ..
 ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "the composition root imports the passes": (("passes",), ("rewriter/",), COMPOSERS),
     "no pass imports the front": (FRONT, ("passes/",), ()),
-    "no room imports the front": (FRONT, tuple(room for room in ROOMS if room not in _OWN_FRONT), ()),
+    "no package imports the front": (FRONT, tuple(each for each in PACKAGES if each not in _OWN_FRONT), ()),
     "the core does not import interpretation": (
         ("rewriter.interpret",),
         ("",),
@@ -104,7 +98,7 @@ ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("rewriter.report.html", "rewriter.report.terminal"), ("",), ("rewriter/report/", "rewriter/cli/")
     ),
     "graphsurgeon stays in one file": (("onnx_graphsurgeon",), ("",), ("rewriter/graph/surgeon.py",)),
-    "templates stay in one room": (("jinja2", "markupsafe"), ("",), ("rewriter/report/html/page.py",)),
+    "templates stay in one file": (("jinja2", "markupsafe"), ("",), ("rewriter/report/html/page.py",)),
     "olive stays in its adapter": (("olive",), ("rewriter/",), ("rewriter/adapters/olive_pass.py",)),
     "onnx_ir stays in its adapter, and where it is loaded": (
         ("onnx_ir",), ("rewriter/",), ("rewriter/adapters/ir_pass.py", "rewriter/files/load.py")
@@ -123,14 +117,14 @@ def test_only_some_import(rule: str) -> None:
     assert all(importers(*packages, under=(each,)) for each in but if each in SOURCES)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_import_no_others(room: str) -> None:
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_no_others(package: str) -> None:
     found = {
         (path, module)
         for path, source in SOURCES.items()
-        if path.startswith(room)
+        if path.startswith(package)
         for module in imports(source)
-        if below(module, "rewriter", "passes") and not below(module, *ROOMS[room])
+        if below(module, "rewriter", "passes") and not below(module, *PACKAGES[package])
     }
     assert found == set()
 
@@ -145,8 +139,6 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
     TopologicalSorter(edges).prepare()  # CycleError names the files
 
 
-# -- the map: every room is on it, and whatever it names is there ------------------------------------------------------
-
 MAP = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 _QUOTED = re.compile(r"`([^`\s]+)`")
 _PATH = re.compile(r"(?:rewriter|passes|models|benchmarks|tests|docs)/[\w./]*")
@@ -155,7 +147,7 @@ ROWS = [line.split("|")[1] for line in MAP.splitlines() if line.startswith("| `"
 MAPPED = {name for row in ROWS for name in _QUOTED.findall(row)}
 
 
-def test_every_room_is_on_the_map() -> None:
+def test_every_folder_is_on_the_map() -> None:
     folders = {
         f"{path.parent.relative_to(ROOT).as_posix()}/"
         for package in ("rewriter", "passes")

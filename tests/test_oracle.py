@@ -1,4 +1,4 @@
-"""The oracle against onnxruntime: every operator, the committed models, and the models that are made of them."""
+"""The oracle against onnxruntime: every operator, the committed models, and their rewrites."""
 
 from __future__ import annotations
 

@@ -43,15 +43,6 @@ def test_options_are_those_of_the_command(title: str) -> None:
     assert set(documented) == options
 
 
-def test_every_choice_is_named() -> None:
-    for title, command in ALL.items():
-        section = _section(title)
-        for each in command.params:
-            if isinstance(each.type, click.Choice) and title in ("rewrite", "rewrite inspect"):
-                choices = "\\|".join(map(str, each.type.choices))
-                assert f"`{each.opts[-1]} {choices}`" in section
-
-
 def test_option_tables_are_made_from_the_options() -> None:
     """`python -m tools.reference` writes them."""
     text = PAGE.read_text(encoding="utf-8")

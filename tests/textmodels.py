@@ -123,7 +123,7 @@ def mlp(activation: str, *, first: str = FIRST, second: str = SECOND, **options:
 
 
 def word_tokenizer(words: Sequence[str]) -> Any:
-    """A tokenizer of the package tokenizers whose tokens are words; the first one stands for others."""
+    """A tokenizer of the package tokenizers whose tokens are words; the first one represents all others."""
     tokenizers = pytest.importorskip("tokenizers")
     table = {word: number for number, word in enumerate(words)}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(table, words[0]))
@@ -150,7 +150,7 @@ def only_block(model: onnx.ModelProto) -> Block:
 
 
 def only_left(model: onnx.ModelProto) -> Left:
-    """The one candidate of a model that is no block."""
+    """The one candidate of a model that is not a block."""
     found = findings(model)
     assert [block.identified.label for block in found.blocks] == []
     assert len(found.left) == 1, [left.miss for left in found.left]

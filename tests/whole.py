@@ -98,11 +98,11 @@ class Network:
 
 
 class Stream:
-    """N tokens, m bias tokens, and one more on which they rest; masks are in W_QK, or literal if `masked`."""
+    """N tokens, m bias tokens, and one more on which they rest; masks are in W_QK."""
 
-    def __init__(self, x: Array, bias_tokens: int, *, causal: bool = False, masked: bool = False) -> None:
+    def __init__(self, x: Array, bias_tokens: int, *, causal: bool = False) -> None:
         count, self.width = x.shape
-        self.count, self.masked = count, masked
+        self.count = count
         rows = count + bias_tokens + 1
         self.x = np.zeros((rows, self.width + 1 + rows))
         self.x[:count, : self.width] = x
@@ -134,15 +134,14 @@ class Stream:
         """softmax([q, p W] [k, p]^T) v for queries, keys and values [rows, ...] that were read."""
         positions = read[:, self.width + 1 :]
         logits = np.concatenate([query, positions @ pseudo], axis=1) @ np.concatenate([key, positions], axis=1).T
-        if self.masked:
-            logits = np.where(pseudo < 0.0, -np.inf, query @ key.T)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         return np.asarray(weights / weights.sum(axis=1, keepdims=True) @ value)
 
 
 def network(x: Array, net: Network, programs: Sequence[ProgramNumbers]) -> Array:
     """The tokens' model columns [N, D] behind the last residual addition; `x` are those of the embeddings."""
-    stream = Stream(np.asarray(x, np.float64), max(map(most_bias_tokens, programs)), causal=net.causal)
+    most = max(len(head.bias_tokens) for program in programs for head in program.heads)
+    stream = Stream(np.asarray(x, np.float64), most, causal=net.causal)
     width = stream.width
     for layer, program in zip(net.layers, programs, strict=True):
         before = stream.x[:, :width].copy()
@@ -205,10 +204,6 @@ def heads_of_neurons(stream: Stream, read: Array, y: Array, z: Array, program: P
     return made
 
 
-def most_bias_tokens(program: ProgramNumbers) -> int:
-    return max(len(head.bias_tokens) for head in program.heads)
-
-
 def _neuron(stream: Stream, read: Array, y: Array, z: Array, head: HeadNumbers) -> Array:
     ones, tokens = read[:, stream.width, None], head.bias_tokens
     slots = read[:, stream.width + 1 + stream.count :][:, : len(tokens)]
@@ -223,8 +218,6 @@ def _neuron(stream: Stream, read: Array, y: Array, z: Array, head: HeadNumbers) 
     values = head.c * z + head.d * ones + value
     return stream.attend(read, queries, keys, values, stream.w_neurons(len(tokens)))
 
-
-# -- weights of exported models --------------------------------------------------------------------------------
 
 LAYOUTS: dict[str, tuple[str, bool]] = {
     "gpt2": ("pre", True),

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import click
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOM = ROOT / "rewriter" / "proof" / "certificate"
+CERTIFICATE = ROOT / "rewriter" / "proof" / "certificate"
 TESTS = "tests/rewriter/proof/certificate"
 _OTHER = {
     ast.Lt: ("<=", ">="), ast.LtE: ("<", ">"), ast.Gt: (">=", "<="), ast.GtE: (">", "<"), ast.Eq: ("!=",),
@@ -40,7 +40,7 @@ _OTHER = {
     ast.Add: ("-",), ast.Sub: ("+",), ast.Mult: ("/",), ast.Div: ("*",), ast.FloorDiv: ("*",), ast.Mod: ("*",),
     ast.Pow: ("*",), ast.BitOr: ("&",), ast.BitAnd: ("|",), ast.And: ("or",), ast.Or: ("and",),
 }  # fmt: skip
-"""What may stand in place of an operator."""
+"""What may replace an operator."""
 
 
 class Mutant(NamedTuple):
@@ -80,7 +80,7 @@ def mutants(path: Path) -> Iterator[Mutant]:  # noqa: C901 - one case for each k
         return source[slice(*span(node))]
 
     def between(node: Any, one: ast.AST, two: ast.AST, kind: ast.AST) -> Iterator[Mutant]:
-        """The operator between two operands, whatever parentheses stand around it."""
+        """The operator between two operands, with any parentheses around it."""
         start, end = span(one)[1], span(two)[0]
         word = source[start:end].strip(" ()\n")
         at = source.find(word, start, end)
@@ -157,7 +157,7 @@ class _Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 class _Trace:
-    """Which functions of the room each test enters, by their files and first lines, and how long it takes."""
+    """Which functions of the folder each test enters, by their files and first lines, and how long it takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -177,7 +177,7 @@ class _Trace:
             sys.settrace(None)
         self.seconds[name] = time.perf_counter() - start
         for code in seen:
-            if code.co_filename.startswith(str(ROOM)):
+            if code.co_filename.startswith(str(CERTIFICATE)):
                 self.entering[f"{Path(code.co_filename).name}:{code.co_firstlineno}"].append(name)
 
 
@@ -254,7 +254,7 @@ def traced(cache: Path, files: Sequence[str]) -> tuple[dict[str, list[str]], dic
 
 def changed(mutant: Mutant) -> str:
     """The source of its file."""
-    source = (ROOM / mutant.file).read_text(encoding="utf-8")
+    source = (CERTIFICATE / mutant.file).read_text(encoding="utf-8")
     return source[: mutant.start] + mutant.text + source[mutant.end :]
 
 
@@ -269,7 +269,7 @@ def _pairs(one: CodeType, two: CodeType) -> Iterator[tuple[CodeType, CodeType]]:
 
 def _codes(mutant: Mutant) -> dict[CodeType, CodeType]:
     """The code of functions without a mutant, and with it. Raises ValueError where it has other inner functions."""
-    path = ROOM / mutant.file
+    path = CERTIFICATE / mutant.file
     return dict(_pairs(*(compile(text, str(path), "exec") for text in (path.read_text("utf-8"), changed(mutant)))))
 
 
@@ -283,7 +283,7 @@ def exchangeable(mutant: Mutant) -> bool:
 
 def exchange(mutant: Mutant, session: Any, items: Sequence[Any], seconds: Mapping[str, float]) -> bool:
     """Whether tests pass with a mutant of a module that is imported already."""
-    codes, path = _codes(mutant), str(ROOM / mutant.file)
+    codes, path = _codes(mutant), str(CERTIFICATE / mutant.file)
     for function in [each for each in gc.get_objects() if isinstance(each, FunctionType)]:
         if function.__code__.co_filename == path and function.__code__ in codes:
             function.__code__ = codes[function.__code__]
@@ -306,14 +306,14 @@ def entered(mutant: Mutant, entering: dict[str, list[str]], seconds: dict[str, f
 
 def _imported(mutant: Mutant, tests: Sequence[str]) -> bool:
     """The same, of a module that is imported now."""
-    sys.meta_path.insert(0, _Mutated(ROOM / mutant.file, changed(mutant)))
+    sys.meta_path.insert(0, _Mutated(CERTIFICATE / mutant.file, changed(mutant)))
     return _pytest(tests) == 0
 
 
 @click.command()
 @click.option("--sample", type=int, help="As many mutants, drawn at random; without it, all.")
 @click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--file", "files", multiple=True, help="Only of this file of the room; may be given several times.")
+@click.option("--file", "files", multiple=True, help="Only of this file; may be given several times.")
 @click.option("--tests", multiple=True, default=(TESTS,), show_default=True, help="Their folder, or some files.")
 @click.option(
     "-o",
@@ -335,7 +335,7 @@ def main(
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     entering, seconds = traced(output.with_suffix(".trace"), tests)
-    paths = [path for path in sorted(ROOM.glob("*.py")) if not files or path.name in files]
+    paths = [path for path in sorted(CERTIFICATE.glob("*.py")) if not files or path.name in files]
     found = [each for path in paths for each in mutants(path)]
     chosen = found if sample is None else Random(seed).sample(found, min(sample, len(found)))  # noqa: S311
 

@@ -76,7 +76,7 @@ ABOUT: dict[str, str] = {
 
 CONTRACT = (
     " `version` is raised when a field changes its meaning or goes away; new fields may come at any time, so readers "
-    "must ignore those that they do not know: additionalProperties is true throughout. Numbers that are infinite are "
+    "must ignore unknown ones: additionalProperties is true throughout. Numbers that are infinite are "
     "null."
 )
 
@@ -128,7 +128,7 @@ def _entries(cls: type) -> dict[str, Any]:
 
 
 def _type(hint: Any) -> Any:
-    """The type as it is written: dataclasses as models, numbers not negative, null for what is infinite."""
+    """The type in writing: dataclasses as models, numbers not negative, null for what is infinite."""
     if is_dataclass(hint):
         return model(hint)  # type: ignore[arg-type]
     if hint in (int, float):
@@ -156,7 +156,7 @@ def text(name: str) -> str:
 
 
 def _laid_out(value: Any, indent: str) -> str:
-    """JSON in which whatever fits stands on one line."""
+    """JSON in which everything that fits is on one line."""
     line, inner = json.dumps(value, ensure_ascii=False), indent + "  "
     if not isinstance(value, (dict, list)) or len(indent + line) <= _LINE:
         return line

@@ -26,10 +26,10 @@ def chosen(seconds: dict[str, float], share: float) -> list[str]:
     for test in sorted(seconds, key=lambda name: -seconds[name]):
         if left <= share * sum(seconds.values()):
             break
-        own, room = cases[test.partition("[")[0]], files[test.partition("::")[0]]
-        if len(room) > 1 and (len(own) > 1 or "[" not in test):
+        own, others = cases[test.partition("[")[0]], files[test.partition("::")[0]]
+        if len(others) > 1 and (len(own) > 1 or "[" not in test):
             own.discard(test)
-            room.discard(test)
+            others.discard(test)
             found.append(test)
             left -= seconds[test]
     return found

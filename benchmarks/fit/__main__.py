@@ -74,7 +74,7 @@ def main(
     """Fit NAME by attention heads and print the entry of the table."""
     if name == _LINE or spaced is not None:
         if write:
-            raise click.ClickException("--write takes heads with numbers of their own only")
+            raise click.ClickException("--write only takes heads with their own numbers")
         found = _line(keys, domain, step, single) if spaced is None else _in_powers(name, spaced, single, step, based)
         click.echo(json.dumps(found))
         return

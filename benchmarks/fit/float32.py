@@ -137,7 +137,7 @@ def error_at(program: Program, y: Single, expected: Array) -> float:
 def shifted(program: Program, y: Single, expected: Array) -> Program:
     """The program on the float32 grid, with each head shifted for the smallest error at the points.
 
-    The shifts tried are those that make the slope of one key 0.
+    The shifts tried make the slope of one key 0.
     """
     for index in range(len(program.heads)):
         options = [_with_head(program, index, head) for head in _shifts(program.heads[index])]

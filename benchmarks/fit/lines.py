@@ -113,7 +113,7 @@ def fit(keys: int, end: float) -> Nodes:
 
 
 def entry(keys: int, end: float, step: float, *, single: bool) -> dict[str, object]:
-    """The entry of `programs.json`, but for its arithmetic: coefficients rounded, and the error that they have."""
+    """The entry of `programs.json`, without its arithmetic: coefficients rounded, and the error that they have."""
     nodes = fit(keys, end).rounded(single=single)
     with mp.workdps(_DIGITS):
         error = nodes.largest(end)

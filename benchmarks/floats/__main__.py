@@ -1,9 +1,9 @@
 """`python -m benchmarks.floats`: what rounding adds, at every number that a pre-activation can be.
 
-Each activation of the README's table, and the heads that form `local` puts in its place, run in onnxruntime on the CPU
-at every finite number of the type; both are compared with the activation in float64. float16 and bfloat16 take seconds,
-float32 one to four minutes each. A run that is stopped goes on where it was (the state is beside the results). A row
-is measured once per pair of models, build of onnxruntime and instruction set.
+Each activation of the table in docs/programs.md, and the heads that form `local` puts in its place, run in onnxruntime
+on the CPU at every finite number of the type; both are compared with the activation in float64. float16 and bfloat16
+take seconds, float32 one to four minutes each. A run that is stopped goes on where it was (the state is beside the
+results). A row is measured once per pair of models, build of onnxruntime and instruction set.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def _numbers(values: Floats) -> NDArray[np.bool_]:
 
 
 def entries(path: Path) -> list[Entry]:
-    """The rows in a file; none if there is no file."""
+    """The rows in a file; none if it does not exist."""
     return [Entry.read(row) for row in json.loads(path.read_text(encoding="utf-8"))["rows"]] if path.exists() else []
 
 

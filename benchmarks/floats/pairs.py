@@ -62,7 +62,7 @@ def model_of(subject: Subject, kind: Kind) -> onnx.ModelProto:
 
 
 def between(model: onnx.ModelProto, kind: Kind) -> onnx.ModelProto:
-    """The part of a block between its linear operators, from y (and u) to f, whatever f is called now."""
+    """The part of a block between its linear operators, from y (and u) to f."""
     part = onnx.ModelProto()
     part.CopyFrom(model)
     graph = part.graph
@@ -106,7 +106,7 @@ def runner(part: onnx.ModelProto, provider: str = "cpu") -> Run:
 
 
 def pair(subject: Subject, kind: Kind, provider: str = "cpu") -> Pair | str:
-    """Both functions on an execution provider, or why there is no second."""
+    """Both functions on an execution provider, or why the second is missing."""
     block = model_of(subject, kind)
     report = rewrite(block, form="local", validate=False)
     if not report:

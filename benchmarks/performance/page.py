@@ -59,7 +59,7 @@ def _models(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Row]) -> Iterator[str]:
-    """One line for each model and type; figures that belong to a number of tokens stand in its order."""
+    """One line for each model and type; figures for numbers of tokens are in their order."""
     yield "| model | type | tokens | original ms | ratio | control | load s | peak MB |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     groups: dict[tuple[str, str], list[Row]] = {}

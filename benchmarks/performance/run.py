@@ -53,7 +53,7 @@ def main(
     unknown = set(only) - {each.name for each in SUBJECTS}
     if unknown:
         known = ", ".join(each.name for each in SUBJECTS)
-        raise click.UsageError(f"there is no model {', '.join(sorted(unknown))}; there are {known}")
+        raise click.UsageError(f"unknown model {', '.join(sorted(unknown))}; there are {known}")
     halves = tuple(name == "float16" for name in types) or (False, True)
     subjects = [each.quick() if quick else each for each in SUBJECTS if not only or each.name in only]
     subjects = [

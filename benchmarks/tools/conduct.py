@@ -92,19 +92,19 @@ TOOLS: dict[str, Tool] = {
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of its own for one run: the model, the file to write, and a folder for anything else."""
+    """A separate folder for one run: the model, the file to write, and a folder for anything else."""
 
     root: Path
     model: Path
 
     @property
     def out(self) -> Path:
-        """The file that the tool is asked to write."""
+        """The file that the tool should write."""
         return self.root / "out" / "out.onnx"
 
 
 def cleanly(place: Place) -> None:
-    """The model as it is."""
+    """The unchanged model."""
 
 
 def truncated(place: Place) -> None:
@@ -196,6 +196,6 @@ def _left(out: Path) -> str:
         return "kept"
     try:
         onnx.checker.check_model(onnx.load(out, load_external_data=False))
-    except Exception:  # noqa: BLE001 - whatever is wrong with it, it is no model
+    except Exception:  # noqa: BLE001 - not a model, for any reason
         return "broken"
     return "whole"

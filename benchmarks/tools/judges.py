@@ -1,4 +1,4 @@
-"""What each tool says of a wrong model: its own comparison is asked, with its defaults, and told what it needs."""
+"""What each tool says of a wrong model: its own comparison runs with its defaults and what it needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).resolve().parent
 OUT = "out.onnx"
 VOCABULARY = 128
 TOKENS = 48
-"""The length that tools are told to try, if they must or can be told one."""
+"""The length that tools get to try, if they must or can have one."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Judge:
         tool: key of its environment.
         inputs: what it runs the models on.
         rule: what it allows.
-        commands: run one after the other; the last one judges. The first word is a program of the environment.
+        commands: run in turn; the last one judges. The first word is a program of the environment.
         says: text that it prints when it objects; empty if the exit status says so.
         writes: the file it writes if it does not object; empty if it makes none.
         exported: whether it needs the PyTorch model too, and so an original that optimum exports.
@@ -219,7 +219,7 @@ def ask(judge: Judge, environments: Mapping[str, Path], pair: Pair) -> dict[str,
             raise RuntimeError(f"{judge.title}: {done.output[-2000:]}")
     done = run([str(programs / last[0]), *last[1:]], pair.folder)
     caught = judge.says in done.output if judge.says else done.status != 0
-    if done.traceback and not (judge.says and caught):  # a crash is no verdict
+    if done.traceback and not (judge.says and caught):  # a crash is not a verdict
         raise RuntimeError(f"{judge.title} did not judge: {done.output[-2000:]}")
     return {
         "caught": caught,

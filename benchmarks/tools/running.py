@@ -1,4 +1,4 @@
-"""Running a tool's command in a process of its own: its exit status, what it printed, time and memory."""
+"""Running a tool's command in a separate process: its exit status, what it printed, time and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Run:
     Attributes:
         status: exit status; negative for a signal.
         output: what it wrote to standard output and standard error.
-        cpu_seconds: user and system time of the process and of those that it waited for.
+        cpu_seconds: user and system time of the process and of its finished children.
         peak_mb: high-water mark of the resident set, 10^6 bytes.
     """
 

@@ -38,15 +38,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.attribution import Network
 from benchmarks.common import RESULTS, ROOT, print_table, write_json
-from benchmarks.replica import Replica, Sublayer
+from docs.notebooks.attribution import Network
+from docs.notebooks.replica import Replica, Sublayer
 from models.training.data import docstrings
 
 SIZES = ((16, 1), (64, 1), (160, 1), (4, 4), (16, 4), (4, 12), (5, 12))
 """Heads and width."""
 KEPT, SHUFFLED, STRICTER = ((16, 1), (64, 1)), ((64, 1),), ((64, 1),)
-"""Those that also start from the block's own neurons, are fitted to shuffled outputs, and have a stricter criterion."""
+"""Blocks that also start from their own neurons, are fitted to shuffled outputs, and have a stricter criterion."""
 _LENGTH, _WINDOWS, _TEST, _TEXTS = 48, 250, 100, 2000
 _SPAN, _TOLERANCE, _FINE = 100, 1e-2, 1e-4
 """A fit has converged when _SPAN iterations took less than _TOLERANCE off its error, or when that is below _FINE."""

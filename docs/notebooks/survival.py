@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, dropout
 
-from benchmarks.attribution import Network
 from benchmarks.common import print_table, write_json
-from benchmarks.replica import LayerNorm, Replica
+from docs.notebooks.attribution import Network
 from docs.notebooks.exchange import decoder_command, windows
+from docs.notebooks.replica import LayerNorm, Replica
 
 LENGTH, FRESH = 16, 96
 """T, and how many windows are fresh."""

@@ -47,7 +47,7 @@ EXPERTS: tuple[Entry, ...] = (
     _experts(
         "qwen2-moe",
         "Qwen2Moe",
-        "as in Qwen2 MoE: a shared expert with a gate of its own beside the routed ones",
+        "as in Qwen2 MoE: a shared expert with its own gate beside the routed ones",
         dense=layers,
         num_experts=4,
         moe_intermediate_size=24,

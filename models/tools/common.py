@@ -130,7 +130,7 @@ def topological(nodes: list[onnx.NodeProto], graph: onnx.GraphProto) -> list[onn
 
 
 def _reads(node: onnx.NodeProto) -> Iterable[str]:
-    """The tensors that a node reads, including those that its subgraphs capture."""
+    """The tensors that a node reads, including captures of its subgraphs."""
     yield from node.input
     for attribute in node.attribute:
         if attribute.g.node:

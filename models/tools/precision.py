@@ -134,7 +134,7 @@ def static_qdq(quant_format: str, *, linear_only: bool = True) -> Callable[[Path
 
 
 def _lost_relu(source: onnx.ModelProto, result: onnx.ModelProto) -> bool:
-    """Whether operators on integers took the place of a Relu, without one whose smallest number stands for 0."""
+    """Whether operators on integers took the place of a Relu, without one whose smallest number represents 0."""
     zeros = {tensor.name: numpy_helper.to_array(tensor) for tensor in result.graph.initializer if not tensor.dims}
     lowest = {name for name, zero in zeros.items() if zero.dtype.kind in "iu" and zero == np.iinfo(zero.dtype).min}
     products = ("QLinearMatMul", "QGemm", "QLinearAdd")

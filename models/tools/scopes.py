@@ -107,7 +107,7 @@ def functions(*, shared: bool) -> Callable[[Path, Path, Hints], None]:
 
     Args:
         shared: layers with the same nodes call one function, and weights are its inputs. Otherwise each layer has a
-            function of its own that holds its weights as Constant nodes.
+            separate function that holds its weights as Constant nodes.
     """
 
     def run(source: Path, target: Path, _: Hints) -> None:

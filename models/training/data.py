@@ -64,7 +64,7 @@ def repeated_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Random tokens that repeat with a random period, and where the next token is known, [batch, length], without end.
 
-    Each sequence has a period of its own between the two `periods`, so no fixed distance predicts the next token.
+    Each sequence has its own period between the two `periods`, so no fixed distance predicts the next token.
     """
     places = torch.arange(length)
     least, most = periods

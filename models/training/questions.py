@@ -67,7 +67,7 @@ class Prompt:
     """One question.
 
     Attributes:
-        text: what is asked.
+        text: the question.
         corrupted: the same with one word changed.
         right: what follows `text`; for encoders what means the same.
         wrong: what does not; for encoders what means the same as `corrupted`.

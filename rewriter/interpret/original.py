@@ -178,7 +178,7 @@ def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[At
         if index in made:
             continue
         try:
-            if key_of(node) == ("", "Softmax"):
+            if key_of(node) == ("", "Softmax") or node.op_type == "QLinearSoftmax":
                 found += _around_softmax(tracer, index, node)
             elif node.op_type == "MatMul":
                 _require_softmax(tracer, node)

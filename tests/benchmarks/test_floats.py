@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.floats import __main__ as command
-from benchmarks.floats import readme
+from benchmarks.floats import report
 from benchmarks.floats.atlas import Entry, Source
 from benchmarks.floats.errors import KINDS, Errors, Floats
 from benchmarks.floats.pairs import Pair, Run, pair
@@ -39,9 +39,6 @@ def entry(name: str, given: Pair, kind: str = "float16", *, blocks: int | None =
 def call(one: Run | str) -> Run:
     assert not isinstance(one, str)
     return one
-
-
-# -- against a plain evaluation ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "domain", "inside"), [("SiLU", None, 63488), ("SwiGLU", 512.0, 49154)])
@@ -76,11 +73,8 @@ def _spacing(f: Doubles) -> Doubles:
     return exponents
 
 
-# -- planted errors ----------------------------------------------------------------------------------------------------
-
-
 def planted(one: Run, at: float, change: float) -> Run:
-    """The same, but for a change at one number."""
+    """The same with a change at one number."""
 
     def wrong(y: Floats) -> Floats:
         values = one(y)
@@ -105,9 +99,6 @@ def test_an_error_at_a_single_float_is_found(kind: str, at: float, change: float
     assert power not in right.rewritten.powers
 
 
-# -- the committed results ---------------------------------------------------------------------------------------------
-
-
 def test_committed_rows_are_complete() -> None:
     finite = {"float16": 63488, "bfloat16": 65280, "float32": 2**32 - 2**24}
     for row in RESULTS["rows"]:
@@ -124,9 +115,6 @@ def test_committed_rows_are_complete() -> None:
     }
 
 
-def test_the_readme_says_what_was_measured() -> None:
-    """`python -m benchmarks.floats.readme` writes it."""
-    text = (readme._ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.made(text, RESULTS) == text
-    assert json.loads(readme.FLOATS.read_text(encoding="utf-8")) == readme.errors(RESULTS)
-    assert {name for row in readme.ROWS.values() for part in row for name in part} == set(SUBJECTS)
+def test_reports_have_what_was_measured() -> None:
+    """`python -m benchmarks.floats.report` writes it."""
+    assert json.loads(report.FLOATS.read_text(encoding="utf-8")) == report.errors(RESULTS)

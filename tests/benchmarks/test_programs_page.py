@@ -5,22 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from benchmarks import programs_page, providers
-from benchmarks.program_figures import (
-    FAR,
-    example,
-    points,
-    portraits,
-)
-from passes.programs.activations import ACTIVATIONS
+from benchmarks.program_figures import portraits
 
 PAGE = programs_page.PAGE.read_text(encoding="utf-8")
-MEASURED = re.compile(r"([^|]+) \| ([^|]+) \|$")
-NAMES = tuple(portraits())
 
 
 def part(text: str, name: str) -> list[str]:
@@ -29,47 +20,12 @@ def part(text: str, name: str) -> list[str]:
     return found[1].splitlines()
 
 
-def row(name: str) -> str:
-    (found,) = (line for line in part(PAGE, "table") if re.match(rf"\| \[?{name}\]?[ (]", line))
-    return found
-
-
-def test_every_activation_stands_in_the_page() -> None:
-    for entry in ACTIVATIONS:
-        assert ("fitted while planning" in row(entry.name)) == (entry.program is None)
-        assert sum(line.startswith(f"| {entry.name} |") for line in part(PAGE, "gates")) == 1
-        assert (f"### {entry.name}" in part(PAGE, "gallery")) == (entry.program is not None)
-
-
 def test_the_committed_page_is_what_the_generator_gives() -> None:
-    """All but what is measured, which may differ in the last bits from one processor to another."""
-    again = programs_page.page(PAGE)
-    outside = programs_page._PART.sub(r"\1\3", PAGE)
-    assert programs_page._PART.sub(r"\1\3", again) == outside
-    for name in ("gates", "gallery"):
-        assert part(again, name) == part(PAGE, name)
-    for now, then in zip(part(again, "table"), part(PAGE, "table"), strict=True):
-        assert MEASURED.sub("", now) == MEASURED.sub("", then)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_what_the_page_says_was_measured(name: str) -> None:
-    columns = [column.strip(" *") for column in row(name).split(" | ")]
-    stated, stated32 = float(columns[-2]), float(columns[-1].rstrip("| *"))
-    one = portraits()[name]
-    y = points(one.program, FAR)
-    truth = one.entry.function(y, example(one.entry))
-    error = np.abs(one.program.evaluate(y) - truth) / np.maximum(1.0, np.abs(truth))
-    assert one.error == error.max()
-    # The page rounds up to two digits, which is a tenth at most. What is left below the second bounds is rounding, of
-    # differences in float64 and of float32, which differ between processors.
-    assert stated == pytest.approx(one.error, rel=0.1, abs=5e-10)
-    assert stated32 == pytest.approx(one.error32, rel=0.1, abs=2e-8)
-    assert one.error <= 1.001 * one.program.max_error + one.program.rounding
+    assert programs_page.page(PAGE) == PAGE
 
 
 def test_no_drawing_is_left_over() -> None:
-    assert {path.stem for path in programs_page.FIGURES.glob("*.svg")} == set(NAMES)
+    assert {path.stem for path in programs_page.FIGURES.glob("*.svg")} == set(portraits())
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +40,7 @@ def test_kinds_of_nodes_are_what_the_emitters_give(
     monkeypatch.setattr(providers, "emitted", lambda: kinds)
     assert CliRunner().invoke(providers.main, ["--check"]).exit_code == 0
     path = tmp_path / "page.md"
-    path.write_text(providers.PAGE.read_text(encoding="utf-8").replace("| Exp |", "| Log |"), encoding="utf-8")
+    path.write_text(providers.PAGE.read_text(encoding="utf-8").replace("**Exp**", "**Log**"), encoding="utf-8")
     result = CliRunner().invoke(providers.main, ["--check", "--page", str(path)])
     assert result.exit_code == 1
     assert "run python -m benchmarks.providers" in result.output

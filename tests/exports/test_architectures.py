@@ -71,9 +71,8 @@ def check_signature(before: onnx.ModelProto, after: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize(("entry", "exporter"), [*cases("converted"), *cases("gated")])
 def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Export, tmp_path: Path) -> None:
-    """Gated ones in one sublayer with value u, in the model's own precision."""
     path, out = export(entry.name, exporter, "fp32"), tmp_path / "out.onnx"
-    # Positions fix sizes that optimum declares dynamic: inputs are those that the model is found to accept.
+    # Positions fix sizes that optimum declares dynamic: inputs are the ones that the model turns out to accept.
     report: Any = rewrite(path, out, inputs=None if entry.name.endswith("-optimum") else every_input(path))
     check(report, entry, may_lack=has_no_ratio(path, entry))
     before, after = onnx.load(path), onnx.load(out)
@@ -92,7 +91,6 @@ def test_all_blocks_are_converted(entry: Entry, exporter: Exporter, export: Expo
 
 @pytest.mark.parametrize(("entry", "exporter"), cases("no blocks"))
 def test_architecture_without_mlp_blocks(entry: Entry, exporter: Exporter, export: Export) -> None:
-    """Feed-forwards with a spatial convolution inside: seen, and left with the reason."""
     report = rewrite(export(entry.name, exporter, "fp32"))
     assert report.exit_status is ExitStatus.NOTHING_TO_CONVERT
     assert report.left

@@ -10,14 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from models.cells import QUICK, SAMPLE, Job, jobs
-from models.coverage import UNMENTIONED, Outcome, run_job
-from models.entry import EXPORTERS
-from models.extra import GROUPS, extras
-from models.matrix import GROUPS as TITLES
-from models.matrix import totals, write
-from models.registry import ENTRIES
-from rewriter.errors import UsageError
+from models.cells import Job, jobs
+from models.coverage import UNMENTIONED, run_job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,43 +55,6 @@ def test_every_block_is_found_and_none_wrongly(job: Job) -> None:
         assert outcome.refused or outcome.proved or job.dtype == "bf16" or not outcome.exist, outcome
         assert outcome.found <= outcome.attention, outcome
         assert UNMENTIONED not in outcome.lost, outcome
-
-
-def test_the_matrix_is_as_large_as_promised() -> None:
-    cells = [(job, variant) for job in jobs(quick=False) for variant in ("", *job.variants)]
-    assert len(cells) == len(set(cells)) > 1000
-    assert len({job.entry for job in jobs(quick=False)}) >= 45
-    assert {job.exporter for job in jobs(quick=False) if job.opset} == set(EXPORTERS)
-    names = {entry.name for entry in ENTRIES}
-    assert {*SAMPLE, *QUICK} <= names
-    assert len({job.name for job in jobs(quick=False)}) == len(jobs(quick=False))
-    assert set(GROUPS) <= set(TITLES)
-    assert names.isdisjoint(extras())
-
-
-def test_a_missed_block_is_counted_and_explained(tmp_path: Path) -> None:
-    job = Job("bert", "torchscript", 17, "fp32", "exports")
-    reasons = ("MatMul -> ? -> MatMul: why (Erf 'x')",)
-    lost = ("attention at Softmax 'y': what (Add 'z')",)
-    outcome = Outcome(job, "", "exports", exist=2, converted=1, missed=reasons, attention=3, found=2, lost=lost)
-    assert not outcome.complete
-    assert totals([outcome])["missed"] == 1
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- made by python -m models coverage -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
-    (tmp_path / "tables").mkdir()
-    write(page, [outcome], "command")
-    text = (tmp_path / "tables" / "coverage.txt").read_text(encoding="utf-8")
-    assert "| **1/2, heads 2/3, 0 wrong** |" in text
-    assert "- 1 files, first bert, torchscript 17 fp32: attention at Softmax ...: what (Add ...)" in text
-    assert "  - MatMul -> ? -> MatMul: why (Erf 'x')" in text
-    mended = page.read_text(encoding="utf-8")
-    assert "old" not in mended
-    numbers = (1, 2, 1, 1, 0, 0, 0, 0, 0, 0, 3, 2, 1, 0)
-    assert f"| **total** | {' | '.join(f'**{number}**' for number in numbers)} |" in mended
-    assert mended.startswith("before\n")
-    assert mended.endswith("<!-- end -->\nafter\n")
-    with pytest.raises(UsageError, match="no place for the totals"):
-        write(tmp_path / "tables" / "coverage.txt", [outcome], "command")
 
 
 def test_the_committed_page_is_that_of_the_tables() -> None:

@@ -58,9 +58,6 @@ def test_float16(name: str, export: Export) -> None:
     check(export(name, "torchscript", "fp16"), 1.5, form="masked")
 
 
-# -- form whole ------------------------------------------------------------------------------------------------------
-
-
 @EACH_EXPORTER
 @pytest.mark.parametrize("name", WHOLE)
 def test_the_network_is_that_of_the_theorems(name: str, exporter: str, export: Export) -> None:
@@ -79,7 +76,6 @@ def test_the_proof_passes(name: str, exporter: str, allowed: float, export: Expo
 
 @pytest.mark.parametrize(("name", "exporter"), FURTHER)
 def test_the_network_is_the_same_function(name: str, exporter: str, export: Export) -> None:
-    """In float64 numpy that shares nothing with the proof, on generated inputs of several sizes."""
     model = onnx.load(export(name, exporter))
     plan = make_plan(model, Options(form="whole", forms=FormOptions(max_tokens=64)))
     assert len(plan.conversions) == 2, plan.left
@@ -99,13 +95,12 @@ def test_form_whole_refuses_a_cache(exporter: str, export: Export) -> None:
 
 
 # -- GPT-NeoX, the sixth architecture of tests.passes.test_networks ----------------------------------------------------
-# Attention and MLP stand in parallel on one stream, a quarter of the queries is rotated, GELU is written with erf.
+# Attention and MLP are parallel on one stream, a quarter of the queries is rotated, GELU is written with erf.
 
 
 @pytest.mark.parametrize("form", ALL_FORMS)
 @EACH_EXPORTER
 def test_gpt_neox_is_the_network_of_the_theorems(exporter: str, form: str, export: Export) -> None:
-    """In float64, and in float32 evaluated in float64; it computes the original, as accurately."""
     single = without_padding(onnx.load(export("pythia", exporter)))
     double = in_float64(single)
     assert largest_difference(double, "pythia", form) <= BOUND

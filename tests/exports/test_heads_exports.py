@@ -175,7 +175,6 @@ def test_attributions_add_up(name: str, exporter: Exporter, export: Export) -> N
 
 @pytest.mark.parametrize(("name", "exporter"), CASES)
 def test_scores_and_pre_activations_are_sums(name: str, exporter: Exporter, export: Export) -> None:
-    """With rotations, grouped keys, position biases and other sequences, to the last digits of the file."""
     path = export(name, exporter, "fp32")
     for named in heads(path).sublayers[-2 if name not in ("t5", "whisper") else -3 :]:
         found = why(path, inputs_of(onnx.load(path)), f"{named.name}[1]", query=3)
@@ -184,7 +183,6 @@ def test_scores_and_pre_activations_are_sums(name: str, exporter: Exporter, expo
 
 
 def test_what_onnxruntimes_optimiser_makes(export: Export, tmp_path: Path) -> None:
-    """Packed attention, embeddings and norms of sums as operators: the same heads, which write the same."""
     from onnxruntime.transformers.optimizer import optimize_model
 
     path, made = export("bert", "torchscript", "fp32"), tmp_path / "optimised.onnx"

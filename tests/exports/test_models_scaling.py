@@ -18,7 +18,6 @@ RANDOM = [
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_spread_and_outliers(name: str) -> None:
-    """Of the inputs of MLP activation functions, on other inputs than those of the calibration."""
     from models.build import build, example_inputs
     from models.scaling import watch_activations
 

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(
         any(importlib.util.find_spec(name) is None for name in ("nbclient", "ipykernel", "matplotlib", "tokenizers")),
         reason="needs the extra notebooks",
-    ),
+    )
 ]
 
 

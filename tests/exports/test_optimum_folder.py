@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("optimum.onnxruntime", reason="needs optimum-onnx, which wants an environment of its own")
+pytest.importorskip("optimum.onnxruntime", reason="needs optimum-onnx, which needs a separate environment")
 import torch
 
 from rewriter import ExitStatus, FolderReport, rewrite

@@ -19,10 +19,7 @@ from tests.headmath import neuron_pattern, neurons_write, wide
 pytest.importorskip("transformer_lens")
 from rewriter.adapters.transformer_lens import MlpHeads, with_mlp_heads
 
-pytestmark = [
-    pytest.mark.exports,
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.exports, pytest.mark.filterwarnings("ignore")]
 
 Array = NDArray[Any]
 

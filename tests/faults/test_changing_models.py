@@ -103,7 +103,7 @@ def _converted(source: Path, out: Path, moment: int, change: Callable[[Path], ob
 
 
 def _forked(run: Callable[[], int]) -> int:
-    """The status of a run in a process of its own; negative for a signal."""
+    """The status of a run in a separate process; negative for a signal."""
     child = os.fork()
     if not child:
         faulthandler.disable()  # pytest's, which would say where the signal came

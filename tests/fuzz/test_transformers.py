@@ -1,9 +1,8 @@
-"""Random transformers: every MLP is seen, and what is made of it is the same function, by the oracle of the tests."""
+"""Random transformers: every MLP is found, and its heads are the same function by the oracle of the tests."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -22,14 +21,13 @@ from tests.changes import maker
 from tests.conftest import slow
 from tests.oracle import evaluate
 from tools.fuzz.random_transformers import Transformer, transformer
-from tools.fuzz.trial import ALARM, WRONG, a_way, tried_transformer, unproved
+from tools.fuzz.trial import WRONG, a_way, tried_transformer, unproved
 
 DRAWN = partial(settings, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SEEDS = st.randoms(use_true_random=False)
 
 
 def test_what_is_drawn() -> None:
-    """Everything that can be drawn is, and the oracle computes what onnxruntime does."""
     drawn = [transformer(Random(number)) for number in range(60)]  # noqa: S311 - not for secrets
     told = " ".join(word for each in drawn for word in each.drawn)
     for word in ("float,", "double", "float16", "rank 2", "rank 3", "gate", "causal", "linear", "side by side"):
@@ -78,23 +76,6 @@ def test_another_function_is_a_finding(form: str, monkeypatch: pytest.MonkeyPatc
     assert "differs by 2, more than 0.0001" in outcome.message
 
 
-def test_a_failed_proof_of_the_same_function_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(model: onnx.ModelProto, **options: Any) -> Report:
-        report = rewrite(model, **options)
-        if not options["validate"]:
-            return report
-        return replace(
-            report,
-            exit_status=ExitStatus.VALIDATION_FAILED,
-            proof=replace(report.validation, failures=("for nothing",)),
-        )
-
-    monkeypatch.setattr("tools.fuzz.trial.rewrite", failing)
-    outcome = tried_transformer(_plain(), {"command": "rewrite", "validate": True}, 0)
-    assert outcome.status == ALARM
-    assert "and fails the proof: for nothing" in outcome.message
-
-
 MENDED = {
     (100000, "local"): "a norm amplifies rounding, of which two models of float32 show more or less by chance",
     (100016, "local"): "float16, the square root of 2 computed by a node",
@@ -113,7 +94,6 @@ def test_right_transformers_pass_the_proof(seed: int | str, form: str) -> None:
 
 
 @slow
-@pytest.mark.xfail(strict=False, reason="compact: some right rows whose width is not inferred are refused")
 @DRAWN(max_examples=60)
 @given(SEEDS)
 def test_any_right_transformer_passes_the_proof(rng: Random) -> None:
@@ -124,7 +104,6 @@ def test_any_right_transformer_passes_the_proof(rng: Random) -> None:
 
 @slow
 def test_inputs_that_leave_a_domain_are_told_from_another_function() -> None:
-    """Pre-activations of a gate grow beyond its domain on inputs of the fuzzer, not on those of the proof."""
     rng = Random("7700/1033")  # noqa: S311 - not for secrets
     drawn = transformer(rng)
     assert tried_transformer(drawn, {"command": "rewrite", "form": "local", "scope": "all"}, 1033).status == 0

@@ -97,19 +97,6 @@ class TestTraining:
         assert len(heads(tmp_path / "induction.onnx").sublayers) == 4
         assert [path.name for path in tmp_path.iterdir()] == ["induction.onnx"]
 
-    def test_repeats(self) -> None:
-        torch = pytest.importorskip("torch")
-        from models.training.data import repeated_batches
-
-        tokens, known = next(repeated_batches(64, 200, 30, (4, 9), torch.Generator().manual_seed(0)))
-        periods = set()
-        for row, told in zip(tokens.numpy(), known.numpy(), strict=True):
-            period = int(told.argmax())
-            periods.add(period)
-            assert told.tolist() == [False] * period + [True] * (30 - period)
-            np.testing.assert_array_equal(row[period:], row[:-period])
-        assert periods == set(range(4, 10))
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from models.registry import COMMITTED, ENTRIES, Committed, get
-from models.tools.optimisers import MODEL_TYPES
-from models.variants import VARIANTS, Hints, Refused, Variant, get_variant, make_variant
+from models.registry import COMMITTED, Committed, get
+from models.variants import VARIANTS, Hints, Variant, get_variant, make_variant
 from rewriter import rewrite
 from tests.committed import FOLDER
 from tests.conftest import slow
@@ -28,13 +27,6 @@ def each_file(committed: Committed) -> str:
 
 def each_variant(variant: Variant) -> str:
     return variant.name
-
-
-def test_names_are_unique_and_known() -> None:
-    names = [variant.name for variant in VARIANTS]
-    assert len(set(names)) == len(names)
-    assert get_variant("onnxsim").requires == ("onnxsim",)
-    assert set(MODEL_TYPES) <= {entry.name for entry in ENTRIES}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -70,19 +62,3 @@ def test_a_variant_is_converted_and_proved(name: str, tmp_path: Path) -> None:
     report = rewrite(target, tmp_path / "rewritten.onnx", providers=("cpu",))
     assert report.validation.passed
     assert len(report.converted) == 2 * get_variant(name).copies
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("ort-transformers", "no model type for this architecture"),
-        ("opset-18", "the model has this opset already"),
-        ("int4-qdq", "4-bit DequantizeLinear needs opset 21"),
-        ("opset-9", "onnx's version converter: "),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")
-def test_a_refusal_has_a_reason(name: str, reason: str, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
-    with pytest.raises(Refused, match=reason):
-        make_variant(get_variant(name), FOLDER / "gated-decoder.onnx", tmp_path / "model.onnx", Hints("llama", 4, 32))

@@ -119,20 +119,6 @@ def test_what_a_second_run_leaves_stays_in_the_plan() -> None:
     assert already(second) == ["silu", "silu"]
 
 
-def test_inspect_counts_them(
-    capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rewriter.cli import run
-
-    monkeypatch.setenv("COLUMNS", "200")
-    onnx.save(made(FOLDER / "silu-decoder.onnx"), tmp_path / "made.onnx")
-    assert run(["inspect", str(tmp_path / "made.onnx")]) == 3
-    assert "2 MLPs are attention already: silu" in capsys.readouterr().out
-
-
-# -- without a plan -------------------------------------------------------------------------------------------------
-
-
 def test_a_file_without_its_metadata_is_a_model_like_any_other() -> None:
     bare = made(FOLDER / "silu-decoder.onnx")
     del bare.metadata_props[:]
@@ -146,9 +132,6 @@ def test_metadata_of_nodes_say_nothing() -> None:
         node.metadata_props.add(key="attnonly.block", value="mlp")
     assert inspect(model).accounting.purity != ""
     assert len(make_plan(model, Options()).conversions) == 1
-
-
-# -- heads of a rewritten file are those of its original ---------------------------------------------------------------
 
 
 def same(found: HeadIndex, expected: HeadIndex, part: str = "") -> None:
@@ -192,9 +175,6 @@ def test_runs_edits_and_attribution_refuse_form_whole() -> None:
         attribute(whole, fed, logit=0)
     with pytest.raises(UsageError, match="fold_ln does not work on a file of form whole"):
         heads(whole, fold_ln=True)
-
-
-# -- false plans -------------------------------------------------------------------------------------------------------
 
 
 W1 = "for each in (block['projections']['query'], block['projections']['value']): each"

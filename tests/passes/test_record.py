@@ -73,17 +73,7 @@ def test_it_says_what_was_planned(file: str, form: str) -> None:
             assert block.projections.result == conversion.projections.result
 
 
-def test_numbers_are_exact() -> None:
-    """1.2345678 is no number that a few digits state."""
-    model = mlp("k = Mul(y, $1.2345678) s = Sigmoid(k) h = Mul(y, s)")
-    (planned,) = make_plan(model, Options()).conversions
-    (block,) = record_of(made(model)).blocks
-    assert block.parameters == planned.block.identified.parameters
-    assert abs(block.parameters[0] - 1.2345678) < 1e-7
-
-
 def test_fitted_heads_are_in_it() -> None:
-    """Nothing else says which heads were fitted to a function without a name."""
     model = mlp("t = Tanh(y) s = Sigmoid(t) h = Mul(y, s)")
     (block,) = record_of(made(model, domain=4.0, accuracy=1e-3)).blocks
     assert (block.activation, block.parameters, block.program.domain) == ("f", (), 4.0)
@@ -95,9 +85,6 @@ def test_other_metadata_stays() -> None:
     model.metadata_props.add(key="licence", value="none")
     assert [entry.key for entry in made(model).metadata_props] == ["licence", KEY]
     assert read_record(model) is None
-
-
-# -- hostile plans ------------------------------------------------------------------------------------------------
 
 
 DAMAGE = (

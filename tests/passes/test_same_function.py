@@ -23,8 +23,6 @@ GATE = 2e-14
 """`EMITTED` for gates, differences of two weights scaled by 4 (float32) or 128 (float16); 9.2e-15 was measured."""
 
 
-# -- the same function, as accurate -------------------------------------------------------------------------------
-
 UNFITTED = {"softplus", "softsign"}
 
 
@@ -127,9 +125,6 @@ def test_gate_as_product_where_the_product_comes_first() -> None:
     assert conversion.block.identified.label == "sigmoid"
 
 
-# -- the whole way ------------------------------------------------------------------------------------------------
-
-
 def test_one_of_each_is_proved() -> None:
     proved(mlp(SILU))
     proved(mlp(ERF_GELU, elem="float16"))
@@ -139,7 +134,7 @@ def test_one_of_each_is_proved() -> None:
 
 
 def _proved() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Text, options of `mlp` and of `rewrite`: all that is the same function above."""
+    """Text, options of `mlp` and of `rewrite`: everything that is the same function above."""
     yield from ((*row.values, {}) for row in _spellings())
     yield from ((text, {**options, "elem": "float16"}, {}) for _, text, options in PROGRAMS)
     yield from ((text, {**options, "elem": "double"}, {}) for _, text, options in IN_DOUBLE)

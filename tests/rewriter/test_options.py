@@ -140,12 +140,7 @@ def test_choices_are_the_keys_of_the_forms() -> None:
     assert tuple(FORMS) == FORM_NAMES
 
 
-@pytest.mark.parametrize(
-    ("form", "given", "words"),
-    [
-        ("maskless", {"head_dim": 8}, "head dim is for form staged"),
-    ],
-)
+@pytest.mark.parametrize(("form", "given", "words"), [("maskless", {"head_dim": 8}, "head dim is for form staged")])
 def test_options_that_change_nothing_are_refused(form: str, given: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         rewrite(mlp(SILU), form=form, dry_run=True, **given)

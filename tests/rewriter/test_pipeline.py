@@ -77,9 +77,6 @@ def test_heads_that_are_not_there_break_a_promise(monkeypatch: pytest.MonkeyPatc
         run_passes(pipeline(Options()), unit_of(mlp(SILU)))
 
 
-# -- passes of one's own ---------------------------------------------------------------------------------------------
-
-
 def drop_identities(model: onnx.ModelProto) -> None:
     """Readers of an Identity read its operand."""
     for node in [each for each in model.graph.node if each.op_type == "Identity"]:

@@ -24,11 +24,8 @@ def value(expression: str, **names: Any) -> Any:
     return changes.value(expression, **_AT_HAND, **names)
 
 
-# -- the original's ---------------------------------------------------------------------------------------------------
-
-
 def operand(plan: Plan, which: str, block: int) -> str:
-    """The name of `W1`, `b1`, `W2` or `b2` of one block, told by its rank: exporters put biases on either side."""
+    """The name of `W1`, `b1`, `W2` or `b2` of one block, found by its rank: exporters put biases on either side."""
     found, view = plan.conversions[block].block, plan.views[0]
     (operator, *_) = found.first if which.endswith("1") else found.second
     node = view.nodes[operator.node]
@@ -59,9 +56,6 @@ def drop_residual(model: onnx.ModelProto) -> None:
     del last.input[0]
 
 
-# -- models ----------------------------------------------------------------------------------------------------------
-
-
 def strip(model: onnx.ModelProto) -> None:
     """Everything lost that no runtime reads."""
     del model.metadata_props[:]
@@ -84,9 +78,6 @@ def unuse_heads(model: onnx.ModelProto, plan: Plan) -> None:
     set_nodes(model.graph.node, [*model.graph.node[:place], *back, *model.graph.node[place:]])
     known = {tensor.name for tensor in model.graph.initializer}
     model.graph.initializer.extend(tensor for tensor in plan.model.graph.initializer if tensor.name not in known)
-
-
-# -- files -----------------------------------------------------------------------------------------------------------
 
 
 def largest(model: onnx.ModelProto) -> onnx.TensorProto:
@@ -112,7 +103,7 @@ def shift_external(model: onnx.ModelProto) -> None:
 
 
 def exchange_external(model: onnx.ModelProto) -> None:
-    """Two weights of the same shape read each other's external data."""
+    """Two weights of the same shape exchange their external data."""
     by_shape: dict[tuple[int, ...], onnx.TensorProto] = {}
     for tensor in model.graph.initializer:
         other = by_shape.setdefault(tuple(tensor.dims), tensor)
@@ -121,9 +112,6 @@ def exchange_external(model: onnx.ModelProto) -> None:
             other.name, tensor.name = name, other.name
             return
     raise SabotageError("no two weights of the same shape")
-
-
-# -- plans and programs ----------------------------------------------------------------------------------------------
 
 
 def first_only(plan: Plan) -> onnx.ModelProto:

@@ -81,9 +81,6 @@ def _edit(model: onnx.ModelProto, plan: Plan, place: str, at: str, what: str) ->
         raise SabotageError("the edit changed nothing")
 
 
-# -- the rewritten model ---------------------------------------------------------------------------------------------
-
-
 def _heads(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
     """In the text `y` and `u` are pre-activation and value.
 
@@ -137,8 +134,6 @@ _EDITS: Mapping[str, Callable[[onnx.ModelProto, Plan, str, str], None]] = {
     "nth": _nth,
     "model": _model,
 }
-
-# -- other parts -----------------------------------------------------------------------------------------------------
 
 
 def _instead(_: Part, __: str, what: str) -> Part:
@@ -196,8 +191,6 @@ _OTHER_PARTS: Mapping[str, tuple[str, Callable[[Part, str, str], Part]]] = {
     "file": ("serialise", _file),
 }
 
-# -- text in the place of a tensor -----------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Place:
@@ -215,11 +208,7 @@ class Place:
 
 
 def places(model: onnx.ModelProto, pattern: str) -> list[Place]:
-    """Where tensors are made whose names match.
-
-    Raises:
-        SabotageError: nowhere.
-    """
+    """Where tensors are made whose names match."""
     found = [
         Place(nodes, index, slot, function)
         for nodes, function in _scopes(model)

@@ -76,11 +76,7 @@ class Attempt:
 
 
 def attempt(model: Path, options: Mapping[str, Any], patch: Patch) -> Attempt:
-    """Rewrite `model` with parts of the rewriter replaced.
-
-    Raises:
-        SabotageError: the wrong part never ran, or found nothing to change.
-    """
+    """Rewrite `model` with parts of the rewriter replaced."""
     saved: list[bytes] = []
     planned: list[tuple[str, ...]] = [()]
     used: set[str] = set()

@@ -52,8 +52,6 @@ def on(*models: str, **options: Any) -> tuple[Subject, ...]:
     return tuple(Subject(model, options) for model in models)
 
 
-# -- small models ----------------------------------------------------------------------------------------------------
-
 SWIGLU = "u = MatMul(x, V1) s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
 _OTHER = "f2 = MatMul(z, V1) y2 = Add(f2, c1) s2 = Sigmoid(y2) h2 = Mul(s2, y2) out = MatMul(h2, W2)"
 _TWO_OUTPUTS = "float[batch, tokens, 4] out, float[batch, tokens, 4] more"

@@ -114,7 +114,7 @@ def _read(row: list[str], expected: str) -> Iterator[Sabotage]:
 
 
 def _spelled_out(text: str) -> str:
-    """A text with the words in braces, `{rolled: 2}`, replaced by what they stand for."""
+    """A text with the words in braces, `{rolled: 2}`, replaced by their meaning."""
 
     def meaning(match: re.Match[str]) -> str:
         word, _, arguments = match[1].partition(": ")

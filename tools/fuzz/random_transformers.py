@@ -35,9 +35,9 @@ class Transformer:
 
     Attributes:
         model: inputs `x`, and `taken` if a branch depends on it; outputs `out`, and perhaps a tensor from inside.
-        mlps: how many MLPs stand in it, gated ones included.
+        mlps: its number of MLPs, gated ones included.
         rank: of `x`: [tokens, width] or [batch, tokens, width].
-        drawn: what it is made of, in words.
+        drawn: its parts, in words.
     """
 
     model: onnx.ModelProto
@@ -103,7 +103,7 @@ class _Writer:
     """Whether weights are nodes, as a function needs them."""
 
     def body(self, *, constants: bool) -> _Writer:
-        """A writer of a body: weights that are no nodes stand in the main graph or in the body."""
+        """A writer of a body: weights other than nodes are in the main graph or in the body."""
         around = self.rng.random() < 0.5 and not constants
         weights = self.weights if around else []
         return _Writer(
@@ -263,7 +263,7 @@ _SUBLAYERS = {"mlp": _mlp, "gated": _gated, "attention": _attention, "linear": _
 
 
 def _activation(writer: _Writer, y: str, name: str, text: str) -> str:
-    """The nodes of a spelling, under names of their own."""
+    """The nodes of a spelling, with separate names."""
     if name == "mask" and writer.elem != "float":
         text = "h = Relu(y)"  # a Cast to float32
     stated = "float[n] y"

@@ -35,7 +35,7 @@ UNSOUND, WRONG, MISSED, ALARM = 71, 72, 73, 74
 """Statuses of trials that no command ends with: as said above."""
 
 _FAR = 0.05
-"""Difference of a damaged model and its rewrite, over the largest output, from which on the proof is asked. Damage may
+"""Difference of a damaged model and its rewrite, over the largest output, from which on the proof decides. Damage may
 take pre-activations out of the range of a program, and quantised models are this far apart by rounding."""
 
 _AMPLIFIED = 100.0
@@ -178,7 +178,7 @@ def _compared(drawn: Transformer, way: Way, seed: int) -> int:
     # A program that holds on a domain is proved on the inputs of the proof, as a note says: on these it must fail.
     if not believed and not _leaves_a_domain(model, feeds, options):
         raise _FindingError(WRONG, f"passes the proof, and differs by {gap:.2g}, more than {bound:g}")
-    # What advises an option is no alarm: a program that holds on a domain, and a certificate that grows on the way.
+    # Advice of an option is not an alarm: a program that holds on a domain, and a certificate that grows on the way.
     if gap <= bound and failures and not any(option in failures[0] for option in ("--option domain", "--accuracy")):
         raise _FindingError(ALARM, f"differs by {gap:.2g}, and fails the proof: {failures[0]}")
     return int(report.exit_status)

@@ -84,7 +84,7 @@ def wrong_contents(wheel: Path, source: Path) -> list[str]:
     names = set(zipfile.ZipFile(wheel).namelist())
     surplus = sorted(f"{name} is in it" for name in names if not DATA.fullmatch(name))
     sources = {
-        str(path.relative_to(source)) for room in ("rewriter", "passes") for path in (source / room).rglob("*.py")
+        str(path.relative_to(source)) for package in ("rewriter", "passes") for path in (source / package).rglob("*.py")
     }
     return surplus + sorted(f"{name} is missing" for name in {*sources, *NEEDED} - names)
 

@@ -484,10 +484,9 @@ class _Matching:
         """The tensor, or the same one of the original: what the rewritten model says of its shapes is not believed."""
         if tensor.scope.model.original:
             return tensor
-        if tensor.name not in original.made and tensor.name not in original.inputs:
-            return None
-        known = original.find(tensor.name)
-        return known if self._same_tensors(known, tensor) else None
+        scope = original.model.scopes.get(tensor.scope.path, original)
+        known = scope.find(tensor.name) if scope.own(tensor.name) is not None else None
+        return known if known is not None and self._same_tensors(known, tensor) else None
 
     def _same_sizes(self, a: Tensor, b: Tensor) -> bool:
         """Whether both are the shape of the same rows, one of them without a tensor that has it."""

@@ -130,7 +130,7 @@ def runs(tensor: Tensor, *, shaped: bool = False) -> bool:
     if shaped and -1 not in wanted and (zeros or scope.model.opsets.get("", 0) < ALLOWS_ZERO):
         return True
     if not known:  # of any rank: only the last axis is known
-        return wanted == [-1, width]
+        return width is not None and wanted[-2:] == [-1, width] and set(wanted[:-2]) <= {1}
     behind = wanted[1:]
     if None in wanted or (wanted[0] == -1 and 0 < len(behind) < len(known) - 1 and [*known[-len(behind) :]] == behind):
         return None not in wanted

@@ -33,7 +33,6 @@ def test_a_gate() -> None:
 
 
 def test_a_function_with_large_values_is_fitted_as_closely_as_is_allowed() -> None:
-    """Not to the tolerance times its largest value, 16, which would then be refused."""
     activation = Activation("f", (), lambda y, _: y * y, lambda _: None, None, usual=())
     made = fitted(activation, (), 4.0, ARITHMETIC[HALF], gated=False, strict=False)
     assert isinstance(made, Program)

@@ -1,15 +1,19 @@
-"""Form `compact`: where its pattern is, what is in it, its weights, and its memory."""
+"""Form `compact`: its pattern, its weights and its memory."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from passes.plan import apply
-from rewriter import rewrite
+from rewriter import certify, rewrite
+from rewriter.errors import ValidationError
 from tests import cases
 from tests.attention import Array, HeadNumbers
+from tests.changes import body as body_of
+from tests.changes import copied, maker
 from tests.headmath import softmax, tapped
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model, values
 
@@ -96,3 +100,58 @@ def test_rows_that_the_original_lays_out_by_computed_sizes_are_certified() -> No
         body, opset=17, inputs="float[rows, 1] x", outputs="float[tokens, 4] out", constants={"four": np.array([4])}
     )
     assert rewrite(model, form="compact", validate="certificate")
+
+
+@pytest.mark.parametrize("form", ["compact", "maskless"])
+def test_four_axes_of_a_tensor_from_outside_a_branch_are_certified(form: str) -> None:
+    body = (
+        "yes = Constant<value_int = 1>() c = Cast<to = 9>(yes) out = If(c) <then_branch = g () => (float[] a) { "
+        "s = Identity(x) y = MatMul(s, W1) h = Relu(y) a = MatMul(h, W2) }, "
+        "else_branch = k () => (float[] b) { b = Identity(x) }>"
+    )
+    model = text_model(body, inputs="float[p, q, r, 4] x", outputs="float[p, q, r, 4] out")
+    assert rewrite(model, form=form, validate="certificate").exit_status == 0
+
+
+LOOP = (
+    "trips = Constant<value_int = 2>() yes = Cast<to = 9>(trips) out = Loop(trips, yes, x) <body = g (int64 i, bool go,"
+    " float[] s) => (bool on, float[] again) { on = Identity(go) y = MatMul(s, W1) u = MatMul(s, V1) h = Relu(y) "
+    "gated = Mul(h, u) again = MatMul(gated, W2) }>"
+)
+ANY_RANK = "mlp/heads/integers_1_minus1_8"
+TURNED = {"gate": ["query_rows"], "value": ["value_rows"], "both": ["query_rows", "value_rows"]}
+
+
+def test_rows_of_a_stream_of_any_rank_are_certified_and_others_are_not() -> None:
+    """Inference knows no shape in the loop."""
+    model = text_model(LOOP)
+    report = rewrite(model, form="compact", validate="certificate")
+    assert report.exit_status == 0
+    assert certify(model, report.rewritten).certificate.certified
+    x = np.random.default_rng(0).normal(size=(1, 3, 4)).astype(np.float32)
+    for name, turned in TURNED.items():
+        other = copied(report.rewritten)
+        for rows in turned:
+            _turn(other, f"mlp/heads/{rows}")
+        assert np.abs(cases.run(other, x=x)["out"] - cases.run(model, x=x)["out"]).max() > 0.1, name
+        assert not certify(model, other).certificate.certified, name
+    even = copied(report.rewritten)
+    (shape,) = (each for each in body_of(even, "body").initializer if each.name == ANY_RANK)
+    shape.CopyFrom(numpy_helper.from_array(np.array([2, -1, 8]), shape.name))
+    with pytest.raises(ValidationError, match="Reshape"):
+        cases.run(even, x=x)
+    assert not certify(model, even).certificate.certified
+
+
+def _turn(model: onnx.ModelProto, rows: str) -> None:
+    """Let rows be laid out from the entries of all tokens in another order; their shape stays."""
+    nodes, reshape = body_of(model, "body").node, maker(model, rows)
+    shape, place = f"{rows}_turned_shape", list(nodes).index(reshape)
+    model.graph.initializer.append(numpy_helper.from_array(np.array([1, 8, -1]), shape))
+    added = [
+        helper.make_node("Reshape", [reshape.input[0], shape], [f"{rows}_flat"]),
+        helper.make_node("Transpose", [f"{rows}_flat"], [f"{rows}_turned"], perm=[0, 2, 1]),
+    ]
+    reshape.input[0] = f"{rows}_turned"
+    for each in reversed(added):
+        nodes.insert(place, each)

@@ -75,7 +75,6 @@ def runs(model: onnx.ModelProto) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     [*MODELS, "relu-decoder", pytest.param("gated-decoder", marks=slow), pytest.param("gelu-encoder", marks=slow)],
 )
 def test_sizes_of_0(name: str) -> None:
-    """The other committed models do not run at a size of 0."""
     model = MODELS.get(name) or onnx.load(FOLDER / f"{name}.onnx")
     known = [*runs(model)]
     assert known

@@ -56,8 +56,6 @@ def operators(model: onnx.ModelProto) -> set[str]:
     return {node.op_type for node in model.graph.node}
 
 
-# -- the same function, as accurate ---------------------------------------------------------------------------------
-
 EACH_PROGRAM = pytest.mark.parametrize(
     ("text", "options"), [case[1:] for case in PROGRAMS], ids=[case[0] for case in PROGRAMS]
 )
@@ -83,7 +81,7 @@ def test_every_program(form: str, text: str, options: dict[str, Any]) -> None:
 TYPED = (
     *((form, SILU, "float16") for form in ("local", "masked")),
     *((form, "h = Relu(y)", "float16") for form in ("local", *SQUARE)),
-    *((form, "h = Relu(y)", "double") for form in SQUARE),
+    *((form, text, "double") for form in SQUARE for text in ("h = Relu(y)", "h = Tanh(y)")),
 )
 
 
@@ -99,9 +97,6 @@ def test_types_are_kept(form: str, text: str, elem: str) -> None:
 def test_opset_11_without_functions(form: str) -> None:
     model = mlp(SILU, opset=11, ir=6)
     assert not accurate(model, planned(model, form), optimised=[False]).functions
-
-
-# -- tokens, sequences, heads -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [SILU, ERF_GELU], ids=["silu", "gelu"])
@@ -137,10 +132,6 @@ BY_REFERENCE_GATE = "m = MatMul(x, W1) y = Sub(m, b1) n = MatMul(x, V1) u = Add(
 
 @pytest.mark.parametrize(("form", "first"), [*((form, GLU_FIRST) for form in SQUARE), ("compact", BY_REFERENCE_GATE)])
 def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None:
-    """A gate of two heads with one and two bias tokens, offsets, constants and a linear term.
-
-    The nodes of a program that is not the activation's own compute its numbers, in float32 within its rounding.
-    """
     model = mlp("s = Sigmoid(y) h = Mul(s, u)", first=first, opset=13)
     plan = planned(model, form)
     program = GATE.rounded(np.float32, factored=False)
@@ -151,8 +142,6 @@ def test_several_heads_with_different_bias_tokens(form: str, first: str) -> None
     expected = evaluate(model, {"x": x}, {"h": place})["out"]
     assert np.abs(run(result, x) - expected).max() <= 6e-7 * np.abs(expected).max()  # measured: 3.1e-7
 
-
-# -- ways to make the projections -----------------------------------------------------------------------------------
 
 BY_REFERENCE = {
     "bias-sub": "stands between a linear operator and the activation",
@@ -272,9 +261,6 @@ def test_shape_of_the_activation_comes_from_the_input(form: str) -> None:
     assert not operators(accurate(model, plan, optimised=[False])) & {"Sigmoid", "Gemm"}
 
 
-# -- weights --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("form", ["masked", "compact"])
 def test_weights_stand_in_the_model_once(form: str) -> None:
     result = apply(planned(mlp(SILU), form))
@@ -295,9 +281,6 @@ def test_names_and_shapes_of_the_projections() -> None:
     np.testing.assert_array_equal(made["mlp/heads/W_O"][:, 0], values("W2").astype(np.float32))
 
 
-# -- the whole way --------------------------------------------------------------------------------------------------
-
-
 def _proved() -> Iterator[Any]:
     for form, (name, text, options) in itertools.product(SQUARE, PROGRAMS):
         for elem in ("float", "float16"):
@@ -314,9 +297,6 @@ def _proved() -> Iterator[Any]:
 @pytest.mark.parametrize(("model", "form"), list(_proved()))
 def test_each_is_proved(model: onnx.ModelProto, form: str) -> None:
     assert cases.proved(model, form=form, max_tokens=TOKENS).left == ()
-
-
-# -- refusals -------------------------------------------------------------------------------------------------------
 
 
 def refusal(model: onnx.ModelProto, form: str, **options: Any) -> str:
@@ -354,9 +334,6 @@ def test_a_sequence_beyond_the_positions_fails_at_run_time(form: str) -> None:
                 open_session(result, optimise=optimise).run({"x": tokens(2, length)})
 
 
-# -- omega ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("text", [SILU, "h = Relu(y)", ERF_GELU], ids=["silu", "relu", "gelu"])
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e12])
 def test_forbidden_weights_are_exactly_zero(text: str, scale: float) -> None:
@@ -384,6 +361,5 @@ def test_a_block_in_a_branch_behind_another_block_is_proved(form: str, inline: b
 
 @pytest.mark.parametrize("form", ["masked", "staged"])
 def test_a_model_of_fixed_sizes_is_proved(form: str) -> None:
-    """The proof tries further sizes only where the original takes them."""
     ((first, options),) = [(first, options) for name, first, _, options in FIRSTS if name == "reshape-gemm-reshape"]
     cases.proved(mlp(SILU, first=first, **options), form=form, max_tokens=70)

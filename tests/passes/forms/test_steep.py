@@ -89,7 +89,6 @@ NODES = {
 
 @pytest.mark.parametrize("name", NODES)
 def test_the_number_of_nodes(name: str) -> None:
-    """A CPU takes about as long for one as for another, so they are the cost."""
     model = heads(ACTIVATIONS[name][0])
     assert sum(node.op_type not in ("Gather", "MatMul") for node in model.graph.node) == NODES[name]
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import onnx
 import pytest
-from onnx.backend.test.loader import load_model_tests
 
 from passes.options import Options
 from passes.plan import apply, make_plan
@@ -39,10 +38,6 @@ def node_models(modules: tuple[str, ...] | None) -> Mapping[str, onnx.ModelProto
                     importlib.import_module(f"{node.__name__}.{name}")
             cases = node._NodeTestCases
     return {case.name: case.model for case in cases if case.model is not None}
-
-
-def test_simple_models_are_there() -> None:
-    assert load_model_tests(kind="simple")
 
 
 @pytest.mark.parametrize("scope", ["mlp", "all"])

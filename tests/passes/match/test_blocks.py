@@ -13,18 +13,7 @@ from passes.match.blocks import kinds
 from rewriter import ExitStatus, rewrite
 from tests.conftest import slow
 from tests.spellings import FIRSTS, GATES, OPERATORS, SPELLINGS
-from tests.textmodels import (
-    ERF_GELU,
-    FIRST,
-    SILU,
-    findings,
-    integers,
-    mlp,
-    only_block,
-    only_left,
-    text_model,
-    values,
-)
+from tests.textmodels import ERF_GELU, FIRST, SILU, findings, integers, mlp, only_block, only_left, text_model, values
 
 SPELLED = [*((*each, {}) for each in SPELLINGS), *OPERATORS]
 
@@ -41,7 +30,6 @@ def test_spelling(label: str, text: str, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("elem", [pytest.param("double", marks=slow), "float16"])
 @pytest.mark.parametrize(("label", "text"), [s[1:] for s in SPELLINGS], ids=[s[0] for s in SPELLINGS])
 def test_spelling_in_every_element_type(label: str, text: str, elem: str) -> None:
-    """Rounded constants are still recognised: 1.702 and 0.044715 are not float16 numbers."""
     if "Cast" in text:
         text = text.replace("to = 1>", {"double": "to = 11>", "float16": "to = 10>"}[elem])
     block = only_block(mlp(text, elem=elem))
@@ -133,7 +121,7 @@ def test_a_constant_added_to_the_value_of_a_gate_is_its_bias(shift: str, label: 
 
 
 def test_a_constant_added_to_the_same_projection_is_part_of_the_function() -> None:
-    """Hard swish, whose y + 3 is no bias, a SiLU with a detour, and a gate that is a function of y + 1."""
+    """Hard swish, whose y + 3 is not a bias, a SiLU with a detour, and a gate that is a function of y + 1."""
     detour = only_block(mlp("a = Add(y, $1.0) b = Sub(a, $1.0) s = Sigmoid(y) h = Mul(b, s)"))
     assert (detour.identified.label, detour.value) == ("silu", "y")
     assert only_block(mlp("a = Add(y, $3.0) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)")).value == "y"
@@ -188,7 +176,6 @@ def test_normalisation_of_channels_is_affine(first: str, second: str, options: d
     ids=["training", "variance-given", "training-by-outputs"],
 )
 def test_normalisation_of_anything_else_is_not(normalised: str, options: dict[str, Any]) -> None:
-    """By the numbers of this batch; with a variance that is an input."""
     given = dict(options)
     first = f"p = MatMul(x, W1) y{given.pop('more', '')} = {normalised}"
     left = only_left(mlp(SILU, first=first, constants=NORMALISED, **given))
@@ -229,7 +216,6 @@ def test_the_bias_of_a_single_neuron(first: str, text: str, label: str) -> None:
 
 
 def test_a_constant_behind_a_single_neuron_without_a_bias() -> None:
-    """y + 3, where y is read by something else too, is part of the function."""
     text = "a = Add(y, three) c = Clip(a, $0.0, $6.0) d = Mul(y, c) h = Div(d, $6.0)"
     model = mlp(text, first="y = MatMul(x, W1)", second="out = MatMul(h, W2)", constants=ONE)
     assert only_block(model).identified.label == "hard_swish"
@@ -316,10 +302,7 @@ TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mu
             f"c = Pow(y, $3.0) a = Mul(c, $0.0447) z = Add(y, a) {TANH_TAIL}",
             "no known activation; the nearest, gelu_tanh, differs by ",
         ),
-        (
-            f"c = Pow(y, $2.0) a = Mul(c, $0.044715) z = Add(y, a) {TANH_TAIL}",
-            "no known activation; the nearest, ",
-        ),
+        (f"c = Pow(y, $2.0) a = Mul(c, $0.044715) z = Add(y, a) {TANH_TAIL}", "no known activation; the nearest, "),
         ("h = Sin(y)", "no known activation; the nearest, "),
         ("a = Sigmoid(y) b = Mul(y, a) h = Add(b, $0.01)", "no known activation; the nearest, silu, differs by 0.01"),
         ("a = Relu(y) b = Neg(y) c = Relu(b) h = Sub(a, c)", "the function between the operators is affine"),
@@ -329,9 +312,6 @@ TANH_TAIL = "i = Mul(z, $0.7978845608028654) t = Tanh(i) p = Add(t, $1.0) g = Mu
 )
 def test_no_known_activation(text: str, reason: str) -> None:
     assert reason in only_left(mlp(text)).miss.reason
-
-
-# -- regions whose ends are not those of an MLP --------------------------------------------------------------------
 
 
 LAYER_NORM = "k = LayerNormalization(h, c1) out = MatMul(k, W2)"
@@ -377,7 +357,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ),
     *(
         (
-            f"normalised-gate-{name}",  # as in BitNet: the square of the norm is no larger activation
+            f"normalised-gate-{name}",  # as in BitNet: the square of the norm is not a larger activation
             {"activation": f"s = Relu(y) g = Mul(s, u) q = {square} m = ReduceMean(q) r = Sqrt(m) h = Div(g, r)",
              "first": f"{FIRST} u = MatMul(x, V1)", "constants": {"two": np.array(2.0)}},
             "its output feeds ReduceMean 'm', which is not a linear operator",
@@ -510,14 +490,13 @@ def with_axes(text: str, axes: int, root: float) -> onnx.ModelProto:
     ],
 )
 def test_constants_that_add_axes_in_the_middle(text: str, root: float) -> None:
-    """y with three axes and with four are not two projections."""
     (left,) = rewrite(with_axes(text, 4, root), dry_run=True).left
     assert "joins tensors with 3 and 4 axes" in (left.reason or "")
     assert only_block(with_axes(text, 3, root)).gate == "y"
 
 
 def test_overridable_constant_is_no_constant() -> None:
-    """A scalar that a caller may override is not read: it scales the gate, whatever its value."""
+    """A scalar that a caller may override is not read: it scales the gate."""
     model = mlp("b = Mul(y, beta) s = Sigmoid(b) h = Mul(y, s)", constants={"beta": np.array(1.5)})
     model.graph.input.append(onnx.helper.make_tensor_value_info("beta", onnx.TensorProto.FLOAT, []))
     block = only_block(model)

@@ -150,8 +150,6 @@ def test_an_embedding_is_data_and_no_weight() -> None:
     assert not findings(model).blocks
 
 
-# -- projections taken apart ---------------------------------------------------------------------------------------
-
 PAIRS: tuple[tuple[str, str], ...] = (
     ("strides", "y = Slice(p, zero, end, last, two) u = Slice(p, one, end, last, two)"),
     ("indices", "y = Gather<axis = -1>(p, even) u = Gather<axis = -1>(p, odd)"),
@@ -186,7 +184,7 @@ def test_projections_taken_apart(apart: str, activation: str, labels: list[str])
 
 
 def test_the_value_of_a_gate_goes_with_the_gate() -> None:
-    """No linear operator reads the product, so that its clipped value is no block either."""
+    """No linear operator reads the product, so its clipped value is not a block either."""
     model = mlp(CLIPPED, first="y = MatMul(x, W1) u = MatMul(x, V1)", second="n = Softmax(h) out = MatMul(n, W2)")
     found = findings(model)
     assert not found.blocks
@@ -202,9 +200,6 @@ def test_a_clipped_value_and_its_gate_are_one_block() -> None:
     part, whole = report.converted
     assert (part.part_of, whole.part_of) == (whole.name, "")
     assert report.what.startswith("1 block, ")
-
-
-# -- planted errors ------------------------------------------------------------------------------------------------
 
 
 OTHER_EXPERT = 'change_values(weight(m, "E1t"), "v = v[[1, 0, 2]]")'
@@ -234,8 +229,6 @@ def test_planted_errors_are_refused(
     run(spoil, m=broken)
     assert not certify(model, broken).certificate.certified
 
-
-# -- what is left, with a reason -----------------------------------------------------------------------------------
 
 IS_NOT = ", is not the output of a linear operator with constant weights"
 FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"

@@ -22,7 +22,6 @@ from rewriter.graph.fused import FUSED
     ("QLinearAdd", ["x", "s", "z"], {}, None),
 ])  # fmt: skip
 def test_parts(operator: str, inputs: list[str], attributes: dict[str, Any], parts: list[str] | None) -> None:
-    """What they compute is a matter of `tests/rewriter/proof/certificate/test_certified_pairs.py`."""
     made = FUSED["com.microsoft", operator](helper.make_node(operator, inputs, ["y"], "n", **attributes))
     assert (None if made is None else [node.name for node in made]) == parts
 
@@ -46,7 +45,6 @@ def test_a_model_with_nothing_to_lower_is_the_same_object() -> None:
 
 
 def test_a_lowered_model_is_a_copy() -> None:
-    """Also the nodes of a body; metadata goes to every part."""
     model = model_of(
         "p = com.microsoft.BiasGelu(x, b) q = Abs(p) out = If (c) "
         "<then_branch = t () => (float[n, 4] r) { r = com.microsoft.BiasGelu(q, b) }, "
@@ -107,10 +105,7 @@ def function(domain: str, name: str, body: str) -> str:
             ("e::h",),
         ),
         # In a body.
-        (
-            function("d", "f", BRANCHES),
-            ("d::f",),
-        ),
+        (function("d", "f", BRANCHES), ("d::f",)),
     ],
     ids=["activation", "another", "einsum", "exp", "microsoft", "domain", "heads", "calls", "other-calls", "body"],
 )

@@ -123,7 +123,7 @@ def test_operators_on_quantised_numbers_and_zero_points_that_are_relus(
     ]
     assert report.validation.certified
     made = report.rewritten
-    # Biases, which are no part of what is replaced, are as they were.
+    # Biases are not replaced, so they are unchanged.
     operators = [[node.op_type for node in each.graph.node] for each in (model, made)]
     assert labels == ["relu"] or operators[0].count("QLinearAdd") == operators[1].count("QLinearAdd") > 0
     # What rounds, with which scale and zero point, belongs to what is compared.
@@ -200,7 +200,6 @@ def test_a_part_is_converted_with_the_whole_only() -> None:
 
 
 def test_the_product_may_stay() -> None:
-    """With `--gate product` the heads of the sigmoid are all, and the product counts."""
     found = inspect(quantised(SILU), gate="product")
     assert [row.activation for row in found.report.converted] == ["sigmoid"]
     assert found.accounting.remaining == {"activation linear(gate) * value": 1}

@@ -108,13 +108,6 @@ def test_elu_without_a_kink_is_better_than_with_one() -> None:
     assert made("celu", (1.0, 2.0, 1.0)).max_error > 0.9 * KINK / 2.0**40
 
 
-def test_squares_of_small_numbers_are_judged_by_their_squares() -> None:
-    """0.001 g stays below 1 where its product with g is large; the error is in proportion to the product."""
-    for name in ("relu_squared", "square"):
-        for elem_type, stated in ((FLOAT, ARITHMETIC[FLOAT].limit), (DOUBLE, 2.8e-15)):
-            assert made(name, (1e-3,), elem_type).max_error == pytest.approx(stated, rel=0.1)
-
-
 # -- regressions: stated errors that were too small --------------------------------------------------------------
 
 

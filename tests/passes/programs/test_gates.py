@@ -1,4 +1,4 @@
-"""Gates: which programs they are made of, what they compute, and what the limit's error is bounded by."""
+"""Gates: the programs that they come from, what they compute, and bounds on the error of the limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ SILU = Program("silu", (Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.0),), 
 
 
 def test_the_gate_of_a_bounded_function_is_exact() -> None:
-    """Its values are constants, and a constant of h is a multiple of u."""
     sigmoid = Program("sigmoid", (Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.0),), c=0.0, d=1.0),), constant=2.0)
     made = gate(sigmoid, FLOAT)
     assert (made.name, made.linear, made.constant) == ("sigmoid_gate", 2.0, 0.0)
@@ -32,7 +31,6 @@ def test_the_gate_of_a_bounded_function_is_exact() -> None:
 @pytest.mark.parametrize("linear", [0.0, 0.5])
 @pytest.mark.parametrize("c", [0.0, 1.0])
 def test_a_gate_multiplies_what_the_values_read(linear: float, c: float) -> None:
-    """Within its stated error, over max(1, |h|), on its domain."""
     head = Head(beta=1.0, bias_tokens=(BiasToken(0.0, 0.0, 0.25),), c=c, d=0.5)
     program = Program("p", (head,), linear=linear, constant=-1.0)
     made = gate(program, FLOAT)

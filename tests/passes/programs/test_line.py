@@ -46,8 +46,6 @@ def test_line_is_odd_and_smooth_far_out(line: Line) -> None:
     assert np.all(np.diff(values) >= -1e-12 * np.abs(values[1:]))
 
 
-# -- gates -----------------------------------------------------------------------------------------------------------
-
 GATES = ("silu", "gelu", "gelu_tanh", "relu", "leaky_relu", "mish", "relu6", "clip", "elu", "selu", "celu")
 ENTRIES = {entry.name: entry for entry in ACTIVATIONS}
 
@@ -68,11 +66,6 @@ def test_gates_are_heads_over_pairs_of_keys(name: str) -> None:
     assert (heads.line, heads.linear, heads.constant) == (None, 0.0, 0.0)
     assert all(token.value == 0.0 for head in heads.heads for token in head.bias_tokens)
     np.testing.assert_allclose(neurons(heads, g, u), program.evaluate(g, u), rtol=1e-11, atol=1e-11)
-
-
-def test_gate_of_silu_has_two_heads() -> None:
-    program = quick("silu")
-    assert (len(program.attention), program.bias_tokens) == (2, 29)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +98,6 @@ def test_what_is_bounded_needs_no_line() -> None:
 
 
 def test_a_line_that_reaches_less_far_costs_error() -> None:
-    """The bound sees a line that stays constant where the gate does not vanish."""
     silu = ENTRIES["silu"].program_for((0.01, 1.0), FLOAT)
     assert silu is not None
     assert with_line(silu, FLOAT).line == lines("single")[1]

@@ -26,7 +26,6 @@ def powers_of(program: Program) -> Powers:
 
 @EACH
 def test_powers_are_heads(activation: str, program: Program) -> None:
-    """One softmax over equally spaced keys, written out head by head."""
     powers = powers_of(program)
     y = np.linspace(-18.0 / powers.step, 18.0 / powers.step, 4001)
     np.testing.assert_allclose(neurons(program, y, y), program.evaluate(y), rtol=1e-12, atol=1e-11)

@@ -40,7 +40,6 @@ def test_a_program_is_its_heads_and_a_line() -> None:
 
 
 def test_weights_of_a_head() -> None:
-    """The own key first."""
     y = Y.reshape(5, 1)
     own = np.exp(y)
     np.testing.assert_allclose(BOTH.heads[0].weights(y), np.stack([own, np.ones_like(y)]) / (own + 1.0))
@@ -49,7 +48,6 @@ def test_weights_of_a_head() -> None:
 
 
 def test_where_two_keys_weigh_the_same() -> None:
-    """y = 0 in the first head; -2y = 1, y = 1 and -2y = y in the second one, and 0 once."""
     found = BOTH.crossings
     assert found.ndim == 1
     for place in (0.0, -0.5, 1.0):

@@ -69,9 +69,6 @@ def relative(values: Array, expected: Array) -> float:
     return float(np.max(np.abs(values - expected) / np.maximum(1.0, np.abs(expected))))
 
 
-# -- errors ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("activation", "program"), TABLE)
 def test_which_programs_are_exact(activation: str, program: Program) -> None:
     assert program.exact == (activation in {"silu", "mish", "sigmoid", "tanh"})
@@ -128,15 +125,7 @@ def test_relu_is_exact_in_float32() -> None:
     np.testing.assert_array_equal(weighted, np.maximum(y, np.float32(0)))
 
 
-# -- transformations of programs ----------------------------------------------------------------------------------
-
-CURVED = Head(
-    beta=0.7,
-    gamma=0.2,
-    c=1.5,
-    d=-0.25,
-    bias_tokens=(BiasToken(-1.0, 0.5, 2.0), BiasToken(0.25, -1.0, -3.0)),
-)
+CURVED = Head(beta=0.7, gamma=0.2, c=1.5, d=-0.25, bias_tokens=(BiasToken(-1.0, 0.5, 2.0), BiasToken(0.25, -1.0, -3.0)))
 NEAR = np.linspace(-30.0, 30.0, 2001)
 
 
@@ -170,23 +159,7 @@ def test_rounded_states_what_it_changes(activation: str, program: Program) -> No
     assert (rounded == program) == (rounded.coefficient_error == 0.0)
 
 
-@pytest.mark.parametrize(("activation", "heads"), [("silu", 2), ("relu", 2), ("leaky_relu", 4), ("mish", 4)])
-def test_heads_of_a_gate(activation: str, heads: int) -> None:
-    program = gate(table_program(activation), FLOAT)
-    assert (len(program.heads), program.double, program.exact) == (heads, True, False)
-
-
 def test_heads_of_a_gate_share_their_keys() -> None:
     (keys,), linear = by_keys(gate(table_program("silu"), FLOAT))
     assert isinstance(keys, tuple)
     assert ([key.part != 0.0 for key in keys], linear) == ([True, True, False], 0.0)
-
-
-def test_gate_of_silu_is_what_the_mathematics_says() -> None:
-    """The weight sinh(e g) / e / (cosh(e g) + e^-g), implemented independently of the program."""
-    g = np.linspace(-30.0, 30.0, 4001)
-    e = 2.0**-24
-    expected = np.sinh(e * g) / e / (np.cosh(e * g) + np.exp(-g))
-    np.testing.assert_allclose(
-        gate(table_program("silu"), FLOAT).evaluate(g, np.ones_like(g)), expected, rtol=1e-15, atol=1e-8
-    )

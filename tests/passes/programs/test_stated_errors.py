@@ -14,17 +14,7 @@ from passes.programs.closed_forms import scaled_silu
 from passes.programs.fitted import cheapest, cheapest_gate, fitted_programs
 from passes.programs.program import Program
 from rewriter.proof.certificate.bounds import Bound, prove
-from rewriter.proof.certificate.expressions import (
-    VARIABLE,
-    Expression,
-    add,
-    apply,
-    constant,
-    gelu,
-    mul,
-    softmax,
-    total,
-)
+from rewriter.proof.certificate.expressions import VARIABLE, Expression, add, apply, constant, gelu, mul, softmax, total
 from tests.conftest import slow
 from tests.passes.programs.balls import arb, errors, precision, program_at
 
@@ -100,7 +90,6 @@ def test_a_wrong_coefficient_is_noticed(which: str) -> None:
 
 @pytest.mark.parametrize(("activation", "program"), TABLE, ids=[f"{name}-{program.name}" for name, program in TABLE])
 def test_stated_errors_are_neither_too_small_nor_exaggerated(activation: str, program: Program) -> None:
-    """Measured, which takes no time; `test_stated_errors_are_proved` is the proof."""
     y = np.linspace(-12.0, 12.0, 40_001)
     y = y[np.abs(y) <= program.domain]
     (entry,) = [entry for entry in ACTIVATIONS if entry.name == activation]

@@ -1,4 +1,4 @@
-"""Masks by value: whatever depends on positions alone moves into W_QK, and everything else is refused by its name."""
+"""Masks by value: what depends on positions alone moves into W_QK, and the rest is refused by name."""
 
 from __future__ import annotations
 
@@ -126,11 +126,7 @@ REFUSED: tuple[tuple[str, str, str], ...] = (
         "masked",
         "Where 'masked': it selects scores by data",
     ),
-    (
-        f"{PADDED} {SCALED}",
-        "masked",
-        "Add 'added': its mask is data, and what comes behind it is scaled",
-    ),
+    (f"{PADDED} {SCALED}", "masked", "Add 'added': its mask is data, and what comes behind it is scaled"),
     (f"{PADDED} masked = Add(scores, low)", "masked", "Add 'masked': its mask is data and minus infinity"),
     ("doubled = Add(scores, scores)", "doubled", "Add 'doubled': it changes the scores in a way that W_QK cannot hold"),
     (
@@ -154,7 +150,7 @@ def test_what_w_qk_cannot_hold_is_refused_by_its_name(mask: str, scores: str, re
 
 @pytest.mark.parametrize("lowest", [-1e9, -10000.0, float(np.finfo(np.float32).min), -1e38])
 def test_tokens_that_may_attend_to_nothing_get_what_the_original_gives_them(lowest: float) -> None:
-    """Padding on the left of a causal sequence: all scores are lowered, and softmax weighs what is left of them."""
+    """Padding on the left of a causal sequence: all scores are lowered, and softmax weighs what remains."""
     made = (
         f"{EARLIER} padding = Greater(given, nought) allowed = And(earlier, padding) "
         "low = Where(allowed, nought, lowest) masked = Add(scores, low)"

@@ -1,4 +1,4 @@
-"""The route of the bias tokens in form `whole`: small networks that they pass, and those that are refused."""
+"""The route of the bias tokens in form `whole`: small networks that it passes or refuses."""
 
 from __future__ import annotations
 
@@ -137,7 +137,6 @@ BY_HEAD = """
 
 @pytest.mark.parametrize("way", [ATTENTION, BY_HEAD], ids=["plain", "matrix of each head"])
 def test_small_networks_are_the_same_function(way: str) -> None:
-    """In float64; the pattern, an output as well, is cut to the tokens."""
     model = small(way)
     model.graph.initializer.extend(integers(join=[0, 0, 6]).values())
     plan = planned(in_float64(model))
@@ -201,7 +200,6 @@ def test_a_branch_between_two_blocks_is_named() -> None:
 
 @pytest.mark.parametrize(("last", "fits"), [(ATTENTION.replace("x1", "out"), False), ("out = Softmax(t)", True)])
 def test_attention_behind_the_last_block_is_off_the_way(last: str, fits: bool) -> None:
-    """A softmax over classes is no attention."""
     plan = planned(text_model(f"y = MatMul(x, W1) h = Relu(y) s = MatMul(h, W2) t = Add(x, s) {last}"))
     assert bool(plan.conversions) is fits
     if not fits:

@@ -64,8 +64,6 @@ def test_float32_is_as_close_as_the_original(name: str) -> None:
     assert error_ratio(model, apply(planned(model)), cases, [True, False]) <= 1.5
 
 
-# -- what is in the graph --------------------------------------------------------------------------------------
-
 NEVER = {"Relu", "Sigmoid", "Tanh", "Erf", "Clip", "Where", "Gelu", "Trilu", "Softplus", "Min", "Max", "PRelu"}
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
 
@@ -146,7 +144,7 @@ def test_the_proof_passes(name: str) -> None:
 
 
 def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
-    """OPT's MLPs read [batch * tokens, channels]; alone, each row is a sequence of its own, however many there are."""
+    """OPT's MLPs read [batch * tokens, channels]; alone, each row is a separate sequence."""
     model = load("relu-decoder")
     alone, fed = apply(replace(planned(model), whole=None)), feeds(model, 0, 3, LONGEST - 1)
     made, expected = tensors(alone, fed), evaluate(model, fed)
@@ -154,9 +152,6 @@ def test_blocks_on_merged_sequences_are_proved_token_by_token() -> None:
     assert rows.shape == (3 * (LONGEST - 1), 1, 32)
     for name, values in expected.items():
         np.testing.assert_allclose(made[name], values, rtol=0.0, atol=1e-12)
-
-
-# -- limits ----------------------------------------------------------------------------------------------------
 
 
 def test_longer_sequences_fail_where_the_name_says_why() -> None:
@@ -186,7 +181,6 @@ def test_a_block_that_is_left_keeps_the_network_from_being_whole(only: str, left
 
 
 def test_an_activation_that_is_no_block_is_refused_by_its_name() -> None:
-    """A ReLU on the stream itself: between no two linear operators."""
     model = load("relu-decoder", padding=False)
     index, total = next((i, node) for i, node in enumerate(model.graph.node) if node.output[0] == "add_215")
     total.output[0] = "sum"

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-pytest.importorskip("olive", reason="needs olive-ai, which wants an environment of its own")
+pytest.importorskip("olive", reason="needs olive-ai, which needs a separate environment")
 
 from olive.workflows import run
 

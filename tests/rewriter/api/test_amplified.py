@@ -92,7 +92,7 @@ def test_a_wrong_model_that_also_rounds_otherwise_fails(original: onnx.ModelProt
 
 
 def test_an_output_that_rounding_decides_alone_is_no_comparison() -> None:
-    """Noise at the activation moves it as far as it is large: without a certificate that is no agreement."""
+    """Noise at the activation moves it by its own size: without a certificate that does not count as agreement."""
     body = f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) t = Add(second, b2) "
     original = text_model(f"{body} u = Mul(t, $1e9) out = Sin(u)")
     assert validate(original, original).same, "certified"

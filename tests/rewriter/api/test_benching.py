@@ -16,7 +16,7 @@ from rewriter.files.load import load_model
 from rewriter.ort.timing import Feeds, Process, measure
 from rewriter.proof.settings import Settings, as_given
 from tests.committed import FOLDER
-from tests.textmodels import SILU, mlp, text_model
+from tests.textmodels import SILU, mlp
 
 DECODER, VISION = FOLDER / "silu-decoder.onnx", FOLDER / "gelu-vision.onnx"
 
@@ -104,8 +104,3 @@ def test_sizes() -> None:
 def test_sizes_that_the_model_does_not_take(path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         bench(path, path, **given)
-
-
-def test_models_with_other_inputs() -> None:
-    with pytest.raises(UsageError, match=r"takes other inputs than .*: input 'x' is only in A; input 'w' is only in B"):
-        bench(mlp(SILU), text_model("z = Relu(w)", inputs="float[a, b, 4] w", outputs="float[a, b, 4] z"))

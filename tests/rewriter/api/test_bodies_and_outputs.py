@@ -219,11 +219,7 @@ RANK = (
 """Inference does not know how many sizes `Compress` keeps."""
 
 
-@pytest.mark.parametrize(
-    ("body", "declared"),
-    [(MLP, "float[99, tokens, 4] out"), (RANK, OUT)],
-    ids=["size", "rank"],
-)
+@pytest.mark.parametrize(("body", "declared"), [(MLP, "float[99, tokens, 4] out"), (RANK, OUT)], ids=["size", "rank"])
 def test_outputs_of_other_shapes_than_declared_are_run(body: str, declared: str) -> None:
     """onnxruntime refuses memory of such a shape for them."""
     constants = {

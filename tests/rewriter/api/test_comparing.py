@@ -127,9 +127,6 @@ def test_a_planted_coefficient_is_found(pair: Pair) -> None:
     assert all(each.found.rounding > 0 for each in found.isolated)
 
 
-# -- equal pairs -----------------------------------------------------------------------------------------------------
-
-
 def test_a_rewritten_model_passes(pair: Pair) -> None:
     found = validate(*pair, bisect=True)
     assert found.same
@@ -185,9 +182,6 @@ def test_large_weights_stay_in_their_files(tmp_path: Path) -> None:
     assert any("weight large differs in 1 element" in each for each in found.faults[0].causes)
 
 
-# -- rules -----------------------------------------------------------------------------------------------------------
-
-
 def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> None:
     """An operator of onnxruntime's own that is written down nowhere else: no float64 form."""
     model = mlp(SILU, second="second = MatMul(h, W2) t = com.microsoft.Trilu(second) out = Add(t, b2)")
@@ -202,7 +196,7 @@ def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> N
 
 
 def test_a_rounding_that_decides(tmp_path: Path) -> None:
-    """As in T5's buckets of relative positions: float64 falls into another bucket, which is no reference for anything.
+    """As in T5's buckets of relative positions: float64 falls into another bucket, which cannot serve as a reference.
 
     25 times float32's 0.04 is 1 in float32, and below 1 in float64.
     """

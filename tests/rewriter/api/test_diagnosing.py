@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from rewriter import doctor
-from rewriter.api import diagnosing as room
+from rewriter.api import diagnosing
 from rewriter.cli import run
 from rewriter.errors import ProviderError
 from rewriter.files.load import load_model
@@ -23,8 +23,8 @@ from tests.textmodels import SILU, mlp
 def states(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[bool, str]]:
     """What became of each provider; one that is not named works."""
     found: dict[str, tuple[bool, str]] = {}
-    monkeypatch.setattr(room, "_state", lambda provider: found.get(provider.name, (True, "")))
-    monkeypatch.setattr(room, "distributions", lambda: [SimpleNamespace(name="onnxruntime")])
+    monkeypatch.setattr(diagnosing, "_state", lambda provider: found.get(provider.name, (True, "")))
+    monkeypatch.setattr(diagnosing, "distributions", lambda: [SimpleNamespace(name="onnxruntime")])
     return found
 
 
@@ -44,11 +44,14 @@ def test_a_broken_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ProviderError("onnxruntime cannot be imported (no such library); pip install --force-reinstall")
 
     cpu, openvino = (next(each for each in PROVIDERS if each.name == name) for name in ("cpu", "openvino"))
-    assert room._state(cpu) == (True, "")
-    monkeypatch.setattr(room, "load_onnxruntime", lambda: SimpleNamespace(get_available_providers=list))
-    assert room._state(openvino)[0] is False
-    monkeypatch.setattr(room, "load_onnxruntime", broken)
-    assert room._state(cpu) == (True, "onnxruntime cannot be imported (no such library); pip install --force-reinstall")
+    assert diagnosing._state(cpu) == (True, "")
+    monkeypatch.setattr(diagnosing, "load_onnxruntime", lambda: SimpleNamespace(get_available_providers=list))
+    assert diagnosing._state(openvino)[0] is False
+    monkeypatch.setattr(diagnosing, "load_onnxruntime", broken)
+    assert diagnosing._state(cpu) == (
+        True,
+        "onnxruntime cannot be imported (no such library); pip install --force-reinstall",
+    )
 
 
 def test_only_providers_that_are_used_unasked_are_problems(states: dict[str, tuple[bool, str]]) -> None:
@@ -64,7 +67,7 @@ def test_only_providers_that_are_used_unasked_are_problems(states: dict[str, tup
 @pytest.mark.usefixtures("states")
 def test_several_onnxruntimes(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["onnxruntime", "onnxruntime-gpu", "onnxruntime-extensions", "onnx"]
-    monkeypatch.setattr(room, "distributions", lambda: [SimpleNamespace(name=name) for name in names])
+    monkeypatch.setattr(diagnosing, "distributions", lambda: [SimpleNamespace(name=name) for name in names])
     (problem,) = doctor().problems
     assert problem.startswith("onnxruntime and onnxruntime-gpu overwrite each other's files; pip uninstall -y")
 
@@ -73,29 +76,29 @@ def test_several_onnxruntimes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_memory_disk_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     onnx.save(mlp(SILU), tmp_path / "model.onnx")
     assert doctor(tmp_path / "model.onnx").problems == ()
-    monkeypatch.setattr(room, "_memory", lambda: 10)
+    monkeypatch.setattr(diagnosing, "_memory", lambda: 10)
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=20))
     monkeypatch.setattr("os.access", lambda *_: False)
     memory, disk, folder = doctor(tmp_path / "model.onnx").problems
     assert memory.endswith("10 B of memory are available; prove it in parts with --option proof=blocks")
     assert disk.endswith("20 B are free here; give -o another disk")
     assert folder.startswith("the folder is not writable")
-    monkeypatch.setattr(room, "LARGE", 5)  # such a model is never loaded as a whole
+    monkeypatch.setattr(diagnosing, "LARGE", 5)  # such a model is never loaded as a whole
     assert load_model(tmp_path / "model.onnx").size > 5
     assert doctor(tmp_path / "model.onnx").problems == (disk, folder)
 
 
 def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info, limit = tmp_path / "meminfo", tmp_path / "memory.max"
-    monkeypatch.setattr(room, "MEMINFO", info)
-    monkeypatch.setattr(room, "CGROUP", limit)
-    assert room._memory() is None
+    monkeypatch.setattr(diagnosing, "MEMINFO", info)
+    monkeypatch.setattr(diagnosing, "CGROUP", limit)
+    assert diagnosing._memory() is None
     info.write_text("MemTotal: 8000 kB\nMemAvailable: 7000 kB\nHugePages_Total: 0\n", encoding="ascii")
-    assert room._memory() == 7_168_000
+    assert diagnosing._memory() == 7_168_000
     limit.write_text("4000000\n", encoding="ascii")
-    assert room._memory() == 4_000_000
+    assert diagnosing._memory() == 4_000_000
     limit.write_text("max\n", encoding="ascii")
-    assert room._memory() == 7_168_000
+    assert diagnosing._memory() == 7_168_000
 
 
 def test_an_unreadable_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Kill -9 while a folder is converted: it appears whole or not at all, and the next run removes what is left."""
+"""Kill -9 while a folder is converted: it appears whole or not at all, and the next run removes the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is imported: what a call needs and no more, and our own `passes` whatever else has that name."""
+"""Imports: only what a call needs, and our own `passes` even if another module has that name."""
 
 from __future__ import annotations
 

@@ -24,10 +24,7 @@ INCOMPARABLE = {
     "NaN": (text_model("z = Sub(x, x) out = Div(z, z)"), NOT_FINITE),
     "infinite": (text_model("a = Abs(x) b = Add(a, $1.0) z = Sub(x, x) out = Div(b, z)"), NOT_FINITE),
     "empty": (text_model(f"{NONE} out = Slice(x, zero, zero, zero)", outputs="float[a, b, c] out"), EMPTY),
-    "empty integers": (
-        text_model(f"{NONE} s = Shape(x) out = Slice(s, zero, zero)", outputs="int64[n] out"),
-        EMPTY,
-    ),
+    "empty integers": (text_model(f"{NONE} s = Shape(x) out = Slice(s, zero, zero)", outputs="int64[n] out"), EMPTY),
     "one of two": (
         text_model("other = Abs(x) z = Sub(x, x) out = Div(z, z)", outputs=f"{SECOND}, float[a, b, 4] out"),
         NOT_FINITE,
@@ -46,7 +43,6 @@ def test_an_output_of_which_nothing_was_compared_does_not_pass(what: str, option
 
 
 def test_some_finite_values_are_enough() -> None:
-    """Half of the values are NaN, and some cases have none at all."""
     model = text_model("out = Sqrt(x)")
     assert validate(model, model).same
 
@@ -94,7 +90,6 @@ def test_given_inputs_of_which_one_case_holds_values(tmp_path: Path) -> None:
 
 
 def test_given_inputs_do_not_hide_a_difference(tmp_path: Path) -> None:
-    """One output is empty for want of inputs, the other differs."""
     inputs, outputs = "float[a, b, 4] x, float[c, d, 4] y", "float[a, b, 4] out, float[c, d, 4] second"
     a, b = (
         text_model(f"out = Abs(x) second = {operator}(y)", inputs=inputs, outputs=outputs)
@@ -125,7 +120,7 @@ def test_the_command_line_says_so(
     text = capsys.readouterr().out
     assert text.splitlines()[-1].startswith("NOT PROVED  nan.onnx and nan.onnx: nothing could be compared, in ")
     row = next(line for line in text.splitlines() if NOT_FINITE in line)
-    assert not any(character.isdigit() for character in row), "there are no numbers to tell"
+    assert not any(character.isdigit() for character in row), "no numbers to report"
     assert run([command, "two.onnx", "two.onnx"]) == 1
     assert "not every output could be compared" in capsys.readouterr().out
     given(Path("given.npz"), x=filled(0, 3, 4))

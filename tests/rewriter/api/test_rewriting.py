@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from rewriter import ExitStatus, UsageError, ValidationError, rewrite
@@ -28,25 +26,6 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-# -- what comes back -----------------------------------------------------------------------------------------------
-
-
-def test_proto_in_proto_out() -> None:
-    model = mlp(SILU)
-    before = model.SerializeToString(deterministic=True)
-    report = rewrite(model)
-    assert report.exit_status is ExitStatus.CONVERTED
-    assert (report.model, report.output) == ("<memory>", "")
-    assert [node.op_type for node in report.rewritten.graph.node] == [
-        "MatMul",
-        "Add",
-        "NeuronAttention",
-        "MatMul",
-        "Add",
-    ]
-    assert model.SerializeToString(deterministic=True) == before
-
-
 def test_file_in_file_out(model_file: Path) -> None:
     out = model_file.with_name("out.onnx")
     before = model_file.read_bytes()
@@ -57,19 +36,6 @@ def test_file_in_file_out(model_file: Path) -> None:
     assert report.rewritten is report.rewritten, "the file is read once"
     assert set(contents(model_file.parent)) == {"model.onnx", "out.onnx"}
     assert model_file.read_bytes() == before
-    x = np.random.default_rng(0).normal(size=(2, 5, 4)).astype(np.float32)
-    results = [onnxruntime.InferenceSession(path).run(None, {"x": x})[0] for path in (model_file, out)]
-    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=1e-5)
-
-
-def test_same_input_same_bytes(model_file: Path) -> None:
-    outs = [model_file.with_name(f"{number}.onnx") for number in range(2)]
-    for out in outs:
-        rewrite(model_file, out)
-    assert outs[0].read_bytes() == outs[1].read_bytes()
-
-
-# -- options --------------------------------------------------------------------------------------------------------
 
 
 def test_dry_run_writes_nothing(model_file: Path) -> None:
@@ -123,9 +89,6 @@ def test_progress_is_told() -> None:
     assert all(0 <= done <= total for _, done, total in told)
 
 
-# -- models that cannot be used -------------------------------------------------------------------------------------
-
-
 def test_model_that_does_not_run(tmp_path: Path) -> None:
     model = mlp(f"{SILU} never = strange.Op(h)", domains={"strange": 1}, second="out = MatMul(h, W2)")
     model.graph.output.add(name="never").type.tensor_type.elem_type = 1
@@ -136,60 +99,11 @@ def test_model_that_does_not_run(tmp_path: Path) -> None:
     assert set(contents(tmp_path)) == {"model.onnx"}
 
 
-# -- planted bugs ----------------------------------------------------------------------------------------------------
-
-
 def nudge(suffix: str, statement: str = "v.flat[0] += 1e-3") -> Change:
     return lambda model: change_values(weight(model, f"mlp/heads/{suffix}"), statement)
 
 
-def rewire(node: str, slot: int, tensor: str) -> Change:
-
-    def spoil(model: onnx.ModelProto) -> None:
-        (found,) = (entry for entry in model.graph.node if entry.name == f"mlp/heads/{node}")
-        assert found.input[slot] != tensor
-        found.input[slot] = tensor
-
-    return spoil
-
-
-HALF = "s = Sigmoid(y) g = Mul(y, s) h = Mul(g, $0.5)"
-LEAKY = "h = LeakyRelu<alpha = 0.1>(y)"
 SWIGLU = "u = MatMul(x, V1) s = Sigmoid(y) g = Mul(y, s) h = Mul(g, u)"
-MISH = "p = Softplus(y) t = Tanh(p) h = Mul(y, t)"
-
-PLANTED: tuple[tuple[str, str, Change], ...] = (  # others are rows of tests/sabotage/rows.txt
-    ("factor", HALF, nudge("factor")),
-    ("leaky-weight", LEAKY, nudge("weights")),
-    ("mish-weight", MISH, nudge("weights", "v.flat[1] += 1e-3")),
-    ("silu-value-is-the-key", SILU, rewire("attention", 2, "mlp/heads/key")),
-)
-
-
-READ_ANOTHER = "mlp: its heads read 'first', which is not an input of its block"
-
-
-@pytest.mark.parametrize(
-    ("text", "spoil", "said"),
-    [
-        *(pytest.param(*further, "mlp: ", id=name) for name, *further in PLANTED),
-        pytest.param(SILU, rewire("attention", 0, "first"), READ_ANOTHER, id="another query"),
-        pytest.param(SILU, rewire("attention", 2, "first"), READ_ANOTHER, id="another value"),
-    ],
-)
-def test_planted_bug_fails_the_proof_and_leaves_no_file(
-    text: str, spoil: Change, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, out = tmp_path / "model.onnx", tmp_path / "out.onnx"
-    onnx.save(mlp(text), path)
-    plant(monkeypatch, spoil)
-    report = rewrite(path, out)
-    assert report.exit_status is ExitStatus.VALIDATION_FAILED
-    assert not report
-    assert report.output == ""
-    assert not report.validation.passed
-    assert any(failure.startswith(said) for failure in report.problems)
-    assert set(contents(tmp_path)) == {"model.onnx"}
 
 
 def test_planted_bug_gives_no_model(monkeypatch: pytest.MonkeyPatch) -> None:

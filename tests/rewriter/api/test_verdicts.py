@@ -19,9 +19,6 @@ def heads(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     return rewrite(model, validate=False, **options).rewritten
 
 
-# -- verdicts --------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_not_certified_is_tested_and_called_that() -> None:
     model = mlp(SILU)
     found = validate(model, heads(model, form="staged"))
@@ -36,7 +33,6 @@ def longer(limit: int) -> str:
 
 
 def test_a_difference_at_lengths_that_are_not_run_is_not_called_the_same() -> None:
-    """No sample of up to 64 tokens finds it."""
     a = text_model("y = Relu(x) out = Mul(y, $2.0)")
     b = text_model(f"{longer(64)} y = Relu(x) z = Mul(y, $2.0) out = Add(z, f)")
     for found in (validate(a, b), diff(a, b)):
@@ -47,7 +43,6 @@ def test_a_difference_at_lengths_that_are_not_run_is_not_called_the_same() -> No
 
 
 def test_a_function_that_differs_only_far_out_is_refuted() -> None:
-    """The run does not reach it."""
     a, b = text_model("out = Relu(x)"), text_model("y = Relu(x) out = Min(y, $1e4)")
     found = validate(a, b)
     assert found.verdict == "different"
@@ -60,9 +55,6 @@ def test_a_pair_that_is_not_ours_agrees() -> None:
     assert validate(a, b).verdict == "same", "certified all the same"
     b = text_model("p = Neg(x) q = Neg(W1) m = MatMul(p, q) n = Relu(m) out = MatMul(n, W2)")
     assert validate(a, b).verdict == "agrees"
-
-
-# -- plans -----------------------------------------------------------------------------------------------------------
 
 
 def test_an_accuracy_is_the_users_and_not_the_plans() -> None:
@@ -100,7 +92,6 @@ def test_odd_plans_are_noted() -> None:
 
 @pytest.mark.slow
 def test_fitted_programs_are_proved_on_their_domain() -> None:
-    """As the plan states them; nothing is fitted again."""
     body = f"first = MatMul(x, W1) y = Add(first, b1) {POLYNOMIAL} second = MatMul(h, W2) out = Add(second, b2)"
     model = text_model(body)
     report = proved(model)

@@ -21,7 +21,7 @@ WRONG = CLOSE.replace("-1.000001", "-1.001")
 
 
 @pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with an original, the same as heads, one that is off by 4e-7, and one by 4e-4."""
     monkeypatch.chdir(tmp_path)
     for name, body in (("a", SILU), ("b", HEADS), ("c", CLOSE), ("d", WRONG)):
@@ -34,23 +34,23 @@ def certificate(path: Path) -> dict[str, Any]:
     return found
 
 
-def test_certified(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_certified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "not claimed: rounding and overflow" in out
     assert "CERTIFIED b.onnx against a.onnx, for every input: 1 activation replaced, exactly the same function" in out
-    data = certificate(room / "cert.json")
+    data = certificate(folder / "cert.json")
     assert data["certificate"]["certified"]
     assert [each["original"] for each in data["certificate"]["regions"]] == ["h"]
     assert len(data["original"]["sha256"]) == 64
 
 
-def test_a_counterexample_is_printed(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_counterexample_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["certify", "a.onnx", "d.onnx", "-o", "cert.json"]) == 1
     out = capsys.readouterr().out
     assert "Div 'h': differs by 4.52e-06 at y = -10, more than 1e-07" in out
     assert out.splitlines()[-1].startswith("DIFFERENT  d.onnx against a.onnx, in ")
-    data = certificate(room / "cert.json")
+    data = certificate(folder / "cert.json")
     assert (data["verdict"], data["certificate"]["refusals"][0]["refuted"]) == ("different", True)
 
 
@@ -61,8 +61,7 @@ FOLDED = {
 
 
 @pytest.mark.parametrize("what", FOLDED)
-def test_what_nobody_refuted_is_not_proved(what: str, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The function that is off by less than folded constants, or made up for by other weights."""
+def test_what_nobody_refuted_is_not_proved(what: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = map(mlp, FOLDED[what])
     if "W2" in what:
         changes.change_values(changes.weight(two, "W2"), "v *= 2")
@@ -70,14 +69,13 @@ def test_what_nobody_refuted_is_not_proved(what: str, room: Path, capsys: pytest
     onnx.save(two, "two.onnx")
     assert run(["certify", "one.onnx", "two.onnx", "-o", "cert.json"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PROVED  two.onnx against one.onnx, in ")
-    data = certificate(room / "cert.json")
+    data = certificate(folder / "cert.json")
     assert (data["verdict"], data["certificate"]["refusals"][0]["refuted"]) == ("not proved", False)
     assert rewriter.validate("one.onnx", "two.onnx").verdict == "agrees"
 
 
 @pytest.mark.parametrize(("accuracy", "found"), [(None, False), (1e-3, False), (0.05, True)])
 def test_no_file_sets_its_own_limit(accuracy: float | None, found: bool) -> None:
-    """What the user allows is proved, and printed."""
     (entry,) = rewriter.rewrite(mlp(SILU), validate=False).rewritten.metadata_props
     plan = json.loads(entry.value)
     plan["blocks"][0]["bound"] = (0.9).hex()
@@ -91,15 +89,15 @@ def test_no_file_sets_its_own_limit(accuracy: float | None, found: bool) -> None
         rewriter.certify(mlp(SILU), far, accuracy=float("nan"))
 
 
-def test_the_limit_is_what_an_activation_without_a_claim_is_held_to(room: Path) -> None:
-    pair = (room / "a.onnx", room / "c.onnx")
+def test_the_limit_is_what_an_activation_without_a_claim_is_held_to(folder: Path) -> None:
+    pair = (folder / "a.onnx", folder / "c.onnx")
     assert rewriter.certify(*pair, limit=6e-7)
     assert not rewriter.certify(*pair, limit=4e-7)
     with pytest.raises(UsageError, match="the limit is -1"):
         rewriter.certify(*pair, limit=-1.0)
 
 
-def test_a_certificate_is_checked_against_the_files(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_certificate_is_checked_against_the_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
     assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 0
     assert "HOLDS" in capsys.readouterr().out
@@ -121,12 +119,12 @@ def test_a_certificate_is_checked_against_the_files(room: Path, capsys: pytest.C
     ],
 )
 def test_a_forged_certificate_does_not_hold(
-    statement: str, reason: str, room: Path, capsys: pytest.CaptureFixture[str]
+    statement: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["certify", "a.onnx", "b.onnx", "-o", "cert.json"]) == 0
-    data = certificate(room / "cert.json")
+    data = certificate(folder / "cert.json")
     changes.run(statement, it=data["certificate"])
-    (room / "cert.json").write_text(json.dumps(data), encoding="utf-8")
+    (folder / "cert.json").write_text(json.dumps(data), encoding="utf-8")
     assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 1
     assert f"certificate.{reason}" in capsys.readouterr().out
 
@@ -141,37 +139,36 @@ def test_a_forged_certificate_does_not_hold(
         ("[" * 100_000, "is not JSON"),
     ],
 )
-def test_what_is_no_certificate(content: str, reason: str, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (room / "cert.json").write_text(content, encoding="utf-8")
+def test_what_is_no_certificate(content: str, reason: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "cert.json").write_text(content, encoding="utf-8")
     assert run(["certify", "a.onnx", "b.onnx", "--check", "cert.json"]) == 2
     assert reason in capsys.readouterr().err
 
 
-def test_files_that_cannot_be_read(room: Path) -> None:
+def test_files_that_cannot_be_read(folder: Path) -> None:
     assert run(["certify", "a.onnx", "missing.onnx"]) == 4
     assert run(["certify", "a.onnx", "b.onnx", "--check", "missing.json"]) == 2
     assert run(["certify", "a.onnx", "b.onnx", "-o", "a.onnx"]) == 2
 
 
-def test_the_plan_in_the_file_is_what_is_proved(room: Path) -> None:
-    """A program for a coarse accuracy is certified where the user allows it and its file claims it."""
-    onnx.save(mlp("h = Gelu(y)", opset=20), room / "g.onnx")
+def test_the_plan_in_the_file_is_what_is_proved(folder: Path) -> None:
+    onnx.save(mlp("h = Gelu(y)", opset=20), folder / "g.onnx")
     assert run(["g.onnx", "-o", "coarse.onnx", "--accuracy", "0.05", "--no-validate", "-q"]) == 0
     assert run(["certify", "g.onnx", "coarse.onnx"]) == 1
     assert run(["certify", "g.onnx", "coarse.onnx", "--accuracy", "0.05"]) == 0
     assert run(["validate", "g.onnx", "coarse.onnx"]) == 1
     assert run(["validate", "g.onnx", "coarse.onnx", "--accuracy", "0.05"]) == 0
-    model = onnx.load(room / "coarse.onnx")
+    model = onnx.load(folder / "coarse.onnx")
     plan = next(each for each in model.metadata_props if each.key == "attnonly.plan")
     model.metadata_props.remove(plan)
-    assert not rewriter.certify(room / "g.onnx", model, accuracy=0.05)
+    assert not rewriter.certify(folder / "g.onnx", model, accuracy=0.05)
     plan.value = plan.value.replace("version", "version_of")
     model.metadata_props.append(plan)
-    assert not rewriter.certify(room / "g.onnx", model, accuracy=0.05)
+    assert not rewriter.certify(folder / "g.onnx", model, accuracy=0.05)
 
 
-def test_python(room: Path) -> None:
-    found = rewriter.certify(room / "a.onnx", mlp(CLOSE), claims={"h": (6e-7, None)})
+def test_python(folder: Path) -> None:
+    found = rewriter.certify(folder / "a.onnx", mlp(CLOSE), claims={"h": (6e-7, None)})
     assert found
     assert found.rewritten.path == "<memory>"
     assert "each within 4.2e-07 max(1, |f|)" in found.summary
@@ -181,7 +178,7 @@ def test_python(room: Path) -> None:
             rewriter.certify(mlp(SILU), mlp(HEADS), claims={"h": claim})
 
 
-def test_rewrite_writes_a_certificate_that_holds(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rewrite_writes_a_certificate_that_holds(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["a.onnx", "-o", "out.onnx", "--certificate", "cert.json", "-q"]) == 0
     assert run(["certify", "--check", "cert.json", "a.onnx", "out.onnx"]) == 0
     assert "HOLDS" in capsys.readouterr().out

@@ -11,23 +11,6 @@ from rewriter.cli import run
 from tests.cases import names
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "verdict"),
-    [
-        (["-o", "out.onnx"], 0, "Passed: model.onnx"),
-        (["-o", "out.onnx", "--no-validate"], 0, "Not proved: model.onnx"),
-        (["--dry-run"], 0, "Planned: model.onnx"),
-        (["-o", "out.onnx", "--skip", "*"], 3, "Nothing to convert: model.onnx"),
-    ],
-)
-def test_page(arguments: list[str], status: int, verdict: str, room: Path) -> None:
-    assert run(["model.onnx", *arguments, "-q", "--html", "page.html"]) == status
-    text = (room / "page.html").read_text(encoding="utf-8")
-    assert f"<title>{verdict}</title>" in text
-    assert ("<caption>Blocks to attention heads" in text) is (status == 0)
-    assert names(room) <= {"model.onnx", "out.onnx", "page.html"}
-
-
 @pytest.mark.parametrize("option", ["--report", "--html", "--certificate"])
 @pytest.mark.parametrize(
     ("path", "message"),
@@ -40,25 +23,25 @@ def test_page(arguments: list[str], status: int, verdict: str, room: Path) -> No
     ],
 )
 def test_paths_are_checked_before_the_work(
-    option: str, path: str, message: str, room: Path, capsys: pytest.CaptureFixture[str]
+    option: str, path: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (room / "notes.txt").write_text("mine")
-    (room / "folder").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "folder").mkdir()
     assert run(["model.onnx", "-o", "out.onnx", option, path]) == 2
     out, err = capsys.readouterr()
     assert message in err
     assert (out, err.count("\n")) == ("", 1)
-    assert names(room) == {"model.onnx", "notes.txt", "folder"}
-    assert (room / "notes.txt").read_text() == "mine"
+    assert names(folder) == {"model.onnx", "notes.txt", "folder"}
+    assert (folder / "notes.txt").read_text() == "mine"
 
 
 def test_without_jinja_nothing_starts(
-    room: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert run(["model.onnx", "-o", "out.onnx", "--html", "page.html"]) == 2
     assert capsys.readouterr().err == (
         "rewrite: a page needs jinja2, which is not installed; run: pip install 'attnonly[report]'\n"
     )
-    assert names(room) == {"model.onnx"}
+    assert names(folder) == {"model.onnx"}
     assert run(["model.onnx", "-o", "out.onnx", "-q", "--report", "report.json"]) == 0, "nothing else needs it"

@@ -1,4 +1,4 @@
-"""`rewrite inspect`: what is in a model, without writing anything."""
+"""`rewrite inspect` describes a model and writes nothing."""
 
 from __future__ import annotations
 
@@ -77,10 +77,7 @@ def test_recognised_blocks_are_weighed_too(tmp_path: Path, capsys: pytest.Captur
 
 @pytest.mark.parametrize(
     ("gate", "purity"),
-    [
-        ("heads", "none: attention, linear maps and normalisation only"),
-        ("product", "2 elementwise products of gates"),
-    ],
+    [("heads", "none: attention, linear maps and normalisation only"), ("product", "2 elementwise products of gates")],
 )
 def test_purity_of_gates(gate: str, purity: str) -> None:
     assert str(inspect(MODELS / "gated-decoder.onnx", gate=gate).accounting.purity) == purity
@@ -88,7 +85,6 @@ def test_purity_of_gates(gate: str, purity: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"inline": True}, {"form": "compact"}, {"form": "masked"}])
 def test_heads_are_pure(options: dict[str, Any]) -> None:
-    """What this tool made has no other nonlinearity: neither the Clip of its queries counts nor its exponentials."""
     made = rewrite(MODELS / "gelu-vision.onnx", validate=False, **options).rewritten
     assert inspect(made).accounting.remaining == {}
     # An exponential that belongs to no head does.

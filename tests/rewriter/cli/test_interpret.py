@@ -23,7 +23,7 @@ WORDS = ["the", "cat", "sat", *(f"word{number}" for number in range(125))]
 
 
 @pytest.fixture
-def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory to work in, with inputs and nothing else."""
     monkeypatch.chdir(tmp_path)
     arrays: dict[str, Any] = dict(feeds(onnx.load(MODEL), tokens=6))
@@ -86,16 +86,13 @@ REFUSALS: tuple[tuple[str, list[str], str], ...] = (
 
 @pytest.mark.parametrize(("command", "options", "message"), REFUSALS)
 def test_refusals(
-    command: str, options: list[str], message: str, room: Path, capsys: pytest.CaptureFixture[str]
+    command: str, options: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([command, str(MODEL), *options]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert [each.name for each in room.iterdir()] == ["x.npz"]
-
-
-# -- heads ---------------------------------------------------------------------------------------------------------
+    assert [each.name for each in folder.iterdir()] == ["x.npz"]
 
 
 def test_list_of_heads(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,9 +106,9 @@ def test_list_of_heads(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not understood: block model.pooler.dense: its output is an output of the graph" in text
 
 
-def test_file_of_heads(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_of_heads(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told(capsys, "heads", "-o", "heads.safetensors")
-    data = (room / "heads.safetensors").read_bytes()
+    data = (folder / "heads.safetensors").read_bytes()
     assert set(json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])) >= {
         *(f"blocks.{layer}.{name}" for layer in (0, 1) for name in ("attn.W_O", "mlp_heads.W_O", "ln1.w", "ln1.b")),
         "__metadata__",
@@ -173,37 +170,33 @@ def data_of(page: Path) -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-def test_page_with_and_without_a_logit(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_with_and_without_a_logit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, logit in (([], None), (["--logit", "5-6"], "5 - 6")):
-        (room / "heads.html").unlink(missing_ok=True)
+        (folder / "heads.html").unlink(missing_ok=True)
         lines = told(capsys, "heads", "--html", "heads.html", *GIVEN, *options).splitlines()
         assert lines[-1] == "264 heads in 4 sublayers, 44 tensors, page written to heads.html"
-        data = data_of(room / "heads.html")
+        data = data_of(folder / "heads.html")
         assert (data["logit"] and data["logit"]["entry"]) == logit
         assert sum(head["kind"] == "neuron" for head in data["heads"]) == 200
     ids = np.load("x.npz")["input_ids"][0]
     assert [token["text"] for token in data["tokens"]] == [str(token) for token in ids]
 
 
-def test_a_folder_with_its_tokenizer(room: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tokenizer.parent
+def test_a_folder_with_its_tokenizer(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "model.onnx").write_bytes(MODEL.read_bytes())
     (folder / "other.onnx").write_bytes(b"")
     for text in (["--text", "the cat"], ["--inputs", "x.npz"]):
         told(capsys, "heads", "--html", "heads.html", *text, model=folder)
-        tokens = [token["text"] for token in data_of(room / "heads.html")["tokens"]]
+        tokens = [token["text"] for token in data_of(folder / "heads.html")["tokens"]]
         ids = range(2) if text[0] == "--text" else np.load("x.npz")["input_ids"][0]
         assert tokens == [f"'{WORDS[each]}'" for each in ids]
-        (room / "heads.html").unlink()
+        (folder / "heads.html").unlink()
     (folder / "model.onnx").rename(folder / "another.onnx")
     assert run(["heads", str(folder)]) == 2
     assert "holds 2 ONNX files: name one of 'another.onnx', 'other.onnx'" in capsys.readouterr().err
 
 
-# -- run -----------------------------------------------------------------------------------------------------------
-
-
-def test_run_writes_what_python_gives(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_writes_what_python_gives(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "run", *GIVEN, "--cache", "cache.npz", "--names", "blocks.1.mlp_heads.*").splitlines()
     assert lines[0].split() == ["blocks.1.mlp_heads.hook_pre", "[3,", "6,", "128]"]
     assert lines[-1] == f"{len(lines) - 1} arrays written to cache.npz"
@@ -215,17 +208,16 @@ def test_run_writes_what_python_gives(room: Path, capsys: pytest.CaptureFixture[
             np.testing.assert_array_equal(archive[name], array)
 
 
-def test_a_failed_run_leaves_no_file(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A token outside of the embedding table: onnxruntime refuses it in the middle of the writing."""
+def test_a_failed_run_leaves_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad: dict[str, Any] = dict(feeds(onnx.load(MODEL)))
     bad["input_ids"] = bad["input_ids"] + 10**6
     np.savez("x.npz", **bad)
     assert run(["run", str(MODEL), *GIVEN, "--cache", "cache.npz"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
-    assert [each.name for each in room.iterdir()] == ["x.npz"]
+    assert [each.name for each in folder.iterdir()] == ["x.npz"]
 
 
-def test_run_on_texts(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_on_texts(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = ["--text", "the cat sat", "--text", "sat", "--tokenizer", str(tokenizer)]
     found = told(capsys, "run", *texts, "--cache", "cache.npz", "--names", "*.hook_resid_post")
     assert "tokens: the | cat | sat\ntokens: sat\n" in found
@@ -237,10 +229,7 @@ def test_run_on_texts(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture
             np.testing.assert_array_equal(archive[name], array)
 
 
-# -- attribute -----------------------------------------------------------------------------------------------------
-
-
-def test_table_of_attributions(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_attributions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "attribute", *LOGIT, "--top", "3").splitlines()
     wanted = attribute(MODEL, "x.npz", 5)
     assert lines[0] == f"logit {wanted.logit:.6g}"
@@ -258,7 +247,7 @@ def test_table_of_attributions(room: Path, capsys: pytest.CaptureFixture[str]) -
     assert found["logit"] != pytest.approx(wanted.logit, abs=1e-3)
 
 
-def test_attribution_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attribution_of_a_text(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given: dict[str, Any] = {"input_ids": np.array([[0, 1, 2]]), "attention_mask": np.ones((1, 3), np.int64)}
     np.savez("x.npz", **given)
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer)]
@@ -274,7 +263,7 @@ def test_attribution_of_a_text(tokenizer: Path, room: Path, capsys: pytest.Captu
     assert (facts["tokens"], facts["entries"]) == (["the", "cat", "sat"], ["word2"])
 
 
-def test_why(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     score = why(MODEL, "x.npz", "blocks.1.attn[2]", query=3, key=1)
     lines = told(capsys, "attribute", *GIVEN, "--why", "blocks.1.attn[2]:3:1", "--top", "2").splitlines()
     assert lines[0] == f"score {score.total:.6g} of blocks.1.attn[2] at token 3 for token 1"
@@ -287,8 +276,6 @@ def test_why(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-# -- graph ---------------------------------------------------------------------------------------------------------
-
 NODE = {
     *("node_id", "feature", "layer", "ctx_idx", "feature_type", "token_prob", "is_target_logit", "run_idx"),
     *("reverse_ctx_idx", "jsNodeId", "clerp", "influence", "activation"),
@@ -298,9 +285,9 @@ METADATA = {"slug", "scan", "transcoder_list", "prompt_tokens", "prompt", "node_
 """Names of circuit-tracer's data model, version 1, and of Neuronpedia's terms of scores."""
 
 
-def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_of_the_graph(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "graph", *LOGIT, "-o", "graph.json").splitlines()
-    data = json.loads((room / "graph.json").read_text(encoding="utf-8"))
+    data = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     assert {*data} == {"metadata", "qParams", "nodes", "links", "qk_only_nodes"}
     assert {*data["metadata"]} > METADATA
     assert {*data["qParams"]} == {"pinnedIds", "supernodes", "linkType", "clickedId", "sg_pos"}
@@ -357,16 +344,16 @@ def test_file_of_the_graph(room: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert lines[2].endswith("written to graph.json")
     assert lines[3].startswith(f"scores of {len(found.why)} heads, as sums over pairs of nodes: off by ")
     # It is kept.
-    before = (room / "graph.json").read_bytes()
+    before = (folder / "graph.json").read_bytes()
     assert run(["graph", str(MODEL), *LOGIT, "-o", "graph.json"]) == 2
     assert "exists; remove it, or choose another output" in capsys.readouterr().err
-    assert (room / "graph.json").read_bytes() == before
+    assert (folder / "graph.json").read_bytes() == before
 
 
-def test_graph_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graph_of_a_text(tokenizer: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = ["--text", "the cat sat", "--tokenizer", str(tokenizer), "--logit", "5-1"]
     assert told(capsys, "graph", *text, "-o", "graph.json").partition("\n")[0].endswith(" 'word2' - 'cat'")
-    made = json.loads((room / "graph.json").read_text(encoding="utf-8"))
+    made = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     assert made["metadata"]["prompt_tokens"] == ["the", "cat", "sat"]
     assert made["metadata"]["prompt"] == "the cat sat"
     (logit,) = [node for node in made["nodes"] if node["is_target_logit"]]
@@ -377,10 +364,7 @@ def test_graph_of_a_text(tokenizer: Path, room: Path, capsys: pytest.CaptureFixt
     assert tokenizer.read_bytes() == before
 
 
-# -- rank ----------------------------------------------------------------------------------------------------------
-
-
-def test_tables_of_rankings(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_rankings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "rank", "--top", "3").splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0] == "composition, without the scales of normalisations; unrelated weights: 0.177"
@@ -388,7 +372,7 @@ def test_tables_of_rankings(room: Path, capsys: pytest.CaptureFixture[str]) -> N
         [each.kind, each.reader, each.writer, f"{each.score:.4f}"] for each in compositions(MODEL, top=3).strongest(3)
     ]
     lines = told(capsys, "rank", "--tokens", "--top", "3", "--json", "rank.json").splitlines()
-    data = json.loads((room / "rank.json").read_text(encoding="utf-8"))
+    data = json.loads((folder / "rank.json").read_text(encoding="utf-8"))
     assert {*data} == {"model", "tokens"}
     assert {row["side"] for row in data["tokens"]["rows"]} >= {"Q", "K", "V", "O"}
     assert max(map(len, lines)) <= 80
@@ -400,4 +384,4 @@ def test_tables_of_rankings(room: Path, capsys: pytest.CaptureFixture[str]) -> N
     lines = told(capsys, "rank", "--against", str(MODEL), *GIVEN, "--top", "1", "--json", "same.json").splitlines()
     assert lines[0] == "changed heads; the outputs are off by 0 of their norm"
     assert lines[2].split() == ["blocks.0.attn.0", "0", "0", "0.00%"]
-    assert len(json.loads((room / "same.json").read_text(encoding="utf-8"))["rows"]) == 264
+    assert len(json.loads((folder / "same.json").read_text(encoding="utf-8"))["rows"]) == 264

@@ -48,8 +48,7 @@ def test_validate_a_wrong_model(capsys: Capture) -> None:
     assert "Guilty parts of B, each fed with what A computes" in text
     assert "refuted: Div 'output__1': differs by " in text
     assert re.search(
-        r"DIFFERENT  bad.onnx does not compute what a.onnx does; guilty: mlp, activation, in [\d.]+ s",
-        text,
+        r"DIFFERENT  bad.onnx does not compute what a.onnx does; guilty: mlp, activation, in [\d.]+ s", text
     )
 
 
@@ -83,11 +82,7 @@ def test_diff_shows_both_sides(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "last"),
     [
-        (
-            ["diff", "a.onnx", "a.onnx", "--graph-only"],
-            0,
-            "a.onnx and a.onnx are the same graph with the same weights",
-        ),
+        (["diff", "a.onnx", "a.onnx", "--graph-only"], 0, "a.onnx and a.onnx are the same graph with the same weights"),
         (["diff", "a.onnx", "b.onnx", "--graph-only"], 1, "DIFFERENT  a.onnx and b.onnx are different graphs"),
         (["diff", "a.onnx", "bad.onnx"], 1, "DIFFERENT  bad.onnx does not compute what a.onnx does"),
         (["validate", "a.onnx", "bad.onnx"], 1, "a.onnx does; --bisect names the guilty block, in "),
@@ -119,18 +114,14 @@ def test_report(capsys: Capture, option: str) -> None:
         (["a.onnx", "b.onnx", "--report", "no/r.json"], 2, "does not exist; create it first"),
         (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace another file"),
         (["a.onnx", "b.onnx", "--report", "text.onnx"], 2, "exists and is not a .json file"),
-        (
-            ["a.onnx", "fails.onnx"],
-            1,
-            "rewrite: the rewritten model does not run: onnxruntime could not",
-        ),
+        (["a.onnx", "fails.onnx"], 1, "rewrite: the rewritten model does not run: onnxruntime could not"),
         (["fails.onnx", "a.onnx"], 1, "rewrite: the original model does not run, so nothing can be tested"),
     ],
 )
 def test_broken_inputs_are_one_line(
     capsys: Capture, command: str, arguments: list[str], status: int, message: str
 ) -> None:
-    Path("text.onnx").write_text("hello, this is no model\n", encoding="utf-8")
+    Path("text.onnx").write_text("hello, this is not a model\n", encoding="utf-8")
     Path("cut.onnx").write_bytes(Path("a.onnx").read_bytes()[:-200])
     broken = onnx.load("a.onnx")
     broken.graph.node[0].op_type = "NoSuchOperator"

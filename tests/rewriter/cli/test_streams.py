@@ -20,7 +20,7 @@ from tests.conftest import slow
 from tests.textmodels import text_model
 
 
-def test_json_to_standard_output(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_to_standard_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in (("--json",), ("--report", "-"), ("--json", "-")):
         assert run(["model.onnx", "--dry-run", *option]) == 0
         out, err = capsys.readouterr()
@@ -29,16 +29,16 @@ def test_json_to_standard_output(room: Path, capsys: pytest.CaptureFixture[str])
         assert "PLANNED" in err
 
 
-def test_json_into_a_file_or_not(room: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_into_a_file_or_not(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["model.onnx", "--dry-run", "--json", "plan.json"]) == 0
-    assert json.loads((room / "plan.json").read_text(encoding="utf-8"))["exit_status"] == 0
+    assert json.loads((folder / "plan.json").read_text(encoding="utf-8"))["exit_status"] == 0
     assert "PLANNED" in capsys.readouterr().out
     assert run(["validate", "--json", "model.onnx", "model.onnx"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "same"
 
 
 @pytest.mark.parametrize("status", [0, pytest.param(3, marks=slow)])
-def test_a_reader_that_goes_away(room: Path, status: int) -> None:
+def test_a_reader_that_goes_away(folder: Path, status: int) -> None:
     if status:
         onnx.save(text_model("out = Abs(x)"), "model.onnx")
     command = [sys.executable, "-m", "rewriter", "model.onnx", "-o", "out.onnx"]
@@ -50,7 +50,7 @@ def test_a_reader_that_goes_away(room: Path, status: int) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == status
-    assert (room / "out.onnx").exists() == (status == 0)
+    assert (folder / "out.onnx").exists() == (status == 0)
 
 
 def test_other_errors_of_a_stream_are_not_dropped() -> None:
@@ -67,15 +67,17 @@ def test_no_arguments_print_the_help(capsys: pytest.CaptureFixture[str]) -> None
     assert "Usage: rewrite [OPTIONS] MODEL" in capsys.readouterr().out
 
 
-def test_70_an_internal_error(room: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_70_an_internal_error(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any, **__: Any) -> None:
-        raise KeyError(str(room / "secret"))
+        raise KeyError(str(folder / "secret"))
 
     monkeypatch.setattr(f"{rewrite.__module__}.Judge", broken)
-    assert run([str(room / "model.onnx"), "-o", str(room / "out.onnx")]) == 70
+    assert run([str(folder / "model.onnx"), "-o", str(folder / "out.onnx")]) == 70
     out, err = capsys.readouterr()
     assert out == ""
     place = r"KeyError in test_streams.py:\d+ broken, called by rewriting.py:\d+ \w+, called by "
     assert re.fullmatch(rf"rewrite: internal error \({place}.*\); this is a bug, please report it .*\n", err)
     assert "secret" not in err
-    assert [path.name for path in room.iterdir()] == ["model.onnx"]
+    assert [path.name for path in folder.iterdir()] == ["model.onnx"]

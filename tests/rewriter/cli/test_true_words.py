@@ -31,9 +31,6 @@ def last_line(capsys: Capture) -> str:
     return capsys.readouterr().out.splitlines()[-1]
 
 
-# -- nothing is refuted ----------------------------------------------------------------------------------------------
-
-
 def folded(epsilon: float = 1e-5) -> tuple[onnx.ModelProto, onnx.ModelProto]:
     """A bias and a constant, added in the graph; and their sum folded in float32, which is rounded."""
     body = (
@@ -93,8 +90,6 @@ def test_rewriting_is_strict_all_the_same(monkeypatch: pytest.MonkeyPatch, capsy
     assert found.summary.endswith("what its plan claims is not proved")
 
 
-# -- domains ---------------------------------------------------------------------------------------------------------
-
 GATE = "u = MatMul(x, V1) s = Sigmoid(y) f = Mul(y, s) h = Mul(f, u)"
 
 
@@ -136,9 +131,6 @@ def test_where_a_domain_holds_every_verdict_says_so(
     assert "for every input" not in out + page
     assert run(["a.onnx", "--dry-run", *options]) == 0
     assert where in " ".join(capsys.readouterr().out.split())
-
-
-# -- proved here -----------------------------------------------------------------------------------------------------
 
 
 def test_bounds_are_proved_where_they_are_stated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ COMMANDS = {
 }
 
 RUNNING = ("proof", "diff outputs", "validate")
-"""Those that run models, which takes longer."""
+"""Commands that run models, which takes longer."""
 
 LONGEST = 40_000
 """Characters that a terminal may get: those of two of the long names."""

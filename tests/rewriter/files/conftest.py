@@ -1,4 +1,4 @@
-"""Small models for the tests of this room: inline ones, and ones whose weights stand in a data file."""
+"""Small models for the tests of this folder: with their weights inline or in a data file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def inline_model() -> onnx.ModelProto:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """The path of `y = x + W` with W in `w.bin`, in a directory of its own."""
+    """The path of `y = x + W` with W in `w.bin`, in its own directory."""
     directory = tmp_path / "source"
     directory.mkdir()
     (directory / "w.bin").write_bytes(WEIGHTS.tobytes())

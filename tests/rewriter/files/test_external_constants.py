@@ -16,8 +16,8 @@ from rewriter.errors import ModelError
 from rewriter.files.load import load_model
 from rewriter.graph.walk import iter_tensors
 from tests.committed import FOLDER
-from tests.snapshot import digests
 from tests.textmodels import ERF_GELU, SILU, mlp, tensor, values
+from tools.snapshot import digests
 
 TANH_GELU = (
     "p = Pow(y, $3.0) q = Mul(p, $0.044715) r = Add(y, q) s = Mul(r, $0.7978845608) t = Tanh(s) u = Add(t, $1.0) "
@@ -129,7 +129,6 @@ def test_sparse_tensors_of_odd_ranks(shape: list[int], where: Any) -> None:
 
 
 def test_small_tensors_over_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of megabytes would otherwise become gigabytes in memory."""
     monkeypatch.setattr("rewriter.files.load._MAX_SMALL_BYTES", 100)
     model = mlp("h = Mul(y, $1.0)", constants={f"c{number}": tensor(f"c{number}", np.ones(8)) for number in range(9)})
     path = stored(model, tmp_path / "model.onnx")

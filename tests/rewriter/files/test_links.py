@@ -62,7 +62,7 @@ def test_every_call_that_runs_the_model(snapshot: Path, tmp_path: Path) -> None:
     for proof in ("whole", "blocks"):
         report = rewrite(path, out, providers=["cpu"], proof=proof, force=True)
         assert report.exit_status == 0
-    # The result has its own copy of the data, which no link stands for.
+    # The result has its own copy of the data, not a link.
     assert not any(each.is_symlink() for each in tmp_path.glob("out*"))
     assert validate(path, out, providers=["cpu"]).same
     assert not diff(path, out, outputs=False).same

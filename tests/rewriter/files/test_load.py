@@ -230,15 +230,9 @@ def test_read_tensor(array: np.ndarray, place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "reason"),
     [
-        (
-            TensorProto(data_type=TensorProto.STRING, dims=[1], string_data=[b"\xff"]),
-            "outside its element type",
-        ),
+        (TensorProto(data_type=TensorProto.STRING, dims=[1], string_data=[b"\xff"]), "outside its element type"),
         (TensorProto(data_type=TensorProto.FLOAT, dims=[2], raw_data=b"1234"), "4 bytes of raw data"),
-        (
-            TensorProto(data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL),
-            "pass the path",
-        ),
+        (TensorProto(data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL), "pass the path"),
     ],
 )
 def test_read_tensor_refuses(tensor: TensorProto, reason: str, inline_model: onnx.ModelProto) -> None:

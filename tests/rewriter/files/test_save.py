@@ -96,9 +96,6 @@ def test_what_a_block_leaves(
     assert names(elsewhere) == {"mine.data"} | made
 
 
-# Where an output may stand ---------------------------------------------------------------------------------
-
-
 FORBIDDEN: dict[str, tuple[Callable[[Path], object], bool, str]] = {
     "exists": (lambda path: path.write_bytes(b"precious"), False, "exists; pass force=True"),
     "link": (lambda path: path.symlink_to("mine.data"), True, "is a symbolic link"),
@@ -147,13 +144,7 @@ def test_input_is_never_the_output(source: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to("source")
     model = load_model(source)
     linked = LoadedModel(model.proto, tmp_path / "link.onnx", tmp_path, (), 0)
-    for out in (
-        "source/model.onnx",
-        "source/../source/model.onnx",
-        "link.onnx",
-        "hard.onnx",
-        "linked/model.onnx",
-    ):
+    for out in ("source/model.onnx", "source/../source/model.onnx", "link.onnx", "hard.onnx", "linked/model.onnx"):
         for given in (model, linked):
             with pytest.raises(UsageError, match="is the input itself"):
                 check_output(tmp_path / out, source=given, force=True)
@@ -165,9 +156,6 @@ def test_weights_of_the_input_are_never_the_output(source: Path, tmp_path: Path)
     for out in (source.parent / "w.bin", tmp_path / "hard.bin"):
         with pytest.raises(UsageError, match="holds the weights of the input"):
             check_output(out, source=model, force=True)
-
-
-# External data ---------------------------------------------------------------------------------------------
 
 
 def test_same_directory_keeps_references_and_reads_nothing(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,9 +271,6 @@ def test_data_taken_away_before_commit(source: Path, elsewhere: Path) -> None:
     assert not names(elsewhere)
 
 
-# Failures of the disk --------------------------------------------------------------------------------------
-
-
 # The call that fails, after how many that do not, and how: the first of most is for the data, the next for the graph.
 CALLS = [
     ("open", 0, errno.ENOSPC),
@@ -310,7 +295,7 @@ def test_disk_failures_leave_nothing(
 
     def fail(*arguments: object, **options: object) -> object:
         nonlocal calls
-        # Of the opens only those that create: the checks before them have errors of their own.
+        # Only opens that create a file: the checks before them raise other errors.
         if call != "open" or (isinstance(arguments[1], int) and arguments[1] & os.O_CREAT):
             calls += 1
             if calls > skip:

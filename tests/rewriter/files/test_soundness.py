@@ -98,10 +98,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "no graph": (lambda m: m.ClearField("graph"), "has no graph"),
     "no IR version": (lambda m: m.ClearField("ir_version"), "has no IR version"),
     "no operator set": (lambda m: m.ClearField("opset_import"), "names no operator set"),
-    "operator set twice": (
-        lambda m: m.opset_import.add(domain="ai.onnx", version=9),
-        "domain '' is named twice",
-    ),
+    "operator set twice": (lambda m: m.opset_import.add(domain="ai.onnx", version=9), "domain '' is named twice"),
     "operator set without version": (
         lambda m: m.opset_import.add(domain="new"),
         "domain 'new' is named twice or has no",
@@ -113,10 +110,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "no outputs": (lambda m: m.graph.ClearField("output"), "the model has no outputs"),
     "empty input name": (lambda m: m.graph.input.add(), "'name' of 'value_info' is required"),
-    "empty initializer name": (
-        lambda m: m.graph.initializer.add(data_type=1, dims=[0]),
-        "must have a non-empty name",
-    ),
+    "empty initializer name": (lambda m: m.graph.initializer.add(data_type=1, dims=[0]), "must have a non-empty name"),
     "sparse initializer repeats": (
         lambda m: m.graph.sparse_initializer.add(
             values=TensorProto(name="w", data_type=1, dims=[0]), indices=TensorProto(data_type=7, dims=[0])
@@ -125,9 +119,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     ),
     "sparse dims": (
         lambda m: m.graph.sparse_initializer.add(
-            values=TensorProto(name="s", data_type=1, dims=[0]),
-            indices=TensorProto(data_type=7, dims=[0]),
-            dims=[-1],
+            values=TensorProto(name="s", data_type=1, dims=[0]), indices=TensorProto(data_type=7, dims=[0]), dims=[-1]
         ),
         "tensor 's' has the negative dimension -1",
     ),
@@ -154,7 +146,6 @@ def test_unsound_models_are_refused(edit: Edit, reason: str) -> None:
 
 @pytest.mark.parametrize("place", ["initializer", "attribute", "function"])
 def test_tensors_that_do_not_hold_what_they_say(place: str) -> None:
-    """What a tensor must hold is tested in test_tensors.py."""
     model = parse(CALLED + "f (p) => (q) { q = Neg(p) }")
     named = TensorProto(name="w\n", data_type=1, dims=[2], raw_data=bytes(7))
     if place == "initializer":
@@ -292,8 +283,6 @@ def test_body_that_reads_a_later_name_is_sorted_with_its_node() -> None:
     assert [node.op_type for node in model.graph.node] == ["Neg", "If"]
 
 
-# Operators -------------------------------------------------------------------------------------------------
-
 NEWEST = onnx.defs.onnx_opset_version()
 
 
@@ -341,16 +330,10 @@ UNSUITED = {
         "the graph breaks a rule of ONNX (opset 17): Node with schema(::Relu:14) has input size 0 not in range",
     ),
     "required input empty": (made("y = MatMul(, x)"), "input 0 is marked single but has an empty string"),
-    "inputs of a later opset": (
-        made("y = Squeeze(x, x)", 11),
-        "has input size 2 not in range [min=1, max=1]",
-    ),
+    "inputs of a later opset": (made("y = Squeeze(x, x)", 11), "has input size 2 not in range [min=1, max=1]"),
     "younger than the opset": (made("y = LayerNormalization(x)", 12), "has 1 input and needs at least 2"),
     "opset of the future": (made("y = Add(x)", NEWEST + 1), "has 1 input and needs at least 2"),
-    "type of an attribute": (
-        made("y = Transpose <perm = 1.5> (x)"),
-        "Expected: 'INTS', actual: 'FLOAT'",
-    ),
+    "type of an attribute": (made("y = Transpose <perm = 1.5> (x)"), "Expected: 'INTS', actual: 'FLOAT'"),
     "operator of onnxruntime": (
         made("y = com.microsoft.BiasGelu(x)"),
         "node '' ('BiasGelu') has 1 input and needs at least 2",
@@ -368,10 +351,7 @@ UNSUITED = {
         made("y = If(c) <then_branch = t () => (z) { z = Add(x) }, else_branch = e () => (z) { z = Neg(x) }>"),
         ADD,
     ),
-    "in a function": (
-        made("y = local.f(x)", functions=function("q = Add(p)", 17)),
-        ADD,
-    ),
+    "in a function": (made("y = local.f(x)", functions=function("q = Add(p)", 17)), ADD),
     "for the function's opset": (
         made("y = local.f(x)", 17, function("q = Squeeze(p, p)", 11)),
         "has input size 2 not in range [min=1, max=1]",

@@ -25,7 +25,6 @@ def test_all_element_types_of_onnx_are_known() -> None:
 
 @pytest.mark.parametrize("kind", KNOWN, ids=TensorProto.DataType.Name)
 def test_values_are_counted(kind: int) -> None:
-    """Those of the field that onnx itself fills, and raw ones; one more or one fewer is refused."""
     text = kind == TensorProto.STRING
     none: list[Any] = [b"" if text else 0] * COUNT
     tensor = helper.make_tensor("w", kind, [COUNT], none)

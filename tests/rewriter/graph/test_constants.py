@@ -90,7 +90,6 @@ def test_what_is_constant(body: str, constant: bool) -> None:
     ],
 )
 def test_values(body: str, expected: Any) -> None:
-    """Those of one element are numbers, too."""
     numbers = "float[4] w = {1, 2, 3, 4}, int64[2] i = {2, 2}, int64[2] odd = {7, 7}, float[1] one = {9}"
     known = constants_of(body, numbers)
     same(known.value("c"), expected)

@@ -94,7 +94,6 @@ def test_new_constants_change_no_signature(version: int) -> None:
 
 
 def test_what_the_new_nodes_read_stays() -> None:
-    """Also where only a body of a new node reads it."""
     model = model_of("k = Sin(x) l = Cos(x) m = Add(k, l) b = Neg(m) out = Abs(b)", "float[2] w = {1, 2}")
     view = all_views(model)[0]
     holder = onnx.parser.parse_model(
@@ -108,7 +107,6 @@ def test_what_the_new_nodes_read_stays() -> None:
 
 
 def test_replacements_that_belong_together() -> None:
-    """A further one elsewhere, whose old operands go too; exposed tensors become outputs of the main graph only."""
     exposed = onnx.helper.make_tensor_value_info("a2", onnx.TensorProto.FLOAT, [2])
     body = "z = Sin(x) a = Exp(z) b = Neg(a) y = Cos(x) c = Abs(y) out = Add(b, c)"
     model = model_of(body)
@@ -123,7 +121,6 @@ def test_replacements_that_belong_together() -> None:
 
 
 def test_replaced_nodes_that_read_each_other() -> None:
-    """The second region reads the first one's output; what only the old nodes read goes."""
     model = model_of("z = Sin(x) a = Exp(z) b = Neg(a) c = Add(b, z) out = Abs(c)")
     view = all_views(model)[0]
     parts = [
@@ -135,7 +132,6 @@ def test_replaced_nodes_that_read_each_other() -> None:
 
 
 def test_a_body_is_spliced_in_place() -> None:
-    """Its own outputs stay as they are, and so does the graph around it."""
     model = model_of(
         "out = If (yes) <then_branch = t () => (float[2] p) { r = Sin(x) p = Exp(r) }, "
         "else_branch = e () => (float[2] q) { q = Cos(x) }>",
@@ -200,7 +196,6 @@ def test_constants_that_nothing_reads_any_more(body: str, outputs: str, nodes: l
 
 @pytest.mark.parametrize("reader", ["body", "output", "input", "nobody"])
 def test_what_else_reads_an_initializer(reader: str) -> None:
-    """A weight of the replaced node stays where a body captures it, it is an output, or an input declares it."""
     body = "p = Abs(w)" if reader == "body" else "p = Abs(x)"
     model = model_of(
         "a = Add(x, w) c = Constant<value = bool {1}>() "

@@ -145,7 +145,6 @@ def test_other_domains_are_unknown() -> None:
 
 
 def test_every_operator_is_tried() -> None:
-    """An entry without a test is an entry that may be wrong."""
     tried = {("", name) for name, _ in UNARY} | {("com.microsoft", name) for name, _ in MICROSOFT}
     tried |= {("", name) for name in BINARY}
     tried |= {("", name) for name in ("Sqrt", "Log", "Reciprocal", "Pow", "PRelu", "Clip", "Swish")}

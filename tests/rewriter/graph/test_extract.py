@@ -58,7 +58,6 @@ def test_cut(inputs: list[str], outputs: list[str], expected: Cut) -> None:
 
 
 def test_constants_that_only_another_part_needs_are_left_out() -> None:
-    """A constant is an ancestor here, but of an operand that is an input of the part."""
     graph = all_views(
         onnx.parser.parse_model(
             '<ir_version: 9, opset_import: ["": 17]> g (float[4] x, float[4] other) => (float[4] out) '
@@ -80,7 +79,6 @@ def test_constants_that_only_another_part_needs_are_left_out() -> None:
     ],
 )
 def test_upstream(stops: list[str], outputs: list[str], expected: Cut) -> None:
-    """What depends on no stop is computed again."""
     assert upstream(view(), frozenset(stops), outputs) == expected
 
 
@@ -108,7 +106,6 @@ def test_what_a_body_captures_is_upstream() -> None:
 
 
 def test_a_part_as_a_model() -> None:
-    """The weights it needs, and inputs of any shape."""
     whole = model()
     whole.functions.append(
         onnx.parser.parse_function('<opset_import: ["": 17], domain: "custom"> f (p) => (q) { q = Neg(p) }')
@@ -127,7 +124,6 @@ def test_a_part_as_a_model() -> None:
 
 @pytest.mark.parametrize(("elem_type", "expected"), [(None, FLOAT), (INT64, INT64), (0, 0)])
 def test_inputs_of_unknown_type(elem_type: int | None, expected: int) -> None:
-    """Only inputs get the caller's type; known ones keep their own."""
     whole = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 17, "custom": 2]> g (double[4] x) => (double[4] out) '
         "{ odd = custom.Unheard(x) out = custom.Two(odd, x) }"

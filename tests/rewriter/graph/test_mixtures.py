@@ -29,7 +29,7 @@ FORM: dict[str, Any] = {
 
 
 def quantised(rng: Any, size: tuple[int, ...], bits: int, block: int, zeros: bool) -> tuple[list[Array | None], Array]:
-    """Numbers, scales and zero points as QMoE stores them, and the matrices that they stand for."""
+    """Numbers, scales and zero points as QMoE stores them, and the matrices that they represent."""
     blocks = size[-1] // block if block else 1
     numbers, middle = (rng.integers(0, 2**bits, each).astype(np.uint8) for each in (size, (*size[:-1], blocks)))
     middle = middle if zeros else np.full_like(middle, 2 ** (bits - 1))

@@ -22,7 +22,6 @@ def test_a_name_that_one_branch_defines_is_captured_by_the_other() -> None:
 
 
 def test_integers_are_folded_exactly() -> None:
-    """The largest int64 is not a float64."""
     large = 2**63 - 1
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 17]> g (float[1] x) => (float[1] y) '
@@ -75,7 +74,6 @@ def test_an_index() -> None:
 
 
 def test_initializers_of_old_files_are_not_overridable() -> None:
-    """There all of them are inputs."""
     model = onnx.parser.parse_model(
         '<ir_version: 3, opset_import: ["": 17]> g (float[2] x, float[2] w) => (float[2] out) '
         "<float[2] w = {1, 2}> { out = Mul(x, w) }"
@@ -110,7 +108,6 @@ def test_a_body_hides_names_around_it() -> None:
 
 
 def test_views_of_bodies() -> None:
-    """Outer before inner; an inner one sees the weights, constants and types around it, and its own ones first."""
     model = onnx.parser.parse_model(NESTED)
     main, outer, other, inner, last = all_views(model)
     assert [view.where for view in (main, outer, other, inner, last)] == [
@@ -150,7 +147,7 @@ def test_lists_of_graphs() -> None:
 
 
 def test_captures_of_sparse_weights_and_of_outputs() -> None:
-    """A body may put out an outer tensor as it is; a sparse weight of its own is none from outside."""
+    """A body may return an outer tensor unchanged; its own sparse weight does not come from outside."""
     body = onnx.GraphProto(name="b")
     for name in ("outer", "sparse"):
         body.output.append(onnx.ValueInfoProto(name=name))

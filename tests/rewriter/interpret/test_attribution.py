@@ -100,7 +100,6 @@ def test_constants_are_what_the_frozen_network_loses() -> None:
 
 
 def test_of_one_token_and_after_normalisations() -> None:
-    """In the last layer only the token that is read counts; normalisations after sublayers have parts of their own."""
     for stem in ("gelu-vision", "gelu-encoder"):
         found = attributed(stem)
         assert found.paths["embed"].shape == (17 if stem == "gelu-vision" else 7,)
@@ -136,7 +135,7 @@ def test_several_cases_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("stem", ["silu-decoder", "gelu-encoder", "gated-decoder"])
 @pytest.mark.parametrize("options", [{}, {"form": "compact"}, {"form": "masked"}], ids=str)
 def test_the_head_program_does_not_matter(stem: str, options: dict[str, Any], tmp_path: Path) -> None:
-    """What is attributed is the function: the same parts for the original and for every program that stands for it."""
+    """What is attributed is the function: the same parts for the original and for every program in its place."""
     made = rewrite(FOLDER / f"{stem}.onnx", tmp_path / "out.onnx", validate=False, max_tokens=16, **options)
     assert made.converted
     before, after = attributed(stem), attribute(tmp_path / "out.onnx", given(stem), LOGIT)

@@ -39,7 +39,7 @@ class Deployed:
 
     more: str = ""
     past: int = 3
-    room: int = 0
+    places: int = 0
     bits: int = 0
     zeros: bool = False
     packed: bool = True
@@ -76,7 +76,7 @@ class Deployed:
         return f"{made} = com.microsoft.MatMulNBits<{sizes}>({data}, {name}_numbers, {name}_scales{zeros})"
 
     def normalised(self, made: str, data: str) -> str:
-        """A product; its result, by head unless it is the output, is normalised but for values."""
+        """A product; its result, by head unless it is the output, is normalised, except values."""
         if not self.normed or made == "v":
             return self.product(made, data, f"w_{made}")
         return f"""{self.product(f"{made}0", data, f"w_{made}")}
@@ -132,8 +132,8 @@ class Deployed:
 
     @cached_property
     def feeds(self) -> dict[str, Array]:
-        rng, room = np.random.default_rng(2), self.room or self.past
-        cache = {name: rng.normal(size=(1, SHARED, room, WIDTH)).astype(np.float32) for name in ("pk", "pv")}
+        rng, places = np.random.default_rng(2), self.places or self.past
+        cache = {name: rng.normal(size=(1, SHARED, places, WIDTH)).astype(np.float32) for name in ("pk", "pv")}
         total = self.past + TOKENS
         x = rng.normal(size=(1, TOKENS, MODEL)).astype(np.float32)
         return {"x": x, **cache, "lengths": np.array([total - 1], np.int32), "total": np.array(total, np.int32)}
@@ -147,11 +147,11 @@ class Deployed:
         """How many tokens a cache holds, by the operator's documentation."""
         if "sliding_window_cache" not in self.facts:
             return tokens
-        step = self.room - int(self.facts["local_window_size"]) + 1
-        return tokens - step * -(-max(tokens - self.room, 0) // step)
+        step = self.places - int(self.facts["local_window_size"]) + 1
+        return tokens - step * -(-max(tokens - self.places, 0) // step)
 
     def run(self, *names: str) -> list[Array]:
-        """What onnxruntime computes in the file as it is."""
+        """What onnxruntime computes in the unchanged file."""
         model = onnx.ModelProto.FromString(self.model.SerializeToString())
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name in "nz")
         session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -162,14 +162,14 @@ ROTARY = ", do_rotary = 1"
 FILES = {
     "packed": Deployed(ROTARY),
     "no cache": Deployed(ROTARY, past=0),
-    "a cache with room": Deployed(ROTARY, room=20),
+    "a cache with free places": Deployed(ROTARY, places=20),
     "apart": Deployed(packed=False),
     "interleaved": Deployed(ROTARY + ", rotary_interleaved = 1"),
     "scaled": Deployed(ROTARY + ", scale = 0.4"),
     "window": Deployed(ROTARY + ", local_window_size = 3"),
-    "sliding cache": Deployed(ROTARY + ", local_window_size = 3, sliding_window_cache = 1", past=7, room=4),
+    "sliding cache": Deployed(ROTARY + ", local_window_size = 3, sliding_window_cache = 1", past=7, places=4),
     "sliding cache that was full": Deployed(
-        ROTARY + ", local_window_size = 3, sliding_window_cache = 1", past=8, room=5
+        ROTARY + ", local_window_size = 3, sliding_window_cache = 1", past=8, places=5
     ),
     "capped": Deployed(ROTARY + ", softcap = 1.5"),
     "smooth": Deployed(ROTARY + ", smooth_softmax = 1"),
@@ -289,7 +289,6 @@ def test_a_logit_is_the_sum_of_its_parts(name: str) -> None:
 
 
 def test_dynamically_quantised(tmp_path: Path) -> None:
-    """Weights are dequantised, the run is the file's, and attribution, which leaves the rounding out, says so."""
     quantize_dynamic(FOLDER / "silu-decoder.onnx", tmp_path / "q.onnx", per_channel=True, weight_type=QuantType.QUInt8)
     index, original = heads(tmp_path / "q.onnx"), heads(FOLDER / "silu-decoder.onnx")
     assert [miss.reason.partition(" that ")[0] for miss in index.missed] == ["attribution leaves out"]
@@ -305,7 +304,7 @@ def test_dynamically_quantised(tmp_path: Path) -> None:
     assert max(map(abs, attribute(tmp_path / "q.onnx", feeds, 3).residuals.values())) <= 1e-12
     changed = onnx.load(tmp_path / "q.onnx")
     next(node for node in changed.graph.node if node.output[0].endswith("quant_scales_mul:0")).op_type = "Add"
-    assert len(heads(changed).sublayers) < len(index.sublayers), "it is no scale"
+    assert len(heads(changed).sublayers) < len(index.sublayers), "that is not a scale"
 
 
 def test_tokens_of_a_cache_have_no_parts() -> None:

@@ -21,7 +21,7 @@ from tests.committed import FOLDER
 from tests.headmath import tapped
 from tests.textmodels import SILU, mlp, values
 
-CASES = Path(__file__).parents[2] / "cases"
+CASES = Path(__file__).parents[2] / "inputs_that_failed"
 TOKENS = 5
 
 
@@ -32,8 +32,6 @@ def _ids(*batch: int) -> Array:
 def _zeros(names: str, layers: int, *shape: int) -> dict[str, Array]:
     return {name.format(layer): np.zeros(shape, np.float32) for layer in range(layers) for name in names.split()}
 
-
-# -- weights that nodes compute -------------------------------------------------------------------------------------
 
 CHAINS = {
     "scaled": "f = Cast<to = 1>(q) w = Mul(f, scale)",
@@ -51,7 +49,6 @@ def dequantised(chain: str, numbers: Array, scale: Array) -> Array:
 
 @pytest.mark.parametrize("chain", CHAINS)
 def test_weights_that_nodes_compute(chain: str) -> None:
-    """The same heads, original and of neurons, as with the numbers that numpy makes of them."""
     computed, plain = (onnx.load(FOLDER / "silu-decoder.onnx") for _ in range(2))
     weights = {node.input[1] for node in plain.graph.node if node.op_type == "Gemm"}
     rng = np.random.default_rng(0)
@@ -82,10 +79,8 @@ def test_weights_that_nodes_compute(chain: str) -> None:
         np.testing.assert_array_equal(index[name], wanted[name], err_msg=name)
 
 
-# -- products as onnxruntime's optimiser writes them ------------------------------------------------------------------
-
 FUSED = {"": "W1", "<transB = 1>": "W1t", "<alpha = 0.5>": ""}
-"""Attributes to the weight; empty where it is no plain matrix."""
+"""Attributes to the weight; empty where it is not a plain matrix."""
 
 
 @pytest.mark.parametrize("stated", FUSED)
@@ -168,7 +163,7 @@ def _rows(array: Array, batch: int) -> Array:
 
 
 def test_an_empty_cache_of_fixed_size_is_attributed() -> None:
-    """Its tokens come first; those that it holds already are of an unknown past."""
+    """Its tokens come first; tokens that it holds already are an unknown past."""
     feeds = FILES["13-static-cache"][1]
     found = attribute(CASES / "13-static-cache.onnx", feeds, 5)
     assert max(map(abs, found.residuals.values())) <= 1e-12

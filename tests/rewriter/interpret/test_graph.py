@@ -47,7 +47,7 @@ def activation(stem: str, node: GraphNode, stream: Array, off: tuple[str, ...] =
 
 
 def edge(stem: str, source: GraphNode, target: GraphNode) -> float:
-    """What the target's activation loses if it does not see what the source writes, all else being as it is."""
+    """What the target's activation loses if it does not see what the source writes, with everything else unchanged."""
     network = decoder(stem)
     stream = network.streams["end" if target.kind == "logit" else target.name]
     whole = activation(stem, target, stream)
@@ -136,7 +136,6 @@ def test_edges_add_up(stem: str, most: int) -> None:
     [("silu-decoder", ALL), *((stem, 60) for stem in ("silu-decoder", "gated-decoder", "gelu-encoder"))],
 )
 def test_scores_are_sums_over_pairs_of_nodes(stem: str, most: int) -> None:
-    """Each node at its token; the nodes of a source give what `why` says, which has its own tests."""
     graph = graph_of(stem, most)
     nodes = dict(zip(graph.ids, (*graph.nodes, *graph.constants), strict=True))
     for place, found in [*graph.why.items()][-4:]:
@@ -180,7 +179,7 @@ def test_remaining_heads_are_the_sum_of_theirs() -> None:
         summed, (groups[shared][:, None], groups[shared][None]), (whole.adjacency * scales[:, None])[shared][:, shared]
     )
     np.testing.assert_allclose(summed, small.adjacency, atol=1e-10)
-    # Those with nodes of their own have the largest effects.
+    # Heads with their own nodes have the largest effects.
     left = [abs(node.activation * node.gradient) for node, rest in zip(whole.nodes, lumped, strict=True) if rest]
     kept = [abs(node.activation * node.gradient) for node in small.nodes if node.kind in ("neuron", "head")]
     assert len(kept) == 60
@@ -200,10 +199,7 @@ def test_of_a_difference_and_another_token() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"max_nodes": -1}, "there cannot be -1 nodes"),
-        ({"position": 99}, "there is no token 99"),
-    ],
+    [({"max_nodes": -1}, "there cannot be -1 nodes"), ({"position": 99}, "there is no token 99")],
 )
 def test_refusals(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):

@@ -150,7 +150,6 @@ def test_values_in_the_place_of_others(stem: str, what: str) -> None:
 
 @SOME
 def test_frozen_patterns(stem: str) -> None:
-    """Heads with the pattern of other inputs: patterns in numpy from there, values from here."""
     model, feeds, others = doubled(stem), fed(stem), fed(stem, seed=1)
     here, there = recorded(stem), recorded(stem, 1)
     softmax = nodes_of(model, "Softmax")[1].output[0]
@@ -165,7 +164,7 @@ def test_frozen_patterns(stem: str) -> None:
 def test_rewritten_files(stem: str, form: str, tmp_path: Path) -> None:
     """Interventions on heads of a rewritten file do what those on the original do, in float32.
 
-    Neurons of other forms than `local` have no tensors of their own.
+    Neurons of other forms than `local` have no tensors.
     """
     source, out = FOLDER / f"{stem}.onnx", tmp_path / "out.onnx"
     rewrite(source, out, form=form, validate=False)
@@ -195,7 +194,6 @@ def test_validate_sees_an_ablation_and_accepts_what_changes_nothing() -> None:
 
 
 def test_later_interventions_add_to_earlier_ones(tmp_path: Path) -> None:
-    """One after the other is both at once, also by way of a file; what is recorded is the original's."""
     stem = "relu-decoder"
     model, feeds = doubled(stem), fed(stem)
     both = ran(ablate(model, ["blocks.0.attn.1", "blocks.0.attn.3", "blocks.1.mlp_heads.9"]), feeds)

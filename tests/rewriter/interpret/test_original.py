@@ -233,6 +233,20 @@ SOFTPICK = SCORES.replace(
   t = ReduceSum<keepdims = 1>(a, end)
   p = Div(r, t)""",
 )
+QUANTISED = """
+  p8 = QuantizeLinear(p, scale)
+  p1 = DequantizeLinear(p8, scale)
+  z = MatMul(p1, v)"""
+IN_BYTES = "\n  scale = Constant<value_float = 0.01>()" + SCORES.replace("\n  z = MatMul(p, v)", QUANTISED)
+BY_BYTES = IN_BYTES.replace(
+    SOFTMAX,
+    """
+  zero8 = Constant<value = uint8 {0}>()
+  s8 = QuantizeLinear(s, scale)
+  p7 = com.microsoft.QLinearSoftmax<axis = -1, opset = 18>(s8, scale, zero8, scale, zero8)
+  p = DequantizeLinear(p7, scale)""",
+)
+ROUNDED = "its pattern is rounded to 8 bits: index the model before quantisation"
 NO_SOFTMAX = "its weights are not the Softmax of its scores"
 NOWHERE = APART + "\n  at1 = CumSum(cache_position, zero)" + BY_ROW.replace("(cache_position,", "(at1,") + READ
 PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out": OUT}
@@ -250,6 +264,8 @@ PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out
         ({"scores": SIGMOID}, NO_SOFTMAX, "MatMul 's0'"),
         ({"scores": SOFTPICK}, NO_SOFTMAX, "MatMul 's0'"),
         ({"scores": JOINED_SCORES}, "its scores are joined of several products", "Concat 's'"),
+        ({"scores": IN_BYTES}, ROUNDED, "DequantizeLinear 'p1'"),
+        ({"scores": BY_BYTES}, ROUNDED, "DequantizeLinear 'p1'"),
         ({"split": NOWHERE}, "where it writes is not known", "ScatterND 'kw'"),
         ({"split": PER_TOKEN}, "the constant 'per_token' that is added differs from token to token", "MatMul 'q0'"),
         # Graphs that no runtime would run, and shapes that are too large to follow.
@@ -260,8 +276,11 @@ PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out
 def test_what_is_not_understood_is_said(changed: dict[str, str], reason: str, node: str) -> None:
     parts = {**PARTS, **changed}
     more = PLACES if "cache" in parts["split"] else ""
-    model = attention(*parts.values(), tokens="5" if parts["split"] == PER_TOKEN else "tokens", more=more)
+    domains = ', "com.microsoft" : 1' if parts["scores"] == BY_BYTES else ""
+    tokens = "5" if parts["split"] == PER_TOKEN else "tokens"
+    model = attention(*parts.values(), tokens=tokens, more=more, domains=domains)
     where = "MatMul 'z'" if reason == NO_SOFTMAX else "Softmax 'p'"
+    where = "com.microsoft::QLinearSoftmax 'p7'" if parts["scores"] == BY_BYTES else where
     assert found(model) == ((), (Miss(f"attention at {where}: {reason}", node, "attention"),))
 
 

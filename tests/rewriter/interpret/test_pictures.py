@@ -36,7 +36,6 @@ def by_name(**options: Any) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("stem", ["silu-decoder", pytest.param("gelu-encoder", marks=slow)])
 def test_patterns_are_the_models(stem: str) -> None:
-    """The second has several heads per neuron."""
     index, model = heads(FOLDER / f"{stem}.onnx"), onnx.load(FOLDER / f"{stem}.onnx")
     found = by_name(stem=stem, logit=None)
     own = {each.name: each.sublayer for each in index.sublayers}
@@ -137,7 +136,6 @@ def test_long_sequences_are_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_other_models(stem: str) -> None:
-    """Several heads per neuron; no token ids; an output that cannot be attributed; normalisations after sublayers."""
     found = data(stem, None, most=6)
     neurons = [head for head in found["heads"] if head["kind"] == "neuron"]
     assert len(neurons) == 6

@@ -115,7 +115,6 @@ SUBLAYER = (
 
 
 def test_only_what_is_in_the_sum_is_read() -> None:
-    """Parallel sublayers do not read each other; a linear map ends the stream; a normalisation does not."""
     parallel = [SUBLAYER.format("a", "x"), SUBLAYER.format("b", "x"), "r = Add(oa, ob)", "m = Add(x, r)"]
     norm = ["n = LayerNormalization(m, w, w)", SUBLAYER.format("c", "n"), "t = Add(m, oc)"]
     apart = ["p = MatMul(t, U)", SUBLAYER.format("d", "p"), "out = Add(p, od)"]
@@ -172,8 +171,6 @@ def test_the_largest_of_blocks_are_the_largest(k: int) -> None:
     assert (np.take_along_axis(whole, best.places[:, :50], axis=1) == wanted).all() if k <= 50 else True
     assert (best.places[:, 50:] == -1).all()
 
-
-# -- tokens ----------------------------------------------------------------------------------------------------------
 
 TABLES = {
     "silu-decoder": ("model.transformer.wte.weight", "onnx::MatMul_569"),

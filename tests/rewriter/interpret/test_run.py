@@ -128,7 +128,7 @@ def test_refusals() -> None:
         run_with_cache(path, given, names=["*.hook_pattern", "blocks.9.*"])
     with pytest.raises(UsageError, match=r"attention_mask.* missing"):
         run_with_cache(path, {"input_ids": given["input_ids"]}, names="*.hook_q")
-    with pytest.raises(ValidationError):  # 1,000 is no token
+    with pytest.raises(ValidationError):  # token 1,000 does not exist
         run_with_cache(path, {**given, "input_ids": given["input_ids"] + 1000}, names="*.hook_q")
 
 

@@ -12,12 +12,7 @@ import pytest
 
 from rewriter import ExitStatus, ProviderError, UsageError, diff, rewrite
 from rewriter.ort import sessions
-from rewriter.ort.providers import (
-    available_providers,
-    chosen_providers,
-    load_onnxruntime,
-    parse_provider,
-)
+from rewriter.ort.providers import available_providers, chosen_providers, load_onnxruntime, parse_provider
 from rewriter.ort.sessions import Session, open_session
 from rewriter.report.sections import warnings
 from tests.textmodels import FIRST, SILU, mlp, text_model
@@ -73,14 +68,11 @@ def test_cuda_that_is_missing() -> None:
         chosen_providers(["cuda:device_id=1"])
 
 
-# -- another provider ------------------------------------------------------------------------------------------------
-
-
 Left = Mapping[bool, Sequence[str] | None]
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, cpu_nodes: Left, noise: float) -> list[str]:
-    """Sessions on `cuda` run on the CPU, rewritten models off by `noise`; `cpu_nodes` says what is left there."""
+    """Sessions on `cuda` run on the CPU, rewritten models off by `noise`; `cpu_nodes` says what remains there."""
     asked: list[str] = []
 
     def opened(model: Any, provider: str = "cpu", **options: Any) -> Session:

@@ -89,7 +89,7 @@ def test_external_data_of_a_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyP
         session = open_session(source, base_dir=tmp_path)
         assert session.run({"x": np.zeros(4, np.float32)})["y"].tolist() == [0, 1, 2, 3]
     assert all(b"w.bin" not in each for each in given)
-    assert b"w.bin" in proto.SerializeToString(), "the caller's model stays as it is"
+    assert b"w.bin" in proto.SerializeToString(), "the caller's model is unchanged"
 
 
 def test_errors_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:

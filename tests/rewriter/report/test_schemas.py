@@ -1,4 +1,4 @@
-"""JSON and its schemas, which are made from the dataclasses: each describes the other."""
+"""JSON and its schemas, generated from the dataclasses: each describes the other."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def undocumented(data: Any, schema: dict[str, Any], root: dict[str, Any], path: 
     schema = resolved(schema, root)
     if isinstance(data, dict):
         known = schema.get("properties", {})
-        # An object without fields of its own is a mapping, and documented as one.
+        # An object without fields is a mapping, and documented as one.
         others = schema.get("additionalProperties") if known else schema.get("additionalProperties") or {}
         others = {} if others is True and not known else others
         for key, entry in data.items():

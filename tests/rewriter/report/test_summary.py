@@ -40,7 +40,6 @@ def test_folded(names: list[str], text: str) -> None:
 
 
 def test_a_range_never_names_what_is_not_there() -> None:
-    """Every subset of a small grid: what the text unfolds to is the subset."""
     grid = [f"s{i}.b{j}" for i, j in product(range(3), range(2))]
     for mask in range(1, 2 ** len(grid)):
         names = [name for place, name in enumerate(grid) if mask >> place & 1]

@@ -148,9 +148,6 @@ def _region(name: str) -> CertifiedRegion:
 REPORTS |= {"extreme": extreme, "failed": failed}
 
 
-# -- heads ------------------------------------------------------------------------------------------------------
-
-
 def _head(sublayer: str, number: int, kind: str, text: str) -> dict[str, Any]:
     pattern = (
         [[[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]]]

@@ -125,7 +125,6 @@ def test_a_head_is_drawn_chosen_and_read(browser: Browser, pages: dict[str, Path
 
 
 def test_all_heads_on_a_map(browser: Browser, pages: dict[str, Path]) -> None:
-    """A row for each sublayer: patterns of heads, strongest neurons first; a search dims the others."""
     browser.open(pages["heads"], width=1280)
     names = "[...document.querySelectorAll('#map button')].map((each) => each.getAttribute('aria-label'))"
     assert browser.value(names) == ["a.0.attn.0", "a.0.attn.1", "a.0.mlp_heads.1", "a.0.mlp_heads.0"]

@@ -22,7 +22,6 @@ def documented() -> list[str]:
 
 
 def test_example_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should it fail: run the command of CONTRIBUTING.md again."""
     committed = EXAMPLE.read_text(encoding="utf-8")
     assert f"<style>{resource('style.css')}</style>" in committed
     assert f"<script>{resource('script.js')}</script>" in committed

@@ -158,7 +158,6 @@ def test_verdict_and_sections(
 
 
 def test_two_sentences_say_how_sure_it_is(pages: dict[str, str]) -> None:
-    """Each begins with a link to its table."""
     shown = " ".join(Page(pages["gelu"]).visible().split())
     proved, only_run = (shown.index(word) for word in ("Proved for every", "Only run on"))
     assert proved < only_run < shown.index(" ".join(ALL))
@@ -187,9 +186,6 @@ def test_left_blocks_have_their_reason_and_long_tables_are_folded(pages: dict[st
     assert taken.all("details") == []
     assert [text for text in Page(pages["large"]).of("summary") if "Left as they were" in text]
     assert {*map(str, Page(pages["large"]).all("details"))} == {"{}"}
-
-
-# -- names ---------------------------------------------------------------------------------------------------------
 
 
 def test_hostile_names_are_text(pages: dict[str, str]) -> None:

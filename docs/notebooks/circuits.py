@@ -1,4 +1,4 @@
-"""`python -m benchmarks.interpret MODEL...`: which scores find the circuits of three standard questions.
+"""`python -m docs.notebooks.circuits MODEL...`: which scores find the circuits of three standard questions.
 
 The questions are those of `models.training.questions`, as text and the same text with one word changed. A *node* is an
 original head or a neuron; patching it means that at every token it gives what it gives on the changed text. The metric
@@ -39,9 +39,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.attribution import Network, correlations
 from benchmarks.common import RESULTS, print_table, write_json
-from benchmarks.replica import RULES, Replica
+from docs.notebooks.attribution import Network, correlations
+from docs.notebooks.replica import RULES, Replica
 from models.training.questions import QUESTIONS, SENTENCES, Prompt
 from rewriter import attribute
 from rewriter.errors import RewriteError, UsageError
@@ -83,7 +83,7 @@ class Batch:
 
 
 class Subject:
-    """A model that is asked.
+    """A model with its questions.
 
     Attributes:
         path: its file.
@@ -96,10 +96,10 @@ class Subject:
     """
 
     def __init__(self, path: Path, tokenizer: Any) -> None:
-        """Raises UsageError: the model is no decoder like GPT-2, and no encoder like BERT."""
+        """Raises UsageError: the model is neither a decoder like GPT-2 nor an encoder like BERT."""
         kinds = {each.type.tensor_type.elem_type for each in load_model(path, mapped=True).proto.graph.input}
         if kinds - {onnx.TensorProto.INT64, onnx.TensorProto.INT32}:
-            raise UsageError(f"{path.name} has inputs that are no tokens; export it without a key-value cache")
+            raise UsageError(f"{path.name} has inputs other than tokens; export it without a key-value cache")
         self.path, self._tokenizer = path, tokenizer
         self.network, self.replica = Network(path), Replica(path)
         self.questions = QUESTIONS if self.replica.causal else SENTENCES

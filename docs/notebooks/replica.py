@@ -133,7 +133,7 @@ class Replica:
         chain = chain_to(index.view, index.sublayers, index.view.outputs[0])
         self._index, self.causal = index, chain.unembedding is not None
         if chain.token is not None:
-            raise UsageError(f"{path.name} is no decoder whose logits are a linear map of its normalised stream")
+            raise UsageError(f"{path.name} is not a decoder whose logits are a linear map of its normalised stream")
         self._stages = [
             tuple(self._sublayer(named, stage.before) for named in stage.sublayers) for stage in chain.stages
         ]

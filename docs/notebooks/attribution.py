@@ -1,4 +1,4 @@
-"""`python -m benchmarks.attribution MODEL...`: attribution of tokens beside what replacing them does.
+"""`python -m docs.notebooks.attribution MODEL...`: attribution of tokens beside what replacing them does.
 
 For each model and prompt, the score of every token for the logit that the model predicts: along all paths of the
 frozen network (`attribute`), by gradient times input, by integrated gradients (Sundararajan et al., 2017), and by

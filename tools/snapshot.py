@@ -1,4 +1,4 @@
-"""What the rewriter makes of the committed models: `python -m tests.snapshot OUT.json [--against OTHER.json]`.
+"""What the rewriter makes of the committed models: `python -m tools.snapshot OUT.json [--against OTHER.json]`.
 
 OUT gets a digest of every node, function and initializer of every rewritten model. Before and after a change that
 must not change results, OTHER is the one made before; what differs is listed, and the exit status is then 1.
@@ -77,7 +77,7 @@ def differences(before: Mapping[str, Digests], after: Mapping[str, Digests]) -> 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.snapshot", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.snapshot", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--against", type=Path, metavar="OTHER")
     options = parser.parse_args()
