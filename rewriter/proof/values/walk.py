@@ -197,6 +197,8 @@ class Walk:
         if kind == "Clip":
             ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
             return symbol("clip", (operand(0), *ends))
+        if key_of(node) not in OPERATORS:
+            raise Lost(f"{kind} is not followed")
         return scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
 
     def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
