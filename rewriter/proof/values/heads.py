@@ -509,10 +509,9 @@ class _Reader(Kept):
 
 def _telling_row(weight: Array) -> int:
     """A row of weights that is not 0, or that has different entries."""
-    for n in (*range(min(7, len(weight) - 1), len(weight)), 0):
-        if weight[n, 0] != 0 and (weight.shape[1] == 1 or (weight[n] != weight[n, 0]).any()):
-            return n
-    return min(7, len(weight) - 1)
+    first: int = min(7, len(weight) - 1)
+    telling = (weight[:, 0] != 0) & ((weight != weight[:, :1]).any(1) | (weight.shape[1] == 1))
+    return next((n for n in (*range(first, len(weight)), *range(first)) if telling[n]), first)
 
 
 def _multiplied(
@@ -554,7 +553,8 @@ def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[in
     if matrix.ndim < 2 or matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
         return
     for *front, k, c in np.argwhere(matrix[..., : matrix.shape[-1] - row.size + 1] == row[0]).tolist():
-        if np.array_equal(matrix[(*front, k, slice(c, c + row.size))], row):
+        index: tuple[Any, ...] = (*front, k, slice(c, c + row.size))
+        if np.array_equal(matrix[index], row):
             yield tuple(front), k
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def judged(a: onnx.ModelProto, b: onnx.ModelProto, limit: float = UNCLAIMED) -> 
     return ""
 
 
-def differing(found: Regions, ours: Program, theirs: Program, feeds: dict[str, np.ndarray]) -> str:
+def differing(found: Regions, ours: Program, theirs: Program, feeds: Mapping[str, np.ndarray]) -> str:
     prime, key = draw_prime(), secrets.token_bytes(16)
     a = Replacing(ours, Field(prime, key), feeds, regions=found.regions)
     b = Replacing(theirs, Field(prime, key), feeds)
