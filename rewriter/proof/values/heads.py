@@ -15,6 +15,7 @@ can only leave a pair undecided, because a wrong F_A is not what A computes, and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -48,6 +49,7 @@ from rewriter.proof.values.walk import (
     COMPARISONS,
     LOGIC,
     PRODUCTS,
+    UNFIT,
     Kept,
     Lost,
     Walk,
@@ -58,6 +60,7 @@ from rewriter.proof.values.walk import (
 )
 
 MOST_LEAVES = 2
+_DEEPEST = 100_000
 _MOST_PLACES = 400
 """Places of a tensor of B that are tried for one row of weights."""
 _DOMAINS = (512.0, 508.0)
@@ -252,7 +255,13 @@ def masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Ar
 
 
 def proposals(
-    a: Program, b: Program, make_field: Callable[[], Field], feeds: Sequence[Mapping[str, Array]], **options: Any
+    a: Program,
+    b: Program,
+    make_field: Callable[[], Field],
+    feeds: Sequence[Mapping[str, Array]],
+    *,
+    theirs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Regions:
     """Read the activations of A that became heads in B, at one small size.
 
@@ -260,16 +269,27 @@ def proposals(
         a: the original.
         b: what it became.
         make_field: gives two equal fields, one for each model.
-        feeds: inputs of both, float ones with their shapes.
-        **options: those of `Evaluator`.
+        feeds: inputs of both.
+        theirs: options of `Evaluator` for B alone, such as `names`.
+        **options: those for both.
 
     Raises:
         Unsupported: a model cannot be evaluated.
     """
-    theirs = Kept(b, make_field(), feeds[1], **options)
-    theirs.run()
-    reader = _Reader(a, make_field(), feeds[0], theirs, **options)
-    reader.run()
+    other = Kept(b, make_field(), feeds[1], **options, **(theirs or {}))
+    other.run()
+    reader = _Reader(a, make_field(), feeds[0], other, **options)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEEPEST))
+    try:
+        reader.run()
+        return _with_masks(reader, other)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
+    """What was read, and what masks the softmaxes of B."""
     masks: dict[str, frozenset[Fraction]] = {}
     forgotten = []
     for name in _masked_softmaxes(theirs):
@@ -314,7 +334,10 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
     """The numbers that mask scores of a softmax, those that no walk met included; none if one is not far below."""
     node, found = run.makers[name], dict(gaps)
     scores = node.input[0]
-    residues, places, first = masked_gaps(run.field, *_rows_of_softmax(run, node, run.values[scores]))
+    rows = _rows_of_softmax(run, node, run.values[scores])
+    if rows[0].shape != run.values[scores].shape:
+        return frozenset()
+    residues, places, first = masked_gaps(run.field, *rows)
     try:
         for residue in np.setdiff1d(residues, list(found)).tolist():
             at = int(np.flatnonzero(residues == residue)[0])
@@ -421,7 +444,7 @@ class _Reader(Kept):
                 self.values |= new
                 environment |= new
                 self.regions[name] = region
-            except (Lost, NotAFunction, Unsupported) as error:
+            except (Lost, NotAFunction, Unsupported, *UNFIT) as error:
                 self.failures[name] = str(error)
         super().node(node, environment)
         before.append(node)
@@ -520,7 +543,7 @@ def _multiplied(
     """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
     for node in run.makers.values():
         other = _layer(run, node, run.values)
-        if other is None:
+        if other is None or other.data not in run.values:
             continue
         shape, axis = run.values[other.data].shape, other.axis
         if layer.matrix is not None and other.matrix is not None:

@@ -19,9 +19,11 @@ from rewriter.evaluate.arithmetic import Field, Unsupported, draw_prime
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
 from rewriter.proof.certificate.certify import CEILINGS, UNCLAIMED
+from rewriter.proof.certificate.expressions import leaf
 from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.values.heads import Allowed, Regions, Replacing, bounded, proposals
 from rewriter.proof.values.prints import same_value
+from rewriter.proof.values.walk import Kept, Walk, in_field
 from tests.committed import FOLDER
 from tests.conftest import slow
 
@@ -119,6 +121,32 @@ def test_weights_that_others_store_and_bodies(stem: str, variant: str, tmp_path:
         made = rewrite(model, form=form, validate=False).rewritten
         assert isinstance(made, onnx.ModelProto)
         assert judged(model, made, limit=CEILINGS[FLOAT16] if variant == "fp16-all" else UNCLAIMED) == ""
+
+
+OPERATORS = (
+    "Relu(x)", "Sigmoid(x)", "Tanh(x)", "Erf(x)", "Softplus(x)", "Softsign(x)", "Neg(x)", "Abs(x)", "Reciprocal(x)",
+    "Elu<alpha = 0.5>(x)", "Selu(x)", "Celu<alpha = 2.0>(x)", "LeakyRelu<alpha = 0.1>(x)", "HardSigmoid(x)",
+    "HardSwish(x)", "Mish(x)", "Gelu(x)", "Gelu<approximate = \"tanh\">(x)", "Sqrt(x)", "Exp(x)", "Pow(x, c)",
+    "Max(x, c)", "Min(c, x)", "PRelu(x, c)", "Clip(x, c)", "Clip(x, c, d)", "Div(c, x)", "Sub(x, d)", "Mul(x, x)",
+    "com.microsoft.QuickGelu(x)", "com.microsoft.FastGelu(x)", "com.microsoft.Gelu(x)", "Where(low, x, d)",
+    "Where(high, c, x)", "Where(between, x, c)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("snaps", [False, True])
+@pytest.mark.parametrize("text", OPERATORS)
+def test_an_operator_read_as_an_expression_has_the_values_of_its_row(text: str, snaps: bool) -> None:
+    number = "Constant<value = float {%s}>()"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["" : 22, "com.microsoft" : 1]> g (float[N, 8] x) => (float[N, 8] z)
+        {{ c = {number % "2"} d = {number % "5.5"} low = Less(x, c) some = GreaterOrEqual(x, d) high = Not(some)
+           up = LessOrEqual(x, d) between = And(up, some) z = {text} }}"""
+    )
+    field = Field(draw_prime(), b"key", snaps=snaps)
+    run = Kept(Program(load_model(model)), field, {"x": np.zeros((3, 8), np.float32)})
+    z = run.run()["z"]
+    expression = Walk(run, {}, {"x": leaf(0)}).at("z", (1, 2))
+    assert np.array_equal(in_field(run.field, expression, {leaf(0): run.values["x"].entries}), z.entries)
 
 
 CONVOLUTIONS = """
