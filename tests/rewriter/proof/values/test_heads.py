@@ -134,19 +134,18 @@ OPERATORS = (
 
 
 @pytest.mark.parametrize("snaps", [False, True])
-@pytest.mark.parametrize("text", OPERATORS)
-def test_an_operator_read_as_an_expression_has_the_values_of_its_row(text: str, snaps: bool) -> None:
-    number = "Constant<value = float {%s}>()"
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 10, opset_import: ["" : 22, "com.microsoft" : 1]> g (float[N, 8] x) => (float[N, 8] z)
-        {{ c = {number % "2"} d = {number % "5.5"} low = Less(x, c) some = GreaterOrEqual(x, d) high = Not(some)
-           up = LessOrEqual(x, d) between = And(up, some) z = {text} }}"""
-    )
-    field = Field(draw_prime(), b"key", snaps=snaps)
-    run = Kept(Program(load_model(model)), field, {"x": np.zeros((3, 8), np.float32)})
-    z = run.run()["z"]
-    expression = Walk(run, {}, {"x": leaf(0)}).at("z", (1, 2))
-    assert np.array_equal(in_field(run.field, expression, {leaf(0): run.values["x"].entries}), z.entries)
+def test_operators_read_as_expressions_have_the_values_of_their_rows(snaps: bool) -> None:
+    number, field = "Constant<value = float {%s}>()", Field(draw_prime(), b"key", snaps=snaps)
+    for text in OPERATORS:
+        model = onnx.parser.parse_model(
+            f"""<ir_version: 10, opset_import: ["" : 22, "com.microsoft" : 1]> g (float[N, 8] x) => (float[N, 8] z)
+            {{ c = {number % "2"} d = {number % "5.5"} low = Less(x, c) some = GreaterOrEqual(x, d) high = Not(some)
+               up = LessOrEqual(x, d) between = And(up, some) z = {text} }}"""
+        )
+        run = Kept(Program(load_model(model)), field, {"x": np.zeros((3, 8), np.float32)})
+        z = run.run()["z"]
+        expression = Walk(run, {}, {"x": leaf(0)}).at("z", (1, 2))
+        assert np.array_equal(in_field(field, expression, {leaf(0): run.values["x"].entries}), z.entries), text
 
 
 CONVOLUTIONS = """
