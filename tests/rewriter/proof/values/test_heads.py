@@ -234,7 +234,7 @@ def planted(stem: str, form: str) -> Iterator[tuple[str, onnx.ModelProto]]:
 @pytest.mark.parametrize(
     ("stem", "form", "step"),
     [
-        ("relu-decoder", "masked", 60),
+        ("relu-decoder", "masked", 35),
         *(pytest.param(stem, form, 1, marks=slow) for stem in ("relu-decoder", "gated-decoder") for form in FORMS),
     ],
 )
