@@ -111,6 +111,8 @@ VARIABLE = symbol("variable")
 """The pre-activation y."""
 PI = symbol("pi")
 ZERO, ONE, HALF = constant(0), constant(1), constant(fmpq(1, 2))
+CUBIC = constant(fmpq(44715, 10**6))
+"""Of GELU by tanh."""
 
 
 def _number(expression: Expression) -> fmpq | None:
@@ -221,8 +223,8 @@ def softmax(logits: Sequence[Expression]) -> list[Expression]:
 def gelu(a: Expression, *, approximate: bool = False) -> Expression:
     """GELU: a Phi(a), or its approximation by tanh."""
     if not approximate:
-        return mul(mul(HALF, a), add(ONE, apply("erf", div(a, apply("sqrt", constant(2))))))
-    inner = add(a, mul(constant(fmpq(44715, 10**6)), power(a, 3)))
+        return mul(mul(HALF, a), add(ONE, apply("erf", mul(a, apply("sqrt", HALF)))))
+    inner = add(a, mul(CUBIC, power(a, 3)))
     return mul(mul(HALF, a), add(ONE, tanh(mul(apply("sqrt", div(constant(2), PI)), inner))))
 
 

@@ -15,6 +15,7 @@ can only leave a pair undecided, because a wrong F_A is not what A computes, and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -48,6 +49,7 @@ from rewriter.proof.values.walk import (
     COMPARISONS,
     LOGIC,
     PRODUCTS,
+    UNFIT,
     Kept,
     Lost,
     Walk,
@@ -58,6 +60,7 @@ from rewriter.proof.values.walk import (
 )
 
 MOST_LEAVES = 2
+_DEEPEST = 100_000
 _MOST_PLACES = 400
 """Places of a tensor of B that are tried for one row of weights."""
 _DOMAINS = (512.0, 508.0)
@@ -73,6 +76,11 @@ _FAR = constant(fmpq(2) ** 60)
 _WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten")
 _ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
+_QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear")
+_ROWS = (*PRODUCTS, "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul")
+_WEIGHTS: Mapping[str, int] = {**dict.fromkeys((*_ROWS, "MatMulNBits", "Conv"), 1), "QLinearMatMul": 3}
+"""Linear layers, with the place of their weights among their operands; of `_ROWS` they are a matrix."""
+MATRIX = 2
 
 
 @dataclass(frozen=True)
@@ -247,7 +255,13 @@ def masked_gaps(f: Field, scores: Array, masks: Array) -> tuple[Array, Array, Ar
 
 
 def proposals(
-    a: Program, b: Program, make_field: Callable[[], Field], feeds: Sequence[Mapping[str, Array]], **options: Any
+    a: Program,
+    b: Program,
+    make_field: Callable[[], Field],
+    feeds: Sequence[Mapping[str, Array]],
+    *,
+    theirs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Regions:
     """Read the activations of A that became heads in B, at one small size.
 
@@ -255,16 +269,27 @@ def proposals(
         a: the original.
         b: what it became.
         make_field: gives two equal fields, one for each model.
-        feeds: inputs of both, float ones with their shapes.
-        **options: those of `Evaluator`.
+        feeds: inputs of both.
+        theirs: options of `Evaluator` for B alone, such as `names`.
+        **options: those for both.
 
     Raises:
         Unsupported: a model cannot be evaluated.
     """
-    theirs = Kept(b, make_field(), feeds[1], **options)
-    theirs.run()
-    reader = _Reader(a, make_field(), feeds[0], theirs, **options)
-    reader.run()
+    other = Kept(b, make_field(), feeds[1], **options, **(theirs or {}))
+    other.run()
+    reader = _Reader(a, make_field(), feeds[0], other, **options)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEEPEST))
+    try:
+        reader.run()
+        return _with_masks(reader, other)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
+    """What was read, and what masks the softmaxes of B."""
     masks: dict[str, frozenset[Fraction]] = {}
     forgotten = []
     for name in _masked_softmaxes(theirs):
@@ -309,7 +334,10 @@ def _all_gaps(run: Kept, name: str, gaps: Mapping[int, Expression]) -> frozenset
     """The numbers that mask scores of a softmax, those that no walk met included; none if one is not far below."""
     node, found = run.makers[name], dict(gaps)
     scores = node.input[0]
-    residues, places, first = masked_gaps(run.field, *_rows_of_softmax(run, node, run.values[scores]))
+    rows = _rows_of_softmax(run, node, run.values[scores])
+    if rows[0].shape != run.values[scores].shape:
+        return frozenset()
+    residues, places, first = masked_gaps(run.field, *rows)
     try:
         for residue in np.setdiff1d(residues, list(found)).tolist():
             at = int(np.flatnonzero(residues == residue)[0])
@@ -342,6 +370,39 @@ def _largest(score: Expression) -> float:
     return max((abs(float(Fraction(int(end.p), int(end.q)))) for end in ends if isinstance(end, fmpq)), default=0.0)
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """A linear layer: a tensor that is multiplied by constant weights.
+
+    Attributes:
+        data: the tensor, before it was quantised.
+        weight: the constant.
+        axis: of the tensor, that the weights are along.
+        matrix: the weights by row, where they are laid out so.
+    """
+
+    data: str
+    weight: Array
+    axis: int = -1
+    matrix: Array | None = None
+
+
+def _layer(run: Kept, node: onnx.NodeProto, values: Mapping[str, Any]) -> _Layer | None:
+    """A node as a linear layer; None where it is none."""
+    place = _WEIGHTS.get(node.op_type)
+    if place is None or len(node.input) <= place:
+        return None
+    weight, data, attributes = values.get(node.input[place]), node.input[0], run.program.attributes(node)
+    if not isinstance(values.get(data), Value) or not isinstance(weight, np.ndarray) or attributes.get("transA"):
+        return None
+    maker = run.makers.get(data)
+    if maker is not None and maker.op_type in _QUANTISERS:
+        data = maker.input[0]
+    if node.op_type not in _ROWS or weight.ndim < MATRIX:
+        return _Layer(data, weight, 1 if node.op_type == "Conv" else -1)
+    return _Layer(data, weight, -1, np.swapaxes(weight, -1, -2) if attributes.get("transB") else weight)
+
+
 class _Reader(Kept):
     """Evaluates A at a small size; where an activation meets its linear layer, both functions are read.
 
@@ -362,54 +423,38 @@ class _Reader(Kept):
         self.scores: dict[str, list[Expression]] = {}
         self._theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
+        self._evaluated: dict[int, tuple[dict[str, Any], list[onnx.NodeProto]]] = {}
 
     def node(self, node: onnx.NodeProto, environment: dict[str, Any]) -> None:
-        found = self._activation(node, environment)
-        if found is not None:
-            name, leaves, chain = found
+        """Evaluate a node; in front of a linear layer, replace the activation in all that was computed of it."""
+        _, before = self._evaluated.setdefault(id(environment), (environment, []))
+        layer = _layer(self, node, environment)
+        name = None if layer is None else self._activation(layer.data)
+        leaves = None if name is None else self._leaves(name)
+        if layer is not None and name is not None and leaves is not None:
             try:
-                region = self._read(name, leaves, environment[node.input[1]], self._transposed(node))
+                region = self._read(name, leaves, layer)
                 values = {leaf(place): self.values[each].entries for place, each in enumerate(leaves)}
-                environment[name] = self.values[name] = _replaced(self.field, region, values, self.values[name])
+                new = {name: _replaced(self.field, region, values, self.values[name])}
+                around = {**self.values, **environment, **new}  # what is no longer needed included
+                for each in before:
+                    if not new.keys().isdisjoint(each.input):
+                        super().node(each, around)
+                        new |= {made: around[made] for made in each.output if made}
+                self.values |= new
+                environment |= new
                 self.regions[name] = region
-                around = {**self.values, **environment}  # what is no longer needed included
-                for each in chain:
-                    super().node(each, around)
-                    environment |= {made: around[made] for made in each.output}
-            except (Lost, NotAFunction, Unsupported) as error:
+            except (Lost, NotAFunction, Unsupported, *UNFIT) as error:
                 self.failures[name] = str(error)
         super().node(node, environment)
+        before.append(node)
 
-    def _transposed(self, node: onnx.NodeProto) -> bool:
-        return bool(self.program.attributes(node).get("transB"))
-
-    def _activation(
-        self, node: onnx.NodeProto, environment: Mapping[str, Any]
-    ) -> tuple[str, list[str], list[onnx.NodeProto]] | None:
-        """The activation in front of a linear layer, its leaves, and what lies between; None where B has it."""
-        if node.op_type not in PRODUCTS or not isinstance(environment.get(node.input[0]), Value):
-            return None
-        weight = environment.get(node.input[1])
-        if (
-            not isinstance(weight, np.ndarray)
-            or not is_float(weight)
-            or weight.ndim != 2
-            or self.program.attributes(node).get("transA")
-        ):
-            return None
-        name, chain = node.input[0], list[onnx.NodeProto]()
-        while name in self.makers and self.makers[name].op_type in _WRAPPERS:
-            chain.insert(0, self.makers[name])
+    def _activation(self, name: str) -> str | None:
+        """The tensor that is only laid out in another way, or quantised; None where B has it."""
+        while name in self.makers and self.makers[name].op_type in (*_WRAPPERS, *_QUANTISERS):
             name = self.makers[name].input[0]
-        if (
-            name in self.regions
-            or name in self.failures
-            or name not in self.prints
-            or self.prints[name].loose in self._prints
-        ):
-            return None
-        leaves = self._leaves(name)
-        return None if leaves is None else (name, leaves, chain)
+        known = name in self.regions or name in self.failures or name not in self.prints
+        return None if known or self._partnered(name) else name
 
     def _leaves(self, name: str) -> list[str] | None:
         """The leaves of the elementwise function that makes a tensor; None where it is none, or has too many."""
@@ -446,24 +491,25 @@ class _Reader(Kept):
                 return []
         return data
 
-    def _read(self, name: str, leaves: Sequence[str], weight: Array, transposed: bool) -> Region:
+    def _read(self, name: str, leaves: Sequence[str], layer: _Layer) -> Region:
         """Both functions. Raises Lost, NotAFunction."""
-        weight = weight.T if transposed else weight
         entries = [self.values[each].entries for each in leaves]
         symbols = [leaf(place) for place in range(len(leaves))]
         shape = self.values[name].shape
-        n = _telling_row(weight)
-        place = (*(size // 2 for size in shape[:-1]), n)
+        n = _telling_row(layer.matrix) if layer.matrix is not None else min(7, shape[layer.axis] - 1)
+        middle = [size // 2 for size in shape]
+        middle[layer.axis] = n
+        place = tuple(middle)
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
-        other = total(self._terms(weight, n, here, place[:-1]))
+        other = total(self._terms(layer, n, here, place))
         return Region(name, tuple(leaves), mine, other)
 
-    def _terms(self, weight: Array, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
+    def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises Lost where there are none."""
         run, terms = self._theirs, list[Expression]()
         why = ""
-        for name, spots in _multiplied(run, weight, n, place):
+        for name, spots in _multiplied(run, layer, n, place):
             for spot in spots:
                 if run.values[name].entries[spot] == 0:
                     continue
@@ -486,35 +532,43 @@ class _Reader(Kept):
 
 def _telling_row(weight: Array) -> int:
     """A row of weights that is not 0, or that has different entries."""
-    for n in (*range(min(7, len(weight) - 1), len(weight)), 0):
-        if weight[n, 0] != 0 and (weight.shape[1] == 1 or (weight[n] != weight[n, 0]).any()):
-            return n
-    return min(7, len(weight) - 1)
+    first: int = min(7, len(weight) - 1)
+    telling = (weight[:, 0] != 0) & ((weight != weight[:, :1]).any(1) | (weight.shape[1] == 1))
+    return next((n for n in (*range(first, len(weight)), *range(first)) if telling[n]), first)
 
 
 def _multiplied(
-    run: Kept, weight: Array, n: int, place: Sequence[int]
+    run: Kept, layer: _Layer, n: int, place: Sequence[int]
 ) -> Iterator[tuple[str, Iterator[tuple[int, ...]]]]:
-    """Tensors of B, with the places of the entries that multiply a row of weights; those at `place` first."""
+    """Tensors of B, with the places of the entries that multiply what n does in A; those at `place` first."""
     for node in run.makers.values():
-        if node.op_type not in PRODUCTS or not isinstance(run.values.get(node.input[0]), Value):
+        other = _layer(run, node, run.values)
+        if other is None or other.data not in run.values:
             continue
-        constant, tensor = run.values[node.input[1]], run.values[node.input[0]]
-        if isinstance(constant, Value) or not is_float(constant):
-            continue
-        matrix = np.swapaxes(constant, -1, -2) if run.program.attributes(node).get("transB") else constant
-        for front, k in _rows_with(matrix, weight[n], len(weight)):
-            spots = sorted(
-                np.ndindex(*tensor.shape[:-1]), key=lambda each: each[-len(place) :] != tuple(place[-len(each) :])
-            )
-            yield node.input[0], ((*spot, k) for spot in spots[:_MOST_PLACES] if _fits(tensor.shape, spot, front))
+        shape, axis = run.values[other.data].shape, other.axis
+        if layer.matrix is not None and other.matrix is not None:
+            rows = _rows_with(other.matrix, layer.matrix[n], len(layer.matrix))
+        else:
+            rows = iter([((), n)] if np.array_equal(layer.weight, other.weight) else [])
+        for front, k in rows:
+            sizes = [1 if each == axis % len(shape) else size for each, size in enumerate(shape)]
+            spots = ([*spot] for spot in np.ndindex(*sizes) if _fits(shape, spot[:-1], front))
+            tried = sorted(spots, key=lambda each: _other_places(each, place, axis))[:_MOST_PLACES]
+            for spot in tried:
+                spot[axis] = k
+            yield other.data, iter(map(tuple, tried))
+
+
+def _other_places(spot: Sequence[int], place: Sequence[int], axis: int) -> bool:
+    """Whether an entry is at another token than `place`, as far as both have the same axes."""
+    return any(a != b for a, b in zip(spot[:axis][::-1], place[:axis][::-1], strict=False))
 
 
 def _fits(shape: Sequence[int], spot: tuple[int, ...], front: tuple[int, ...]) -> bool:
     """Whether an entry is multiplied by the matrix of this index in front, in a product of several."""
     if not front or shape[-3] == 1:
         return True
-    return aligned((0,) * len(shape) + front, shape[:-2]) == spot[:-1][-len(front) :]
+    return aligned((0,) * len(shape) + front, shape[:-2]) == tuple(spot[:-1][-len(front) :])
 
 
 def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -522,7 +576,8 @@ def _rows_with(matrix: Array, row: Array, count: int) -> Iterator[tuple[tuple[in
     if matrix.ndim < 2 or matrix.shape[-1] < row.size or matrix.size < count * matrix.shape[-1]:
         return
     for *front, k, c in np.argwhere(matrix[..., : matrix.shape[-1] - row.size + 1] == row[0]).tolist():
-        if np.array_equal(matrix[(*front, k, slice(c, c + row.size))], row):
+        index: tuple[Any, ...] = (*front, k, slice(c, c + row.size))
+        if np.array_equal(matrix[index], row):
             yield tuple(front), k
 
 

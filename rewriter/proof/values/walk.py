@@ -10,6 +10,7 @@ attention to other tokens nothing is left.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -26,16 +27,22 @@ from rewriter.graph.view import key_of
 from rewriter.graph.walk import iter_nodes
 from rewriter.proof.certificate.expressions import (
     BUILDERS,
+    CUBIC,
+    HALF,
     ONE,
     OPERATORS,
+    PI,
     ZERO,
     Expression,
     NotAFunction,
     add,
+    apply,
     clip,
     constant,
+    div,
     mul,
     ordered,
+    rational,
     scalar_operator,
     softmax,
     sub,
@@ -56,6 +63,8 @@ _MOVED = (MOVES | {"Cast", "CastLike", "Dropout", "GatherElements", "Pad", "Tile
 }
 _COINS = ("Where", "Clip")
 _MOST_STEPS = 20_000
+UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
+"""What a walk runs into where names or shapes are not what they seem."""
 _OPEN = symbol("open")
 """An end of a Clip that is left out."""
 
@@ -126,7 +135,10 @@ class Walk:
         if key not in self._known:
             if len(self._known) > _MOST_STEPS:
                 raise Lost("it is a function of too many entries")
-            self._known[key] = self._followed(name, index)
+            try:
+                self._known[key] = self._followed(name, index)
+            except UNFIT as error:
+                raise Lost(f"{name} cannot be followed: {type(error).__name__}") from error
         return self._known[key]
 
     def difference(self, name: str, index: Index, other: Index) -> Expression:
@@ -197,6 +209,8 @@ class Walk:
         if kind == "Clip":
             ends = [self._end(node, place, key) for place, key in ((1, "min"), (2, "max"))]
             return symbol("clip", (operand(0), *ends))
+        if key_of(node) not in OPERATORS:
+            raise Lost(f"{kind} is not followed")
         return scalar_operator(key_of(node), attributes, [operand(place) for place in range(len(given))])
 
     def _end(self, node: onnx.NodeProto, place: int, key: str) -> Expression:
@@ -374,13 +388,33 @@ def in_field(field: Field, expression: Expression, leaves: Mapping[Expression, A
                 whole = field.inv(reduce(field.add, powers))
                 weights[part.operands] = [field.mul(each, whole) for each in powers]
             made[part] = weights[part.operands][int(str(part.value))]
-        elif isinstance(part.value, fmpq):
-            made[part] = np.int64(int(part.value.p) * pow(int(part.value.q), -1, field.p) % field.p)
+        elif part.constant or part in _IRRATIONAL:
+            made[part] = _number_in(field, part)
         elif part.operator in _IN_FIELD:
             made[part] = _IN_FIELD[part.operator](field, *operands)
         else:
             raise Unsupported(f"{part.operator} is not known in the field")
     return np.asarray(made[expression])
+
+
+def _number_in(field: Field, part: Expression) -> Array:
+    """A constant, as evaluations have it: those of definitions in float64, and floats as what they are rounded from."""
+    number: Any = _IRRATIONAL.get(part)
+    if number is None and field.snaps and isinstance(part.value, fmpq):
+        short = np.float32(int(part.value.p) / int(part.value.q))
+        number = short if rational(float(short)) == part.value else None
+    if number is not None:
+        return np.asarray(field.lift(number).entries)
+    exact = part.value if isinstance(part.value, fmpq) else fmpq(0)
+    return np.asarray(int(exact.p) * pow(int(exact.q), -1, field.p) % field.p)
+
+
+_IRRATIONAL: Mapping[Expression, np.float64] = {
+    CUBIC: np.float64(0.044715),
+    apply("sqrt", HALF): np.float64(math.sqrt(0.5)),
+    apply("sqrt", div(constant(2), PI)): np.float64(math.sqrt(2 / math.pi)),
+}
+"""Numbers of GELU, which operators of its name contain."""
 
 
 def _clipped(field: Field, x: Array, low: Array | None, high: Array | None) -> Array:
@@ -398,5 +432,5 @@ _IN_FIELD: Mapping[str, Callable[..., Array]] = {
     "sqrt": Field.sqrt,
     "where": lambda field, x, a, b: np.asarray(np.where(field.sign(x) >= 0, a, b)),
     "clip": _clipped,
-    "pi": lambda field: field.function("pi", np.array(7)),
+    "pi": lambda field: field.function("pi", np.array(7)),  # a part of what is irrational
 }
