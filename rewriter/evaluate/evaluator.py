@@ -230,6 +230,7 @@ class Evaluator:
             self.fixed |= {*node.output}
         for name, value in zip(node.output, made, strict=False):
             if name:
+                value = np.asarray(value) if isinstance(value, np.generic) else value
                 environment[name] = self.replaced.get(name, value)
                 if decided:
                     self.decided.add(name)

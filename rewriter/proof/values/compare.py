@@ -40,6 +40,7 @@ from rewriter.proof.values.heads import (
     proposals,
 )
 from rewriter.proof.values.prints import Fingerprints, same_value
+from rewriter.proof.values.uniform import departs
 from rewriter.proof.values.walk import wide
 
 SETTINGS = ((2, 5, 3), (3, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
@@ -84,6 +85,7 @@ class Equality:
         every_token: whether that holds for every token id, not only for those that were tried.
         rounded: constants that were read as the numbers that they are rounded from.
         folded: constants that a tool folded in float32.
+        tried_only: why it is the same at these sizes only; empty if it is at every size.
         partly: tables of B that A lacks and that these sizes read only in part.
         regions: activations that became heads, with what is proved about them.
         departure: where B departs from A; None where it does not, or could not be evaluated.
@@ -97,6 +99,7 @@ class Equality:
     every_token: bool = False
     rounded: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    tried_only: str = ""
     partly: tuple[str, ...] = ()
     regions: tuple[CertifiedRegion, ...] = ()
     departure: Departure | None = None
@@ -224,7 +227,7 @@ class _Pair:
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
         failed = [each for each in self._differ if each[0].snaps and each[0].blend] or self._differ
-        found = [departure(*self._printed(*each)) for each in failed]
+        found = [departure(a, b) for each in failed for (a,), (b,) in [self._printed(*each)]]
         return max(found, key=lambda each: each.matched, default=None)
 
     @property
@@ -241,6 +244,7 @@ class _Pair:
             every_token=reading.blend,
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
+            tried_only=self._tried_only(reading),
             partly=tuple(f"{name} {list(shape)}" for name, shape in self._partly.items()),
             regions=regions,
         )
@@ -273,6 +277,11 @@ class _Pair:
             if differing:
                 self._note(reading, case, f"output '{differing[0]}' has other values")
                 return None
+        self._partly = self._read_in_part(ours, theirs)
+        further = self._longer(theirs) if self._partly and len(cases) > 1 else None
+        if further is not None:
+            self.points.append(further)
+            return self._round(reading, self.points)
         unfit = self._unfit(reading, ours, theirs)
         self._reason = unfit or self._reason
         return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
@@ -368,15 +377,21 @@ class _Pair:
     def _renamed(self, case: Point) -> dict[str, Array]:
         return {self.names.get(name, name): value for name, value in case.feeds.items()}
 
-    def _printed(self, reading: Reading, case: Point) -> list[Fingerprints]:
-        """Both models at one point, with the fingerprints of all tensors."""
-        prime, key = draw_prime(), secrets.token_bytes(16)
+    def _printed(self, reading: Reading, *cases: Point) -> tuple[list[Fingerprints], list[Fingerprints]]:
+        """Both models at some points, with the fingerprints of all tensors."""
+        modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
         made = []
         for program in (self.a, self.b):
             numbers = self._products if program is self.b else ()
-            fields = [Field(prime, key, snaps=reading.snaps, products=numbers)]
-            made += self._evaluated(program, fields, [case], reading, printing=True)[0]
-        return made
+            fields = [Field(modulus, key, snaps=reading.snaps, products=numbers) for _ in cases]
+            made.append(self._evaluated(program, fields, cases, reading, printing=True)[0])
+        return made[0], made[1]
+
+    def _tried_only(self, reading: Reading) -> str:
+        """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
+        if len(self.points) == 1:
+            return ""  # there is no other size
+        return departs(*self._printed(reading, *self.points[:2]), self.names)
 
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
@@ -396,8 +411,8 @@ class _Pair:
             name for name in self.outputs if not same_value(a.field, ours[name], theirs[self.names.get(name, name)])
         ]
 
-    def _read_in_part(self, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> tuple[str, tuple[int, ...]] | None:
-        """A constant table of B, with its shape, that A lacks and that was not read whole."""
+    def _read_in_part(self, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> dict[str, tuple[int, ...]]:
+        """Constant tables of B, with their shapes, that A lacks and that were not read whole."""
         known = {key for each in a for key in each.partial}
         read = {key: table for each in b for key, table in each.partial.items() if key not in known}
         read = {key: table for key, table in read.items() if not (key in self.cover and self.cover[key].all())}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +37,7 @@ class Fingerprints(Evaluator):
 
     Attributes:
         prints: by tensor, in the order of the evaluation; of inner graphs too.
+        shapes: by tensor.
         kept: entries of the tensors that were asked for.
     """
 
@@ -67,11 +67,14 @@ class Fingerprints(Evaluator):
         self.field, self.keep, self.cover = field, keep, {} if cover is None else cover
         self._printing = printing
         self.prints: dict[str, Print] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.kept: dict[str, Any] = {}
 
     def record(self, name: str, value: Any) -> None:
         """Note a tensor, with its fingerprint if it holds floats."""
         super().record(name, value)
+        if isinstance(value, (Value, np.ndarray)):
+            self.shapes[name] = value.shape
         if self.keep is None or name in self.keep:
             self.kept[name] = value
         if self._printing and is_float(value):
@@ -114,8 +117,3 @@ def same_value(field: Field, a: Any, b: Any) -> bool:
     if is_float(a) or is_float(b):
         return bool((field.lift(a).entries == field.lift(b).entries).all())
     return bool((np.asarray(a) == np.asarray(b)).all())
-
-
-def entries_in(values: Mapping[str, Any]) -> int:
-    """How many entries depend on data."""
-    return sum(math.prod(each.shape) for each in values.values() if isinstance(each, Value))

@@ -1,0 +1,304 @@
+"""Whether two models whose values are equal at some sizes are equal at every size.
+
+Tensors of B are *anchored* to tensors of A, from the inputs on: because the same operator computes both from anchored
+operands, or because both are computed row by row from anchored tensors, and have equal values. A row is what a tensor
+holds for one position in its leading axes, those whose sizes vary (batch and tokens). Where every operator between two
+tensors acts on each row by itself, there is one function of a row, whatever the number of rows; at the sizes tried it
+was evaluated at many random rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.table import row
+from rewriter.graph.view import constant_of, key_of, label
+from rewriter.graph.walk import subgraphs
+from rewriter.proof.values.prints import Fingerprints
+
+_COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
+_RESHAPING = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+_LAST_AXIS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "FusedGemm", "GemmFastGelu"}
+_ALONG_AXIS = {
+    "Softmax": -1, "LogSoftmax": -1, "Concat": None, "Split": 0, "LayerNormalization": -1, "RMSNormalization": -1,
+    "SimplifiedLayerNormalization": -1, "Gather": 0,
+}  # fmt: skip
+"""Operators with an attribute `axis`, and its default."""
+_ALONG_AXES = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "Slice"}
+_SKIP = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
+_OF_SHAPES = {"Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Mul", "Reshape", "Identity"}
+_MOST_CONE = 2_000
+"""Nodes between two anchors."""
+
+
+class _Side:
+    """One model, evaluated at several points."""
+
+    def __init__(self, runs: Sequence[Fingerprints], names: Mapping[str, str]) -> None:
+        self.program: Program = runs[0].program
+        self.fixed, self.prints, self.data = runs[0].fixed, runs[0].prints, runs[0].data
+        self.shapes = [each.shapes for each in runs]
+        self.nodes = [node for node, _ in self.program.nodes(self.program.graph)]
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
+        self.weights = self.program.weights(self.program.graph)
+        self.inputs = {value.name: names.get(value.name, value.name) for value in self.program.graph.input}
+
+    def constant(self, name: str) -> np.ndarray | None:
+        """The value of an initializer that no caller may replace, or of a Constant node."""
+        if name in self.weights:
+            return None if name in self.program.overridable else self.weights[name]
+        node = self.makers.get(name)
+        value = None if node is None else constant_of(node)
+        return None if value is None else onnx.numpy_helper.to_array(value)
+
+    def rows(self, name: str) -> tuple[int, tuple[int, ...]] | None:
+        """The number of leading axes up to the last one that varies, and how many rows there are at each point."""
+        if not all(name in shapes for shapes in self.shapes):
+            return None
+        shapes = [shapes[name] for shapes in self.shapes]
+        if len({len(shape) for shape in shapes}) > 1:
+            return None
+        varying = [axis for axis, sizes in enumerate(zip(*shapes, strict=True)) if len(set(sizes)) > 1]
+        count = max(varying, default=-1) + 1
+        return count, tuple(prod(shape[:count]) for shape in shapes)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """At the first point."""
+        constant = self.constant(name)
+        return self.shapes[0].get(name, (0,) * 9) if constant is None else constant.shape
+
+    def width(self, name: str, front: int) -> int:
+        return prod(self.shapes[0][name][front:])
+
+
+def departs(a: Sequence[Fingerprints], b: Sequence[Fingerprints], names: Mapping[str, str]) -> str:
+    """Why equal values at these points are not known to be equal at every size; empty if they are.
+
+    Args:
+        a: evaluations of A at several points, with fingerprints at the first.
+        b: those of B.
+        names: of inputs and outputs of A that B calls otherwise.
+    """
+    return _Anchors(_Side(a, {}), _Side(b, {new: old for old, new in names.items()})).why(names)
+
+
+class _Anchors:
+    """Which tensors of B are those of A at every size."""
+
+    def __init__(self, a: _Side, b: _Side) -> None:
+        self.a, self.b = a, b
+        self._ids: dict[str, str] = {}  # of tensors of A
+        self._known: dict[str, str] = {}  # id to tensor of A
+        self._anchored: dict[str, str] = {}  # tensor of B to id
+        self._held: set[str] = set()  # ids that a tensor of B has
+        self._by_print: dict[object, list[str]] = {}
+        self._failed: str = ""
+        for name in (*a.weights, *a.inputs, *(each for node in a.nodes for each in node.output)):
+            if name and name not in self._ids:
+                self._ids[name] = self._number(a, name, self._ids)
+                self._known.setdefault(self._ids[name], name)
+        for name, each in a.prints.items():
+            self._by_print.setdefault(each.exact, []).append(name)
+
+    def why(self, names: Mapping[str, str]) -> str:
+        for name in (*self.b.weights, *self.b.inputs):
+            self._anchor(name)
+        for node in self.b.nodes:
+            for name in node.output:
+                if name:
+                    self._anchor(name)
+        for value in self.a.program.graph.output:
+            theirs = names.get(value.name, value.name)
+            if self._anchored.get(theirs) != self._ids[value.name]:
+                return self._failed or f"output '{value.name}' is not computed as in the original"
+        return ""
+
+    def _anchor(self, name: str) -> None:
+        number = self._number(self.b, name, self._anchored)
+        if number not in self._known:
+            number = self._by_rows(name) or number
+        self._anchored[name] = number
+        if number in self._known:
+            self._held.add(number)
+
+    def _number(self, side: _Side, name: str, numbers: Mapping[str, str]) -> str:
+        """A digest of what a tensor is computed from."""
+        node = side.makers.get(name)
+        constant = side.constant(name)
+        if constant is not None:
+            bits = repr(constant.tolist()).encode() if constant.dtype.kind in "OUS" else np.ascontiguousarray(constant)
+            return _digest("constant", str(constant.dtype), constant.shape, hashlib.sha256(bits).hexdigest())
+        if node is None:
+            default = side.weights.get(name)
+            return _digest("input", side.inputs.get(name, name), None if default is None else default.tobytes())
+        domain, kind = key_of(node)
+        if kind == "Identity" and not domain:
+            return numbers.get(node.input[0], name)
+        operands = [numbers.get(each, f"of {name}") if each else "" for each in node.input]
+        if kind in _COMMUTATIVE and not domain:
+            operands.sort()
+        own = f"{id(side)}{name}" if subgraphs(node) else ""  # bodies read what is around them by name
+        attributes = sorted(each.SerializeToString() for each in node.attribute)
+        place = list(node.output).index(name)
+        return _digest(domain, side.program.opsets.get(domain), kind, tuple(operands), attributes, place, own)
+
+    # -- rows
+    def _by_rows(self, name: str) -> str:
+        """The id of a tensor of A that has the same rows as one of B; empty where there is none."""
+        if name not in self.b.prints or name not in self.b.data:
+            return ""
+        candidates = self._by_print.get(self.b.prints[name].exact, ())
+        for other in sorted(candidates, key=lambda each: each != name):
+            here, there = self.b.rows(name), self.a.rows(other)
+            if here is None or here != there:
+                continue
+            ours = self._row_by_row(self.a, other, here[1], lambda each: self._ids[each] in self._held)
+            theirs = ours or self._row_by_row(self.b, name, here[1], lambda each: self._anchored[each] in self._known)
+            if not theirs:
+                return self._ids[other]
+            self._failed = self._failed or f"{theirs} (before {name!r})"
+        return ""
+
+    def _row_by_row(self, side: _Side, name: str, count: tuple[int, ...], anchored: Any) -> str:
+        """What is not computed row by row between a tensor and anchored ones; empty if all is."""
+        pending, seen, first = [name], {name}, True
+        while pending:
+            each = pending.pop()
+            if not first and (each in side.fixed or side.constant(each) is not None or anchored(each)):
+                rows = side.rows(each)
+                if (
+                    each not in side.fixed
+                    and side.constant(each) is None
+                    and each in side.data
+                    and (rows is None or rows[1] != count)
+                ):
+                    return f"'{each}' has other rows"
+                continue
+            first = False
+            node = side.makers.get(each)
+            if node is None or len(seen) > _MOST_CONE:
+                return f"'{each}' is not what the original has"
+            why = _mixes(side, node, each, count)
+            if why:
+                return f"{label(node)} {why}"
+            for operand in filter(None, node.input):
+                if operand in side.data and operand not in seen:
+                    seen.add(operand)
+                    pending.append(operand)
+        return ""
+
+
+def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...]) -> str:
+    """Why a node does not act on each row by itself; empty if it does."""
+    out = side.rows(name)
+    if out is None or out[1] != count:
+        return "has other rows"
+    operands = [each for each in node.input if each and each in side.data]
+    for each in operands:
+        rows = side.rows(each)
+        if rows is None or rows[1] != count:
+            return "reads other rows"
+    domain, kind = key_of(node)
+    given = side.program.attributes(node)
+    front = out[0]
+    same_front = all(
+        side.rows(each) == out and _prefixes(side, each, front) == _prefixes(side, name, front) for each in operands
+    )
+    if kind in _RESHAPING:
+        rows = side.rows(operands[0]) or (0, ())
+        aligned = side.width(operands[0], rows[0]) == side.width(name, front)
+        return "" if aligned and all(_of_shape(side, each) for each in node.input[1:]) else "lays rows out otherwise"
+    if not same_front:
+        return "has operands of other shapes"
+    others = [each for each in node.input if each and each not in side.data]
+    spread = [each for each in others if each not in side.fixed and side.constant(each) is None]
+    if not all(_alike(side, each, count) for each in spread):
+        return "reads what depends on sizes or on integers"
+    others = [each for each in others if each not in spread]
+    rank = len(side.shapes[0][name])
+    if kind in ("Transpose",):
+        order = given.get("perm") or list(reversed(range(rank)))
+        return "" if list(order[:front]) == list(range(front)) else "moves rows"
+    if kind in _LAST_AXIS:
+        first = side.rows(node.input[0]) if node.input[0] in side.data else None
+        plain = not any(given.get(each) for each in ("transA", "transBatchA", "transBatchB"))
+        rest = [each for each in operands if each != node.input[0]]
+        inner = all(len(side.shapes[0][each]) >= front + 2 for each in (*rest, *(operands if rest else ())))
+        small = all(
+            len(side.shapes[0][each]) <= 2 or prod(side.shapes[0][each][:-2]) == 1
+            for each in others
+            if each in side.shapes[0]
+        )
+        return "" if first is not None and plain and inner and (small or front == 0) else "multiplies rows"
+    if kind in _ALONG_AXIS:
+        default = _ALONG_AXIS[kind]
+        axis = given.get("axis", default if default is not None else 0)
+        moved = kind == "Gather" and node.input[0] not in side.data
+        return "" if (axis + rank if axis < 0 else axis) >= front and not moved else "works along rows"
+    if kind in _ALONG_AXES:
+        axes = given.get("axes")
+        place = 3 if kind == "Slice" else 1
+        if axes is None and len(node.input) > place and node.input[place]:
+            value = side.constant(node.input[place])
+            axes = None if value is None else value.reshape(-1).tolist()
+        before = len(side.shapes[0][operands[0]])
+        return (
+            "" if axes and all((axis + before if axis < 0 else axis) >= front for axis in axes) else "works along rows"
+        )
+    if kind in _SKIP:
+        return ""
+    found = row(domain, kind)
+    if found is None or (found.__module__ != "rewriter.evaluate.scalar" and kind not in ("Cast", "Where", "Identity")):
+        return "is not known to act on rows"
+    for each in others:
+        if any(size != 1 for size in _in_front(side.shape_of(each), rank - front)):
+            return "adds to some rows what others do not get"
+    return ""
+
+
+def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
+    """Whether a tensor without data holds the same in all rows: a constant that is expanded."""
+    node, rows = side.makers.get(name), side.rows(name)
+    if node is None or node.domain or node.op_type not in ("Expand", "ConstantOfShape") or rows is None:
+        return False
+    if rows[1] != count or not _of_shape(side, node.input[-1]):
+        return False
+    if node.op_type == "ConstantOfShape":
+        return True
+    source, static = node.input[0], len(side.shapes[0][name]) - rows[0]
+    return source in side.fixed and all(size == 1 for size in _in_front(side.shape_of(source), static))
+
+
+def _in_front(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The sizes in front of the last axes."""
+    return shape[: max(len(shape) - count, 0)]
+
+
+def _prefixes(side: _Side, name: str, front: int) -> list[tuple[int, ...]]:
+    return [shapes[name][:front] for shapes in side.shapes]
+
+
+def _of_shape(side: _Side, name: str) -> bool:
+    """Whether a shape is put together of sizes of tensors and constants."""
+    pending, seen = [name], set[str]()
+    while pending:
+        each = pending.pop()
+        if not each or each in seen or side.constant(each) is not None or each in side.fixed:
+            continue
+        seen.add(each)
+        node = side.makers.get(each)
+        if node is None or node.domain or node.op_type not in _OF_SHAPES:
+            return False
+        pending += () if node.op_type == "Shape" else node.input
+    return True
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
