@@ -11,8 +11,8 @@ from rewriter.api.run import NARROWEST, name_of
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.graph.view import Place, all_views
-from rewriter.proof.certificate.certify import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.prove import prove
+from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.report.certification import Certification, FileDigest, sha256_of
 from rewriter.text import quoted
 

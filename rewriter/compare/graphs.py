@@ -1,14 +1,14 @@
 """What differs between two models as files: replaced regions, weights, what they state. Nothing is run.
 
-Tensors have the numbers of the certificate (`rewriter.proof.certificate.graphs`), so that functions are inlined, fused
-operators are written out, and names do not count. A node of B is the same as one of A if its number is. Where B's node
-is another one, its outputs take over the numbers of A's tensors of the same names, and so does a weight with other
+Every tensor has a digest of what it is computed from; functions are inlined, and names do not count. A node of B is the same as one of A if its digest is. Where B's node
+is another one, its outputs take over the digests of A's tensors of the same names, and so does a weight with other
 values: what follows can be the same again, and the nodes in between are a region that was replaced. The time is linear
 in nodes and bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
+from rewriter.files.external import resolve
 from rewriter.files.load import LoadedModel, read_tensor
+from rewriter.graph.edit import inlined
 from rewriter.graph.types import TensorType, type_of
-from rewriter.graph.view import key_of, label, operator_of, opsets
-from rewriter.graph.walk import iter_nodes, subgraphs
-from rewriter.proof.certificate.graphs import FUNCTION, SOURCE, Model, Scope, shared_ranges
+from rewriter.graph.view import constant_of, holder_name, key_of, label, operator_of, opsets
+from rewriter.graph.walk import is_external, iter_nodes, subgraphs
 from rewriter.text import counted, decoded, quoted
 
 _REMARKS = ("unused opset", "metadata", "model")
 """Entries that do not affect the computation."""
 _SIGNATURE = ("input", "output")
-_INVISIBLE = {FUNCTION: "its function", SOURCE: "its name"}
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,15 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
 
     Raises:
         ModelError: external data cannot be read.
-        NotCertifiable: a model has something that has no number, such as an attribute of an unknown type.
     """
-    left = _Numbered(a, shared=shared_ranges(a, b))
+    left = _Numbered(a, shared=_shared(a, b))
     right = _Numbered(b, left)
     tensors = tuple(_weight_changes(left, right))
     stated = list(_declared_changes(a, b))
     for name in (value.name for value in a.proto.graph.output):
-        ends = [side.main.find(name) for side in (left, right) if name in side.model.outputs]
-        if len(ends) == 2 and ends[0].number != ends[1].number:
-            one, two = (None if each.node is None else label(each.node) for each in ends)
+        ends = [side for side in (left, right) if name in side.outputs]
+        if len(ends) == 2 and left.numbers.get(name) != right.numbers.get(name):
+            one, two = (None if name not in each.made else label(each.made[name]) for each in ends)
             stated.append(Change("source of output", name, one, two))
     counts = [Counter(operator_of(node) for node in iter_nodes(model.proto.graph.node)) for model in (a, b)]
     return GraphDifference(
@@ -124,13 +123,13 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
 
 
 class _Numbered:
-    """The nodes and weights of a model by number; B's take over numbers of A's.
+    """The nodes and weights of a model, each with a digest of what it is computed from; B's take over those of A's.
 
     Attributes:
-        model: the model as the certificate sees it; `main` is its main graph.
-        nodes: number and node, in graph order, of the main graph; `known` are their numbers.
-        makers: tensor of the main graph to the number of the node that makes it.
-        weights: number and tensor of initializers and Constant nodes; those of bodies behind the way to the body.
+        numbers: by tensor, those of bodies behind the way to the body.
+        nodes: digest and node, in graph order, of the main graph; `known` are their digests.
+        makers: tensor of the main graph to the digest of the node that computes it.
+        weights: digest and tensor of initializers and Constant nodes; those of bodies behind the way to the body.
     """
 
     def __init__(
@@ -139,51 +138,90 @@ class _Numbered:
         original: _Numbered | None = None,
         shared: frozenset[tuple[int, ...]] = frozenset(),
     ) -> None:
-        self.loaded = loaded
-        self.model: Model = Model(loaded, None if original is None else original.model, shared)
-        self.main = self.model.main
+        self.loaded, self._shared = loaded, shared if original is None else original._shared
+        proto = inlined(loaded.proto) if loaded.proto.functions else loaded.proto
+        self.outputs = [value.name for value in proto.graph.output]
+        self.numbers: dict[str, str] = {value.name: f"input {value.name}" for value in proto.graph.input}
         self.weights: dict[str, tuple[str, onnx.TensorProto]] = {}
         self.makers: dict[str, str] = {}
+        self.made: dict[str, onnx.NodeProto] = {}
         self.nodes: list[tuple[str, onnx.NodeProto]] = []
-        for scope in self.model.scopes.values():
-            where = "".join(f"{holder}/{attribute}/" for holder, attribute in scope.path)
-            for name in {**scope.initializers, **scope.made}:
-                found = scope.own(name)
-                tensor = scope.initializers.get(name, found and found.constant)
-                if tensor is not None:
-                    self.weights[where + name] = scope.number(name), tensor
-                    if original is not None and where + name in original.weights:
-                        scope.numbers[name] = original.weights[where + name][0]
         self.known: Container[str] = ()
+        self._before = {} if original is None else original.weights
+        self._read(proto.graph, "")
         taken = set[str]()
-        for node in _nodes(self.main):
-            _renumber(self.main, node)
+        for node in proto.graph.node:
+            number = self._node(node, self.numbers, "")
+            if key_of(node) in (("", "Constant"), ("", "Identity")):
+                continue
             made = [name for name in node.output if name]
-            number = self.main.numbers[made[0]]
             self.nodes.append((number, node))
             self.makers |= dict.fromkeys(made, number)
+            self.made |= dict.fromkeys(made, node)
             if original is None or number in original.known:
                 taken.add(number)
                 continue
             for name in made:
                 if original.makers.get(name, number) not in {number, *taken}:
-                    self.main.numbers[name] = original.main.numbers[name]
+                    self.numbers[name] = original.numbers[name]
         self.known = frozenset(number for number, _ in self.nodes)
 
+    def _read(self, graph: onnx.GraphProto, where: str) -> None:
+        """Number the constants of a graph."""
+        constants = [(node.output[0], value) for node in graph.node if (value := constant_of(node)) is not None]
+        for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):
+            number = self.digest(tensor)
+            self.weights[where + name] = number, tensor
+            self.numbers[where + name] = self._before.get(where + name, (number,))[0]
 
-def _nodes(scope: Scope) -> list[onnx.NodeProto]:
-    """The nodes of a graph but for those that only pass on: Constant, Identity."""
-    every = {id(node): node for node, _ in scope.made.values()}.values()
-    return [node for node in every if key_of(node) not in (("", "Constant"), ("", "Identity"))]
+    def digest(self, tensor: onnx.TensorProto, *, by_place: bool = True) -> str:
+        """A digest of type, shape and bytes, or where these are if both models have them there and `by_place`."""
+        place = ()
+        if is_external(tensor) and self.loaded.base_dir is not None and by_place:
+            place = resolve(tensor, self.loaded.base_dir).range
+        if place in self._shared:
+            return _digest(tensor.data_type, tuple(tensor.dims), place)
+        values = read_tensor(self.loaded, tensor)
+        content = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
+        return _digest(tensor.data_type, tuple(tensor.dims), hashlib.sha256(content).hexdigest())
+
+    def _node(self, node: onnx.NodeProto, numbers: Mapping[str, str], where: str) -> str:
+        """Number the outputs of a node, by the numbers that its operands have by now."""
+        operands = tuple(numbers.get(name, name) for name in node.input)
+        attributes = dict(_attributes(node))
+        for name, body in subgraphs(node):
+            attributes[name] = self._body(body, numbers, f"{where}{holder_name(node)}/{name}/")
+        number = _digest(*key_of(node), operands, sorted(attributes.items()))
+        for place, name in enumerate(node.output):
+            same = key_of(node) == ("", "Identity") and operands
+            if not (key_of(node) == ("", "Constant") and where + name in self.weights):
+                self.numbers[where + name] = same[0] if same else _digest(number, place)
+        return number
+
+    def _body(self, graph: onnx.GraphProto, outer: Mapping[str, str], where: str) -> str:
+        self._read(graph, where)
+        inner = {**outer, **{value.name: f"{where} {place}" for place, value in enumerate(graph.input)}}
+        inner |= {each.name: self.numbers[where + each.name] for each in graph.initializer}
+        for node in graph.node:
+            self._node(node, inner, where)
+            inner |= {name: self.numbers[where + name] for name in node.output}
+        return _digest(len(graph.input), [inner.get(value.name) for value in graph.output])
 
 
-def _renumber(scope: Scope, node: onnx.NodeProto) -> None:
-    """Number a node by the numbers that its operands have by now, those that its bodies read included."""
-    for name, _ in subgraphs(node):
-        body = scope.bodies[id(node), name]
-        for inner in _nodes(body):
-            _renumber(body, inner)
-    scope.number_node(node)
+def _attributes(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+    """What a node says; its bodies apart."""
+    for each in node.attribute:
+        if not (each.HasField("g") or each.graphs):
+            yield each.name, each.SerializeToString().hex()
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _shared(*models: LoadedModel) -> frozenset[tuple[int, ...]]:
+    """The bytes of files that all models refer to, which need not be read to be the same."""
+    return frozenset.intersection(*(frozenset(ref.range for ref in model.external) for model in models))
 
 
 def _regions(a: _Numbered, b: _Numbered) -> Iterator[Change]:
@@ -194,21 +232,16 @@ def _regions(a: _Numbered, b: _Numbered) -> Iterator[Change]:
             for side, other, run in ((a, b, places[:2]), (b, a, places[2:]))
         )
         if ours or theirs:
-            yield Change("nodes", "", _span(ours), _span(theirs), ", ".join(_what(a.main, b.main, ours, theirs)))
+            yield Change("nodes", "", _span(ours), _span(theirs), ", ".join(_what(a, b, ours, theirs)))
 
 
-def _what(a: Scope, b: Scope, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:
+def _what(a: _Numbered, b: _Numbered, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:
     if len(ours) != 1 or len(theirs) != 1 or key_of(ours[0]) != key_of(theirs[0]):
         return
-    parts: list[dict[str, object]] = []
-    inputs: list[list[str]] = []
-    for scope, node in ((a, ours[0]), (b, theirs[0])):
-        bodies = {name: scope.bodies[id(node), name] for name, _ in subgraphs(node)}
-        numbers = {name: (len(each.inputs), *map(each.number, each.outputs)) for name, each in bodies.items()}
-        parts.append({**dict(scope.attributes(node)), **numbers})
-        inputs.append([scope.number(name) for name in node.input])
+    parts = [dict(_attributes(node)) for node in (ours[0], theirs[0])]
+    inputs = [[side.numbers.get(name, name) for name in node.input] for side, node in ((a, ours[0]), (b, theirs[0]))]
     changed = sorted(name for name in parts[0] | parts[1] if parts[0].get(name) != parts[1].get(name))
-    yield from (_INVISIBLE.get(name, f"attribute {name}") for name in changed)
+    yield from (f"attribute {name}" for name in changed)
     yield from (f"input {place}" for place, (one, two) in enumerate(zip_longest(*inputs)) if one != two)
 
 
@@ -229,7 +262,7 @@ def _weight_changes(a: _Numbered, b: _Numbered) -> Iterator[Change]:
         if ours is None or theirs is None:
             if (one or two) not in held[theirs is None]:
                 yield Change("weight", name, *kinds)
-        elif one != two and a.model.digest(ours, by_place=False) != b.model.digest(theirs, by_place=False):
+        elif one != two and a.digest(ours, by_place=False) != b.digest(theirs, by_place=False):
             values = read_tensor(a.loaded, ours), read_tensor(b.loaded, theirs)
             yield Change("weight", name, *kinds, apart(*values) if kinds[0] == kinds[1] else "")
 

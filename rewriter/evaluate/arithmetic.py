@@ -339,6 +339,10 @@ class Field:
         """What a softmax over the last axis subtracts."""
         return a[..., :1]
 
+    def drawn(self, value: Value) -> Array:
+        """Numbers in [-1, 1] that entries decide, for a kernel."""
+        return np.asarray(value.entries / self.p * 2.0 - 1.0, np.float32)
+
     # constants
     def _snapped(self, value: float, dtype: np.dtype[Any]) -> int | None:
         """The residue of the number that a scalar constant is rounded from; None where it is what its bits say."""

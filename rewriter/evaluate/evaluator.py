@@ -97,12 +97,14 @@ class Program:
             self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         return self._attributes[id(node)]
 
-    def definition(self, node: onnx.NodeProto, body: onnx.FunctionProto) -> list[onnx.NodeProto]:
-        """The nodes of a function, with the attributes that a node gives it."""
+    def definition(self, node: onnx.NodeProto, schema: Any, prefix: str) -> list[onnx.NodeProto]:
+        """The nodes of an operator's definition, with the attributes that a node gives it and names of its own."""
         if id(node) not in self._definitions:
             self._held.append(node)
-            given = {each.name: each for each in node.attribute}
-            self._definitions[id(node)] = [_with_attributes(part, given) for part in body.node]
+            defaults = [each.default_value for each in schema.attributes.values() if each.default_value.type]
+            given = {each.name: each for each in (*defaults, *node.attribute)}
+            body = schema.function_body.node
+            self._definitions[id(node)] = [_with_attributes(part, given, prefix) for part in body]
         return self._definitions[id(node)]
 
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
@@ -230,8 +232,8 @@ class Evaluator:
             self.fixed |= {*node.output}
         for name, value in zip(node.output, made, strict=False):
             if name:
-                value = np.asarray(value) if isinstance(value, np.generic) else value
-                environment[name] = self.replaced.get(name, value)
+                given = self.replaced.get(name, value)
+                environment[name] = np.asarray(given) if isinstance(given, np.generic) else given
                 if decided:
                     self.decided.add(name)
                 self.computed(node, name, environment)
@@ -264,7 +266,33 @@ class Evaluator:
         if not depends and not (call.decided and self.takes_rows(call, operands)):
             return self._plain(call, operands)
         found = row(domain, kind)
-        return self._by_definition(call, operands) if found is None else found(call, *operands)
+        if found is not None:
+            return found(call, *operands)
+        defined = self._by_definition(call, operands)
+        return self._opaque(call, operands) if defined is None else defined
+
+    def _opaque(self, call: Call, operands: list[Any]) -> Any:
+        """An operator that the table lacks, as a function of which nothing is known but its operator and operands.
+
+        Shapes, and results that are integers, are those of the runtime's kernel at numbers drawn from the operands.
+        """
+        if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
+            raise Unsupported("it is not in the table of operators")
+        f = self.arithmetic
+        drawn = [each if not isinstance(each, Value) else f.drawn(each) for each in operands]
+        attributes = sorted(each.SerializeToString() for each in call.node.attribute)
+        content = hashlib.blake2b(repr((key_of(call.node), attributes)).encode(), key=f.key)
+        for each in operands:
+            entries = b"" if each is None else np.ascontiguousarray(f.lift(each).entries).tobytes()
+            content.update(repr(np.shape(entries)).encode() + entries)
+        made = []
+        for place, value in enumerate(self.program.kernels.run(call.node, drawn)):
+            if value is not None and is_float(value):
+                name = "opaque", content.hexdigest(), place
+                made.append(Value(f.function(name, np.arange(value.size)).reshape(value.shape)))
+            else:
+                made.append(value)
+        return tuple(made)
 
     def _entered(self, x: Any) -> Any:
         return Value(self.arithmetic.lift(x, scalar=False).entries) if is_float(x) else x
@@ -301,19 +329,20 @@ class Evaluator:
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 
     def _by_definition(self, call: Call, operands: list[Any]) -> Any:
-        """An operator that ONNX defines by others."""
+        """An operator that ONNX defines by others; None for any other one."""
         node, domain = call.node, key_of(call.node)[0]
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
         except onnx.defs.SchemaError:
-            raise Unsupported("it is not in the table of operators") from None
-        if not schema.has_function:
-            raise Unsupported("it is not in the table of operators")
-        body = schema.function_body
-        inner = {formal.name: each for formal, each in zip(schema.inputs, operands, strict=False)}
-        for part in self.program.definition(node, body):
+            return None
+        if not schema.has_function:  # type: ignore[attr-defined]
+            return None
+        body, prefix = schema.function_body, f"{node.output[0]}/{node.op_type}/"
+        inner: dict[str, Any] = {f"{prefix}{formal.name}": None for formal in schema.inputs}
+        inner |= {f"{prefix}{formal.name}": each for formal, each in zip(schema.inputs, operands, strict=False)}
+        for part in self.program.definition(node, schema, prefix):
             self.node(part, inner)
-        return tuple(inner.get(name) for name in body.output)
+        return tuple(inner.get(f"{prefix}{name}") for name in body.output)
 
     # -- tables
     def takes_rows(self, call: Call, operands: Sequence[Any]) -> bool:
@@ -362,8 +391,10 @@ class Evaluator:
         self.partial[content(table)] = name, table.shape
 
 
-def _with_attributes(part: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+def _with_attributes(part: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto], prefix: str) -> onnx.NodeProto:
     copy = onnx.NodeProto.FromString(part.SerializeToString())
+    for names in (copy.input, copy.output):
+        names[:] = [name and f"{prefix}{name}" for name in names]
     for attribute in [each for each in copy.attribute if each.ref_attr_name]:
         copy.attribute.remove(attribute)
         if attribute.ref_attr_name in given:

@@ -1,32 +1,31 @@
-"""The proof of two models, in two ways that judge each other.
+"""The proof that a model computes what another does: by the values of all tensors, at several sizes.
 
-- *For every size* (`rewriter.proof.certificate`): node for node the same, outside of regions whose functions are
-  bounded.
-- *By value* (`rewriter.proof.values`): the same values in finite fields, at several sizes, whatever the nodes.
-
-The first, and nothing against it from the second, is a certificate for every input. The second alone is one for the
-inputs of the sizes that were tried. Where one says that models are the same and the other that they are not, this tool
-is wrong, and nothing is proved.
+`rewriter.proof.values.compare` says whether the values are the same, and whether that holds at every size. Here, what
+values do not show is added: types in which arithmetic is less exact, and blocks that are said to be replaced and are
+not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+
+import onnx
 
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel
-from rewriter.graph.view import Place
-from rewriter.proof.certificate.certify import UNCLAIMED, Certificate, Claimed, Refusal, certify
+from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
+from rewriter.graph.extract import cut
+from rewriter.graph.types import elem_name
+from rewriter.graph.view import GraphView, Place, all_views
+from rewriter.graph.walk import iter_nodes, iter_tensors, reads, subgraphs
 from rewriter.proof.claims import Claim
+from rewriter.proof.records import UNCLAIMED, Certificate, Claimed, Refusal
 from rewriter.proof.values.compare import Equality, compare
 
-LARGEST = 2**31
-"""Bytes of models that are evaluated: a field takes sixteen bytes for every weight in use."""
-
-_DISAGREE = (
-    "two proofs disagree: node for node the models are {}, by value {}; this is a bug of this tool, please report it"
-)
+_DIGITS = {
+    onnx.TensorProto.BFLOAT16: 8, onnx.TensorProto.FLOAT16: 11, onnx.TensorProto.FLOAT: 24, onnx.TensorProto.DOUBLE: 53,
+}  # fmt: skip
+"""Bits of precision of the types that models compute in."""
 
 
 def prove(
@@ -50,38 +49,87 @@ def prove(
         names: inputs and outputs of the original that the rewritten model calls otherwise.
         dims: sizes of symbolic dimensions, where they are not free.
     """
-    found = certify(original, rewritten, claims=claims, blocks=blocks, limit=limit)
-    if max(original.size, rewritten.size) > LARGEST:
-        return replace(found, undecided=f"larger than {LARGEST // 10**9} GB")
     try:
         values = compare(original, rewritten, claims=claims or {}, limit=limit, names=names, dims=dims)
-    except UsageError as error:  # no inputs can be generated; the run says so too
+    except UsageError as error:  # no inputs can be generated, as the run will say too
         values = Equality(reason=str(error))
-    return _together(found, values)
-
-
-def _together(found: Certificate, values: Equality) -> Certificate:
-    """The certificate of both proofs."""
-    seconds = found.seconds + values.seconds
-    if found.certified and values.departure is not None:
-        text = _DISAGREE.format("the same", f"they part: {values.reason}")
-        return replace(found, certified=False, refusals=(Refusal("", "", "", text),), seconds=seconds)
-    if found.certified:
-        return replace(found, undecided=values.reason, seconds=seconds)
-    if not values.same:
-        by_value = Refusal("", "", "", f"by value: {values.reason}")
-        return replace(found, refusals=(*found.refusals, by_value), departure=values.departure, seconds=seconds)
-    if found.refuted:
-        text = _DISAGREE.format(f"refuted ({found.refusals[0].text})", "the same")
-        return replace(found, refusals=(Refusal("", "", "", text),), seconds=seconds)
-    unmet = tuple(each for each in found.refusals if each.unmet)
+    refusals = [*_coarser(original, rewritten), *_unmet(original, rewritten, blocks)]
+    if values.refuted:
+        refusals.insert(0, Refusal("", values.refuted[0], "", values.reason, refuted=True, settled=True))
+    elif not values.same:
+        refusals.append(Refusal("", "", "", values.reason))
     return Certificate(
-        certified=not unmet,
+        certified=not refusals,
         regions=values.regions,
-        refusals=unmet,
-        seconds=seconds,
-        sizes=values.sizes,
-        bits=values.bits,
+        refusals=tuple(refusals),
+        seconds=values.seconds,
+        sizes=values.sizes if values.same and values.tried_only else (),
+        bits=values.bits or None,
         rounded=values.rounded,
         folded=values.folded,
+        departure=values.departure,
+        undecided=values.tried_only,
     )
+
+
+def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:
+    """Whether the rewritten model computes in a type that is less exact than all of the original's."""
+    if rewritten.proto.ir_version < LOOSE_INITIALIZERS <= original.proto.ir_version:
+        text = f"IR version is {rewritten.proto.ir_version} instead of {original.proto.ir_version}"
+        yield Refusal("", "", "", f"{text}, without defaults of inputs")
+    ours, theirs = (_types(each.proto) for each in (original, rewritten))
+    if ours and theirs and min(map(_DIGITS.__getitem__, theirs)) < min(map(_DIGITS.__getitem__, ours)):
+        kind = min(theirs, key=_DIGITS.__getitem__)
+        yield Refusal("", "", "", f"computes in {elem_name(kind)}, which is narrower than the original's types")
+
+
+def _types(proto: onnx.ModelProto) -> set[int]:
+    """The floating-point types of a model's inputs, constants and casts."""
+    casts = (each for node in iter_nodes(proto.graph.node) if node.op_type == "Cast" for each in node.attribute)
+    found = {each.i for each in casts if each.name == "to"} | {each.data_type for each in iter_tensors(proto)}
+    return (found | {value.type.tensor_type.elem_type for value in proto.graph.input}) & _DIGITS.keys()
+
+
+def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:
+    """Blocks that are said to be replaced, and are as they were, or hold no softmax over what they read."""
+    if not blocks:
+        return
+    a, b = ({view.path: view for view in all_views(_plain(each))} for each in (original, rewritten))
+    for block in blocks:
+        old, new = a.get(block.path), b.get(block.path)
+        if old is None or new is None:
+            text = "the graph that holds it is not in both models"
+        else:
+            ends = [name for name in block.makes if name in old.producer and name in new.producer]
+            if _nodes(old, block, ends) == _nodes(new, block, ends):
+                text = "reported as converted, but the original's activation is still there"
+            elif not _attends(new, block.reads, ends):
+                text = "reported as converted, but there is no softmax between its ends"
+            else:
+                continue
+        yield Refusal(block.makes[0], block.makes[0], block.name, text, settled=True, path=block.path)
+
+
+def _plain(model: LoadedModel) -> onnx.ModelProto:
+    return inlined(model.proto) if model.proto.functions else model.proto
+
+
+def _nodes(view: GraphView, block: Claim, ends: Sequence[str]) -> list[tuple[object, ...]]:
+    inside = (view.nodes[index] for index in cut(view, block.reads, ends).nodes)
+    return [(each.op_type, *each.input, *each.output) for each in inside]
+
+
+def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
+    """Whether a softmax is taken, between tensors, of what the first of them reach."""
+    reached, powers = set(starts), set[str]()
+    for node in (view.nodes[index] for index in cut(view, starts, ends).nodes):
+        read = set(reads(node))
+        if not read & reached:
+            continue
+        inner = {node.op_type, *(each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node))}
+        if inner & {"Softmax", "Attention"} or (node.op_type == "Div" and node.input[1] in powers):
+            return True
+        reached.update(node.output)
+        if node.op_type == "Exp" or read & powers:
+            powers.update(node.output)
+    return False

@@ -1,8 +1,9 @@
 """The judge: PASS is a certificate and a run.
 
 The certificate (`rewriter.proof.prove`) proves that the rewritten model computes what the original does, for every
-input of every size or of the sizes that were tried, up to a bound at each activation. The run looks for what no certificate can see: both models on
-a few inputs, on each provider, with and without optimisation, compared by the one rule of `rewriter.proof.rule`.
+input of every size or of the sizes that were tried, up to a bound at each activation. The run looks for what no
+certificate can see: both models on a few inputs, on each provider, with and without optimisation, compared by the one
+rule of `rewriter.proof.rule`.
 
 """
 
@@ -24,13 +25,13 @@ from rewriter.graph.mixtures import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.certificate.certify import Certificate, Claimed
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
+from rewriter.proof.records import Certificate, Claimed
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
 from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, run_model, told
 from rewriter.proof.settings import Settings
@@ -52,7 +53,9 @@ _BYTES = (
     "may come out, as on another processor"
 )
 
-_EMPTY = "the run proves nothing about {}: rounding moves it as far as it is large; the verdict rests on the certificate"
+_EMPTY = (
+    "the run proves nothing about {}: rounding moves it as far as it is large; the verdict rests on the certificate"
+)
 
 _NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
 

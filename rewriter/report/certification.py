@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from rewriter.errors import ExitStatus, ModelError, UsageError
-from rewriter.proof.certificate.certify import Certificate
+from rewriter.proof.records import Certificate
 from rewriter.report.report import VERSION, Result, json_text, reach
 from rewriter.text import counted, one_line, quoted
 

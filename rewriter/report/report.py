@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 
 from rewriter.errors import ExitStatus, NothingToConvertError, UsageError, ValidationError
-from rewriter.proof.certificate.certify import Certificate
+from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.text import counted
 

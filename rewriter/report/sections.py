@@ -10,7 +10,7 @@ from importlib.resources import files
 from math import isnan
 from typing import Any
 
-from rewriter.proof.certificate.certify import Certificate
+from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, Report, reach
 from rewriter.report.tables import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
 
-from rewriter.proof.certificate.certify import Certificate
+from rewriter.proof.records import Certificate
 from rewriter.proof.rule import Judgement
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, reach

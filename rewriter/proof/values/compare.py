@@ -24,9 +24,9 @@ from rewriter.evaluate.arithmetic import Field, Modulus, Product, Unsupported, V
 from rewriter.evaluate.evaluator import Program, content, in_step
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
-from rewriter.proof.certificate.certify import UNCLAIMED, CertifiedRegion, Claimed
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.cases import Maker, Setting
+from rewriter.proof.records import UNCLAIMED, CertifiedRegion, Claimed
 from rewriter.proof.values.departure import Departure, departure
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
@@ -85,6 +85,7 @@ class Equality:
         every_token: whether that holds for every token id, not only for those that were tried.
         rounded: constants that were read as the numbers that they are rounded from.
         folded: constants that a tool folded in float32.
+        refuted: activations that are further off than is allowed, at a number that `reason` names.
         tried_only: why it is the same at these sizes only; empty if it is at every size.
         partly: tables of B that A lacks and that these sizes read only in part.
         regions: activations that became heads, with what is proved about them.
@@ -99,6 +100,7 @@ class Equality:
     every_token: bool = False
     rounded: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
+    refuted: tuple[str, ...] = ()
     tried_only: str = ""
     partly: tuple[str, ...] = ()
     regions: tuple[CertifiedRegion, ...] = ()
@@ -198,7 +200,7 @@ class _Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._folds: Mapping[str, Fold] | None = None
-        self._reason = ""
+        self._reason, self._refuted = "", ()
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Point]] = []
         theirs = {value.name for value in b.proto.graph.output}
@@ -222,7 +224,9 @@ class _Pair:
                 rounds.append(found)
             if len(rounds) == _ROUNDS and (regions := self._bounded(reading)) is not None:
                 return self._equal(reading, rounds, regions)
-        return Equality(sizes=self._sizes, departure=self._departure(), reason=self._reason)
+            if self._refuted:
+                break
+        return Equality(sizes=self._sizes, refuted=self._refuted, departure=self._departure(), reason=self._reason)
 
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
@@ -320,6 +324,8 @@ class _Pair:
             if region.bound is None or not region.bound.holds:
                 reason = "" if region.bound is None else region.bound.reason
                 self._reason = f"{reason} (the activation {region.output})"
+                if region.bound is not None and region.bound.at_least > region.bound.limit:
+                    self._refuted = (region.output,)
                 return None
         return tuple(map(self._certified, regions))
 

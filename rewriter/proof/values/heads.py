@@ -30,8 +30,6 @@ from rewriter.evaluate.arithmetic import INFINITE, Field, Unsupported, Value, is
 from rewriter.evaluate.evaluator import Program
 from rewriter.graph.view import key_of
 from rewriter.proof.certificate.bounds import Bound, bound
-from rewriter.proof.certificate.certify import CEILINGS, UNCLAIMED, Claimed
-from rewriter.proof.certificate.constants import TOPS
 from rewriter.proof.certificate.expressions import (
     ONE,
     OPERATORS,
@@ -44,6 +42,7 @@ from rewriter.proof.certificate.expressions import (
     ordered,
     total,
 )
+from rewriter.proof.records import CEILINGS, TOPS, UNCLAIMED, Claimed
 from rewriter.proof.values.prints import Fingerprints
 from rewriter.proof.values.walk import (
     COMPARISONS,

@@ -223,7 +223,7 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
         return "reads what depends on sizes or on integers"
     others = [each for each in others if each not in spread]
     rank = len(side.shapes[0][name])
-    if kind in ("Transpose",):
+    if kind == "Transpose":
         order = given.get("perm") or list(reversed(range(rank)))
         return "" if list(order[:front]) == list(range(front)) else "moves rows"
     if kind in _LAST_AXIS:

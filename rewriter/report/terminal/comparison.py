@@ -22,7 +22,13 @@ from rewriter.text import shortened
 _MAX_ROWS = 12  # of a table, unless everything is to be printed
 _MAX_METADATA_LENGTH = 60
 _SHOWN_NODES = 8
-_STYLES = {"same": "bold green", "same at the sizes tried": "bold green", "agrees": "bold yellow", "not proved": "bold red", "different": "bold red"}
+_STYLES = {
+    "same": "bold green",
+    "same at the sizes tried": "bold green",
+    "agrees": "bold yellow",
+    "not proved": "bold red",
+    "different": "bold red",
+}
 
 
 def show_comparison(console: Console, found: Comparison) -> None:

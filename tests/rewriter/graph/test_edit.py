@@ -13,7 +13,6 @@ from rewriter.files.load import load_model
 from rewriter.graph.edit import Replacement, drop_dead, inlined, splice
 from rewriter.graph.view import GraphView, all_views, graph_at
 from rewriter.ort.sessions import open_session
-from rewriter.proof.certificate.certify import certify
 
 HEADER = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] out)'
 

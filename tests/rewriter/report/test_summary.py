@@ -12,7 +12,7 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.cli import run
-from rewriter.proof.certificate.certify import Certificate, Refusal
+from rewriter.proof.records import Certificate, Refusal
 from rewriter.report.html.page import render
 from rewriter.report.sections import summary
 from rewriter.report.tables import converted_table, folded, why_not

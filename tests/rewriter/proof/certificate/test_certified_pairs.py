@@ -21,7 +21,7 @@ from rewriter.files.load import load_model
 from rewriter.graph.view import Place
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate import bounds
-from rewriter.proof.certificate.certify import Certificate, Claimed, certify
+from rewriter.proof.records import Certificate, Claimed
 from rewriter.proof.claims import Claim
 from rewriter.proof.inputs.cases import make_cases
 from tests import changes

@@ -14,7 +14,7 @@ import pytest
 import rewriter
 from rewriter import rewrite
 from rewriter.proof.certificate.attention import _Count, _Reason
-from rewriter.proof.certificate.certify import Certificate
+from rewriter.proof.records import Certificate
 from tests import changes
 from tests.changes import add_weight, insert, maker
 from tests.textmodels import ERF_GELU, SILU, mlp, text_model

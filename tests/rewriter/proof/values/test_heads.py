@@ -18,7 +18,7 @@ from rewriter import rewrite
 from rewriter.evaluate.arithmetic import Field, Unsupported, draw_prime
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
-from rewriter.proof.certificate.certify import CEILINGS, UNCLAIMED
+from rewriter.proof.records import CEILINGS, UNCLAIMED
 from rewriter.proof.certificate.expressions import leaf
 from rewriter.proof.inputs.cases import Maker
 from rewriter.proof.values.heads import Allowed, Regions, Replacing, bounded, proposals

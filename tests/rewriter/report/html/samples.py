@@ -9,7 +9,7 @@ import pytest
 
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.proof.certificate.bounds import Bound
-from rewriter.proof.certificate.certify import Certificate, CertifiedRegion, Refusal
+from rewriter.proof.records import Certificate, CertifiedRegion, Refusal
 from rewriter.proof.rule import Judgement
 from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import ProviderRun, Validation

@@ -1,0 +1,177 @@
+"""What is proved about two models, as data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import onnx
+from flint import fmpq
+
+from rewriter.graph.view import Path
+from rewriter.proof.certificate.bounds import Bound
+from rewriter.proof.values.departure import Departure
+
+TOPS: Mapping[int, fmpq] = {
+    onnx.TensorProto.FLOAT: fmpq(2) ** 128,
+    onnx.TensorProto.FLOAT16: fmpq(65504),
+    onnx.TensorProto.BFLOAT16: fmpq(2) ** 128,
+    onnx.TensorProto.DOUBLE: fmpq(2) ** 1024,
+}
+"""No finite number of the type is larger."""
+
+CEILINGS: Mapping[int, float] = {
+    onnx.TensorProto.FLOAT: 1e-5,
+    onnx.TensorProto.DOUBLE: 1e-5,
+    onnx.TensorProto.FLOAT16: 2.0**-10,
+    onnx.TensorProto.BFLOAT16: 2.0**-7,
+}
+"""The largest error over max(1, |f|) that a pass may claim for an activation unless the user asked for more, by element
+type: what a program may be off by that is fitted while planning (those of the table are off by 1e-7 at most), and for
+half precision the spacing of its numbers, to which constants round. What is claimed is then proved."""
+
+UNCLAIMED = 1e-7
+"""The limit of a region about which nothing is claimed, in every type: it holds the program over the reals to what the
+table of programs states, and is not loosened for types whose rounding would hide a wrong coefficient."""
+ASSUMED = (
+    "operators compute what the specifications of ONNX and onnxruntime say",
+    "arithmetic is that of the reals; operators that are the same in both models get the same operands",
+    "where a model lists all of its initializers as inputs, as in IR version 3, they keep their values",
+)
+NOT_CLAIMED = (
+    "rounding and overflow in the types of the model",
+    "NaN and infinities",
+    "what a runtime makes of the file",
+    "how the bounds of the activations propagate to the outputs",
+)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What is claimed about one activation.
+
+    Attributes:
+        limit: largest |F_B - F_A| / max(1, |F_A|).
+        domain: largest |y| for which that is claimed; None for all.
+        leaves: names of the pre-activation and, of a gate, the value; without them, a part of the activation that
+            differs by little may hide that the whole does not.
+        accuracy: the error that was asked for. A limit above it and above the ceiling of the type is lowered to the
+            larger of these, so that no file sets its own limit.
+    """
+
+    limit: float
+    domain: float | None = None
+    leaves: tuple[str, ...] = ()
+    accuracy: float = math.inf
+
+
+@dataclass(frozen=True)
+class CertifiedRegion:
+    """One activation of the original and what stands in its place.
+
+    Attributes:
+        original: the tensor of the original that it computes.
+        rewritten: the tensor of the rewritten model.
+        path: the graph of the original that it is in; () for the main one.
+        leaves: the tensors of the original that it is a function of: the pre-activation, or gate and value.
+        linear_in: the value of a gate, in which both sides are linear; None for an activation.
+        elem_type: narrowest element type in which the original computes it (TensorProto.DataType).
+        nodes: nodes of the region in the rewritten model.
+        bound: what was proved.
+        functions: both functions of y, part by part.
+        added: what the rows of other tokens may add to it, beside the bound; 0 where they are masked.
+        tokens: the longest sequence that the rewritten model takes there; None where it takes any.
+    """
+
+    original: str
+    rewritten: str
+    path: Path
+    leaves: tuple[str, ...]
+    linear_in: str | None
+    elem_type: int
+    nodes: int
+    bound: Bound
+    functions: tuple[tuple[str, ...], ...]
+    added: float = 0.0
+    tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why two tensors were not shown to be the same.
+
+    Attributes:
+        tensor: of the rewritten model.
+        original: the tensor of the original that it was compared with.
+        node: what makes it, in words.
+        reason: in a sentence.
+        refuted: whether the reason is a counterexample: a number at which a function is further off than is claimed,
+            or, where nothing is, than folded constants explain.
+        settled: whether further reasons follow from it: another function, weights or operands.
+        path: the graph of the original.
+    """
+
+    tensor: str
+    original: str
+    node: str
+    reason: str
+    refuted: bool = False
+    settled: bool = field(default=False, metadata={"json": ""})
+    path: Path = ()
+
+    @property
+    def text(self) -> str:
+        """The refusal in one line."""
+        what = self.node or self.tensor
+        return f"{what}: {self.reason}" if what else self.reason
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What was proved about two models.
+
+    Attributes:
+        certified: whether the rewritten model computes what the original does, up to the bounds of the regions.
+        regions: the activations that were replaced, with their bounds.
+        refusals: why not, the most telling first; empty if certified.
+        sizes: the sizes of inputs for which it is proved, such as `batch 2, sequence 5`; empty for every size.
+        bits: of a proof at some sizes: other models pass with a probability of less than 2^-bits.
+        rounded: constants that were read as the number that they are rounded from, such as sqrt(8).
+        folded: constants that a tool multiplied in float32, which were read as the exact product.
+        departure: where the values of both models part; None where they do not, or were not compared.
+        undecided: why values decide nothing; empty where they are the same, and where they part.
+        assumed: what the proof rests on.
+        not_claimed: what it says nothing about.
+        seconds: how long it took.
+    """
+
+    certified: bool
+    regions: tuple[CertifiedRegion, ...]
+    refusals: tuple[Refusal, ...]
+    seconds: float
+    sizes: tuple[str, ...] = ()
+    bits: int | None = None
+    rounded: tuple[str, ...] = ()
+    folded: tuple[str, ...] = ()
+    departure: Departure | None = None
+    undecided: str = ""
+    assumed: tuple[str, ...] = ASSUMED
+    not_claimed: tuple[str, ...] = NOT_CLAIMED
+    also: ClassVar[tuple[str, ...]] = ("domain",)
+
+    @property
+    def domain(self) -> float | None:
+        """The largest |pre-activation| for which all regions are proved; None where they are for every number."""
+        return min((each.bound.domain for each in self.regions if each.bound.domain is not None), default=None)
+
+    @property
+    def refuted(self) -> bool:
+        """Whether a region has a counterexample."""
+        return any(each.refuted for each in self.refusals)
+
+    @property
+    def worst(self) -> float:
+        """The largest bound of a region, over max(1, |F|); 0 if all are exact."""
+        return max((region.bound.bound for region in self.regions), default=0.0)
