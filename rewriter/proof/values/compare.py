@@ -43,7 +43,7 @@ from rewriter.proof.values.prints import Fingerprints, same_value
 from rewriter.proof.values.uniform import departs
 from rewriter.proof.values.walk import wide
 
-SETTINGS = ((2, 5, 3), (3, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
+SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
 
@@ -375,7 +375,9 @@ class _Pair:
             feeds = case.feeds if ours else self._renamed(case)
             options["replaced"] = self._residues(f) if reading.folds and not ours else {}
             if heads.regions:
-                made.append(Replacing(program, f, feeds, regions=heads.regions if ours else {}, **options))
+                inside = frozenset() if ours else heads.inside
+                regions = heads.regions if ours else {}
+                made.append(Replacing(program, f, feeds, regions=regions, inside=inside, **options))
             else:
                 made.append(Fingerprints(program, f, feeds, **options))
         return made, in_step(made)

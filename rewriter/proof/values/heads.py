@@ -144,6 +144,7 @@ class Regions:
         failures: by activation of A that B has not, why it was not read.
         forgotten: softmaxes whose masks a float forgets: the scores may be larger than the number that masks.
         far: softmaxes that are masked only by numbers that A masks with too, or that are below every score.
+        inside: tensors of B that entries were followed through.
     """
 
     regions: Mapping[str, Region] = field(default_factory=dict)
@@ -151,6 +152,7 @@ class Regions:
     failures: Mapping[str, str] = field(default_factory=dict)
     forgotten: tuple[str, ...] = ()
     far: frozenset[str] = frozenset()
+    inside: frozenset[str] = frozenset()
 
     def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
@@ -181,9 +183,12 @@ class Replacing(Fingerprints):
         feeds: Mapping[str, Array],
         *,
         regions: Mapping[str, Region] | None = None,
+        inside: frozenset[str] = frozenset(),
         **options: Any,
     ) -> None:
+        """`inside`: tensors whose conditions are not noted, since heads have them in other rows too."""
         super().__init__(program, field, feeds, **options)
+        self._inside = inside
         self.gaps: dict[str, set[int]] = {}
         self._regions = regions or {}
         self._leaves = {name for each in self._regions.values() for name in each.leaves}
@@ -205,6 +210,13 @@ class Replacing(Fingerprints):
                 self._values[name] = environment[name]
         if node.op_type in ("Softmax", "Exp") and name == node.output[0]:
             self._note_masks(node, name, environment[node.input[0]])
+
+    def node(self, node: onnx.NodeProto, environment: dict[str, Any]) -> None:
+        """Evaluate one node."""
+        before = set(self.field.conditions) if self._inside.intersection(node.output) else None
+        super().node(node, environment)
+        if before is not None:
+            self.field.conditions = before
 
     def _note_masks(self, node: onnx.NodeProto, name: str, scores: Any) -> None:
         if not isinstance(scores, Value) or scores.masks is None:
@@ -303,7 +315,8 @@ def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
         for name in _masked_softmaxes(theirs)
         if all(number <= _FARTHEST or number in known for number in _mask_numbers(theirs, name))
     ]
-    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), frozenset(far))
+    inside = frozenset(reader.inside)
+    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), frozenset(far), inside)
 
 
 def _masked_softmaxes(run: Kept) -> Iterator[str]:
@@ -410,6 +423,7 @@ class _Reader(Kept):
         failures: by activation, why not.
         gaps: by softmax of B, what masks it.
         scores: by softmax of B, scores that are not masked.
+        inside: tensors of B that entries were followed through.
     """
 
     def __init__(
@@ -420,6 +434,7 @@ class _Reader(Kept):
         self.failures: dict[str, str] = {}
         self.gaps: dict[str, dict[int, Expression]] = {}
         self.scores: dict[str, list[Expression]] = {}
+        self.inside: set[str] = set()
         self._theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
         self._evaluated: dict[int, tuple[dict[str, Any], list[onnx.NodeProto]]] = {}
@@ -520,6 +535,7 @@ class _Reader(Kept):
                     continue
                 if not set(ordered(made)).isdisjoint(leaves.values()):
                     terms.append(made)
+                    self.inside |= {each for each, _ in walk.known}
                     for softmax, gaps in walk.gaps.items():
                         self.gaps.setdefault(softmax, {}).update(gaps)
                         self.scores.setdefault(softmax, []).append(walk.scores[softmax])

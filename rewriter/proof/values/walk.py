@@ -126,20 +126,20 @@ class Walk:
         self.gaps: dict[str, dict[int, Expression]] = {}
         self.scores: dict[str, Expression] = {}
         self._run, self._leaves, self._stops = run, leaves, stops or {}
-        self._known: dict[tuple[str, Index], Expression] = {}
+        self.known: dict[tuple[str, Index], Expression] = {}
         self._sources: dict[str, Sequence[Any]] = {}
 
     def at(self, name: str, index: Index) -> Expression:
         """What an entry is. Raises Lost, or NotAFunction."""
         key = name, index
-        if key not in self._known:
-            if len(self._known) > _MOST_STEPS:
+        if key not in self.known:
+            if len(self.known) > _MOST_STEPS:
                 raise Lost("it is a function of too many entries")
             try:
-                self._known[key] = self._followed(name, index)
+                self.known[key] = self._followed(name, index)
             except UNFIT as error:
                 raise Lost(f"{name} cannot be followed: {type(error).__name__}") from error
-        return self._known[key]
+        return self.known[key]
 
     def difference(self, name: str, index: Index, other: Index) -> Expression:
         """One entry less another."""
