@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ CONTROL = {"If", "Loop", "Scan"}
 _MAX_ITERATIONS = 10_000
 
 
-def control(call: Call, operands: Sequence[Any], environment: dict[str, Any]) -> tuple[Any, ...]:
+def control(call: Call, operands: Sequence[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
     """The outputs of a node that has bodies. Raises Unsupported where data decides what is evaluated."""
     return {"If": _if, "Loop": _loop, "Scan": _scan}[call.kind](call, list(operands), environment)
 
@@ -31,14 +31,14 @@ def _known(x: Any, what: str) -> Array:
     return np.asarray(x).reshape(())
 
 
-def _if(call: Call, operands: list[Any], environment: dict[str, Any]) -> tuple[Any, ...]:
+def _if(call: Call, operands: list[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
     branch = call.get("then_branch" if _known(operands[0], "a branch") else "else_branch")
     made = call.evaluator.body(branch, environment)
     _spread(call, branch)
     return tuple(made)
 
 
-def _loop(call: Call, operands: list[Any], environment: dict[str, Any]) -> tuple[Any, ...]:
+def _loop(call: Call, operands: list[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
     limit, condition, *state = operands
     body: onnx.GraphProto = call.get("body")
     times = math.inf if limit is None else int(_known(limit, "how often a loop runs"))
@@ -55,14 +55,14 @@ def _loop(call: Call, operands: list[Any], environment: dict[str, Any]) -> tuple
 
 
 def _round(
-    call: Call, body: onnx.GraphProto, given: list[Any], environment: dict[str, Any], states: int
+    call: Call, body: onnx.GraphProto, given: list[Any], environment: MutableMapping[str, Any], states: int
 ) -> tuple[bool, list[Any], list[Any]]:
     inner = environment | dict(zip((value.name for value in body.input), given, strict=True))
     going, *made = call.evaluator.body(body, inner)
     return bool(_known(going, "when a loop ends")), made[:states], made[states:]
 
 
-def _scan(call: Call, operands: list[Any], environment: dict[str, Any]) -> tuple[Any, ...]:
+def _scan(call: Call, operands: list[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
     if call.opset < 9:
         raise Unsupported("a scan of operator set 8")
     body: onnx.GraphProto = call.get("body")

@@ -10,7 +10,8 @@ the multilinear extension in the one-hot vector of the id, so that any one token
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
 from rewriter.graph.view import key_of, label, opsets
-from rewriter.graph.walk import reads
+from rewriter.graph.walk import iter_nodes, reads
 from rewriter.text import one_line
 
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
@@ -41,6 +42,41 @@ _TABLE_READERS = {"Gather", "Slice", "EmbedLayerNormalization", "RotaryEmbedding
 _PRODUCTS = {"MatMul", "Gemm", "Conv", "FusedMatMul"}
 _SHAPES = {"Shape", "Size"}
 _SMALL_TABLE, _SMALL_WEIGHT = 32, 64
+_MAX_SMALL, _MAX_HELD = 2**16, 4
+
+
+class Weights(Mapping[str, Array]):
+    """Initializers by name. Small ones are kept; of large ones the last few, since evaluations go in step."""
+
+    def __init__(self, model: LoadedModel, tensors: Mapping[str, onnx.TensorProto]) -> None:
+        self._model, self._tensors = model, tensors
+        self._small: dict[str, Array] = {}
+        self._large: dict[str, Array] = {}
+
+    def __getitem__(self, name: str) -> Array:
+        found = self._small.get(name)
+        found = self._large.get(name) if found is None else found
+        if found is None:
+            try:
+                found = read_tensor(self._model, self._tensors[name])
+            except ModelError as error:
+                raise Unsupported(str(error)) from error
+            if found.size <= _MAX_SMALL:
+                self._small[name] = found
+            else:
+                while len(self._large) >= _MAX_HELD:
+                    del self._large[next(iter(self._large))]
+                self._large[name] = found
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
 
 
 class Program:
@@ -62,24 +98,24 @@ class Program:
         self.graph = self.proto.graph
         self.opsets = opsets(self.proto.opset_import)
         self.kernels = Kernels(self.opsets, self.proto.ir_version)
-        self._weights: dict[int, dict[str, Array]] = {}
+        self._weights: dict[int, Weights] = {}
         self._attributes: dict[int, dict[str, Any]] = {}
         self._nodes: dict[int, list[tuple[onnx.NodeProto, list[str]]]] = {}
         self._held: list[Any] = []
         self._definitions: dict[int, list[onnx.NodeProto]] = {}
+        used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
+        missing = next((each for each in sorted(used) if each not in self.opsets), None)
+        if missing is not None:
+            raise Unsupported(f"it uses operators of {missing or 'ai.onnx'} without importing their version")
         names = {value.name for value in self.graph.input}
         listed = {tensor.name for tensor in self.graph.initializer}
         self.overridable = frozenset() if listed <= names else frozenset(listed & names)
 
-    def weights(self, graph: onnx.GraphProto) -> dict[str, Array]:
-        """The initializers of a graph; large ones in other files are memory that is read as it is used."""
+    def weights(self, graph: onnx.GraphProto) -> Weights:
+        """The initializers of a graph, which are read when they are asked for."""
         if id(graph) not in self._weights:
             self._held.append(graph)  # its id is the key, and must not become another one's
-            try:
-                read = {tensor.name: read_tensor(self._model, tensor) for tensor in graph.initializer}
-            except ModelError as error:
-                raise Unsupported(str(error)) from error
-            self._weights[id(graph)] = read
+            self._weights[id(graph)] = Weights(self._model, {tensor.name: tensor for tensor in graph.initializer})
         return self._weights[id(graph)]
 
     def constants(self) -> Iterator[Array]:
@@ -158,7 +194,7 @@ class Evaluator:
         self.blend, self.in_reals, self.replaced = blend, in_reals, replaced or {}
         self._names = names or {}
         self.opsets = program.opsets
-        self.environment: dict[str, Any] = {}
+        self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
         self.data: dict[str, None] = {}
         self.decided: set[str] = set()
         self.fixed: set[str] = set()
@@ -182,7 +218,7 @@ class Evaluator:
     def steps(self) -> Iterator[None]:
         """Evaluate one node after the other, so that several evaluations can share a weight while it is in use."""
         graph = self.program.graph
-        self.environment |= {**self.program.weights(graph), **self.replaced}
+        self.environment.update(self.replaced)
         self.fixed |= {tensor.name for tensor in graph.initializer if tensor.name not in self.program.overridable}
         for value in graph.input:
             if value.name in self.feeds:
@@ -206,15 +242,15 @@ class Evaluator:
             self.decided.add(name)
         self.record(name, self.environment[name])
 
-    def body(self, graph: onnx.GraphProto, environment: dict[str, Any]) -> list[Any]:
+    def body(self, graph: onnx.GraphProto, environment: Mapping[str, Any]) -> list[Any]:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
-        inner = {**environment, **self.program.weights(graph)}
-        inner |= {value.name: environment[value.name] for value in graph.input if value.name in environment}
+        given = {value.name: environment[value.name] for value in graph.input if value.name in environment}
+        inner = ChainMap(given, self.program.weights(graph), environment)
         for node, _ in self.program.nodes(graph):
             self.node(node, inner)
         return [inner[value.name] for value in graph.output]
 
-    def node(self, node: onnx.NodeProto, environment: dict[str, Any]) -> None:
+    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate one node. Raises Unsupported, with the node."""
         missing = [name for name in node.input if name and name not in environment]
         if missing:
@@ -239,7 +275,7 @@ class Evaluator:
                 self.computed(node, name, environment)
                 self.record(name, environment[name])
 
-    def computed(self, node: onnx.NodeProto, name: str, environment: dict[str, Any]) -> None:
+    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Called with each tensor as soon as it is computed; a subclass may keep or replace it."""
 
     def record(self, name: str, value: Any) -> None:
@@ -249,7 +285,7 @@ class Evaluator:
             self.largest = max(self.largest, value.size)
 
     # -- one node
-    def _computed(self, call: Call, operands: list[Any], environment: dict[str, Any]) -> Any:
+    def _computed(self, call: Call, operands: list[Any], environment: MutableMapping[str, Any]) -> Any:
         node, kind = call.node, call.kind
         domain = key_of(node)[0]
         if kind in rewriter.evaluate.control.CONTROL and not domain:

@@ -110,7 +110,7 @@ def constants_of(program: Program) -> dict[str, Array]:
         for node in program.graph.node
         if constant_of(node) is not None
     }
-    every = program.weights(program.graph) | stated
+    every = {**program.weights(program.graph), **stated}
     return {name: x for name, x in every.items() if x.size and x.dtype.kind not in "OUS"}
 
 

@@ -16,7 +16,8 @@ can only leave a pair undecided, because a wrong F_A is not what A computes, and
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -195,7 +196,7 @@ class Replacing(Fingerprints):
         self._makers = makers_of(program)
         self._values: dict[str, Value] = {}
 
-    def computed(self, node: onnx.NodeProto, name: str, environment: dict[str, Any]) -> None:
+    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Replace a region, and note what masks a softmax. Raises Unsupported where F_A is not what A computes."""
         super().computed(node, name, environment)
         if self._makers.get(name) is not node:
@@ -211,7 +212,7 @@ class Replacing(Fingerprints):
         if node.op_type in ("Softmax", "Exp") and name == node.output[0]:
             self._note_masks(node, name, environment[node.input[0]])
 
-    def node(self, node: onnx.NodeProto, environment: dict[str, Any]) -> None:
+    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate one node."""
         before = set(self.field.conditions) if self._inside.intersection(node.output) else None
         super().node(node, environment)
@@ -437,9 +438,9 @@ class _Reader(Kept):
         self.inside: set[str] = set()
         self._theirs = theirs
         self._prints = {each.loose for each in theirs.prints.values()}
-        self._evaluated: dict[int, tuple[dict[str, Any], list[onnx.NodeProto]]] = {}
+        self._evaluated: dict[int, tuple[MutableMapping[str, Any], list[onnx.NodeProto]]] = {}
 
-    def node(self, node: onnx.NodeProto, environment: dict[str, Any]) -> None:
+    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         """Evaluate a node; in front of a linear layer, replace the activation in all that was computed of it."""
         _, before = self._evaluated.setdefault(id(environment), (environment, []))
         layer = _layer(self, node, environment)
@@ -450,13 +451,13 @@ class _Reader(Kept):
                 region = self._read(name, leaves, layer)
                 values = {leaf(place): self.values[each].entries for place, each in enumerate(leaves)}
                 new = {name: _replaced(self.field, region, values, self.values[name])}
-                around = {**self.values, **environment, **new}  # what is no longer needed included
+                around = ChainMap(dict(new), environment, self.values)  # what is no longer needed included
                 for each in before:
                     if not new.keys().isdisjoint(each.input):
                         super().node(each, around)
                         new |= {made: around[made] for made in each.output if made}
-                self.values |= new
-                environment |= new
+                self.values.update(new)
+                environment.update(new)
                 self.regions[name] = region
             except (Lost, NotAFunction, Unsupported, *UNFIT) as error:
                 self.failures[name] = str(error)

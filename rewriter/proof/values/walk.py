@@ -11,7 +11,8 @@ attention to other tokens nothing is left.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -89,13 +90,14 @@ class Kept(Fingerprints):
     def __init__(self, program: Program, field: Field, feeds: Mapping[str, Array], **options: Any) -> None:
         super().__init__(program, field, feeds, **options)
         self.makers = makers_of(program)
-        self.values: dict[str, Any] = {}
+        self.values: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
 
-    def computed(self, node: onnx.NodeProto, name: str, environment: dict[str, Any]) -> None:
+    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Keep a tensor and what it is made of."""
         super().computed(node, name, environment)
         if self.makers.get(name) is node:
-            self.values |= {each: environment[each] for each in node.input if each}
+            weights = self.program.weights(self.program.graph)
+            self.values.update({each: environment[each] for each in node.input if each and each not in weights})
             self.values[name] = environment[name]
 
     def operands(self, node: onnx.NodeProto) -> list[Any]:
