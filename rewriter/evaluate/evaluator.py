@@ -27,7 +27,7 @@ import rewriter.evaluate.reductions
 import rewriter.evaluate.scalar
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
-from rewriter.evaluate.arithmetic import Arithmetic, Field, Unsupported, Value, is_float
+from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
 from rewriter.evaluate.kernels import Kernels, constant, in_numpy
 from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
@@ -344,6 +344,8 @@ class Evaluator:
             if lifted is not None:
                 return found(call, *lifted)
         floats = any(is_float(each) for each in operands)
+        if floats and found is not None and isinstance(self.arithmetic, Floats):
+            return found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
         if found is not None and kind in (MOVES if floats else ALWAYS):
             return found(call, *operands)
         made = None if key_of(node)[0] else in_numpy(kind, call.attributes, operands)
