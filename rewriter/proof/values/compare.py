@@ -201,6 +201,7 @@ class _Pair:
         self._partly: dict[str, tuple[int, ...]] = {}
         self._folds: Mapping[str, Fold] | None = None
         self._reason, self._refuted = "", ()
+        self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Point]] = []
         theirs = {value.name for value in b.proto.graph.output}
@@ -231,7 +232,7 @@ class _Pair:
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
         failed = [each for each in self._differ if each[0].snaps and each[0].blend] or self._differ
-        found = [departure(a, b) for each in failed for (a,), (b,) in [self._printed(*each)]]
+        found = [departure(*self._printed(*each)) for each in failed]
         return max(found, key=lambda each: each.matched, default=None)
 
     @property
@@ -248,7 +249,7 @@ class _Pair:
             every_token=reading.blend,
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
-            tried_only=self._tried_only(reading),
+            tried_only=self._tried_only(),
             partly=tuple(f"{name} {list(shape)}" for name, shape in self._partly.items()),
             regions=regions,
         )
@@ -286,6 +287,7 @@ class _Pair:
         if further is not None:
             self.points.append(further)
             return self._round(reading, self.points)
+        self._last = ours, theirs
         unfit = self._unfit(reading, ours, theirs)
         self._reason = unfit or self._reason
         return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
@@ -355,24 +357,19 @@ class _Pair:
         )
 
     def _evaluated(
-        self,
-        program: Program,
-        fields: Sequence[Field],
-        cases: Sequence[Point],
-        reading: Reading,
-        *,
-        printing: bool = False,
+        self, program: Program, fields: Sequence[Field], cases: Sequence[Point], reading: Reading
     ) -> tuple[list[Fingerprints], list[str]]:
-        """One evaluation for each point, run in step; and why some failed."""
+        """One evaluation for each point, run in step, the first with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
         options = {
             "names": {} if ours else {new: old for old, new in self.names.items()},
-            "cover": self.cover, "blend": reading.blend, "in_reals": reading.in_reals, "printing": printing,
+            "cover": self.cover, "blend": reading.blend, "in_reals": reading.in_reals,
         }  # fmt: skip
         made: list[Fingerprints] = []
-        for f, case in zip(fields, cases, strict=True):
+        for place, (f, case) in enumerate(zip(fields, cases, strict=True)):
             feeds = case.feeds if ours else self._renamed(case)
+            options["printing"] = place == 0
             options["replaced"] = self._residues(f) if reading.folds and not ours else {}
             if heads.regions:
                 inside = frozenset() if ours else heads.inside
@@ -385,21 +382,23 @@ class _Pair:
     def _renamed(self, case: Point) -> dict[str, Array]:
         return {self.names.get(name, name): value for name, value in case.feeds.items()}
 
-    def _printed(self, reading: Reading, *cases: Point) -> tuple[list[Fingerprints], list[Fingerprints]]:
-        """Both models at some points, with the fingerprints of all tensors."""
-        modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
+    def _printed(self, reading: Reading, case: Point) -> list[Fingerprints]:
+        """Both models at one point, with the fingerprints of all tensors."""
+        prime, key = draw_prime(), secrets.token_bytes(16)
         made = []
         for program in (self.a, self.b):
             numbers = self._products if program is self.b else ()
-            fields = [Field(modulus, key, snaps=reading.snaps, products=numbers) for _ in cases]
-            made.append(self._evaluated(program, fields, cases, reading, printing=True)[0])
-        return made[0], made[1]
+            fields = [Field(prime, key, snaps=reading.snaps, products=numbers)]
+            made += self._evaluated(program, fields, [case], reading)[0]
+        return made
 
-    def _tried_only(self, reading: Reading) -> str:
+    def _tried_only(self) -> str:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
-        if len(self.points) == 1:
+        if not self._maker.varied:
             return ""  # there is no other size
-        return departs(*self._printed(reading, *self.points[:2]), self.names)
+        if len(self.points) == 1:
+            return "only one size was tried"
+        return departs(*self._last, self.names)
 
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
