@@ -10,7 +10,8 @@ was evaluated at many random rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -25,14 +26,6 @@ from rewriter.proof.values.prints import Fingerprints
 
 _COMMUTATIVE = {"Add", "Mul", "Sum", "Max", "Min", "And", "Or", "Equal"}
 _RESHAPING = {"Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-_LAST_AXIS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "FusedGemm", "GemmFastGelu"}
-_ALONG_AXIS = {
-    "Softmax": -1, "LogSoftmax": -1, "Concat": None, "Split": 0, "LayerNormalization": -1, "RMSNormalization": -1,
-    "SimplifiedLayerNormalization": -1, "Gather": 0,
-}  # fmt: skip
-"""Operators with an attribute `axis`, and its default."""
-_ALONG_AXES = {"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "Slice"}
-_SKIP = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"}
 _OF_SHAPES = {"Shape", "Gather", "Slice", "Concat", "Unsqueeze", "Squeeze", "Cast", "Mul", "Reshape", "Identity"}
 _MOST_CONE = 2_000
 """Nodes between two anchors."""
@@ -195,72 +188,103 @@ class _Anchors:
         return ""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A node between rows: its output has `front` axes of rows among `rank`; `data` depend on inputs, `others` do not."""
+
+    side: _Side
+    node: onnx.NodeProto
+    front: int
+    rank: int
+    data: Sequence[str]
+    others: Sequence[str]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.side.program.attributes(self.node).get(name, default)
+
+    def behind(self, axes: Sequence[int], rank: int) -> bool:
+        """Whether axes are behind those of the rows."""
+        return all((axis + rank if axis < 0 else axis) >= self.front for axis in axes)
+
+
 def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...]) -> str:
     """Why a node does not act on each row by itself; empty if it does."""
-    out = side.rows(name)
-    if out is None or out[1] != count:
-        return "has other rows"
-    operands = [each for each in node.input if each and each in side.data]
-    for each in operands:
-        rows = side.rows(each)
-        if rows is None or rows[1] != count:
-            return "reads other rows"
     domain, kind = key_of(node)
-    given = side.program.attributes(node)
-    front = out[0]
-    same_front = all(
-        side.rows(each) == out and _prefixes(side, each, front) == _prefixes(side, name, front) for each in operands
-    )
+    data = [each for each in node.input if each and each in side.data]
+    rows = [side.rows(each) for each in (name, *data)]
+    if any(each is None or each[1] != count for each in rows):
+        return "has or reads other rows"
+    fronts = [each[0] for each in rows if each is not None]
     if kind in _RESHAPING:
-        rows = side.rows(operands[0]) or (0, ())
-        aligned = side.width(operands[0], rows[0]) == side.width(name, front)
+        aligned = side.width(data[0], fronts[1]) == side.width(name, fronts[0])
         return "" if aligned and all(_of_shape(side, each) for each in node.input[1:]) else "lays rows out otherwise"
-    if not same_front:
+    if any(
+        [shapes[each][: fronts[0]] for each in data] != [shapes[name][: fronts[0]]] * len(data)
+        for shapes in side.shapes
+    ):
         return "has operands of other shapes"
     others = [each for each in node.input if each and each not in side.data]
     spread = [each for each in others if each not in side.fixed and side.constant(each) is None]
     if not all(_alike(side, each, count) for each in spread):
         return "reads what depends on sizes or on integers"
     others = [each for each in others if each not in spread]
-    rank = len(side.shapes[0][name])
-    if kind == "Transpose":
-        order = given.get("perm") or list(reversed(range(rank)))
-        return "" if list(order[:front]) == list(range(front)) else "moves rows"
-    if kind in _LAST_AXIS:
-        first = side.rows(node.input[0]) if node.input[0] in side.data else None
-        plain = not any(given.get(each) for each in ("transA", "transBatchA", "transBatchB"))
-        rest = [each for each in operands if each != node.input[0]]
-        inner = all(len(side.shapes[0][each]) >= front + 2 for each in (*rest, *(operands if rest else ())))
-        small = all(
-            len(side.shapes[0][each]) <= 2 or prod(side.shapes[0][each][:-2]) == 1
-            for each in others
-            if each in side.shapes[0]
-        )
-        return "" if first is not None and plain and inner and (small or front == 0) else "multiplies rows"
-    if kind in _ALONG_AXIS:
-        default = _ALONG_AXIS[kind]
-        axis = given.get("axis", default if default is not None else 0)
-        moved = kind == "Gather" and node.input[0] not in side.data
-        return "" if (axis + rank if axis < 0 else axis) >= front and not moved else "works along rows"
-    if kind in _ALONG_AXES:
-        axes = given.get("axes")
-        place = 3 if kind == "Slice" else 1
-        if axes is None and len(node.input) > place and node.input[place]:
-            value = side.constant(node.input[place])
-            axes = None if value is None else value.reshape(-1).tolist()
-        before = len(side.shapes[0][operands[0]])
-        return (
-            "" if axes and all((axis + before if axis < 0 else axis) >= front for axis in axes) else "works along rows"
-        )
-    if kind in _SKIP:
-        return ""
+    step = _Step(side, node, fronts[0], len(side.shapes[0][name]), data, others)
+    rule = _RULES.get(kind)
+    if rule is not None:
+        return "" if rule(step) else "works along rows, or on several"
     found = row(domain, kind)
     if found is None or (found.__module__ != "rewriter.evaluate.scalar" and kind not in ("Cast", "Where", "Identity")):
         return "is not known to act on rows"
-    for each in others:
-        if any(size != 1 for size in _in_front(side.shape_of(each), rank - front)):
-            return "adds to some rows what others do not get"
-    return ""
+    wide = [_in_front(side.shape_of(each), step.rank - step.front) for each in others]
+    return "" if all(size == 1 for shape in wide for size in shape) else "adds to some rows what others do not get"
+
+
+def _transposed(step: _Step) -> bool:
+    order = step.get("perm") or list(reversed(range(step.rank)))
+    return list(order[: step.front]) == list(range(step.front))
+
+
+def _product(step: _Step) -> bool:
+    """The last axis of a row times constants, or of two matrices in each row."""
+    if step.node.input[0] not in step.data or any(map(step.get, ("transA", "transBatchA", "transBatchB"))):
+        return False
+    if len(step.data) > 1 and any(len(step.side.shapes[0][each]) < step.front + 2 for each in step.data):
+        return False
+    return all(prod(step.side.shape_of(each)[:-2]) == 1 for each in step.others)
+
+
+def _along_axis(step: _Step) -> bool:
+    kind = step.node.op_type
+    if kind == "Gather" and step.node.input[0] not in step.data:
+        return False
+    return step.behind([step.get("axis", _AXES[kind])], len(step.side.shapes[0][step.data[0]]))
+
+
+def _along_axes(step: _Step) -> bool:
+    axes, place = step.get("axes"), 3 if step.node.op_type == "Slice" else 1
+    if axes is None and len(step.node.input) > place and step.node.input[place]:
+        value = step.side.constant(step.node.input[place])
+        axes = None if value is None else value.reshape(-1).tolist()
+    return bool(axes) and step.behind(axes, len(step.side.shapes[0][step.data[0]]))
+
+
+_AXES = {
+    "Softmax": -1, "LogSoftmax": -1, "Concat": 0, "Split": 0, "Gather": 0,
+    "LayerNormalization": -1, "RMSNormalization": -1, "SimplifiedLayerNormalization": -1,
+}  # fmt: skip
+"""Operators along an axis, with its default."""
+_REDUCED = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare")
+_RULES: Mapping[str, Callable[[_Step], bool]] = {
+    "Transpose": _transposed,
+    **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "GemmFastGelu"), _product),
+    "MatMulNBits": lambda step: step.data == [step.node.input[0]],
+    **dict.fromkeys(_AXES, _along_axis),
+    **dict.fromkeys(
+        ("Slice", *(f"Reduce{each}" for each in ("Sum", "Mean", "Max", "Min", "L2", "SumSquare"))), _along_axes
+    ),
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), lambda _: True),
+}
+"""Whether an operator acts on rows; those of a single entry are told by where the table has them."""
 
 
 def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
@@ -279,10 +303,6 @@ def _alike(side: _Side, name: str, count: tuple[int, ...]) -> bool:
 def _in_front(shape: tuple[int, ...], count: int) -> tuple[int, ...]:
     """The sizes in front of the last axes."""
     return shape[: max(len(shape) - count, 0)]
-
-
-def _prefixes(side: _Side, name: str, front: int) -> list[tuple[int, ...]]:
-    return [shapes[name][:front] for shapes in side.shapes]
 
 
 def _of_shape(side: _Side, name: str) -> bool:
