@@ -68,6 +68,10 @@ CHANCE: Mapping[str, tuple[Any, ...]] = {
     "conditions change places": (
         "(float[2] x, float[2] u, float[2] v) => (float[2] out)", "c = Greater(x, t) out = Where(c, u, v)",
         "y = Gather(x, i) c = Greater(y, t) out = Where(c, u, v)", {"t": f(0), "i": n(1, 0)}),
+    "one row that the largest entry takes": (
+        "(float[batch,300] x) => (float[batch,4] out)",
+        *("i = ArgMax<axis=1,keepdims=0>(x) g = Gather(t, i) m = MatMul(x, w) out = Add(g, m)",) * 2,
+        {"t": _TABLE, "w": _TABLE}, {"t": _OTHER}),
 }  # fmt: skip
 ALWAYS: Mapping[str, tuple[Any, ...]] = {
     # undefined where the original is not
