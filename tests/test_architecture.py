@@ -39,7 +39,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "rewriter/graph/": ("rewriter.graph", *_BASE),
     "rewriter/files/": ("rewriter.files", "rewriter.graph", *_BASE),
     "rewriter/ort/": ("rewriter.ort", *_GROUND),
-    "rewriter/proof/": ("rewriter.proof", "rewriter.ort", *_GROUND),
+    "rewriter/evaluate/": ("rewriter.evaluate", *_GROUND),
+    "rewriter/proof/": ("rewriter.proof", "rewriter.evaluate", "rewriter.ort", *_GROUND),
     "rewriter/compare/": ("rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
     "rewriter/report/": ("rewriter.report", "rewriter.compare", "rewriter.proof", "rewriter.files", *_BASE),
     "rewriter/adapters/": (
