@@ -36,6 +36,7 @@ from rewriter.graph.view import key_of, label, opsets
 from rewriter.graph.walk import iter_nodes, reads
 from rewriter.text import one_line
 
+_RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """What numpy and attribute look-ups raise for a node that no runtime would run."""
 _TABLE_READERS = {"Gather", "Slice", "EmbedLayerNormalization", "RotaryEmbedding", "GroupQueryAttention"}
@@ -108,6 +109,7 @@ class Program:
         if missing is not None:
             raise Unsupported(f"it uses operators of {missing or 'ai.onnx'} without importing their version")
         names = {value.name for value in self.graph.input}
+        self.names = {*names, *(name for node in self.graph.node for name in node.output)}
         listed = {tensor.name for tensor in self.graph.initializer}
         self.overridable = frozenset() if listed <= names else frozenset(listed & names)
 
@@ -196,6 +198,7 @@ class Evaluator:
         self.opsets = program.opsets
         self.environment: MutableMapping[str, Any] = ChainMap({}, program.weights(program.graph))
         self.data: dict[str, None] = {}
+        self._depth = 0  # of bodies
         self.decided: set[str] = set()
         self.fixed: set[str] = set()
         self.partial: dict[bytes, tuple[str, tuple[int, ...]]] = {}
@@ -246,8 +249,10 @@ class Evaluator:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
         given = {value.name: environment[value.name] for value in graph.input if value.name in environment}
         inner = ChainMap(given, self.program.weights(graph), environment)
+        self._depth += 1
         for node, _ in self.program.nodes(graph):
             self.node(node, inner)
+        self._depth -= 1
         return [inner[value.name] for value in graph.output]
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
@@ -264,7 +269,8 @@ class Evaluator:
             raise Unsupported(f"{label(node)}: {error}") from None
         except _UNFIT as error:
             raise Unsupported(f"{label(node)}: {type(error).__name__} {one_line(str(error), 120)}") from error
-        if all(name in self.fixed for name in node.input if name):
+        own = self._depth == 0
+        if own and all(name in self.fixed for name in node.input if name):
             self.fixed |= {*node.output}
         for name, value in zip(node.output, made, strict=False):
             if name:
@@ -272,8 +278,11 @@ class Evaluator:
                 environment[name] = np.asarray(given) if isinstance(given, np.generic) else given
                 if decided:
                     self.decided.add(name)
+                elif own:
+                    self.decided.discard(name)  # of a body
                 self.computed(node, name, environment)
-                self.record(name, environment[name])
+                if own or name not in self.program.names:
+                    self.record(name, environment[name])
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Called with each tensor as soon as it is computed; a subclass may keep or replace it."""
@@ -314,13 +323,16 @@ class Evaluator:
         """
         if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
             raise Unsupported("it is not in the table of operators")
+        if any(each in call.kind for each in _RANDOM):
+            raise Unsupported("it draws numbers")
         f = self.arithmetic
         drawn = [each if not isinstance(each, Value) else f.drawn(each) for each in operands]
         attributes = sorted(each.SerializeToString() for each in call.node.attribute)
-        content = hashlib.blake2b(repr((key_of(call.node), attributes)).encode(), key=f.key)
+        version = self.opsets.get(key_of(call.node)[0])
+        content = hashlib.blake2b(repr((key_of(call.node), version, attributes)).encode(), key=f.key)
         for each in operands:
-            entries = b"" if each is None else np.ascontiguousarray(f.lift(each).entries).tobytes()
-            content.update(repr(np.shape(entries)).encode() + entries)
+            entries = None if each is None else np.ascontiguousarray(f.lift(each).entries)
+            content.update(b"none" if entries is None else repr(entries.shape).encode() + entries.tobytes())
         made = []
         for place, value in enumerate(self.program.kernels.run(call.node, drawn)):
             if value is not None and is_float(value):
@@ -348,6 +360,8 @@ class Evaluator:
             return found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
         if found is not None and kind in (MOVES if floats else ALWAYS):
             return found(call, *operands)
+        if any(each in kind for each in _RANDOM):
+            raise Unsupported("it draws numbers")
         made = None if key_of(node)[0] else in_numpy(kind, call.attributes, operands)
         return self.program.kernels.run(node, operands) if made is None else made
 
@@ -378,8 +392,10 @@ class Evaluator:
         body, prefix = schema.function_body, f"{node.output[0]}/{node.op_type}/"
         inner: dict[str, Any] = {f"{prefix}{formal.name}": None for formal in schema.inputs}
         inner |= {f"{prefix}{formal.name}": each for formal, each in zip(schema.inputs, operands, strict=False)}
+        self._depth += 1
         for part in self.program.definition(node, schema, prefix):
             self.node(part, inner)
+        self._depth -= 1
         return tuple(inner.get(f"{prefix}{name}") for name in body.output)
 
     # -- tables

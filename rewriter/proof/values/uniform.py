@@ -10,7 +10,7 @@ was evaluated at many random rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -152,20 +152,34 @@ class _Anchors:
             here, there = self.b.rows(name), self.a.rows(other)
             if here is None or here != there:
                 continue
-            ours = self._row_by_row(self.a, other, here[1], lambda each: self._ids[each] in self._held)
-            theirs = ours or self._row_by_row(self.b, name, here[1], lambda each: self._anchored[each] in self._known)
-            if not theirs:
+            ours, theirs = (self.a, other, here[1], self._ids), (self.b, name, here[1], self._anchored)
+            ends: tuple[set[str], set[str]] = set(), set()
+            why = self._row_by_row(*ours, self._held, ends[0]) or self._row_by_row(*theirs, self._known, ends[1])
+            if not why and ends[0] != ends[1]:
+                # Both have to be computed from the same tensors, so that they have as many rows at every size.
+                why = self._row_by_row(*ours, ends[1], set()) and self._row_by_row(*theirs, ends[0], set())
+            if not why:
                 return self._ids[other]
-            self._failed = self._failed or f"{theirs} (before {name!r})"
+            self._failed = self._failed or f"{why} (before {name!r})"
         return ""
 
-    def _row_by_row(self, side: _Side, name: str, count: tuple[int, ...], anchored: Any) -> str:
-        """What is not computed row by row between a tensor and anchored ones; empty if all is."""
+    def _row_by_row(
+        self,
+        side: _Side,
+        name: str,
+        count: tuple[int, ...],
+        numbers: Mapping[str, str],
+        anchored: Container[str],
+        ends: set[str],
+    ) -> str:
+        """What is not computed row by row between a tensor and anchored ones, which join `ends`; empty if all is."""
         pending, seen, first = [name], {name}, True
         while pending:
             each = pending.pop()
-            if not first and (each in side.fixed or side.constant(each) is not None or anchored(each)):
+            if not first and (each in side.fixed or side.constant(each) is not None or numbers.get(each) in anchored):
                 rows = side.rows(each)
+                if each in side.data:
+                    ends.add(numbers[each])
                 if (
                     each not in side.fixed
                     and side.constant(each) is None
@@ -190,7 +204,7 @@ class _Anchors:
 
 @dataclass(frozen=True)
 class _Step:
-    """A node between rows: its output has `front` axes of rows among `rank`; `data` depend on inputs, `others` do not."""
+    """A node between rows. Its output has `front` axes of rows among `rank`; `data` depend on inputs, `others` do not."""
 
     side: _Side
     node: onnx.NodeProto
@@ -257,7 +271,8 @@ def _along_axis(step: _Step) -> bool:
     kind = step.node.op_type
     if kind == "Gather" and step.node.input[0] not in step.data:
         return False
-    return step.behind([step.get("axis", _AXES[kind])], len(step.side.shapes[0][step.data[0]]))
+    old = kind in ("Softmax", "LogSoftmax") and step.side.program.opsets.get("", 13) < 13
+    return step.behind([step.get("axis", 1 if old else _AXES[kind])], len(step.side.shapes[0][step.data[0]]))
 
 
 def _along_axes(step: _Step) -> bool:
@@ -316,7 +331,10 @@ def _of_shape(side: _Side, name: str) -> bool:
         node = side.makers.get(each)
         if node is None or node.domain or node.op_type not in _OF_SHAPES:
             return False
-        pending += () if node.op_type == "Shape" else node.input
+        chosen = node.input[1:] if node.op_type in ("Gather", "Slice", "Unsqueeze", "Squeeze", "Reshape") else ()
+        if any(each and each not in side.fixed and side.constant(each) is None for each in chosen):
+            return False  # a size decides which size it is
+        pending += () if node.op_type == "Shape" else node.input[:1] if chosen else node.input
     return True
 
 
