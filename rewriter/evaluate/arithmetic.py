@@ -36,8 +36,6 @@ _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
-_COINS = 64
-"""Signs of this many numbers are those of others with a probability of 2^-64."""
 _BLOCK = 2**15
 """Entries that are lifted at once."""
 _MAX_KEPT = 2**24
@@ -194,8 +192,8 @@ class Field:
         snaps: whether a scalar constant that is a rounded sqrt(2), 1/3 or the like is that number.
         snapped: the constants that were, and what they are.
         low: constants of at most this count as masking constants.
-        conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape, where these are few
-            numbers. A sign is a coin in the field, so that other conditions may give the same result.
+        conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
+            the field, so that other conditions may give the same result.
     """
 
     reads_masks = True
@@ -262,10 +260,11 @@ class Field:
         return np.where(symbol > 1, -1, symbol)
 
     def _note(self, a: Array) -> None:
-        """Note a condition. Divided by the sum of its entries it is the same for any factor."""
+        """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none."""
         distinct = np.unique(a)
-        if 0 < distinct.size < _COINS:
-            scaled = self.mul(distinct, self.inv(self.reduced(distinct.sum())))
+        scale = self.reduced(distinct.sum()) if distinct.size > 1 else np.int64(1)
+        if distinct.size:
+            scaled = self.mul(distinct, self.inv(scale)) if scale else distinct
             self.conditions.add(int(self.hash64("condition", scaled).sum(dtype=_U64)))
 
     def maximum(self, a: Array, b: Array) -> Array:

@@ -32,7 +32,7 @@ from rewriter.evaluate.kernels import Kernels, constant, in_numpy
 from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
-from rewriter.graph.view import key_of, label, opsets
+from rewriter.graph.view import key_of, label, needed, opsets
 from rewriter.graph.walk import iter_nodes, reads
 from rewriter.text import one_line
 
@@ -149,7 +149,8 @@ class Program:
         """The nodes of a graph, each with the tensors that nothing behind it reads."""
         if id(graph) not in self._nodes:
             self._held.append(graph)
-            nodes = list(graph.node)
+            every, outputs = list(graph.node), [value.name for value in graph.output]
+            nodes = [every[place] for place in needed(every, outputs)]
             last = {name: place for place, node in enumerate(nodes) for name in (*reads(node), *node.output)}
             dead: list[list[str]] = [[] for _ in nodes]
             for name in last.keys() - {value.name for value in graph.output} - {""}:
@@ -406,7 +407,7 @@ class Evaluator:
         if call.kind != "Gather" or call.node.input[0] in self.decided or call.get("axis", 0) != 0:
             return False
         table = operands[0]
-        return table.ndim == 2 and (is_float(table) or table.dtype in (np.int8, np.uint8))
+        return table.ndim > 0 and (is_float(table) or table.dtype in (np.int8, np.uint8))
 
     def rows(self, table: Any, index: Array, *, decided: bool = True) -> Value:
         """Rows of a table; blended where the index depends on the value of an input."""
@@ -419,7 +420,12 @@ class Evaluator:
             return value
         ids, back = np.unique(index, return_inverse=True)
         shares = self.arithmetic.function(("blend", table.shape[0]), ids[:, None], np.arange(table.shape[0])[None])
-        mixed = self.arithmetic.matmul(Value(shares), table)
+        flat = (
+            table.reshape(table.shape[0], -1)
+            if isinstance(table, np.ndarray)
+            else Value(table.entries.reshape(table.shape[0], -1))
+        )
+        mixed = self.arithmetic.matmul(Value(shares), flat).reshape(len(ids), *table.shape[1:])
         return Value(mixed[back.reshape(index.shape)])
 
     def _note_tables(self, call: Call, operands: Sequence[Any]) -> None:

@@ -15,7 +15,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
 from rewriter.graph.extract import cut
-from rewriter.graph.types import elem_name
+from rewriter.graph.types import elem_name, type_of
 from rewriter.graph.view import GraphView, Place, all_views
 from rewriter.graph.walk import iter_nodes, iter_tensors, reads, subgraphs
 from rewriter.proof.claims import Claim
@@ -53,7 +53,11 @@ def prove(
         values = compare(original, rewritten, claims=claims or {}, limit=limit, names=names, dims=dims)
     except UsageError as error:  # no inputs can be generated, as the run will say too
         values = Equality(reason=str(error))
-    refusals = [*_coarser(original, rewritten), *_unmet(original, rewritten, blocks)]
+    refusals = [
+        *_interface(original, rewritten, names or {}),
+        *_coarser(original, rewritten),
+        *_unmet(original, rewritten, blocks),
+    ]
     if values.refuted:
         refusals.insert(0, Refusal("", values.refuted[0], "", values.reason, refuted=True, settled=True))
     elif not values.same:
@@ -70,6 +74,23 @@ def prove(
         departure=values.departure,
         undecided=values.tried_only,
     )
+
+
+def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str, str]) -> Iterator[Refusal]:
+    """Inputs and outputs of another type, or of a size that is fixed in one model only."""
+    for what in ("input", "output"):
+        theirs = {value.name: type_of(value.type) for value in getattr(rewritten.proto.graph, what)}
+        for value in getattr(original.proto.graph, what):
+            ours, other = type_of(value.type), theirs.get(names.get(value.name, value.name))
+            if other is None or not ours.elem_type or not other.elem_type:
+                continue
+            if ours.elem_type != other.elem_type:
+                kinds = f"{elem_name(other.elem_type)} instead of {elem_name(ours.elem_type)}"
+                yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {kinds}")
+            elif what == "input" and [d for d in other.shape or () if isinstance(d, int)] != [
+                d for d in ours.shape or () if isinstance(d, int)
+            ]:
+                yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
 
 
 def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:

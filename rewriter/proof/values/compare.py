@@ -20,8 +20,8 @@ import numpy as np
 import onnx
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Field, Modulus, Product, Unsupported, Value, draw_prime, is_float
-from rewriter.evaluate.evaluator import Program, content, in_step
+from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, draw_prime, is_float
+from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.expressions import listing, ordered
@@ -51,10 +51,11 @@ _SMALL: Setting = (1, 3, 2)
 """The size at which heads are read."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
-_DEGREE = 2**11
-"""Degree of what is computed between two oracles: a normalisation over n channels has 2 n."""
-_ROUNDS = 2
-"""Primes that are drawn."""
+_FEW_ROUNDS, _MANY_ROUNDS, _SMALL_MODEL = 2, 4, 2**26
+"""Primes that are drawn, for models of more bytes than that and for smaller ones."""
+_GROSS = 0.1
+_CHANCE = 2.0**-9.3
+"""Of one prime: docs/proof.md derives it."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,11 @@ class Reading:
         snaps: scalars as the numbers that they are rounded from.
         in_reals: arithmetic on constants as that of the reals, not of their type.
         folds: constants that a tool folded as the exact product.
-        blend: rows of tables by random combinations of all, so that every token is meant.
     """
 
     snaps: bool = False
     in_reals: bool = False
     folds: bool = False
-    blend: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,6 @@ class Equality:
         same: whether all outputs have the same values at all points.
         sizes: those that were tried, such as `batch 2, sequence 5`.
         bits: the probability that different models have the same values is below 2^-bits.
-        every_token: whether that holds for every token id, not only for those that were tried.
         rounded: constants that were read as the numbers that they are rounded from.
         folded: constants that a tool folded in float32.
         refuted: activations that are further off than is allowed, at a number that `reason` names.
@@ -97,7 +95,6 @@ class Equality:
     same: bool = False
     sizes: tuple[str, ...] = ()
     bits: int = 0
-    every_token: bool = False
     rounded: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
     refuted: tuple[str, ...] = ()
@@ -135,9 +132,6 @@ _READINGS = (
     Reading(snaps=True, in_reals=True),
     Reading(snaps=True, folds=True),
     Reading(snaps=True, in_reals=True, folds=True),
-    Reading(blend=False),
-    Reading(snaps=True, blend=False),
-    Reading(snaps=True, in_reals=True, blend=False),
 )
 
 
@@ -190,6 +184,7 @@ class _Pair:
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
+        self._rounds = _FEW_ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MANY_ROUNDS
         self._maker, self.points = maker, points(maker)
         (self._small,) = points(maker, [_SMALL])
         self.names = dict(names)
@@ -221,17 +216,20 @@ class _Pair:
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
             rounds = []
-            while len(rounds) < _ROUNDS and (found := self._round(reading, self.points)) is not None:
+            while len(rounds) < self._rounds and (found := self._round(reading, self.points)) is not None:
                 rounds.append(found)
-            if len(rounds) == _ROUNDS and (regions := self._bounded(reading)) is not None:
-                return self._equal(reading, rounds, regions)
+            if len(rounds) == self._rounds and (regions := self._bounded(reading)) is not None:
+                far = self._far_in_floats()
+                if not far:
+                    return self._equal(reading, rounds, regions)
+                self._reason = far
             if self._refuted:
                 break
         return Equality(sizes=self._sizes, refuted=self._refuted, departure=self._departure(), reason=self._reason)
 
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
-        failed = [each for each in self._differ if each[0].snaps and each[0].blend] or self._differ
+        failed = [each for each in self._differ if each[0].snaps] or self._differ
         found = [departure(*self._printed(*each)) for each in failed]
         return max(found, key=lambda each: each.matched, default=None)
 
@@ -245,8 +243,7 @@ class _Pair:
         return Equality(
             same=True,
             sizes=self._sizes,
-            bits=_ROUNDS * (30 - math.ceil(math.log2(_DEGREE))),
-            every_token=reading.blend,
+            bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**self._rounds)),
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
             tried_only=self._tried_only(),
@@ -292,6 +289,24 @@ class _Pair:
         self._reason = unfit or self._reason
         return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
 
+    def _far_in_floats(self) -> str:
+        """What is grossly different in float64, at real inputs: no prime divides it, and nothing is undefined there."""
+        case = self.points[0]
+        try:
+            ours = Evaluator(self.a, Floats(), case.feeds).run()
+            theirs = Evaluator(self.b, Floats(), self._renamed(case)).run()
+        except Unsupported:
+            return ""  # an operator without a float64 form
+        for name in self.outputs:
+            x, y = ours[name], theirs[self.names.get(name, name)]
+            if isinstance(x, Value) and isinstance(y, Value):
+                finite = np.isfinite(x.entries)
+                same = np.array_equal(finite, np.isfinite(y.entries))
+                gap = np.where(finite, y.entries - x.entries, 0.0) if same else x.entries
+                if not same or np.linalg.norm(gap) > _GROSS * np.linalg.norm(np.where(finite, x.entries, 0.0)):
+                    return f"output '{name}' has other numbers in float64"
+        return ""
+
     def _note(self, reading: Reading, case: Point, reason: str) -> None:
         """Note where the models part."""
         self._differ.append((reading, case))
@@ -307,10 +322,9 @@ class _Pair:
         def make() -> Field:
             return Field(prime, key, snaps=reading.snaps)
 
-        options = {"blend": reading.blend, "in_reals": reading.in_reals}
         feeds = self._small.feeds, self._renamed(self._small)
         try:
-            self._heads[reading] = proposals(self.a, self.b, make, feeds, **options)
+            self._heads[reading] = proposals(self.a, self.b, make, feeds, in_reals=reading.in_reals)
         except Unsupported:
             self._heads[reading] = Regions()
         return bool(self._heads[reading].regions)
@@ -358,25 +372,21 @@ class _Pair:
 
     def _evaluated(
         self, program: Program, fields: Sequence[Field], cases: Sequence[Point], reading: Reading
-    ) -> tuple[list[Fingerprints], list[str]]:
+    ) -> tuple[list[Replacing], list[str]]:
         """One evaluation for each point, run in step, the first with fingerprints; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
         options = {
             "names": {} if ours else {new: old for old, new in self.names.items()},
-            "cover": self.cover, "blend": reading.blend, "in_reals": reading.in_reals,
+            "cover": self.cover, "in_reals": reading.in_reals,
         }  # fmt: skip
-        made: list[Fingerprints] = []
+        made: list[Replacing] = []
         for place, (f, case) in enumerate(zip(fields, cases, strict=True)):
             feeds = case.feeds if ours else self._renamed(case)
             options["printing"] = place == 0
             options["replaced"] = self._residues(f) if reading.folds and not ours else {}
-            if heads.regions:
-                inside = frozenset() if ours else heads.inside
-                regions = heads.regions if ours else {}
-                made.append(Replacing(program, f, feeds, regions=regions, inside=inside, **options))
-            else:
-                made.append(Fingerprints(program, f, feeds, **options))
+            inside, regions = (heads.cones, heads.regions) if ours else (heads.inside, {})
+            made.append(Replacing(program, f, feeds, regions=regions, inside=inside, **options))
         return made, in_step(made)
 
     def _renamed(self, case: Point) -> dict[str, Array]:
@@ -396,8 +406,11 @@ class _Pair:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
         if not self._maker.varied:
             return ""  # there is no other size
-        if len(self.points) == 1:
-            return "only one size was tried"
+        for value in self.a.proto.graph.input:
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                sizes = {case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds}
+                if not dim.HasField("dim_value") and len(sizes) < 2 and value.name in self.points[0].feeds:
+                    return f"axis {axis} of '{value.name}' had one size"
         return departs(*self._last, self.names)
 
     def folds(self) -> Mapping[str, Fold]:
@@ -438,19 +451,21 @@ class _Pair:
         shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]
         return None if shapes[0] in shapes[1:] else point
 
-    def _unfit(self, reading: Reading, a: Sequence[Fingerprints], b: Sequence[Fingerprints]) -> str:
+    def _unfit(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
         """Why equal values prove nothing; empty if they do."""
         outputs = a[0].outputs()
         fixed = next((n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n])), None)
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         for ours, theirs in zip(a, b, strict=True):
-            if isinstance(ours, Replacing) and isinstance(theirs, Replacing):
+            loose = self._heads.get(reading, Regions()).unmasked(ours, theirs)
+            if loose and reading not in self._heads:
+                self._read_heads(reading)
                 loose = self._heads[reading].unmasked(ours, theirs)
-                if loose:
-                    return f"what masks the scores of '{loose[0]}' is not known to be far below the others"
-        if any(theirs.field.conditions - ours.field.conditions for ours, theirs in zip(a, b, strict=True)):
-            return "the second model decides by the sign of what the first does not"
+            if loose:
+                return f"what masks the scores of '{loose[0]}' is not known to be far below the others"
+        if any(ours.field.conditions != theirs.field.conditions for ours, theirs in zip(a, b, strict=True)):
+            return "one model decides by the sign of what the other does not"
         return ""
 
 

@@ -146,6 +146,7 @@ class Regions:
         forgotten: softmaxes whose masks a float forgets: the scores may be larger than the number that masks.
         far: softmaxes that are masked only by numbers that A masks with too, or that are below every score.
         inside: tensors of B that entries were followed through.
+        cones: tensors of A between the leaves of regions and their outputs.
     """
 
     regions: Mapping[str, Region] = field(default_factory=dict)
@@ -154,6 +155,7 @@ class Regions:
     forgotten: tuple[str, ...] = ()
     far: frozenset[str] = frozenset()
     inside: frozenset[str] = frozenset()
+    cones: frozenset[str] = frozenset()
 
     def unmasked(self, a: Replacing, b: Replacing) -> list[str]:
         """Softmaxes of B with masked scores that are not known to be far below the others.
@@ -317,7 +319,21 @@ def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
         if all(number <= _FARTHEST or number in known for number in _mask_numbers(theirs, name))
     ]
     inside = frozenset(reader.inside)
-    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), frozenset(far), inside)
+    cones = frozenset(each for region in reader.regions.values() for each in _cone(reader, region))
+    return Regions(reader.regions, masks, reader.failures, tuple(forgotten), frozenset(far), inside, cones)
+
+
+def _cone(run: Kept, region: Region) -> Iterator[str]:
+    """The tensors of a region, its conditions included."""
+    pending, seen = [region.output], set(region.leaves)
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name
+        node = run.makers.get(name)
+        pending += [] if node is None else [each for each in node.input if each and run.depends(each)]
 
 
 def _masked_softmaxes(run: Kept) -> Iterator[str]:

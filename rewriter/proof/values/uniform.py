@@ -204,7 +204,7 @@ class _Anchors:
 
 @dataclass(frozen=True)
 class _Step:
-    """A node between rows. Its output has `front` axes of rows among `rank`; `data` depend on inputs, `others` do not."""
+    """A node; its output has `front` axes of rows among `rank`; `data` depend on inputs, `others` do not."""
 
     side: _Side
     node: onnx.NodeProto
