@@ -114,10 +114,10 @@ class Point:
     feeds: Mapping[str, Array]
 
 
-def points(maker: Maker, settings: Sequence[Setting] = SETTINGS) -> list[Point]:
-    """Inputs of several sizes; fewer where the model fixes them."""
+def points(maker: Maker, settings: Sequence[Setting] = SETTINGS, first: int = 0) -> list[Point]:
+    """Inputs of several sizes, fewer where the model fixes them; `first` is the number of the first, which varies flags."""
     found: dict[object, Point] = {}
-    for number, setting in enumerate(settings):
+    for number, setting in enumerate(settings, first):
         cached = setting if maker.cached else (*setting[:2], 0)
         case = maker.case(cached, number)
         key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
@@ -159,7 +159,7 @@ def compare(
     """
     start = time.perf_counter()
     try:
-        found = _Pair(a, b, names or {}, Maker(a.proto, dims=dims), claims or {}, limit).compared()
+        found = _Pair(a, b, names or {}, dims, claims or {}, limit).compared()
     except Unsupported as error:
         found = Equality(reason=str(error))
     return replace(found, seconds=time.perf_counter() - start)
@@ -178,15 +178,16 @@ class _Pair:
         a: LoadedModel,
         b: LoadedModel,
         names: Mapping[str, str],
-        maker: Maker,
+        dims: Mapping[str, int] | None,
         claims: Mapping[Place, Claimed],
         limit: float,
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
         self._rounds = _FEW_ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MANY_ROUNDS
-        self._maker, self.points = maker, points(maker)
-        (self._small,) = points(maker, [_SMALL])
+        self._dims, self._maker = dims, Maker(a.proto, dims=dims)
+        self.points = points(self._maker)
+        (self._small,) = points(self._maker, [_SMALL])
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}
@@ -215,8 +216,8 @@ class _Pair:
                 continue
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
-            rounds = []
-            while len(rounds) < self._rounds and (found := self._round(reading, self.points)) is not None:
+            rounds: list[tuple[str, ...]] = []
+            while len(rounds) < self._rounds and (found := self._round(reading, self._drawn(len(rounds)))) is not None:
                 rounds.append(found)
             if len(rounds) == self._rounds and (regions := self._bounded(reading)) is not None:
                 far = self._far_in_floats()
@@ -226,6 +227,15 @@ class _Pair:
             if self._refuted:
                 break
         return Equality(sizes=self._sizes, refuted=self._refuted, departure=self._departure(), reason=self._reason)
+
+    def _drawn(self, number: int) -> list[Point]:
+        """The sizes with other values of integers, which are what they say, unlike floats."""
+        maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32))
+        sizes = {each.name for each in self.points}
+        drawn = points(maker, first=number)
+        further = [each for each in self.points if each.name not in {one.name for one in drawn}]
+        self.points = [each for each in drawn if each.name in sizes] + further
+        return self.points
 
     def _departure(self) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
@@ -404,13 +414,20 @@ class _Pair:
 
     def _tried_only(self) -> str:
         """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
-        if not self._maker.varied:
-            return ""  # there is no other size
         for value in self.a.proto.graph.input:
             for axis, dim in enumerate(value.type.tensor_type.shape.dim):
                 sizes = {case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds}
                 if not dim.HasField("dim_value") and len(sizes) < 2 and value.name in self.points[0].feeds:
                     return f"axis {axis} of '{value.name}' had one size"
+        named: dict[tuple[int, ...], set[str]] = {}
+        for value in self.a.proto.graph.input:
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                if dim.dim_param and value.name in self.points[0].feeds:
+                    sizes_of = tuple(case.feeds[value.name].shape[axis] for case in self.points)
+                    named.setdefault(sizes_of, set()).add(dim.dim_param)
+        alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
+        if alike is not None:
+            return f"{alike[0]} and {alike[1]} always had the same size"
         return departs(*self._last, self.names)
 
     def folds(self) -> Mapping[str, Fold]:

@@ -18,9 +18,9 @@ from rewriter import rewrite
 from rewriter.evaluate.arithmetic import Field, Unsupported, draw_prime
 from rewriter.evaluate.evaluator import Program
 from rewriter.files.load import load_model
-from rewriter.proof.records import CEILINGS, UNCLAIMED
 from rewriter.proof.certificate.expressions import leaf
 from rewriter.proof.inputs.cases import Maker
+from rewriter.proof.records import CEILINGS, UNCLAIMED
 from rewriter.proof.values.heads import Allowed, Regions, Replacing, bounded, proposals
 from rewriter.proof.values.prints import same_value
 from rewriter.proof.values.walk import Kept, Walk, in_field
