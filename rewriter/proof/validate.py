@@ -10,7 +10,7 @@ rule of `rewriter.proof.rule`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
 
@@ -33,9 +33,8 @@ from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claimed
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, run_model, told
+from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, renaming, run_model, told
 from rewriter.proof.settings import Settings
-from rewriter.text import first_of
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
@@ -142,6 +141,9 @@ class Judge:
         claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
         lowered: the form of the original whose tensors the claims name, if that is not the original itself. That it
             computes what the original does is shown too.
+        held: by graph and tensor of the original, what the rewritten model states of activations; `claims` come first.
+        names: inputs and outputs of the original that the rewritten model calls otherwise.
+        longest: the longest sequence that the rewritten model takes; None for any.
         tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
         run: whether anything is run.
@@ -156,6 +158,9 @@ class Judge:
     tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
     run: bool = True
+    held: Mapping[Place, Claimed] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    longest: int | None = None
 
     def verdict(self) -> Validation:
         """The certificate and the run. Raises as `run_accepted`."""
@@ -175,7 +180,7 @@ class Judge:
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
         if not self.run:
-            return Validation(certificate, {}, (), (), refuted, unproved, notes=(*_of(certificate), _NOT_RUN))
+            return Validation(certificate, {}, (), (), refuted, unproved, notes=(*certificate.notes, _NOT_RUN))
         try:
             return self._judged(certificate, refuted, unproved)
         except (ValidationError, LookupError, ValueError) as error:
@@ -195,14 +200,14 @@ class Judge:
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
     def _certificate(self) -> Certificate:
-        held = {
+        held = dict(self.held) | {
             each.place: Claimed(
                 each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
             )
             for each in self.claims
         }
         dims = self.settings.dims
-        found = prove(self.original, self.rewritten, claims=held, blocks=self.claims, dims=dims)
+        found = prove(self.original, self.rewritten, claims=held, blocks=self.claims, names=self.names, dims=dims)
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
             second = prove(self._named, self.rewritten, claims=held, blocks=self.claims, dims=dims)
@@ -223,13 +228,19 @@ class Judge:
         wide = self.original.size <= CHEAP
         before = run_accepted(
             old, (*ways, *again), self.settings,
-            most=longest_of(claims), few=certificate.certified and not watched,
+            most=longest_of(claims) or self.longest, few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
         try:
             new = Side.of(self.rewritten)
-            after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
+            renamed = renaming(self.names)
+            cases = [replace(case, feeds=renamed(case.feeds)) for case in before.cases]
+            outputs = [self.names.get(name, name) for name in old.main.outputs] if self.names else ()
+            gaps = [renamed(masks) for masks in before.gaps]
+            after = self._run(
+                new, cases, ways, outputs=outputs, wide=wide, gaps=gaps, what="the rewritten model"
+            ).renamed({theirs: ours for ours, theirs in self.names.items()})
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
         points = noise_points(certificate, (*_mixtures(old), *self.noise))
@@ -240,7 +251,7 @@ class Judge:
         ]
         uncompared = [text for each in runs.values() for text in each.uncompared]
         coarse = [_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
-        notes = [*_of(certificate), *_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
+        notes = [*certificate.notes, *_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
         empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
         if empty:
             notes.append(_EMPTY.format(", ".join(empty)))
@@ -316,16 +327,6 @@ class Judge:
             failures=tuple(dict.fromkeys(failures)),
             uncompared=tuple(f"nothing could be compared: output {name} {why}" for name, why in nothing.items() if why),
         )
-
-
-def _of(certificate: Certificate) -> Iterator[str]:
-    """What a certificate rests on that its verdict does not say."""
-    if certificate.certified and not certificate.sizes and certificate.undecided:
-        yield f"proved node for node only; values were not compared: {certificate.undecided}"
-    if certificate.rounded:
-        yield f"constants read as what they are rounded from: {first_of(certificate.rounded)}"
-    if certificate.folded:
-        yield f"constants folded in float32, read as the exact product: {first_of(certificate.folded)}"
 
 
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:

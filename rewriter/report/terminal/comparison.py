@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rewriter.compare.graphs import GraphDifference
+from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
-from rewriter.report.certification import Certification
+from rewriter.report.certification import Certification, RuntimeCertification
 from rewriter.report.comparison import Comparison
+from rewriter.report.report import loud
 from rewriter.report.sections import proved, skipped
 from rewriter.report.tables import (
     Table,
@@ -23,8 +25,8 @@ _MAX_ROWS = 12  # of a table, unless everything is to be printed
 _MAX_METADATA_LENGTH = 60
 _SHOWN_NODES = 8
 _STYLES = {
-    "same": "bold green",
-    "same at the sizes tried": "bold green",
+    "certified": "bold green",
+    "certified at the sizes tried": "bold green",
     "agrees": "bold yellow",
     "not proved": "bold red",
     "different": "bold red",
@@ -39,7 +41,7 @@ def show_comparison(console: Console, found: Comparison) -> None:
         _show_proof(console, found, found.proof)
     for note in found.notes:
         console.line(f"note: {note}", "yellow")
-    console.failures(found.problems if found.proof or found.signature else ())  # for graphs the last line is enough
+    console.failures(found.problems)
     console.line(f"{found.summary}, in {found.seconds['total']:.1f} s", _STYLES[found.verdict])
 
 
@@ -51,6 +53,7 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
         console.line(f"inputs: {'; '.join(proof.cases)}")
     if proof.certificate is not None:
         console.line(f"proved: {proved(proof.certificate)}")
+        _show_departure(console, proof.certificate)
     for text in (
         *(each for each in proof.unproved if each not in found.undecided),
         *skipped(proof, verbose=console.verbose),
@@ -61,6 +64,11 @@ def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
             console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_SHOWN_NODES])}", "yellow")
 
 
+def _show_departure(console: Console, certificate: Certificate) -> None:
+    for line in () if certificate.departure is None else certificate.departure.lines():
+        console.line(line, "yellow")
+
+
 def _show_graphs(console: Console, found: GraphDifference) -> None:
     def short(text: str | None) -> str | None:
         return text and shortened(text, _MAX_METADATA_LENGTH)
@@ -68,12 +76,10 @@ def _show_graphs(console: Console, found: GraphDifference) -> None:
     before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
     operators = operator_table(before, after)
     fields = [(each.what, each.name, short(each.a), short(each.b)) for each in (*found.fields, *found.remarks)]
-    nodes = [(each.a, each.b, each.how or None) for each in found.regions]
     weights = [(each.name, each.a, each.b, each.how or None) for each in found.tensors]
     for table in (
         Table("Models", columns("text", "", "", "A", "B"), tuple(fields)),
         replace(operators, title="Operators whose number differs: before in A, after in B"),
-        Table("Nodes that differ", columns("text", "A", "B", "differ in"), tuple(nodes)),
         Table("Weights that differ", columns("text", "", "A", "B", "differ in"), tuple(weights)),
     ):
         most = None if console.verbose or table.title == "Models" else _MAX_ROWS
@@ -81,10 +87,7 @@ def _show_graphs(console: Console, found: GraphDifference) -> None:
             console.part(replace(table, rows=table.rows[:most]))
         if len(table.rows) > len(table.rows[:most]):
             console.line(f"and {len(table.rows) - _MAX_ROWS:,} more, -v shows them", "yellow")
-    console.line(
-        f"the same in both: {found.same_nodes:,} nodes, {found.same_tensors:,} weights bit for bit"
-        f"{'; only remarks differ' if found.same and found.remarks else ''}"
-    )
+    console.line(f"the same in both: {found.same_tensors:,} weights bit for bit")
 
 
 def show_certification(console: Console, found: Certification) -> None:
@@ -95,5 +98,25 @@ def show_certification(console: Console, found: Certification) -> None:
     for what, sentences in (("assumed", certificate.assumed), ("not claimed", certificate.not_claimed)):
         if found.wrong is None and certificate.certified:
             console.line(f"{what}: {'; '.join(sentences)}")
+    if found.wrong is None and certificate.certified:
+        console.line(f"proved: {proved(certificate)}")
+    for note in certificate.notes:
+        console.line(f"note: {note}", "yellow")
+    _show_departure(console, certificate)
     console.failures(found.problems, "in the JSON of -o")
     console.line(f"{found.summary}, in {certificate.seconds:.1f} s", "bold green" if found else "bold red")
+
+
+def show_runtime(console: Console, found: RuntimeCertification) -> None:
+    """Print what was proved about the files of onnxruntime."""
+    for each in found.levels:
+        certificate = each.certificate
+        console.line(f"level {each.level}: {loud(each.verdict)}, {found.nodes:,} -> {each.nodes:,} nodes")
+        if certificate.certified:
+            console.line(f"  proved: {proved(certificate)}")
+        for note in certificate.notes:
+            console.line(f"  note: {note}", "yellow")
+        _show_departure(console, certificate)
+    console.failures(found.problems)
+    seconds = sum(each.certificate.seconds for each in found.levels)
+    console.line(f"{found.summary}, in {seconds:.1f} s", "bold green" if found else "bold red")
