@@ -43,7 +43,7 @@ CHEAP = 2**26
 
 
 _COARSE = (
-    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
+    "the bound of the activation of {} allows that, but is too coarse for values of this magnitude: lower "
     "--accuracy, or keep the products of gates in the graph with --gate product"
 )
 
