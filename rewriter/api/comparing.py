@@ -104,7 +104,7 @@ def _compared(
             plan = stated(b.proto, asked.accuracy)
             proof = Judge(
                 a, b, (), settings, run.progress, tolerance=asked.tolerance, noise=points, run=outputs,
-                held=plan.held, names=names, longest=plan.longest,
+                held=plan.held, names=names, longest=plan.longest, isolate=files,
             ).verdict()  # fmt: skip
         result = replace(
             result,

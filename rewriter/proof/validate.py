@@ -144,6 +144,7 @@ class Judge:
         held: by graph and tensor of the original, what the rewritten model states of activations; `claims` come first.
         names: inputs and outputs of the original that the rewritten model calls otherwise.
         longest: the longest sequence that the rewritten model takes; None for any.
+        isolate: whether several differences by value are distinguished.
         tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
         run: whether anything is run.
@@ -161,6 +162,7 @@ class Judge:
     held: Mapping[Place, Claimed] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     longest: int | None = None
+    isolate: bool = False
 
     def verdict(self) -> Validation:
         """The certificate and the run. Raises as `run_accepted`."""
@@ -207,7 +209,10 @@ class Judge:
             for each in self.claims
         }
         dims = self.settings.dims
-        found = prove(self.original, self.rewritten, claims=held, blocks=self.claims, names=self.names, dims=dims)
+        found = prove(
+            self.original, self.rewritten,
+            claims=held, blocks=self.claims, names=self.names, dims=dims, isolate=self.isolate,
+        )  # fmt: skip
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
             second = prove(self._named, self.rewritten, claims=held, blocks=self.claims, dims=dims)

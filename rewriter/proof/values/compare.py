@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,7 +28,7 @@ from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.cases import Maker, Setting
 from rewriter.proof.records import UNCLAIMED, CertifiedRegion, Claimed
-from rewriter.proof.values.departure import Departure, departure
+from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
     Allowed,
@@ -51,6 +52,8 @@ _SMALL: Setting = (1, 3, 2)
 """The size at which heads are read."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
+_ISOLATED = 2**22
+"""Entries of all tensors up to which differences are isolated, in many evaluations."""
 _DEGREE = 2**11
 """Degree of what is computed between two oracles: a normalisation over n channels has 2 n."""
 _ROUNDS = 2
@@ -149,6 +152,7 @@ def compare(
     limit: float = UNCLAIMED,
     names: Mapping[str, str] | None = None,
     dims: Mapping[str, int] | None = None,
+    isolate: bool = False,
 ) -> Equality:
     """Whether `b` computes the outputs of `a`, at the sizes tried.
 
@@ -159,13 +163,15 @@ def compare(
         limit: the limit of all others.
         names: inputs and outputs of `a` that `b` calls otherwise.
         dims: sizes of symbolic dimensions, where they are not free.
+        isolate: distinguish several differences of small models, in many evaluations.
 
     Raises:
         UsageError: `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
-        found = _Pair(a, b, names or {}, Maker(a.proto, dims=dims), claims or {}, limit).compared()
+        pair = _Pair(a, b, names or {}, Maker(a.proto, dims=dims), claims or {}, limit)
+        found = pair.compared(isolate=isolate)
     except Unsupported as error:
         found = Equality(reason=str(error))
     return replace(found, seconds=time.perf_counter() - start)
@@ -206,13 +212,13 @@ class _Pair:
         theirs = {value.name for value in b.proto.graph.output}
         missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
         if missing is not None:
-            raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}'")
+            raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
         given = {self.names.get(name, name) for name in self.points[0].feeds}
         new = next((each for each in _asked(b) if each not in given), None)
         if new is not None:
-            raise Unsupported(f"the second model has an input '{new}' that the first has not")
+            raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
-    def compared(self) -> Equality:
+    def compared(self, *, isolate: bool) -> Equality:
         """Try the readings of constants in turn, each at one small size before all of them."""
         for reading in _READINGS:
             if reading.folds and not self.folds():
@@ -226,13 +232,27 @@ class _Pair:
                 return self._equal(reading, rounds, regions)
             if self._refuted:
                 break
-        return Equality(sizes=self._sizes, refuted=self._refuted, departure=self._departure(), reason=self._reason)
+        departs = self._departure(isolate=isolate)
+        return Equality(sizes=self._sizes, refuted=self._refuted, departure=departs, reason=self._reason)
 
-    def _departure(self) -> Departure | None:
+    def _departure(self, *, isolate: bool) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
         failed = [each for each in self._differ if each[0].snaps and each[0].blend] or self._differ
-        found = [departure(a, b) for each in failed for (a,), (b,) in [self._printed(*each)]]
+        found = [self._departing(*each, isolate=isolate) for each in failed]
         return max(found, key=lambda each: each.matched, default=None)
+
+    def _departing(self, reading: Reading, case: Point, *, isolate: bool) -> Departure:
+        modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
+
+        def evaluate(program: Program, keep: Sequence[str] | None, replaced: Mapping[str, Value]) -> Fingerprints:
+            field = Field(modulus, key, snaps=reading.snaps, products=() if program is self.a else self._products)
+            options = {"printing": True, "keep": keep, "replaced": replaced}
+            return self._evaluated(program, [field], [case], reading, **options)[0][0]
+
+        a, b = evaluate(self.a, (), {}), evaluate(self.b, (), {})
+        if not isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
+            return departure(a, b)
+        return isolated(lambda values: evaluate(self.a, (), values), evaluate(self.b, None, {}))
 
     @property
     def _sizes(self) -> tuple[str, ...]:
@@ -360,20 +380,20 @@ class _Pair:
         fields: Sequence[Field],
         cases: Sequence[Point],
         reading: Reading,
-        *,
-        printing: bool = False,
+        **further: Any,
     ) -> tuple[list[Fingerprints], list[str]]:
         """One evaluation for each point, run in step; and why some failed."""
         ours = program is self.a
         heads = self._heads.get(reading, Regions())
         options = {
             "names": {} if ours else {new: old for old, new in self.names.items()},
-            "cover": self.cover, "blend": reading.blend, "in_reals": reading.in_reals, "printing": printing,
+            "cover": self.cover, "blend": reading.blend, "in_reals": reading.in_reals, "printing": False, **further,
         }  # fmt: skip
         made: list[Fingerprints] = []
         for f, case in zip(fields, cases, strict=True):
             feeds = case.feeds if ours else self._renamed(case)
-            options["replaced"] = self._residues(f) if reading.folds and not ours else {}
+            if reading.folds and not ours:
+                options["replaced"] = self._residues(f)
             if heads.regions:
                 inside = frozenset() if ours else heads.inside
                 regions = heads.regions if ours else {}
