@@ -21,7 +21,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from passes.forms import FORMS
 from passes.options import EXPOSED, FormOptions, Options
-from rewriter.errors import RewriteError, UsageError
+from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, check_known, options_of, values_of
 from rewriter.proof.settings import Inputs as GivenInputs

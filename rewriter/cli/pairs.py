@@ -118,9 +118,7 @@ def _compared(
 )
 @declared_options(CompareOptions, only=("accuracy", "names"))
 @report_option("the certificate", "-o")
-def certify(
-    original: Path, rewritten: Path | None, *, check: Path | None, report: Path | None, **options: Any
-) -> int:
+def certify(original: Path, rewritten: Path | None, *, check: Path | None, report: Path | None, **options: Any) -> int:
     """Prove that REWRITTEN computes what ORIGINAL does, over the reals.
 
     No inputs are run. All tensors of both models are compared by value, in exact arithmetic; activations that are

@@ -81,8 +81,8 @@ class GraphDifference:
 
     @property
     def same(self) -> bool:
-        """Whether both files have as many of each operator, the same weights and the same declarations."""
-        return not (self.tensors or self.fields or any(one != two for one, two in self.operators.values()))
+        """Whether both files have the same weights and declare the same."""
+        return not (self.tensors or self.fields)
 
 
 def difference(a: LoadedModel, b: LoadedModel, names: Mapping[str, str] | None = None) -> GraphDifference:
@@ -109,7 +109,7 @@ def difference(a: LoadedModel, b: LoadedModel, names: Mapping[str, str] | None =
 
 
 def _weights(loaded: LoadedModel, shared: frozenset[tuple[int, ...]]) -> _Weights:
-    """Initializers and Constant nodes. Of those that both models refer to in one place of a file, that is the digest."""
+    """Initializers and constants. Where both models refer to one place of a file, that is the digest."""
     found: dict[str, tuple[str, onnx.TensorProto]] = {}
 
     def read(graph: onnx.GraphProto, where: str) -> None:
@@ -124,9 +124,7 @@ def _weights(loaded: LoadedModel, shared: frozenset[tuple[int, ...]]) -> _Weight
     return found
 
 
-def _digest(
-    loaded: LoadedModel, tensor: onnx.TensorProto, shared: frozenset[tuple[int, ...]] = frozenset()
-) -> str:
+def _digest(loaded: LoadedModel, tensor: onnx.TensorProto, shared: frozenset[tuple[int, ...]] = frozenset()) -> str:
     place = resolve(tensor, loaded.base_dir).range if is_external(tensor) and loaded.base_dir is not None else ()
     if place in shared:
         content: object = place
@@ -188,7 +186,10 @@ def _stated(proto: onnx.ModelProto, used: set[str], back: Mapping[str, str]) -> 
     producer = f"{decoded(proto.producer_name)} {decoded(proto.producer_version)}".strip()
     about = {"IR version": str(proto.ir_version), "producer": producer, "graph": proto.graph.name}
     return {
-        **{what: {name: _declared(*each) for name, each in _signature(proto, what, back).items()} for what in _SIGNATURE},
+        **{
+            what: {name: _declared(*each) for name, each in _signature(proto, what, back).items()}
+            for what in _SIGNATURE
+        },
         "order": {f"{what}s": ", ".join(_signature(proto, what, back)) for what in _SIGNATURE},
         "opset": {name or "ai.onnx": version for name, version in versions.items() if name in used},
         "unused opset": {name or "ai.onnx": version for name, version in versions.items() if name not in used},
@@ -197,9 +198,7 @@ def _stated(proto: onnx.ModelProto, used: set[str], back: Mapping[str, str]) -> 
     }
 
 
-def _signature(
-    proto: onnx.ModelProto, what: str, back: Mapping[str, str]
-) -> dict[str, tuple[onnx.TypeProto, bool]]:
+def _signature(proto: onnx.ModelProto, what: str, back: Mapping[str, str]) -> dict[str, tuple[onnx.TypeProto, bool]]:
     """Name to type, and whether there is a default; `back` are names that are read as others."""
     given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
     return {back.get(value.name, value.name): (value.type, value.name in given) for value in getattr(proto.graph, what)}

@@ -52,9 +52,7 @@ def prove(
         isolate: distinguish several differences of small models.
     """
     try:
-        values = compare(
-            original, rewritten, claims=claims or {}, limit=limit, names=names, dims=dims, isolate=isolate
-        )
+        values = compare(original, rewritten, claims=claims or {}, limit=limit, names=names, dims=dims, isolate=isolate)
     except UsageError as error:  # no inputs can be generated, as the run will say too
         values = Equality(reason=str(error))
     refusals = [*_coarser(original, rewritten), *_unmet(original, rewritten, blocks)]

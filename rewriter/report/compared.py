@@ -84,7 +84,13 @@ def markdown(summary: str, problems: Sequence[str], parts: Iterable[str | Table]
             yield f"- {_escaped(part)}"
         else:
             heads = (_escaped(column.name) for column in part.columns)
-            yield from ("", f"{_escaped(part.title)}:", "", f"| {' | '.join(heads)} |", "| --- " * len(part.columns) + "|")
+            yield from (
+                "",
+                f"{_escaped(part.title)}:",
+                "",
+                f"| {' | '.join(heads)} |",
+                "| --- " * len(part.columns) + "|",
+            )
             for row in part.rows:
                 cells = (each if isinstance(each, Cell) else Cell(each) for each in row)
                 texts = (

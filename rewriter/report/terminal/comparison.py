@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rewriter.proof.records import Certificate
 from rewriter.report.certification import Certification, RuntimeCertification
-from rewriter.report.comparison import Comparison
 from rewriter.report.compared import compared, markdown
+from rewriter.report.comparison import Comparison
 from rewriter.report.report import loud
 from rewriter.report.sections import proved
 from rewriter.report.tables import region_table
