@@ -89,11 +89,12 @@ def certify(
         return _optimised(original, limit, progress)
     models = [load_model(source, mapped=True) for source in (original, rewritten)]
     check_names(models[0].proto, names or {})
-    held = stated(models[1].proto, accuracy).held
+    plan = stated(models[1].proto, accuracy)
+    held = plan.held
     if claims is not None:
         paths = [view.path for view in all_views(models[0].proto)]
         held = {(path, name): _claimed(name, *each) for name, each in claims.items() for path in paths}
-    found = prove(*models, claims=held, limit=limit, names=names)
+    found = prove(*models, claims=held, limit=limit, names=names, longest=plan.longest)
     return certification_of(original, rewritten, found, models)
 
 

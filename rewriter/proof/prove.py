@@ -37,6 +37,7 @@ def prove(
     limit: float = UNCLAIMED,
     names: Mapping[str, str] | None = None,
     dims: Mapping[str, int] | None = None,
+    longest: int | None = None,
     isolate: bool = False,
 ) -> Certificate:
     """Prove that `rewritten` computes the outputs of `original`, or say where it does not.
@@ -49,10 +50,20 @@ def prove(
         limit: the limit of all other activations.
         names: inputs and outputs of the original that the rewritten model calls otherwise.
         dims: sizes of symbolic dimensions, where they are not free.
+        longest: the longest sequence that the rewritten model takes; None for any.
         isolate: distinguish several differences of small models.
     """
     try:
-        values = compare(original, rewritten, claims=claims or {}, limit=limit, names=names, dims=dims, isolate=isolate)
+        values = compare(
+            original,
+            rewritten,
+            claims=claims or {},
+            limit=limit,
+            names=names,
+            dims=dims,
+            longest=longest,
+            isolate=isolate,
+        )
     except UsageError as error:  # no inputs can be generated, as the run will say too
         values = Equality(reason=str(error))
     refusals = [*_coarser(original, rewritten), *_unmet(original, rewritten, blocks)]

@@ -198,6 +198,10 @@ class Judge:
         return self.original if lowered is None or lowered.proto is self.original.proto else lowered
 
     @property
+    def _longest(self) -> int | None:
+        return longest_of(self.claims) or self.longest
+
+    @property
     def _by_blocks(self) -> bool:
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
@@ -209,13 +213,13 @@ class Judge:
             for each in self.claims
         }
         dims = self.settings.dims
-        found = prove(
-            self.original, self.rewritten,
-            claims=held, blocks=self.claims, names=self.names, dims=dims, isolate=self.isolate,
-        )  # fmt: skip
+        further: dict[str, Any] = {
+            "claims": held, "blocks": self.claims, "dims": dims, "longest": self._longest, "isolate": self.isolate,
+        }  # fmt: skip
+        found = prove(self.original, self.rewritten, names=self.names, **further)
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
-            second = prove(self._named, self.rewritten, claims=held, blocks=self.claims, dims=dims)
+            second = prove(self._named, self.rewritten, **further)
             if second.certified:
                 first = prove(self.original, self._named, dims=dims)
                 found = replace(second, sizes=first.sizes or second.sizes) if first.certified else found
@@ -233,7 +237,7 @@ class Judge:
         wide = self.original.size <= CHEAP
         before = run_accepted(
             old, (*ways, *again), self.settings,
-            most=longest_of(claims) or self.longest, few=certificate.certified and not watched,
+            most=self._longest, few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}

@@ -120,11 +120,12 @@ class Point:
     feeds: Mapping[str, Array]
 
 
-def points(maker: Maker, settings: Sequence[Setting] = SETTINGS) -> list[Point]:
-    """Inputs of several sizes; fewer where the model fixes them."""
+def points(maker: Maker, settings: Sequence[Setting] = SETTINGS, longest: int | None = None) -> list[Point]:
+    """Inputs of several sizes, of at most so many tokens, past ones included; fewer where the model fixes them."""
     found: dict[object, Point] = {}
-    for number, setting in enumerate(settings):
-        cached = setting if maker.cached else (*setting[:2], 0)
+    for number, (batch, tokens, past) in enumerate(settings):
+        tokens = min(tokens, longest or tokens)
+        cached = batch, tokens, min(past, (longest or math.inf) - tokens) if maker.cached else 0
         case = maker.case(cached, number)
         key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
         found.setdefault(key, Point(case.name, case.feeds))
@@ -152,6 +153,7 @@ def compare(
     limit: float = UNCLAIMED,
     names: Mapping[str, str] | None = None,
     dims: Mapping[str, int] | None = None,
+    longest: int | None = None,
     isolate: bool = False,
 ) -> Equality:
     """Whether `b` computes the outputs of `a`, at the sizes tried.
@@ -163,6 +165,7 @@ def compare(
         limit: the limit of all others.
         names: inputs and outputs of `a` that `b` calls otherwise.
         dims: sizes of symbolic dimensions, where they are not free.
+        longest: the longest sequence that `b` takes; None for any.
         isolate: distinguish several differences of small models, in many evaluations.
 
     Raises:
@@ -170,7 +173,7 @@ def compare(
     """
     start = time.perf_counter()
     try:
-        pair = _Pair(a, b, names or {}, Maker(a.proto, dims=dims), claims or {}, limit)
+        pair = _Pair(a, b, names or {}, Maker(a.proto, dims=dims), claims or {}, limit, longest)
         found = pair.compared(isolate=isolate)
     except Unsupported as error:
         found = Equality(reason=str(error))
@@ -193,11 +196,13 @@ class _Pair:
         maker: Maker,
         claims: Mapping[Place, Claimed],
         limit: float,
+        longest: int | None,
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
-        self._maker, self.points = maker, points(maker)
-        (self._small,) = points(maker, [_SMALL])
+        self._maker, self._most = maker, longest
+        self.points = points(maker, longest=longest)
+        (self._small,) = points(maker, [_SMALL], longest)
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}
@@ -372,6 +377,7 @@ class _Pair:
             nodes=len(ordered(region.rewritten)),
             bound=region.bound,
             functions=tuple(functions),
+            tokens=self._most,
         )
 
     def _evaluated(
@@ -453,7 +459,11 @@ class _Pair:
         """A size that may read the tables whole; None where that takes too much, or was tried."""
         length = max(size for shape in self._partly.values() for size in shape)
         growth = (length / _LONGEST) ** 2
-        if length <= _LONGEST or max(each.largest for each in b) * growth > _MOST_ENTRIES:
+        if (
+            length <= _LONGEST
+            or length > (self._most or length)
+            or max(each.largest for each in b) * growth > _MOST_ENTRIES
+        ):
             return None
         (point,) = points(self._maker, [(1, length, 0)])
         shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]
