@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -19,7 +19,7 @@ from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes
-from rewriter.ort.optimised import LEVELS, optimisers, write_optimised
+from rewriter.ort.optimised import LEVELS, RULES, optimisers, write_optimised
 from rewriter.proof.prove import prove
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.run import Progress
@@ -107,7 +107,7 @@ def _optimised(source: Source, limit: float, progress: Progress) -> RuntimeCerti
             progress(f"certifying level {level}", done, len(LEVELS))
             digest = made.digest(level)
             certificate, nodes = made.certificate(digest)
-            guilty = () if certificate.certified else tuple(made.guilty(level, digest, progress))
+            guilty = () if certificate.certified else made.guilty(level, digest, progress)
             levels.append(Level(level, nodes, certificate, guilty))
     count = sum(1 for _ in iter_nodes(model.proto.graph.node))
     return RuntimeCertification(_digest(source, model), environment()["onnxruntime"], count, tuple(levels))
@@ -134,14 +134,17 @@ class _Optimised:
         count = sum(1 for _ in iter_nodes(made.proto.graph.node))
         return prove(self._model, made, limit=self._limit), count
 
-    def guilty(self, level: str, digest: str, progress: Progress) -> Iterator[str]:
+    def guilty(self, level: str, digest: str, progress: Progress) -> tuple[str, ...]:
         """The optimisers without one of which the file of a level is certified."""
-        names = optimisers(self._model, level)
+        found, names = list[str](), optimisers(self._model, level)
         for done, name in enumerate(names):
             progress(f"level {level} without {name}", done, len(names))
+            if {*RULES.get(name, ())}.intersection(found):
+                continue
             other = self.digest(level, name)
             if other != digest and self.certificate(other)[0].certified:
-                yield name
+                found.append(name)
+        return tuple(found)
 
 
 def certification_of(
