@@ -81,5 +81,5 @@ def test_what_takes_two_models(options: dict[str, Any]) -> None:
 
 def test_what_onnxruntime_does_not_load() -> None:
     model = text_model("out = strange.Unknown(x)", domains={"strange": 1})
-    with pytest.raises(ValidationError, match="^onnxruntime could not load the model at level basic: "):
+    with pytest.raises(ValidationError, match=r"^onnxruntime could not load the model at level basic: "):
         certify(model)
