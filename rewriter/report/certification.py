@@ -103,8 +103,8 @@ class Certification(Result):
         if not self.certificate.certified:
             return f"{loud(self.verdict)}  {pair}"
         count, worst = counted(len(self.certificate.regions), "activation"), self.certificate.worst
-        within = f"each within {worst:.2g} max(1, |f|)" if worst else "exactly the same function"
-        return f"{loud(self.verdict)}  {pair}, {where}: {count} replaced, {within}"
+        within = f"{count} replaced, each within {worst:.2g} max(1, |f|)" if worst else "all values are the same"
+        return f"{loud(self.verdict)}  {pair}, {where}: {within}"
 
     def checked(self, stated: Any) -> Self:
         """Whether a certificate that was read holds, this one being computed from the files; times and paths differ."""

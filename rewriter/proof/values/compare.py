@@ -123,9 +123,9 @@ class Point:
 def points(maker: Maker, settings: Sequence[Setting] = SETTINGS, longest: int | None = None) -> list[Point]:
     """Inputs of several sizes, of at most so many tokens, past ones included; fewer where the model fixes them."""
     found: dict[object, Point] = {}
-    for number, (batch, tokens, past) in enumerate(settings):
-        tokens = min(tokens, longest or tokens)
-        cached = batch, tokens, min(past, (longest or math.inf) - tokens) if maker.cached else 0
+    for number, (batch, most, past) in enumerate(settings):
+        tokens = min(most, longest or most)
+        cached = batch, tokens, min(past, (longest or tokens + past) - tokens) if maker.cached else 0
         case = maker.case(cached, number)
         key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
         found.setdefault(key, Point(case.name, case.feeds))
