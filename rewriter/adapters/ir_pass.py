@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Unpack
 
 from rewriter.api.certifying import certify
 from rewriter.api.rewriting import rewrite
 from rewriter.api.run import RewriteKeywords
 from rewriter.errors import ExitStatus, RewriteError, UsageError
-from rewriter.proof.records import UNCLAIMED
 from rewriter.report.certification import Certification
 from rewriter.report.report import Report
 
@@ -70,11 +68,11 @@ class Certified(FunctionalPass):
     proved in the last call.
     """
 
-    def __init__(self, rewriting: Any, *, limit: float = UNCLAIMED, names: Mapping[str, str] | None = None) -> None:
-        """`rewriting`: a pass, or rules with `apply_to_model`; `limit` and `names` are those of `rewriter.certify`."""
+    def __init__(self, rewriting: Any, **options: Any) -> None:
+        """`rewriting`: a pass, or rules with `apply_to_model`; `options` are those of `rewriter.certify`."""
         if not isinstance(rewriting, PassBase) and not hasattr(rewriting, "apply_to_model"):
             raise UsageError(f"a pass of onnx-ir or a rule set of onnxscript is needed, not {rewriting!r}")
-        self._rewriting, self._limit, self._names = rewriting, limit, names
+        self._rewriting, self._options = rewriting, options
         self.certification: Certification | None = None
 
     def call(self, model: ir.Model) -> PassResult:
@@ -86,7 +84,7 @@ class Certified(FunctionalPass):
         else:
             result = PassResult(copy, modified=bool(self._rewriting.apply_to_model(copy)))
         try:
-            found = self.certification = certify(model, result.model, limit=self._limit, names=self._names)
+            found = self.certification = certify(model, result.model, **self._options)
         except RewriteError as error:
             raise PostconditionError(f"the result cannot be proved: {error}") from error
         if not found:

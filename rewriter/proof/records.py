@@ -82,7 +82,6 @@ class CertifiedRegion:
         nodes: nodes of the region in the rewritten model.
         bound: what was proved.
         functions: both functions of y, part by part.
-        added: what the rows of other tokens may add to it, beside the bound; 0 where they are masked.
         tokens: the longest sequence that the rewritten model takes there; None where it takes any.
     """
 
@@ -95,7 +94,6 @@ class CertifiedRegion:
     nodes: int
     bound: Bound
     functions: tuple[tuple[str, ...], ...]
-    added: float = 0.0
     tokens: int | None = None
 
 
