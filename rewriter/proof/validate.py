@@ -181,6 +181,8 @@ class Judge:
             # A tolerance excuses what is refuted, unless it is claimed.
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
+        if unproved and certificate.departure is not None and certificate.departure.first:
+            unproved += (f"first difference: {certificate.departure.first}",)
         if not self.run:
             return Validation(certificate, {}, (), (), refuted, unproved, notes=(*certificate.notes, _NOT_RUN))
         try:

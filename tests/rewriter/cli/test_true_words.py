@@ -77,6 +77,7 @@ def test_rewriting_is_strict_all_the_same(monkeypatch: pytest.MonkeyPatch, capsy
     assert run(["a.onnx", "-o", "out.onnx"]) == 1
     out = capsys.readouterr().out
     assert "not proved: output 'out' has other values" in out
+    assert "first difference: Add 'y' computes from 'first' something that A does not compute; A: Add -> 'y'" in out
     assert out.splitlines()[-1] == "FAILED  1 block, read as 8 attention heads: not proved, nothing was written"
     assert not Path("out.onnx").exists()
     changes.nudge(changes.weight(heads, "b1"))
