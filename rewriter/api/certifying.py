@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -126,13 +127,16 @@ class _Optimised:
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         path = write_optimised(self._model, level, folder, disabled)
         digest = " ".join(sha256_of(each) for each in sorted(folder.iterdir()))
+        if digest in self._files:
+            shutil.rmtree(folder)
         self._files.setdefault(digest, path)
         return digest
 
     def _certificate(self, digest: str) -> tuple[Certificate, int]:
         made = load_model(self._files[digest], mapped=True)
-        count = sum(1 for _ in iter_nodes(made.proto.graph.node))
-        return prove(self._model, made, limit=self._limit), count
+        found = prove(self._model, made, limit=self._limit), sum(1 for _ in iter_nodes(made.proto.graph.node))
+        shutil.rmtree(self._files[digest].parent)  # a large model fills a disk
+        return found
 
     def guilty(self, level: str, digest: str, progress: Progress) -> tuple[str, ...]:
         """The optimisers without one of which the file of a level is certified."""

@@ -37,7 +37,11 @@ def show_markdown(console: Console, found: Comparison) -> None:
         console.line(line)
 
 
-def _show_departure(console: Console, certificate: Certificate) -> None:
+def _show_proof(console: Console, certificate: Certificate) -> None:
+    if certificate.certified:
+        console.line(f"proved: {proved(certificate)}")
+    for note in certificate.notes:
+        console.line(f"note: {note}", "yellow")
     for line in () if certificate.departure is None else certificate.departure.lines():
         console.line(line, "yellow")
 
@@ -45,16 +49,13 @@ def _show_departure(console: Console, certificate: Certificate) -> None:
 def show_certification(console: Console, found: Certification) -> None:
     """Print everything about a certificate."""
     certificate = found.certificate
-    if found.wrong is None and certificate.regions:
-        console.part(region_table(certificate))
-    for what, sentences in (("assumed", certificate.assumed), ("not claimed", certificate.not_claimed)):
-        if found.wrong is None and certificate.certified:
-            console.line(f"{what}: {'; '.join(sentences)}")
-    if found.wrong is None and certificate.certified:
-        console.line(f"proved: {proved(certificate)}")
-    for note in certificate.notes:
-        console.line(f"note: {note}", "yellow")
-    _show_departure(console, certificate)
+    if found.wrong is None:
+        if certificate.regions:
+            console.part(region_table(certificate))
+        if certificate.certified:
+            console.line(f"assumed: {'; '.join(certificate.assumed)}")
+            console.line(f"not claimed: {'; '.join(certificate.not_claimed)}")
+        _show_proof(console, certificate)
     console.failures(found.problems, "in the JSON of -o")
     console.line(f"{found.summary}, in {certificate.seconds:.1f} s", "bold green" if found else "bold red")
 
@@ -62,13 +63,8 @@ def show_certification(console: Console, found: Certification) -> None:
 def show_runtime(console: Console, found: RuntimeCertification) -> None:
     """Print what was proved about the files of onnxruntime."""
     for each in found.levels:
-        certificate = each.certificate
         console.line(f"level {each.level}: {loud(each.verdict)}, {found.nodes:,} -> {each.nodes:,} nodes")
-        if certificate.certified:
-            console.line(f"  proved: {proved(certificate)}")
-        for note in certificate.notes:
-            console.line(f"  note: {note}", "yellow")
-        _show_departure(console, certificate)
+        _show_proof(console, each.certificate)
     console.failures(found.problems)
     seconds = sum(each.certificate.seconds for each in found.levels)
     console.line(f"{found.summary}, in {seconds:.1f} s", "bold green" if found else "bold red")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from rewriter import UsageError, ValidationError, certify
 from rewriter.api import certifying
 from rewriter.cli import run
-from rewriter.files.load import load_model
+from rewriter.files.load import LoadedModel, load_model
 from rewriter.ort.optimised import LEVELS, RULES, optimisers
 from tests.textmodels import SILU, mlp, text_model
 
@@ -49,7 +50,16 @@ def test_all_levels_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_optimiser_at_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certifying, "LEVELS", ("basic",))
     assert certify(scaled_convolution("float"))
+    kept, write = list[int](), certifying.write_optimised
+
+    def written(model: LoadedModel, level: str, folder: Path, disabled: Sequence[str]) -> Path:
+        kept.append(len([*folder.parent.iterdir()]))
+        return write(model, level, folder, disabled)
+
+    monkeypatch.setattr(certifying, "write_optimised", written)
     found = certify(scaled_convolution("float16"))
+    assert len(kept) > 10
+    assert max(kept) == 1, "what was judged is removed, so that a large model does not fill the disk"
     assert (found.levels[0].verdict, found.levels[0].guilty) == ("not proved", ("ConvMulFusion",))
     assert found.problems == ("level basic is not proved; certified without ConvMulFusion",)
     assert found.summary.startswith("NOT PROVED  what onnxruntime ")
