@@ -254,7 +254,7 @@ class Judge:
             ).renamed({theirs: ours for ours, theirs in self.names.items()})
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
-        points = noise_points(certificate, (*_mixtures(old), *self.noise))
+        points = noise_points(certificate, (*_mixtures(old), *_claimed(claims, old), *self.noise))
         runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
             *refuted,
@@ -399,6 +399,14 @@ def noise_points(certificate: Certificate | None, further: Sequence[Point] = ())
     for point in (*certified, *further):
         unique.setdefault(point.place, point)
     return tuple(unique.values())
+
+
+def _claimed(claims: Sequence[Claim], side: Side) -> Iterator[Point]:
+    """Activations that were replaced: where the replacement is equal by value, the certificate does not list them."""
+    for each in claims:
+        made = side.views[each.path].producer.keys() if each.path in side.views else ()
+        if each.output in made and each.gate in made:
+            yield Point(each.output, each.path, each.elem_type, argument=each.gate)
 
 
 def _mixtures(side: Side) -> Iterator[Point]:

@@ -141,7 +141,7 @@ def test_a_rewritten_model_passes(pair: Pair) -> None:
     assert found.failures == ()
     assert found.error_ratio < 2
     assert found.validation.certificate is not None
-    assert len(found.validation.certificate.regions) == 3
+    assert found.validation.certificate.certified
     assert output_of(found, "logits").holds
 
 
@@ -191,7 +191,7 @@ def test_without_a_float64_reference_the_original_stands_in(tmp_path: Path) -> N
     model = mlp(SILU, second="second = MatMul(h, W2) t = com.microsoft.Trilu(second) out = Add(t, b2)")
     rewritten = rewrite(model, validate=False).rewritten
     good = validate(model, rewritten)
-    assert good.same
+    assert good.verdict == "agrees", "nor do values decide"
     assert np.isnan(good.error_ratio)
     shifted("b2", 1e-2)(rewritten)
     bad = validate(model, rewritten)
