@@ -118,12 +118,12 @@ def _compared(
 
 def _activations(model: LoadedModel) -> tuple[Point, ...]:
     """Where a model gets noise: the activations of what may be MLP blocks."""
-    plan, view = make_plan(model.proto, Options(), partial(read_tensor, model)), Side.of(model).main
+    plan, made = make_plan(model.proto, Options(), partial(read_tensor, model)), Side.of(model).main.producer.keys()
     found = [each.block for each in plan.conversions] + [left.block for left in plan.left if left.block is not None]
     return tuple(
-        Point(block.output, (), view.type_of(block.output).elem_type, argument=block.gate)
+        Point(block.output, (), block.coarsest, argument=block.gate)
         for block in found
-        if not block.path and {block.output, block.gate} <= view.producer.keys()
+        if not block.path and {block.output, block.gate} <= made
     )
 
 
