@@ -178,3 +178,14 @@ def test_rewrite_writes_a_certificate_that_holds(folder: Path, capsys: pytest.Ca
     assert "HOLDS" in capsys.readouterr().out
     assert run(["certify", "--check", "cert.json", "a.onnx", "b.onnx"]) == 1
     assert run(["a.onnx", "--dry-run", "--certificate", "new.json"]) == 2
+
+
+def test_an_activation_within_a_fused_operator() -> None:
+    """Its pre-activation is no tensor of the original, so that the operator has to be written out."""
+    fused = mlp("h = com.microsoft.BiasGelu(first, b1)", first="first = MatMul(x, W1)", domains={"com.microsoft": 1})
+    heads = rewriter.rewrite(fused, validate=False).rewritten
+    found = rewriter.certify(fused, heads)
+    assert (found.verdict, len(found.certificate.regions)) == ("certified", 1)
+    assert rewriter.validate(fused, heads).verdict == "certified"
+    changes.change_values(changes.weight(heads, "b1"), "v[0] += 1e-3")
+    assert rewriter.certify(fused, heads).verdict != "certified"
