@@ -18,6 +18,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
 from rewriter.graph.extract import cut
 from rewriter.graph.fused import in_parts, with_parts
+from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, Place, all_views
 from rewriter.graph.walk import iter_nodes, iter_tensors, reads, subgraphs
@@ -86,8 +87,8 @@ def prove(
 
 
 def _by_parts(original: LoadedModel, rewritten: LoadedModel, found: Equality, further: Mapping[str, Any]) -> Equality:
-    """Compare with fused operators of the original written out, whose tensors inside the heads may be functions of."""
-    proto = with_parts(original.proto, lambda node: in_parts(node, ()))
+    """Compare with fused operators of the original written out: heads may be functions of tensors inside them."""
+    proto = with_plain_experts(with_parts(original.proto, lambda node: in_parts(node, ())))
     if proto is original.proto:
         return found
     parts = replace(original, proto=proto, path=None)
