@@ -93,7 +93,8 @@ def _compared(
     with run.step("load", "loading"):
         a, b = (load_model(each, mapped=True) for each in sources)
     check_names(a.proto, names)
-    result = Comparison(*map(name_of, sources), signature=signature_differences(a.proto, b.proto, names))
+    first, second = map(name_of, sources)
+    result = Comparison(first, second, signature=signature_differences(a.proto, b.proto, names))
     if files:
         with run.step("graph", "comparing the files"):
             result = replace(result, files=difference(a, b, names))

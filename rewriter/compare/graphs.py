@@ -9,7 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -130,7 +130,7 @@ def _digest(loaded: LoadedModel, tensor: onnx.TensorProto, shared: frozenset[tup
         content: object = place
     else:
         values = read_tensor(loaded, tensor)
-        bits = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
+        bits: Any = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
         content = hashlib.sha256(bits).hexdigest()
     return repr((tensor.data_type, tuple(tensor.dims), content))
 
@@ -229,7 +229,7 @@ def signature_differences(
     both declare; names of symbolic dimensions do not matter.
     """
     found: list[str] = []
-    backs = {}, _back(names or {})
+    backs: tuple[Mapping[str, str], ...] = {}, _back(names or {})
     for what in _SIGNATURE:
         ours, theirs = (
             {name: kind for name, (kind, default) in _signature(model, what, back).items() if not default}

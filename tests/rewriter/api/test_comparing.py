@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -116,7 +117,7 @@ def test_other_names_of_inputs_and_outputs() -> None:
     """Swapped too, which is another function unless it is said."""
     text, swapped = "p = MatMul(x, W1) out = Sigmoid(p) q = Add(x, z) end = Neg(q)", {"x": "z", "z": "x"}
     side = "float[batch, tokens, 4]"
-    ends = {"inputs": f"{side} x, {side} z", "outputs": f"float[batch, tokens, 8] out, {side} end"}
+    ends: dict[str, Any] = {"inputs": f"{side} x, {side} z", "outputs": f"float[batch, tokens, 8] out, {side} end"}
     a, names = text_model(text, **ends), {**swapped, "out": "end", "end": "out"}
     b = renamed(text_model(text, **ends), names)
     found = diff(a, b, names=names)

@@ -243,7 +243,8 @@ def test_what_follows_a_weight_does_not_count(tmp_path: Path) -> None:
     for tensor, _ in sides:
         tensor.dims[0] = 2
         tensor.external_data[2].value = "8"
-    assert difference(*(holding(*each) for each in sides)).same
+    one, other = (holding(*each) for each in sides)
+    assert difference(one, other).same
 
 
 # -- what models declare -----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from rewriter import UsageError, ValidationError, certify
 from rewriter.api import certifying
 from rewriter.cli import run
 from rewriter.files.load import LoadedModel, load_model
-from rewriter.ort.optimised import LEVELS, RULES, optimisers
+from rewriter.ort.optimised import LEVELS, RULES, optimisers, write_optimised
 from tests.textmodels import SILU, mlp, text_model
 
 Capture = pytest.CaptureFixture[str]
@@ -27,7 +27,7 @@ def scaled_convolution(elem: str) -> onnx.ModelProto:
     """The scale is folded into the weights: in float32 within an ulp, in float16 too coarsely to be the same."""
     rng = np.random.default_rng(0)
     weights = {"W": rng.normal(size=(4, 4, 1)), "B": rng.normal(size=4), "S": rng.normal(size=(1, 4, 1))}
-    ends = {"inputs": f"{elem}[batch, 4, tokens] x", "outputs": f"{elem}[batch, 4, tokens] out"}
+    ends: dict[str, Any] = {"inputs": f"{elem}[batch, 4, tokens] x", "outputs": f"{elem}[batch, 4, tokens] out"}
     return text_model("c = Conv(x, W, B) out = Mul(c, S)", constants=weights, elem=elem, **ends)
 
 
@@ -50,7 +50,7 @@ def test_all_levels_are_certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_optimiser_at_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certifying, "LEVELS", ("basic",))
     assert certify(scaled_convolution("float"))
-    kept, write = list[int](), certifying.write_optimised
+    kept, write = list[int](), write_optimised
 
     def written(model: LoadedModel, level: str, folder: Path, disabled: Sequence[str]) -> Path:
         kept.append(len([*folder.parent.iterdir()]))
