@@ -44,6 +44,11 @@ class Heads:
     def keywords(self) -> dict[str, Any]:
         return {each.name: getattr(self, each.name) for each in fields(Heads)}
 
+    @property
+    def longest(self) -> int | None:
+        """The longest sequence that the form can process; None for any."""
+        return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion(Heads):
@@ -69,11 +74,6 @@ class Conversion(Heads):
         # The original nodes may themselves deviate from the activation that they were identified as.
         named = self.block.identified.error
         return self.program.max_error + self.program.coefficient_error + (named if named > IDENTICAL else 0.0)
-
-    @property
-    def longest(self) -> int | None:
-        """The longest sequence that the form can process; None for any."""
-        return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
 
     @property
     def widened(self) -> bool:

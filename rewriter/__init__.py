@@ -8,7 +8,7 @@
 Models:
     rewrite            replace MLP blocks by attention heads, and prove it; of one model, or of a folder
     inspect            the blocks of a model, their size and their heads
-    certify            prove for every input that one model computes what another does
+    certify            prove that one model computes what another does, or what onnxruntime makes of it
     validate, diff     judge a rewritten model; compare any two
     bench              how long models take beside the original
     doctor             versions, execution providers, memory and disk
@@ -24,9 +24,9 @@ Heads:
     head_pictures      the data of the page about heads
     ablate, patch, freeze    models in which heads are changed
 
-Results are true if all is well: Report, FolderReport, Inspection, Certification, Comparison, Benchmark. What goes
-wrong before there is a result is a RewriteError: ModelError, UsageError, ProviderError, ValidationError,
-NothingToConvertError, each with its ExitStatus. help(rewriter.rewrite) lists arguments and options.
+Results are true if all is well: Report, FolderReport, Inspection, Certification, RuntimeCertification, Comparison,
+Benchmark. What goes wrong before there is a result is a RewriteError: ModelError, UsageError, ProviderError,
+ValidationError, NothingToConvertError, each with its ExitStatus. help(rewriter.rewrite) lists arguments and options.
 """
 
 import re

@@ -65,7 +65,7 @@ def test_options_of_printed_commands_exist(page: str) -> None:
 
 def test_every_page_has_examples() -> None:
     assert {page: len(examples(page)) for page in PAGES if not examples(page)} == {}
-    assert len(commands("README.md", "rewrite")) == 5
+    assert len(commands("README.md", "rewrite")) == 6
 
 
 @pytest.mark.parametrize("page", OTHER_PAGES)
@@ -95,9 +95,12 @@ def test_the_example_of_a_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 def test_commands_of_the_action_are_accepted() -> None:
     text = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
-    (line,) = re.findall(r"- run: rewrite (.*)", text)
+    line, other = re.findall(r"- run: rewrite (.*)", text)
     with convert.make_context("rewrite", shlex.split(line)) as context:
         assert context.params["report"] == Path("report.json")
+    command, *arguments = shlex.split(other.partition(" > ")[0])
+    with COMMANDS[command].make_context(command, arguments) as context:
+        assert context.params["markdown"]
 
 
 def test_the_table_of_times_is_that_of_the_measurement() -> None:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from rewriter.report.certification import Certification
+from rewriter.report.certification import Certification, RuntimeCertification
 from rewriter.report.comparison import Comparison
 from rewriter.report.report import Report, Result
 
@@ -35,6 +35,7 @@ FILES = {
     "report.schema.json": Report,
     "comparison.schema.json": Comparison,
     "certificate.schema.json": Certification,
+    "optimised.schema.json": RuntimeCertification,
 }
 
 Count = Annotated[int, Field(ge=0)]
@@ -46,6 +47,7 @@ TYPES: dict[str, Any] = {
     "Report.exit_status": Literal[0, 1, 3],
     "Report.seconds": Mapping[str, Finite],
     "Certification.version": Literal[1],
+    "RuntimeCertification.version": Literal[1],
     "Comparison.version": Literal[1],
     "Comparison.exit_status": Literal[0, 1],
     "Comparison.seconds": Mapping[str, Finite],
@@ -67,10 +69,12 @@ ABOUT: dict[str, str] = {
     "Other statuses leave no report.",
     "Certification": "What `rewrite certify -o FILE.json` writes.",
     "Certification.version": "Version of this schema.",
+    "RuntimeCertification": "What `rewrite certify MODEL -o FILE.json` writes for one model.",
+    "RuntimeCertification.version": "Version of this schema.",
     "Comparison": "What `rewrite validate --report FILE.json` and `rewrite diff --report FILE.json` write.",
     "Comparison.version": "Version of this schema.",
     "Comparison.error_ratio": "The largest error of B over that of A, both against float64; null if not evaluated.",
-    "Comparison.exit_status": "What the command line exits with: 0 same or agreeing, 1 different; or no report.",
+    "Comparison.exit_status": "What the command line exits with: 0 certified or agreeing, 1 not proved or different.",
 }
 """Descriptions that no docstring has."""
 

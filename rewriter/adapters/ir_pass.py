@@ -1,19 +1,21 @@
-"""The rewriting as a pass of onnx-ir: `onnx_ir.passes.Sequential(AttentionOnlyPass(), ...)`; needs the extra `ir`."""
+"""For onnx-ir: the rewriting as a pass, and any pass or rule set with a proof of its result; needs the extra `ir`."""
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
+from rewriter.api.certifying import certify
 from rewriter.api.rewriting import rewrite
 from rewriter.api.run import RewriteKeywords
 from rewriter.errors import ExitStatus, RewriteError, UsageError
+from rewriter.report.certification import Certification
 from rewriter.report.report import Report
 
 try:
     import onnx_ir as ir
-    from onnx_ir.passes import FunctionalPass, PassResult, PostconditionError, PreconditionError
+    from onnx_ir.passes import FunctionalPass, PassBase, PassResult, PostconditionError, PreconditionError
 except ImportError as error:
-    raise UsageError("the pass for onnx-ir needs the package onnx-ir: pip install 'attnonly[ir]'") from error
+    raise UsageError("passes of onnx-ir need the package onnx-ir: pip install 'attnonly[ir]'") from error
 
 
 class AttentionOnlyPass(FunctionalPass):
@@ -57,3 +59,36 @@ class AttentionOnlyPass(FunctionalPass):
             raise PostconditionError("this model is not the one that the pass made and proved")
         if self.report.exit_status is ExitStatus.VALIDATION_FAILED:
             raise PostconditionError("; ".join((self.report.summary, *self.report.problems[:3])))
+
+
+class Certified(FunctionalPass):
+    """Run a pass on a copy of a model, and prove that the result computes what the model does.
+
+    A result that is not certified raises PostconditionError, which says where it departs. `certification` is what was
+    proved in the last call.
+    """
+
+    def __init__(self, rewriting: Any, **options: Any) -> None:
+        """`rewriting`: a pass, or rules with `apply_to_model`; `options` are those of `rewriter.certify`."""
+        if not isinstance(rewriting, PassBase) and not hasattr(rewriting, "apply_to_model"):
+            raise UsageError(f"a pass of onnx-ir or a rule set of onnxscript is needed, not {rewriting!r}")
+        self._rewriting, self._options = rewriting, options
+        self.certification: Certification | None = None
+
+    def call(self, model: ir.Model) -> PassResult:
+        """The result, proved."""
+        self.certification = None
+        copy = model.clone()
+        if isinstance(self._rewriting, PassBase):
+            result = self._rewriting(copy)
+        else:
+            result = PassResult(copy, modified=bool(self._rewriting.apply_to_model(copy)))
+        try:
+            found = self.certification = certify(model, result.model, **self._options)
+        except RewriteError as error:
+            raise PostconditionError(f"the result cannot be proved: {error}") from error
+        if not found:
+            departure = found.certificate.departure
+            lines = [] if departure is None else departure.lines()
+            raise PostconditionError(f"{found.verdict}: {'; '.join((*found.problems, *lines))}")
+        return result

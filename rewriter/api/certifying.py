@@ -1,22 +1,39 @@
-"""`certify`: prove that one model computes what another does, at every input of every size; nothing is run."""
+"""`certify`: prove that one model computes what another does, or what onnxruntime makes of it; no inputs are run."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import onnx
 
 from passes.record import UnreadableError, read_record
-from rewriter.api.run import NARROWEST, name_of
+from rewriter.api.run import environment, name_of, silent
+from rewriter.compare.graphs import check_names
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel, Source, load_model
 from rewriter.graph.view import Place, all_views
+from rewriter.graph.walk import iter_nodes
+from rewriter.ort.optimised import LEVELS, RULES, optimisers, write_optimised
 from rewriter.proof.prove import prove
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
-from rewriter.report.certification import Certification, FileDigest, sha256_of
+from rewriter.proof.run import Progress
+from rewriter.report.certification import Certification, FileDigest, Level, RuntimeCertification, sha256_of
 from rewriter.text import quoted
 
+NARROWEST = 1.0
+"""The smallest domain that a file may state for its own programs: no fit is narrower that nobody asked for."""
 
+
+@overload
+def certify(original: Source, *, limit: float = UNCLAIMED, progress: Progress = silent) -> RuntimeCertification: ...
+@overload
 def certify(
     original: Source,
     rewritten: Source,
@@ -24,20 +41,35 @@ def certify(
     claims: Mapping[str, tuple[float, float | None]] | None = None,
     limit: float = UNCLAIMED,
     accuracy: float | None = None,
-) -> Certification:
-    """Prove that `rewritten` computes the outputs of `original` over the reals, for every input of every size.
+    names: Mapping[str, str] | None = None,
+) -> Certification: ...
+def certify(
+    original: Source,
+    rewritten: Source | None = None,
+    *,
+    claims: Mapping[str, tuple[float, float | None]] | None = None,
+    limit: float = UNCLAIMED,
+    accuracy: float | None = None,
+    names: Mapping[str, str] | None = None,
+    progress: Progress = silent,
+) -> Certification | RuntimeCertification:
+    """Prove that `rewritten` computes the outputs of `original` over the reals.
 
-    Every activation of `original` that `rewritten` computes otherwise is bounded for all real numbers; everything else
-    must be the same operator on the same operands and weights. No input is run, and nothing that a file says of itself
-    is believed: the plan that a model of this tool carries only states which bound is to be proved.
+    All tensors of both are compared by value; every activation of `original` that `rewritten` computes otherwise is
+    bounded for all real numbers. No input is run, and nothing that a file says of itself is believed: the plan that a
+    model of this tool carries only states which bound is to be proved.
 
     Args:
         original: path of an ONNX file, or a model in memory.
-        rewritten: path of the model to be judged, or a model in memory.
+        rewritten: path of the model to be judged, or a model in memory. Default: what this onnxruntime makes of
+            `original` at each of its levels of optimisation; where one is not certified, the optimiser at fault is
+            named.
         claims: output of an activation in `original` to (limit, domain): the largest |f_B - f_A| / max(1, |f_A|) for
             all |y| up to `domain`, or everywhere if that is None. Default: what the plan in `rewritten` claims.
         limit: the limit of all other activations.
         accuracy: the largest bound that a plan may claim, if that is more than the rounding of the block's type.
+        names: inputs and outputs of `original` to their names in `rewritten`, where these differ.
+        progress: called with (current activity, steps done, total steps).
 
     Returns:
         The certificate; `exit_status` is 0 if it is one. Otherwise it is 1, with the reasons in `problems`, and
@@ -46,17 +78,77 @@ def certify(
     Raises:
         UsageError: the limit of a claim is negative, its domain empty, or the accuracy not between 0 and 1.
         ModelError: a model is unreadable, malformed or unsafe.
+        ValidationError: onnxruntime cannot load `original`, where that is the only model.
     """
     if not 0.0 <= limit < math.inf:
         raise UsageError(f"the limit is {limit:g}; it must be finite and at least 0")
     if accuracy is not None and not 0.0 < accuracy < 1.0:
         raise UsageError(f"the accuracy is {accuracy:g}; it must be between 0 and 1")
+    if rewritten is None:
+        if claims or accuracy or names:
+            raise UsageError("claims, an accuracy and names are for two models")
+        return _optimised(original, limit, progress)
     models = [load_model(source, mapped=True) for source in (original, rewritten)]
-    held = _planned(models[1], accuracy)
+    check_names(models[0].proto, names or {})
+    plan = stated(models[1].proto, accuracy)
+    held = plan.held
     if claims is not None:
         paths = [view.path for view in all_views(models[0].proto)]
         held = {(path, name): _claimed(name, *each) for name, each in claims.items() for path in paths}
-    return certification_of(original, rewritten, prove(*models, claims=held, limit=limit), models)
+    found = prove(*models, claims=held, limit=limit, names=names, longest=plan.longest)
+    return certification_of(original, rewritten, found, models)
+
+
+def _optimised(source: Source, limit: float, progress: Progress) -> RuntimeCertification:
+    model = load_model(source, mapped=True)
+    levels = list[Level]()
+    with tempfile.TemporaryDirectory() as folder:
+        made = _Optimised(model, Path(folder), limit)
+        for done, level in enumerate(LEVELS):
+            progress(f"certifying level {level}", done, len(LEVELS))
+            digest = made.digest(level)
+            certificate, nodes = made.certificate(digest)
+            guilty = () if certificate.certified else made.guilty(level, digest, progress)
+            levels.append(Level(level, nodes, certificate, guilty))
+    count = sum(1 for _ in iter_nodes(model.proto.graph.node))
+    return RuntimeCertification(_digest(source, model), environment()["onnxruntime"], count, tuple(levels))
+
+
+class _Optimised:
+    """What onnxruntime makes of a model, each file proved once."""
+
+    def __init__(self, model: LoadedModel, folder: Path, limit: float) -> None:
+        self._model, self._folder, self._limit = model, folder, limit
+        self._files: dict[str, Path] = {}
+        self.certificate = cache(self._certificate)
+
+    def digest(self, level: str, *disabled: str) -> str:
+        """Of the file that onnxruntime writes."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        path = write_optimised(self._model, level, folder, disabled)
+        digest = " ".join(sha256_of(each) for each in sorted(folder.iterdir()))
+        if digest in self._files:
+            shutil.rmtree(folder)
+        self._files.setdefault(digest, path)
+        return digest
+
+    def _certificate(self, digest: str) -> tuple[Certificate, int]:
+        made = load_model(self._files[digest], mapped=True)
+        found = prove(self._model, made, limit=self._limit), sum(1 for _ in iter_nodes(made.proto.graph.node))
+        shutil.rmtree(self._files[digest].parent)  # a large model fills a disk
+        return found
+
+    def guilty(self, level: str, digest: str, progress: Progress) -> tuple[str, ...]:
+        """The optimisers without one of which the file of a level is certified."""
+        found, names = list[str](), optimisers(self._model, level)
+        for done, name in enumerate(names):
+            progress(f"level {level} without {name}", done, len(names))
+            if {*RULES.get(name, ())}.intersection(found):
+                continue
+            other = self.digest(level, name)
+            if other != digest and self.certificate(other)[0].certified:
+                found.append(name)
+        return tuple(found)
 
 
 def certification_of(
@@ -73,15 +165,27 @@ def _claimed(name: str, limit: float, domain: float | None) -> Claimed:
     return Claimed(limit, domain)
 
 
-def _planned(model: LoadedModel, accuracy: float | None) -> dict[Place, Claimed]:
-    """What the plan in a model claims; nothing where it carries none that can be read."""
+class Stated(NamedTuple):
+    """What a model's plan states: by graph and tensor, the error of activations; and the longest sequence it takes."""
+
+    held: Mapping[Place, Claimed] = {}
+    longest: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def stated(model: onnx.ModelProto, accuracy: float | None) -> Stated:
+    """What the plan in a model states, to be proved; `accuracy` is the largest error that the user accepts."""
     try:
-        record = read_record(model.proto)
-    except UnreadableError:
-        return {}
+        record = read_record(model)
+    except UnreadableError as error:
+        return Stated(notes=(f"the plan in the metadata of the second model is ignored: {error}",))
     if record is None:
-        return {}
-    return {
+        return Stated()
+    coarser = record.options.get("accuracy")
+    notes: tuple[str, ...] = ()
+    if isinstance(coarser, float) and coarser > (accuracy or 0.0):
+        notes = (f"the second model was written with accuracy {coarser:.2g}, which counts only if given here too",)
+    held = {
         block.place: Claimed(
             block.bound,
             block.program.domain if NARROWEST <= block.program.domain < math.inf else None,
@@ -90,6 +194,8 @@ def _planned(model: LoadedModel, accuracy: float | None) -> dict[Place, Claimed]
         )
         for block in record.blocks
     }
+    longest = min((each.longest for each in record.blocks if each.longest), default=None)
+    return Stated(held, longest, notes)
 
 
 def _digest(source: Source, model: LoadedModel) -> FileDigest:

@@ -25,9 +25,6 @@ from rewriter.proof.claims import Claim
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.text import counted, first_of
 
-_CERTIFIED = ("compact", "masked", "maskless")
-"""The forms of attention whose blocks the certificate reads."""
-
 
 def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
     """The report as it stands after planning; `name` is the model's path as the caller gave it."""

@@ -21,8 +21,7 @@ from typing import Any, TypedDict, TypeVar, get_type_hints
 
 from passes.forms import FORMS
 from passes.options import EXPOSED, FormOptions, Options
-from passes.record import Record
-from rewriter.errors import RewriteError, UsageError
+from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.options import build, check_known, options_of, values_of
 from rewriter.proof.settings import Inputs as GivenInputs
@@ -126,6 +125,7 @@ class RewriteKeywords(RunKeywords, total=False):
 class CompareKeywords(RunKeywords, total=False):
     """The options of `rewriter.validate` and `rewriter.diff`."""
 
+    names: Mapping[str, str] | None
     atol: float | None
     rtol: float | None
     accuracy: float | None
@@ -206,19 +206,3 @@ def _processor() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
     return clean(next(named, "") or platform.processor() or platform.machine() or "unknown")
-
-
-NARROWEST = 1.0
-"""The smallest domain that a file may state for its own programs: no fit is narrower that nobody asked for."""
-
-
-def recorded_options(record: Record | None, accuracy: float | None = None) -> Options:
-    """The options that a file says it was made with; the defaults where one is unknown or invalid here.
-
-    No file loosens what it is held to: its accuracy is the one given here, and its domain none below `NARROWEST`.
-    """
-    options = Options()
-    with suppress(RewriteError, TypeError, ValueError):
-        options = Options() if record is None else build(Options, record.options)
-    domain = None if options.domain is None or options.domain < NARROWEST else options.domain
-    return replace(options, accuracy=accuracy, domain=domain)

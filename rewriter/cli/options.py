@@ -251,8 +251,16 @@ def _size(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
+def _renaming(text: str) -> tuple[str, str]:
+    old, _, new = text.partition("=")
+    if not old or not new:
+        raise UsageError(f"--map: '{text}' is not OLD=NEW, the name in the first model and the one in the second")
+    return old, new
+
+
 _PARSED: Mapping[str, Callable[[str], Any]] = {
     "providers": _provider,
     "dims": _size,
+    "names": _renaming,
 }
 """Options that are parsed in a way of their own, each time that they are given."""

@@ -19,6 +19,7 @@ from rewriter.cli.options import (
     with_options,
 )
 from rewriter.compare import CompareOptions
+from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
 from rewriter.text import first_of
 
@@ -41,8 +42,8 @@ _SHOWN = with_options(
 
 @command(
     MODELS,
-    ok="REWRITTEN computes what ORIGINAL does, or agrees where it was run",
-    failed="it does not, or this is not proved and no run decides it",
+    ok="CERTIFIED or AGREES: REWRITTEN computes what ORIGINAL does, or agrees where it was run",
+    failed="DIFFERENT or NOT PROVED: it does not, or neither proof nor run decides it",
     usage="the given inputs left nothing to compare",
 )
 @_pair
@@ -52,7 +53,7 @@ _SHOWN = with_options(
 def validate(original: Path, rewritten: Path, **options: Any) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
-    Any two models with the same inputs and outputs can be compared, whoever made them. SAME: certified, and a run
+    Any two models with the same inputs and outputs can be compared, whoever wrote them. CERTIFIED: proved, and a run
     agrees. AGREES: not proved, but both agree on the inputs that were run. DIFFERENT: there is a counterexample.
     """
     from rewriter import validate as judge
@@ -62,21 +63,23 @@ def validate(original: Path, rewritten: Path, **options: Any) -> int:
 
 @command(
     MODELS,
-    ok="both compute the same, or agree where they were run (with --graph-only: the same graph and weights)",
-    failed="they differ, or this is not proved and no run decides it",
+    ok="CERTIFIED or AGREES: B computes what A does, or agrees where both were run",
+    failed="DIFFERENT or NOT PROVED: they differ, or neither proof nor run decides it",
     usage="the given inputs left nothing to compare",
 )
 @click.argument("a", type=_model)
 @click.argument("b", type=_model)
-@click.option("--graph-only", is_flag=True, help="Compare the files, run nothing.")
+@click.option("--graph-only", is_flag=True, help="Run nothing: compare the files and prove.")
+@click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
 @_RUN
+@declared_options(CompareOptions, only=("names",))
 @_SHOWN
 def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
-    """Compare two models: operators, nodes, metadata, weights bit for bit, and what they compute.
+    """Compare two models: operators, metadata, weights bit for bit, and what they compute.
 
-    Nodes are matched by name and by structure, so a renamed node does not count as different. Outputs are judged as by
-    `rewrite validate`, which also takes a tolerance. Two different graphs may compute the same, so the outputs decide
-    the exit status, and the graphs only where nothing is run.
+    Tensors are matched by value, so names and operators do not matter: the first node of B that computes what A does
+    not is named, with what A makes of the same operands, and the regions that differ, the largest first. The verdict is
+    that of `rewrite validate`, which also takes a tolerance.
     """
     from rewriter import diff as compare
 
@@ -84,44 +87,59 @@ def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
 
 
 def _compared(
-    compare: Callable[..., Comparison], a: Path, b: Path, *, report: Path | None, verbose: bool, **options: Any
+    compare: Callable[..., Comparison],
+    a: Path,
+    b: Path,
+    *,
+    report: Path | None,
+    verbose: bool,
+    markdown: bool = False,
+    **options: Any,
 ) -> int:
     check_report(report, (a, b))
-    from rewriter.report.terminal.comparison import show_comparison
+    from rewriter.report.terminal.comparison import show_comparison, show_markdown
 
-    return carried_out(report, lambda told: compare(a, b, progress=told, **options), show_comparison, verbose=verbose)
+    show = show_markdown if markdown else show_comparison
+    return carried_out(report, lambda told: compare(a, b, progress=told, **options), show, verbose=verbose)
 
 
 @command(
     {4: "a model is unreadable, malformed or unsafe"},
-    ok="certified (with --check: the certificate holds)",
-    failed="not proved, or different (with --check: the certificate does not hold)",
+    ok="CERTIFIED, for every size or at the sizes tried (with --check: the certificate holds)",
+    failed="NOT PROVED or DIFFERENT (with --check: the certificate does not hold)",
     usage="FILE is no certificate",
 )
-@_pair
+@click.argument("original", type=_model)
+@click.argument("rewritten", type=_model, required=False)
 @file_option(
     "--check",
     metavar="FILE.json",
     help="Compute the certificate afresh, and compare it with the one in this file.",
 )
-@declared_options(CompareOptions, only=("accuracy",))
+@declared_options(CompareOptions, only=("accuracy", "names"))
 @report_option("the certificate", "-o")
-def certify(original: Path, rewritten: Path, *, check: Path | None, accuracy: float | None, report: Path | None) -> int:
-    """Prove that REWRITTEN computes what ORIGINAL does, at every input of every size, over the reals.
+def certify(original: Path, rewritten: Path | None, *, check: Path | None, report: Path | None, **options: Any) -> int:
+    """Prove that REWRITTEN computes what ORIGINAL does, over the reals.
 
-    Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers, or
-    in a domain that is named; everything else must be the same operators on the same weights. Any two models can be
-    judged, whoever made them.
+    No inputs are run. All tensors of both models are compared by value, in exact arithmetic; activations that are
+    computed otherwise are bounded for all real numbers, or in a domain that is named. Any two models can be judged.
+
+    Without REWRITTEN, what this onnxruntime makes of ORIGINAL is judged, at its levels basic, extended and all; where
+    one is not certified, its optimisers are disabled one at a time, and the one at fault is named.
     """
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove
     from rewriter.report.certification import read_certificate
-    from rewriter.report.terminal.comparison import show_certification
+    from rewriter.report.terminal.comparison import show_certification, show_runtime
 
+    if rewritten is None:
+        if check is not None:
+            raise UsageError("--check is for two models; name the rewritten one, too")
+        return carried_out(report, lambda told: prove(original, progress=told, **options), show_runtime)
     stated = None if check is None else read_certificate(check)
 
     def proved(_progress: object) -> Certification:
-        found = prove(original, rewritten, accuracy=accuracy)
+        found = prove(original, rewritten, **options)
         return found if check is None else found.checked(stated)
 
     return carried_out(report, proved, show_certification)

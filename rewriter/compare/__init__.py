@@ -1,7 +1,8 @@
-"""Comparison of any two models: their outputs, what happens inside, and their files. Here, the options of it."""
+"""Comparison of any two models: their outputs, and their files. Here, the options of it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rewriter.options import option
@@ -9,8 +10,11 @@ from rewriter.options import option
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What takes the place of the rule, and what is looked at inside."""
+    """What a comparison does otherwise."""
 
+    names: Mapping[str, str] = option(
+        {}, "An input or output that the second model calls otherwise (repeatable).", metavar="OLD=NEW", flag="--map"
+    )
     atol: float | None = option(
         None, "Judge outputs by this absolute tolerance instead of the rule.", metavar="NUMBER", least=0.0
     )

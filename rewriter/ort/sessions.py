@@ -25,7 +25,7 @@ from rewriter.ort.providers import load_onnxruntime, require_provider
 from rewriter.text import one_line, quoted
 
 _BFLOAT16 = "tensor(bfloat16)"
-_FOLDER = "session.model_external_initializers_file_folder_path"
+EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 _MAP = re.compile(r"map\(\w+,tensor\((\w+)\)\)")
 _NO_KERNEL = re.compile(r"(?:NOT_IMPLEMENTED : Could not find an implementation|Provider type) for (\w+)\b")
 _OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory", "pthread_create failed")
@@ -142,7 +142,7 @@ def open_session(
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     if base_dir is not None:
-        options.add_session_config_entry(_FOLDER, str(base_dir.resolve()))
+        options.add_session_config_entry(EXTERNAL_FOLDER, str(base_dir.resolve()))
     start = time.perf_counter()
     try:
         source = _source(model if known.finds_data else _with_data(model, base_dir))

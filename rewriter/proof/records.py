@@ -13,6 +13,7 @@ from flint import fmpq
 from rewriter.graph.view import Path
 from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.values.departure import Departure
+from rewriter.text import first_of
 
 TOPS: Mapping[int, fmpq] = {
     onnx.TensorProto.FLOAT: fmpq(2) ** 128,
@@ -81,7 +82,6 @@ class CertifiedRegion:
         nodes: nodes of the region in the rewritten model.
         bound: what was proved.
         functions: both functions of y, part by part.
-        added: what the rows of other tokens may add to it, beside the bound; 0 where they are masked.
         tokens: the longest sequence that the rewritten model takes there; None where it takes any.
     """
 
@@ -94,7 +94,6 @@ class CertifiedRegion:
     nodes: int
     bound: Bound
     functions: tuple[tuple[str, ...], ...]
-    added: float = 0.0
     tokens: int | None = None
 
 
@@ -141,7 +140,9 @@ class Certificate:
         rounded: constants that were read as the number that they are rounded from, such as sqrt(8).
         folded: constants that a tool multiplied in float32, which were read as the exact product.
         departure: where the values of both models part; None where they do not, or were not compared.
-        undecided: why values decide nothing; empty where they are the same, and where they part.
+        partly: tables that the original lacks, and of which these sizes read only a part.
+        every_token: whether it is proved for every token id, not only for those that were tried.
+        tried_only: why it is not known for every size.
         assumed: what the proof rests on.
         not_claimed: what it says nothing about.
         seconds: how long it took.
@@ -156,7 +157,9 @@ class Certificate:
     rounded: tuple[str, ...] = ()
     folded: tuple[str, ...] = ()
     departure: Departure | None = None
-    undecided: str = ""
+    partly: tuple[str, ...] = ()
+    every_token: bool = True
+    tried_only: str = ""
     assumed: tuple[str, ...] = ASSUMED
     not_claimed: tuple[str, ...] = NOT_CLAIMED
     also: ClassVar[tuple[str, ...]] = ("domain",)
@@ -165,6 +168,18 @@ class Certificate:
     def domain(self) -> float | None:
         """The largest |pre-activation| for which all regions are proved; None where they are for every number."""
         return min((each.bound.domain for each in self.regions if each.bound.domain is not None), default=None)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What it rests on that the verdict does not say."""
+        found = {
+            "constants read as what they are rounded from": self.rounded,
+            "constants folded in float32, read as the exact product": self.folded,
+            "tables read only in part at these sizes": self.partly,
+            "why not at every size": (self.tried_only,) if self.sizes and self.tried_only else (),
+            "proved only for the inputs that were tried": () if self.every_token else ("the token ids among them",),
+        }
+        return tuple(f"{what}: {first_of(each)}" for what, each in found.items() if each)
 
     @property
     def refuted(self) -> bool:

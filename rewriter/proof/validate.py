@@ -10,7 +10,7 @@ rule of `rewriter.proof.rule`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
 
@@ -33,9 +33,8 @@ from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
 from rewriter.proof.records import Certificate, Claimed
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, run_model, told
+from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, renaming, run_model, told
 from rewriter.proof.settings import Settings
-from rewriter.text import first_of
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
 
@@ -44,7 +43,7 @@ CHEAP = 2**26
 
 
 _COARSE = (
-    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
+    "the bound of the activation of {} allows that, but is too coarse for values of this magnitude: lower "
     "--accuracy, or keep the products of gates in the graph with --gate product"
 )
 
@@ -142,6 +141,10 @@ class Judge:
         claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
         lowered: the form of the original whose tensors the claims name, if that is not the original itself. That it
             computes what the original does is shown too.
+        held: by graph and tensor of the original, what the rewritten model states of activations; `claims` come first.
+        names: inputs and outputs of the original that the rewritten model calls otherwise.
+        longest: the longest sequence that the rewritten model takes; None for any.
+        isolate: whether several differences by value are distinguished.
         tolerance: atol and rtol, if they take the place of the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
         run: whether anything is run.
@@ -156,6 +159,10 @@ class Judge:
     tolerance: tuple[float, float] | None = None
     noise: Sequence[Point] = ()
     run: bool = True
+    held: Mapping[Place, Claimed] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    longest: int | None = None
+    isolate: bool = False
 
     def verdict(self) -> Validation:
         """The certificate and the run. Raises as `run_accepted`."""
@@ -174,8 +181,10 @@ class Judge:
             # A tolerance excuses what is refuted, unless it is claimed.
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
+        if unproved and certificate.departure is not None and certificate.departure.first:
+            unproved += (f"first difference: {certificate.departure.first}",)
         if not self.run:
-            return Validation(certificate, {}, (), (), refuted, unproved, notes=(*_of(certificate), _NOT_RUN))
+            return Validation(certificate, {}, (), (), refuted, unproved, notes=(*certificate.notes, _NOT_RUN))
         try:
             return self._judged(certificate, refuted, unproved)
         except (ValidationError, LookupError, ValueError) as error:
@@ -191,21 +200,28 @@ class Judge:
         return self.original if lowered is None or lowered.proto is self.original.proto else lowered
 
     @property
+    def _longest(self) -> int | None:
+        return longest_of(self.claims) or self.longest
+
+    @property
     def _by_blocks(self) -> bool:
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
     def _certificate(self) -> Certificate:
-        held = {
+        held = dict(self.held) | {
             each.place: Claimed(
                 each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
             )
             for each in self.claims
         }
         dims = self.settings.dims
-        found = prove(self.original, self.rewritten, claims=held, blocks=self.claims, dims=dims)
+        further: dict[str, Any] = {
+            "claims": held, "blocks": self.claims, "dims": dims, "longest": self._longest, "isolate": self.isolate,
+        }  # fmt: skip
+        found = prove(self.original, self.rewritten, names=self.names, **further)
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
-            second = prove(self._named, self.rewritten, claims=held, blocks=self.claims, dims=dims)
+            second = prove(self._named, self.rewritten, **further)
             if second.certified:
                 first = prove(self.original, self._named, dims=dims)
                 found = replace(second, sizes=first.sizes or second.sizes) if first.certified else found
@@ -223,16 +239,22 @@ class Judge:
         wide = self.original.size <= CHEAP
         before = run_accepted(
             old, (*ways, *again), self.settings,
-            most=longest_of(claims), few=certificate.certified and not watched,
+            most=self._longest, few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
         try:
             new = Side.of(self.rewritten)
-            after = self._run(new, before.cases, ways, wide=wide, gaps=before.gaps, what="the rewritten model")
+            renamed = renaming(self.names)
+            cases = [replace(case, feeds=renamed(case.feeds)) for case in before.cases]
+            outputs = [self.names.get(name, name) for name in old.main.outputs] if self.names else ()
+            gaps = [renamed(masks) for masks in before.gaps]
+            after = self._run(
+                new, cases, ways, outputs=outputs, wide=wide, gaps=gaps, what="the rewritten model"
+            ).renamed({theirs: ours for ours, theirs in self.names.items()})
         except ValidationError as error:
             raise ValidationError(f"the rewritten model does not run: {error}") from error
-        points = noise_points(certificate, (*_mixtures(old), *self.noise))
+        points = noise_points(certificate, (*_mixtures(old), *_claimed(claims, old), *self.noise))
         runs = {name: self._provider(name, (old, new), before, after, points) for name in providers}
         failures = [
             *refuted,
@@ -240,7 +262,7 @@ class Judge:
         ]
         uncompared = [text for each in runs.values() for text in each.uncompared]
         coarse = [_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
-        notes = [*_of(certificate), *_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
+        notes = [*certificate.notes, *_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
         empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
         if empty:
             notes.append(_EMPTY.format(", ".join(empty)))
@@ -318,16 +340,6 @@ class Judge:
         )
 
 
-def _of(certificate: Certificate) -> Iterator[str]:
-    """What a certificate rests on that its verdict does not say."""
-    if certificate.certified and not certificate.sizes and certificate.undecided:
-        yield f"proved node for node only; values were not compared: {certificate.undecided}"
-    if certificate.rounded:
-        yield f"constants read as what they are rounded from: {first_of(certificate.rounded)}"
-    if certificate.folded:
-        yield f"constants folded in float32, read as the exact product: {first_of(certificate.folded)}"
-
-
 def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
     for claim in (each for each in claims if each.exposed):
         view = rewritten.views[claim.path]
@@ -387,6 +399,14 @@ def noise_points(certificate: Certificate | None, further: Sequence[Point] = ())
     for point in (*certified, *further):
         unique.setdefault(point.place, point)
     return tuple(unique.values())
+
+
+def _claimed(claims: Sequence[Claim], side: Side) -> Iterator[Point]:
+    """Activations that were replaced: where the replacement is equal by value, the certificate does not list them."""
+    for each in claims:
+        made = side.views[each.path].producer.keys() if each.path in side.views else ()
+        if each.output in made and each.gate in made:
+            yield Point(each.output, each.path, each.elem_type, argument=each.gate)
 
 
 def _mixtures(side: Side) -> Iterator[Point]:

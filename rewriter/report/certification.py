@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from rewriter.errors import ExitStatus, ModelError, UsageError
 from rewriter.proof.records import Certificate
-from rewriter.report.report import VERSION, Result, json_text, reach
+from rewriter.report.report import VERSION, Result, json_text, loud, reach
 from rewriter.text import counted, one_line, quoted
 
 _MAX_BYTES, _MAX_SHOWN = 2**28, 80  # of a certificate; characters of a value of it that is shown
@@ -51,6 +51,16 @@ def sha256_of(path: Path) -> str:
         raise ModelError(f"{quoted(path)} cannot be read: {error.strerror}; check the disk") from error
 
 
+Verdict = Literal["certified", "certified at the sizes tried", "not proved", "different"]
+
+
+def verdict_of(certificate: Certificate) -> Verdict:
+    """`different` only with a counterexample: a number at which an activation is further off than its limit."""
+    if certificate.certified:
+        return "certified at the sizes tried" if certificate.sizes else "certified"
+    return "different" if certificate.refuted else "not proved"
+
+
 @dataclass(frozen=True, repr=False)
 class Certification(Result):
     """What was proved about two models.
@@ -74,11 +84,9 @@ class Certification(Result):
         return ExitStatus(bool(self.problems))
 
     @property
-    def verdict(self) -> Literal["certified", "certified at the sizes tried", "not proved", "different"]:
+    def verdict(self) -> Verdict:
         """`different` only with a counterexample: a number at which an activation is further off than its limit."""
-        if self.certificate.certified:
-            return "certified at the sizes tried" if self.certificate.sizes else "certified"
-        return "different" if self.certificate.refuted else "not proved"
+        return verdict_of(self.certificate)
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -93,15 +101,80 @@ class Certification(Result):
         if self.wrong is not None:
             return f"DOES NOT HOLD  the certificate of {pair}" if self.problems else f"HOLDS  {pair}, {where}"
         if not self.certificate.certified:
-            return f"{self.verdict.upper()}  {pair}"
+            return f"{loud(self.verdict)}  {pair}"
         count, worst = counted(len(self.certificate.regions), "activation"), self.certificate.worst
-        within = f"each within {worst:.2g} max(1, |f|)" if worst else "exactly the same function"
-        return f"{self.verdict.upper()}  {pair}, {where}: {count} replaced, {within}"
+        within = f"{count} replaced, each within {worst:.2g} max(1, |f|)" if worst else "all values are the same"
+        return f"{loud(self.verdict)}  {pair}, {where}: {within}"
 
     def checked(self, stated: Any) -> Self:
         """Whether a certificate that was read holds, this one being computed from the files; times and paths differ."""
         ours: dict[str, Any] = json.loads(json_text(self.to_json()))
         return replace(self, wrong=tuple(_differences(ours, stated, "")))
+
+
+@dataclass(frozen=True)
+class Level:
+    """What onnxruntime makes of a model at one level of optimisation.
+
+    Attributes:
+        level: basic, extended or all.
+        nodes: their number in the file that it writes.
+        certificate: what was proved about that file.
+        guilty: optimisers without any one of which it is certified; empty where it is, or none alone is at fault.
+    """
+
+    level: str
+    nodes: int
+    certificate: Certificate
+    guilty: tuple[str, ...]
+    also: ClassVar = ("verdict",)
+
+    @property
+    def verdict(self) -> Verdict:
+        """As of two models."""
+        return verdict_of(self.certificate)
+
+
+@dataclass(frozen=True, repr=False)
+class RuntimeCertification(Result):
+    """What was proved about the files that onnxruntime makes of a model.
+
+    Attributes:
+        model: the specification.
+        onnxruntime: its version.
+        nodes: their number in the model.
+        levels: by level of optimisation.
+    """
+
+    model: FileDigest
+    onnxruntime: str
+    nodes: int
+    levels: tuple[Level, ...]
+
+    @property
+    def exit_status(self) -> ExitStatus:  # type: ignore[override]
+        """0 if all levels are certified; otherwise 1."""
+        return ExitStatus(bool(self.problems))
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """The levels that are not certified, and the optimiser at fault."""
+        return tuple(
+            f"level {each.level} is {each.verdict}"
+            + ("; certified without " if each.guilty else "; no optimiser alone is at fault")
+            + ", or without ".join(each.guilty)
+            for each in self.levels
+            if not each.certificate.certified
+        )
+
+    @property
+    def summary(self) -> str:
+        """The worst verdict."""
+        verdicts = [each.verdict for each in self.levels]
+        worst = max(verdicts, key=get_args(Verdict).index)
+        levels = ", ".join(each.level for each in self.levels if each.verdict == worst)
+        what = f"what onnxruntime {self.onnxruntime} makes of {self.model.path}"
+        return f"{loud(worst)}  {what}{'' if len({*verdicts}) == 1 else f' at {levels}'}"
 
 
 def _differences(ours: Any, stated: Any, name: str) -> Iterator[str]:

@@ -14,27 +14,27 @@ from typing import Literal
 from rewriter.compare.graphs import GraphDifference
 from rewriter.errors import ExitStatus
 from rewriter.proof.validate import Validation
-from rewriter.report.report import Result, reach
+from rewriter.report.report import Result, loud, reach
 from rewriter.text import counted
 
-Verdict = Literal["same", "same at the sizes tried", "agrees", "not proved", "different"]
+Verdict = Literal["certified", "certified at the sizes tried", "agrees", "not proved", "different"]
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
-    """How B compares with A: true unless they differ.
+    """How B compares with A: true if it is certified or agrees.
 
-    `graph` is there after `diff`, `validation` if both were run; otherwise reading them raises what `raise_for_status`
-    raises, or UsageError. `files` and `proof` hold the same, or None.
+    `graph` is there after `diff`, `validation` unless the signatures differ; otherwise reading them raises what
+    `raise_for_status` raises, or UsageError. `files` and `proof` hold the same, or None.
 
     Attributes:
         a: path of A, the original.
         b: path of B.
-        signature: the differences in inputs and outputs; if there are any, nothing was run.
+        signature: the differences in inputs and outputs; if there are any, nothing else was compared.
         files: the differences between the files; None if they were not asked for.
-        proof: the certificate and the runs; None if nothing was run.
+        proof: the certificate and the runs.
         tolerance: atol and rtol that took the place of the rule; then errors are in an output's units.
-        undecided: what B's plan claims and is not proved, and outputs of which the run shows nothing.
+        undecided: outputs of which neither proof nor run shows anything.
         notes: remarks.
         seconds: time by step.
     """
@@ -63,39 +63,34 @@ class Comparison(Result):
         """What differs, each with a counterexample: an input that was run, or a number that refutes a region."""
         if self.proof is not None:
             return self.proof.failures
-        if self.signature or self.files is None:
-            return tuple(f"the signatures differ: {text}" for text in self.signature)
-        return () if self.files.same else ("the graphs differ",)
+        return tuple(f"the signatures differ: {text}" for text in self.signature)
 
     @property
     def verdict(self) -> Verdict:
         """What was found.
 
-        `same`: certified for every size, and the run agrees (of graphs alone: they are the same); `same at the sizes
-        tried`: certified for these; `agrees`: not proved, but B agrees with A on the inputs that were run; `not
-        proved`: what B's plan claims is neither proved nor refuted, or the run does not decide; `different`: there is a
-        counterexample.
+        `certified`: proved for every size, and the run agrees; `certified at the sizes tried`: proved for these;
+        `agrees`: not proved, but B agrees with A on the inputs that were run; `not proved`: nothing was run, or the run
+        does not decide; `different`: there is a counterexample.
         """
-        if self.failures:
+        if self.proof is None or self.failures:
             return "different"
         if self.undecided:
             return "not proved"
-        if self.proof is None:
-            return "same"
         certificate = self.proof.certificate
-        if certificate is None or not certificate.certified or not self.proof.passed:
-            return "agrees"
-        return "same at the sizes tried" if certificate.sizes else "same"
+        if certificate is not None and certificate.certified and self.proof.passed:
+            return "certified at the sizes tried" if certificate.sizes else "certified"
+        return "agrees" if self.proof.providers else "not proved"
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if B is the same or agrees, otherwise 1."""
-        return ExitStatus.VALIDATION_FAILED if self.problems else ExitStatus.CONVERTED
+        """0 if B is certified or agrees, otherwise 1."""
+        return ExitStatus.VALIDATION_FAILED if self.verdict in ("not proved", "different") else ExitStatus.CONVERTED
 
     @property
     def same(self) -> bool:
         """Whether B is proved to compute what A does, and does so where both were run."""
-        return self.verdict in ("same", "same at the sizes tried")
+        return self.verdict.startswith("certified")
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -105,32 +100,30 @@ class Comparison(Result):
     @property
     def summary(self) -> str:
         """The verdict in one line: what was found, on what it rests, and where the fault lies."""
-        return f"{self.verdict.upper()}  {self._told}"
+        return f"{loud(self.verdict)}  {self._told}"
 
     @property
     def _told(self) -> str:
         pair, proof = f"{self.a} and {self.b}", self.proof
-        if self.signature:
-            return f"{pair} have different inputs or outputs, so nothing was run"
         if proof is None:
-            return f"{pair} are {'different graphs' if self.failures else 'the same graph with the same weights'}"
+            return f"{pair} have different inputs or outputs; rename them with --map OLD=NEW"
         if self.failures:
             return f"{self.b} does not compute what {self.a} does"
         outputs = [each for run in proof.providers.values() for each in run.compared.values()]
         nothing = sum(each.startswith("nothing could be compared") for each in self.undecided)
-        if nothing or not outputs:
+        if nothing or (proof.providers and not outputs):
             several = nothing < len({each.name for each in outputs})
             return f"{pair}: {'not every output' if several else 'nothing'} could be compared"
         ratio = "" if isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
-        graph = "; their graphs differ" if self.files is not None and not self.files.same else ""
         where = ", ".join(proof.providers)
         if self.same:
             holds = "" if proof.certificate is None else f" {reach(proof.certificate)}"
-            return f"{self.b} computes what {self.a} does{holds}, and on {where}{ratio}{graph}"
+            return f"{self.b} computes what {self.a} does{holds}{where and f', and on {where}'}{ratio}"
+        if not where:
+            return f"{pair}: neither proved nor refuted, and not run"
         inputs = counted(len(proof.cases), "input")
         largest = f"largest difference {max(each.max_abs for each in outputs):.2g}"
-        claims = "what its plan claims is " if self.undecided else ""
-        return f"{self.b} agrees with {self.a} on {inputs} on {where}, {largest}{ratio}; {claims}not proved{graph}"
+        return f"{self.b} agrees with {self.a} on {inputs} on {where}, {largest}{ratio}; not proved"
 
     @property
     def error_ratio(self) -> float:

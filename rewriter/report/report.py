@@ -251,6 +251,12 @@ class Report(Result):
         return super(Report, replace(self, proof=proof)).to_json()
 
 
+def loud(verdict: str) -> str:
+    """A verdict as the first words of a line: `CERTIFIED at the sizes tried`."""
+    word, where, sizes = verdict.partition(" at ")
+    return f"{word.upper()}{where}{sizes}"
+
+
 def reach(certificate: Certificate) -> str:
     """The inputs for which a certificate holds, in words."""
     longest = min((each.tokens for each in certificate.regions if each.tokens), default=None)

@@ -23,7 +23,6 @@ from rewriter.report.tables import (
     operators,
     region_table,
     rule_table,
-    why_not,
     written,
 )
 from rewriter.text import clean, counted, first_of, size
@@ -197,7 +196,7 @@ def proved(certificate: Certificate) -> str:
     """What is proved for every input, or for those of some sizes."""
     regions = certificate.regions
     if not certificate.certified:
-        return f"nothing; {why_not(certificate)}"
+        return f"nothing: {certificate.refusals[0].text}"
     if all(each.bound.exact for each in regions):
         within = "each activation equal"
     else:

@@ -150,11 +150,6 @@ def region_table(certificate: Certificate) -> Table:
     return Table(f"Certified {reach(certificate)}", heads, rows).filled()
 
 
-def why_not(certificate: Certificate) -> str:
-    """Where the proof ended: the most telling reason."""
-    return f"the proof ends at {certificate.refusals[0].text}"
-
-
 def operators(row: BlockRow) -> str:
     """`MatMul 32x128 -> 128x32` where both operators are of one kind, else both in full."""
     kind, _, size = row.first.partition(" ")

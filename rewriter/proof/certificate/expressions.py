@@ -252,21 +252,6 @@ BUILDERS: Mapping[str, Callable[..., Expression]] = {
 }  # fmt: skip
 
 
-def substitute(expression: Expression, values: Mapping[Expression, Expression]) -> Expression:
-    """The expression with its leaves replaced, and constants folded again."""
-    made: dict[Expression, Expression] = {}
-    for part in ordered(expression):
-        operands = tuple(made[operand] for operand in part.operands)
-        build = BUILDERS.get(part.operator)
-        if part in values:
-            made[part] = values[part]
-        elif not operands:
-            made[part] = part
-        else:
-            made[part] = build(*operands) if build else symbol(part.operator, operands)
-    return made[expression]
-
-
 def on_piece(*roots: Expression, low: fmpq, high: fmpq) -> tuple[list[Expression], set[fmpq]]:
     """Functions as they are on [low, high]: what is linear there is a line, and conditions on lines are decided.
 

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,7 +28,7 @@ from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.cases import Maker, Setting
 from rewriter.proof.records import UNCLAIMED, CertifiedRegion, Claimed
-from rewriter.proof.values.departure import Departure, departure
+from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
     Allowed,
@@ -56,6 +57,8 @@ _FEW_ROUNDS, _MANY_ROUNDS, _SMALL_MODEL = 2, 4, 2**26
 _GROSS = 0.1
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
+_ISOLATED = 2**22
+"""Entries of all tensors up to which differences are isolated, in many evaluations."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,17 @@ class Point:
     feeds: Mapping[str, Array]
 
 
-def points(maker: Maker, settings: Sequence[Setting] = SETTINGS, first: int = 0) -> list[Point]:
-    """Inputs of several sizes, fewer where the model fixes them; `first` is the number of the first, which varies flags."""
+def points(
+    maker: Maker, settings: Sequence[Setting] = SETTINGS, longest: int | None = None, first: int = 0
+) -> list[Point]:
+    """Inputs of several sizes, of at most so many tokens, past ones included; fewer where the model fixes them.
+
+    `first` is the number of the first, which varies flags.
+    """
     found: dict[object, Point] = {}
-    for number, setting in enumerate(settings, first):
-        cached = setting if maker.cached else (*setting[:2], 0)
+    for number, (batch, most, past) in enumerate(settings, first):
+        tokens = min(most, longest or most)
+        cached = batch, tokens, min(past, (longest or tokens + past) - tokens) if maker.cached else 0
         case = maker.case(cached, number)
         key = (*((name, value.shape) for name, value in case.feeds.items()), maker.branches and cached[-1] > 0)
         found.setdefault(key, Point(case.name, case.feeds))
@@ -143,6 +152,8 @@ def compare(
     limit: float = UNCLAIMED,
     names: Mapping[str, str] | None = None,
     dims: Mapping[str, int] | None = None,
+    longest: int | None = None,
+    isolate: bool = False,
 ) -> Equality:
     """Whether `b` computes the outputs of `a`, at the sizes tried.
 
@@ -153,13 +164,16 @@ def compare(
         limit: the limit of all others.
         names: inputs and outputs of `a` that `b` calls otherwise.
         dims: sizes of symbolic dimensions, where they are not free.
+        longest: the longest sequence that `b` takes; None for any.
+        isolate: distinguish several differences of small models, in many evaluations.
 
     Raises:
         UsageError: `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
-        found = _Pair(a, b, names or {}, dims, claims or {}, limit).compared()
+        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest)
+        found = pair.compared(isolate=isolate)
     except Unsupported as error:
         found = Equality(reason=str(error))
     return replace(found, seconds=time.perf_counter() - start)
@@ -181,13 +195,14 @@ class _Pair:
         dims: Mapping[str, int] | None,
         claims: Mapping[Place, Claimed],
         limit: float,
+        longest: int | None,
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
         self._rounds = _FEW_ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MANY_ROUNDS
-        self._dims, self._maker = dims, Maker(a.proto, dims=dims)
-        self.points = points(self._maker)
-        (self._small,) = points(self._maker, [_SMALL])
+        self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
+        self.points = points(self._maker, longest=longest)
+        (self._small,) = points(self._maker, [_SMALL], longest)
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}
@@ -203,13 +218,13 @@ class _Pair:
         theirs = {value.name for value in b.proto.graph.output}
         missing = next((each for each in self.outputs if self.names.get(each, each) not in theirs), None)
         if missing is not None:
-            raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}'")
+            raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
         given = {self.names.get(name, name) for name in self.points[0].feeds}
         new = next((each for each in _asked(b) if each not in given), None)
         if new is not None:
-            raise Unsupported(f"the second model has an input '{new}' that the first has not")
+            raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
-    def compared(self) -> Equality:
+    def compared(self, *, isolate: bool) -> Equality:
         """Try the readings of constants in turn, each at one small size before all of them."""
         for reading in _READINGS:
             if reading.folds and not self.folds():
@@ -226,22 +241,36 @@ class _Pair:
                 self._reason = far
             if self._refuted:
                 break
-        return Equality(sizes=self._sizes, refuted=self._refuted, departure=self._departure(), reason=self._reason)
+        departs = self._departure(isolate=isolate)
+        return Equality(sizes=self._sizes, refuted=self._refuted, departure=departs, reason=self._reason)
 
     def _drawn(self, number: int) -> list[Point]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
         maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
-        drawn = points(maker, first=number)
+        drawn = points(maker, longest=self._most, first=number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
         self.points = [each for each in drawn if each.name in sizes] + further
         return self.points
 
-    def _departure(self) -> Departure | None:
+    def _departure(self, *, isolate: bool) -> Departure | None:
         """Where B departs, in the reading of constants in which the most tensors have partners."""
         failed = [each for each in self._differ if each[0].snaps] or self._differ
-        found = [departure(*self._printed(*each)) for each in failed]
+        found = [self._departing(*each, isolate=isolate) for each in failed]
         return max(found, key=lambda each: each.matched, default=None)
+
+    def _departing(self, reading: Reading, case: Point, *, isolate: bool) -> Departure:
+        modulus, key = Modulus(draw_prime()), secrets.token_bytes(16)
+
+        def evaluate(program: Program, keep: Sequence[str] | None, replaced: Mapping[str, Value]) -> Fingerprints:
+            field = Field(modulus, key, snaps=reading.snaps, products=() if program is self.a else self._products)
+            options = {"printing": True, "keep": keep, "replaced": replaced}
+            return self._evaluated(program, [field], [case], reading, **options)[0][0]
+
+        a, b = evaluate(self.a, (), {}), evaluate(self.b, (), {})
+        if not isolate or sum(map(math.prod, (*a.shapes.values(), *b.shapes.values()))) > _ISOLATED:
+            return departure(a, b)
+        return isolated(lambda values: evaluate(self.a, (), values), evaluate(self.b, None, {}))
 
     @property
     def _sizes(self) -> tuple[str, ...]:
@@ -378,10 +407,16 @@ class _Pair:
             nodes=len(ordered(region.rewritten)),
             bound=region.bound,
             functions=tuple(functions),
+            tokens=self._most,
         )
 
     def _evaluated(
-        self, program: Program, fields: Sequence[Field], cases: Sequence[Point], reading: Reading
+        self,
+        program: Program,
+        fields: Sequence[Field],
+        cases: Sequence[Point],
+        reading: Reading,
+        **further: Any,
     ) -> tuple[list[Replacing], list[str]]:
         """One evaluation for each point, run in step, the first with fingerprints; and why some failed."""
         ours = program is self.a
@@ -394,41 +429,14 @@ class _Pair:
         for place, (f, case) in enumerate(zip(fields, cases, strict=True)):
             feeds = case.feeds if ours else self._renamed(case)
             options["printing"] = place == 0
-            options["replaced"] = self._residues(f) if reading.folds and not ours else {}
+            if reading.folds and not ours:
+                options["replaced"] = self._residues(f)
             inside, regions = (heads.cones, heads.regions) if ours else (heads.inside, {})
-            made.append(Replacing(program, f, feeds, regions=regions, inside=inside, **options))
+            made.append(Replacing(program, f, feeds, regions=regions, inside=inside, **{**options, **further}))
         return made, in_step(made)
 
     def _renamed(self, case: Point) -> dict[str, Array]:
         return {self.names.get(name, name): value for name, value in case.feeds.items()}
-
-    def _printed(self, reading: Reading, case: Point) -> list[Fingerprints]:
-        """Both models at one point, with the fingerprints of all tensors."""
-        prime, key = draw_prime(), secrets.token_bytes(16)
-        made = []
-        for program in (self.a, self.b):
-            numbers = self._products if program is self.b else ()
-            fields = [Field(prime, key, snaps=reading.snaps, products=numbers)]
-            made += self._evaluated(program, fields, [case], reading)[0]
-        return made
-
-    def _tried_only(self) -> str:
-        """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
-        for value in self.a.proto.graph.input:
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-                sizes = {case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds}
-                if not dim.HasField("dim_value") and len(sizes) < 2 and value.name in self.points[0].feeds:
-                    return f"axis {axis} of '{value.name}' had one size"
-        named: dict[tuple[int, ...], set[str]] = {}
-        for value in self.a.proto.graph.input:
-            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-                if dim.dim_param and value.name in self.points[0].feeds:
-                    sizes_of = tuple(case.feeds[value.name].shape[axis] for case in self.points)
-                    named.setdefault(sizes_of, set()).add(dim.dim_param)
-        alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
-        if alike is not None:
-            return f"{alike[0]} and {alike[1]} always had the same size"
-        return departs(*self._last, self.names)
 
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
@@ -462,7 +470,11 @@ class _Pair:
         """A size that may read the tables whole; None where that takes too much, or was tried."""
         length = max(size for shape in self._partly.values() for size in shape)
         growth = (length / _LONGEST) ** 2
-        if length <= _LONGEST or max(each.largest for each in b) * growth > _MOST_ENTRIES:
+        if (
+            length <= _LONGEST
+            or length > (self._most or length)
+            or max(each.largest for each in b) * growth > _MOST_ENTRIES
+        ):
             return None
         (point,) = points(self._maker, [(1, length, 0)])
         shapes = [{name: value.shape for name, value in each.feeds.items()} for each in (point, *self.points)]

@@ -155,7 +155,7 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerpri
             again, left = evaluate(tried), left - 1
             if len(_partners(again, b)) > agreeing:
                 agreeing, best = len(_partners(again, b)), (again, tried)
-            if left <= 0:
+            if left <= 0 or (best is not None and ours == theirs):
                 break
         if best is None:
             break
@@ -177,7 +177,7 @@ def _proposals(a: _Graph, b: _Graph) -> list[tuple[str, str]]:
     ours = [
         name for name in lost if a.prints.prints[name].loose[0] == size and isinstance(b.prints.kept[theirs], Value)
     ]
-    return [(theirs, name) for name in sorted(set(ours), key=a.makers.__getitem__)[:_PROPOSED]]
+    return [(theirs, name) for name in sorted(set(ours), key=lambda name: (name != theirs, a.makers[name]))[:_PROPOSED]]
 
 
 def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()) -> Departure:
@@ -286,7 +286,9 @@ class _Graph:
         members = set[int]()
         for name in self.data:
             if name in self.makers and self.keys([name]) & self.planted:
-                members.add(self.makers[name])
+                maker = self.makers[name]
+                if not self.keys([name]) & self.keys(self.operands(self.nodes[maker])):  # it does not only move entries
+                    members.add(maker)
             elif name not in self.pairs and name in self.makers:
                 maker = self.makers[name]
                 members.add(maker)

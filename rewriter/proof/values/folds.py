@@ -237,7 +237,6 @@ def _vector(x: Array) -> bool:
 
 def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[_Affine]) -> Iterator[_Factor]:
     """All scalars and vectors, each once."""
-    yield _Factor(np.ones(1), "", lambda field: np.ones(1, np.int64))  # noqa: ARG005 - the same in every field
     for each in affine:
         yield each.scale()
     seen = set[bytes]()
@@ -252,6 +251,8 @@ def _factors(program: Program, constants: Mapping[str, Array], affine: Sequence[
             continue
         seen.add(x.tobytes())
         exact = x.astype(np.float64)
+        if (np.abs(np.frexp(exact)[0]) == 0.5).all():
+            continue  # products by powers of 2 do not round, and nor does a copy
         yield _Factor(exact, f"times {name}", _lifted(x))
         yield _Factor(1 / exact, f"divided by {name}", _lifted(x, inverse=True))
 

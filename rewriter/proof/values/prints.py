@@ -106,13 +106,15 @@ class Fingerprints(Evaluator):
 
 
 def same_value(field: Field, a: Any, b: Any) -> bool:
-    """Whether two outputs are the same: entries, integers, sequences, text."""
+    """Whether two outputs are the same: entries, integers, sequences, maps, text."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return same_value(field, [*a.keys()], [*b.keys()]) and same_value(field, [*a.values()], [*b.values()])
     if isinstance(a, list) or isinstance(b, list):
         pair = isinstance(a, list) and isinstance(b, list) and len(a) == len(b)
         return pair and all(same_value(field, x, y) for x, y in zip(a, b, strict=True))
     if a is None or b is None:
         return a is b
-    if tuple(a.shape) != tuple(b.shape):
+    if np.shape(a) != np.shape(b):
         return False
     if is_float(a) or is_float(b):
         return bool((field.lift(a).entries == field.lift(b).entries).all())

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from rewriter.compare.graphs import GraphDifference
-from rewriter.proof.validate import Validation
-from rewriter.report.certification import Certification
+from rewriter.proof.records import Certificate
+from rewriter.report.certification import Certification, RuntimeCertification
+from rewriter.report.compared import compared, markdown
 from rewriter.report.comparison import Comparison
-from rewriter.report.sections import proved, skipped
-from rewriter.report.tables import (
-    Table,
-    columns,
-    operator_table,
-    region_table,
-    rule_table,
-)
+from rewriter.report.report import loud
+from rewriter.report.sections import proved
+from rewriter.report.tables import region_table
 from rewriter.report.terminal.console import Console
-from rewriter.text import shortened
 
-_MAX_ROWS = 12  # of a table, unless everything is to be printed
-_MAX_METADATA_LENGTH = 60
-_SHOWN_NODES = 8
 _STYLES = {
-    "same": "bold green",
-    "same at the sizes tried": "bold green",
+    "certified": "bold green",
+    "certified at the sizes tried": "bold green",
     "agrees": "bold yellow",
     "not proved": "bold red",
     "different": "bold red",
@@ -33,67 +22,49 @@ _STYLES = {
 
 def show_comparison(console: Console, found: Comparison) -> None:
     """Print everything about a comparison."""
-    if found.files is not None:
-        _show_graphs(console, found.files)
-    if found.proof is not None:
-        _show_proof(console, found, found.proof)
-    for note in found.notes:
-        console.line(f"note: {note}", "yellow")
-    console.failures(found.problems if found.proof or found.signature else ())  # for graphs the last line is enough
+    for part, style in compared(found, verbose=console.verbose):
+        if isinstance(part, str):
+            console.line(part, style)
+        else:
+            console.part(part)
+    console.failures(found.problems)
     console.line(f"{found.summary}, in {found.seconds['total']:.1f} s", _STYLES[found.verdict])
 
 
-def _show_proof(console: Console, found: Comparison, proof: Validation) -> None:
-    if console.verbose and proof.certificate is not None:
-        console.part(region_table(proof.certificate))
-    if proof.providers:
-        console.part(rule_table(proof, tolerated=found.tolerance is not None))
-        console.line(f"inputs: {'; '.join(proof.cases)}")
-    if proof.certificate is not None:
-        console.line(f"proved: {proved(proof.certificate)}")
-    for text in (
-        *(each for each in proof.unproved if each not in found.undecided),
-        *skipped(proof, verbose=console.verbose),
-    ):
-        console.line(text, "yellow")
-    for provider, each in proof.providers.items():
-        if each.cpu_nodes:
-            console.line(f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_SHOWN_NODES])}", "yellow")
+def show_markdown(console: Console, found: Comparison) -> None:
+    """Print a comparison as Markdown."""
+    for line in markdown(found.summary, found.problems, (part for part, _ in compared(found))):
+        console.line(line)
 
 
-def _show_graphs(console: Console, found: GraphDifference) -> None:
-    def short(text: str | None) -> str | None:
-        return text and shortened(text, _MAX_METADATA_LENGTH)
-
-    before, after = ({name: counts[side] for name, counts in found.operators.items()} for side in (0, 1))
-    operators = operator_table(before, after)
-    fields = [(each.what, each.name, short(each.a), short(each.b)) for each in (*found.fields, *found.remarks)]
-    nodes = [(each.a, each.b, each.how or None) for each in found.regions]
-    weights = [(each.name, each.a, each.b, each.how or None) for each in found.tensors]
-    for table in (
-        Table("Models", columns("text", "", "", "A", "B"), tuple(fields)),
-        replace(operators, title="Operators whose number differs: before in A, after in B"),
-        Table("Nodes that differ", columns("text", "A", "B", "differ in"), tuple(nodes)),
-        Table("Weights that differ", columns("text", "", "A", "B", "differ in"), tuple(weights)),
-    ):
-        most = None if console.verbose or table.title == "Models" else _MAX_ROWS
-        if table.rows:
-            console.part(replace(table, rows=table.rows[:most]))
-        if len(table.rows) > len(table.rows[:most]):
-            console.line(f"and {len(table.rows) - _MAX_ROWS:,} more, -v shows them", "yellow")
-    console.line(
-        f"the same in both: {found.same_nodes:,} nodes, {found.same_tensors:,} weights bit for bit"
-        f"{'; only remarks differ' if found.same and found.remarks else ''}"
-    )
+def _show_proof(console: Console, certificate: Certificate) -> None:
+    if certificate.certified:
+        console.line(f"proved: {proved(certificate)}")
+    for note in certificate.notes:
+        console.line(f"note: {note}", "yellow")
+    for line in () if certificate.departure is None else certificate.departure.lines():
+        console.line(line, "yellow")
 
 
 def show_certification(console: Console, found: Certification) -> None:
     """Print everything about a certificate."""
     certificate = found.certificate
-    if found.wrong is None and certificate.regions:
-        console.part(region_table(certificate))
-    for what, sentences in (("assumed", certificate.assumed), ("not claimed", certificate.not_claimed)):
-        if found.wrong is None and certificate.certified:
-            console.line(f"{what}: {'; '.join(sentences)}")
+    if found.wrong is None:
+        if certificate.regions:
+            console.part(region_table(certificate))
+        if certificate.certified:
+            console.line(f"assumed: {'; '.join(certificate.assumed)}")
+            console.line(f"not claimed: {'; '.join(certificate.not_claimed)}")
+        _show_proof(console, certificate)
     console.failures(found.problems, "in the JSON of -o")
     console.line(f"{found.summary}, in {certificate.seconds:.1f} s", "bold green" if found else "bold red")
+
+
+def show_runtime(console: Console, found: RuntimeCertification) -> None:
+    """Print what was proved about the files of onnxruntime."""
+    for each in found.levels:
+        console.line(f"level {each.level}: {loud(each.verdict)}, {found.nodes:,} -> {each.nodes:,} nodes")
+        _show_proof(console, each.certificate)
+    console.failures(found.problems)
+    seconds = sum(each.certificate.seconds for each in found.levels)
+    console.line(f"{found.summary}, in {seconds:.1f} s", "bold green" if found else "bold red")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ import pytest
 
 ir = pytest.importorskip("onnx_ir", reason="needs the extra ir")
 
-from onnx_ir.passes import PostconditionError, PreconditionError, Sequential  # noqa: E402
+from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError, Sequential  # noqa: E402
 from onnx_ir.passes.common import RemoveUnusedNodesPass  # noqa: E402
 
-from rewriter import ExitStatus  # noqa: E402
-from rewriter.adapters.ir_pass import AttentionOnlyPass  # noqa: E402
+from rewriter import ExitStatus, UsageError  # noqa: E402
+from rewriter.adapters.ir_pass import AttentionOnlyPass, Certified  # noqa: E402
 from tests.oracle import evaluate  # noqa: E402
 from tests.textmodels import SILU, mlp, text_model  # noqa: E402
 
@@ -73,3 +74,64 @@ def test_ensures_judges_only_the_model_that_was_proved() -> None:
 def test_a_wrong_option_is_a_broken_precondition() -> None:
     with pytest.raises(PreconditionError, match="unknown form 'round'"):
         AttentionOnlyPass(form="round")(model_of(mlp(SILU)))
+
+
+class Mistaken(InPlacePass):
+    """Says that it changed nothing."""
+
+    def call(self, model: Any) -> PassResult:
+        next(node for node in model.graph if node.op_type == "Sigmoid").op_type = "Tanh"
+        return PassResult(model, modified=False)
+
+
+def rules(replacement: Callable[..., Any]) -> Any:
+    rewriter = pytest.importorskip("onnxscript.rewriter")
+    rule = rewriter.pattern.RewriteRule(lambda op, y: op.Mul(y, op.Sigmoid(y)), replacement)
+    return rewriter.RewriteRuleSet([rule])
+
+
+def by_exponential(op: Any, y: Any) -> Any:
+    return op.Div(y, op.Add(op.Exp(op.Neg(y)), op.Constant(value_float=1.0)))
+
+
+def test_a_right_pass_is_certified() -> None:
+    model = model_of(mlp(SILU))
+    for ours, operators in ((Certified(RemoveUnusedNodesPass()), "Sigmoid"), (Certified(rules(by_exponential)), "Exp")):
+        result = ours(model)
+        assert ours.certification is not None
+        assert ours.certification.verdict == "certified"
+        assert operators in {node.op_type for node in result.model.graph}
+        assert "Sigmoid" in {node.op_type for node in model.graph}, "the model that comes in stays"
+
+
+class WithoutBias(InPlacePass):
+    """Drops the last operand."""
+
+    def call(self, model: Any) -> PassResult:
+        last = model.graph[-1]
+        last.op_type = "Identity"
+        last.resize_inputs(1)
+        return PassResult(model, modified=True)
+
+
+REFUTED = r"different: differs by .* at y = .* \(the activation h\)"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (Mistaken, REFUTED),
+        (lambda: rules(lambda op, y: op.Mul(y, op.Tanh(y))), REFUTED),
+        (WithoutBias, r"not proved: .*first difference: output 'out' has the values of 'second' of A; first node of A"),
+    ],
+)
+def test_a_wrong_pass_is_told_where_it_departs(what: Callable[[], Any], said: str) -> None:
+    ours = Certified(what())
+    with pytest.raises(PostconditionError, match=said):
+        ours(model_of(mlp(SILU)))
+    assert ours.certification is not None
+
+
+def test_what_is_no_pass() -> None:
+    with pytest.raises(UsageError, match="a pass of onnx-ir or a rule set of onnxscript is needed, not 'Tanh'"):
+        Certified("Tanh")

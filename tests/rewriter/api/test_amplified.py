@@ -1,4 +1,4 @@
-"""Quantised models: rounding moves values to the next step, so outputs say little, and every part must hold alone."""
+"""Quantised models: rounding moves values to the next step, so outputs say little; values name what differs."""
 
 from __future__ import annotations
 
@@ -40,25 +40,14 @@ def rounded_otherwise(model: onnx.ModelProto) -> None:
             model.graph.node.insert(index + 1, helper.make_node("Mul", [node.output[0], "nearly_one"], [name]))
 
 
-def negated_second_weight(model: onnx.ModelProto) -> None:
-    second = next(tensor for tensor in model.graph.initializer if list(tensor.dims) == [128, 32])
-    change_values(weight(model, second.name.replace("_quantized", "_scale")), "v = -v")
-
-
 def judged(a: onnx.ModelProto, b: onnx.ModelProto, seed: int = 0) -> Comparison:
-    return validate(a, b, seed=seed, dims=DIMS, bisect=True)
+    return validate(a, b, seed=seed, dims=DIMS)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_model_that_rounds_otherwise_passes_whatever_the_seed(original: onnx.ModelProto, seed: int) -> None:
+def test_a_model_that_rounds_otherwise_agrees(original: onnx.ModelProto) -> None:
     """Its outputs are further off than a share of 1/64: values have moved to the next step."""
-    found = judged(original, changed(original, rounded_otherwise), seed)
+    found = judged(original, changed(original, rounded_otherwise))
     assert (found.verdict, found.failures) == ("agrees", ())
-    assert len(found.isolated) > 8
-    assert all(each.found.holds for each in found.isolated)
-    *_, note = found.notes
-    assert note.startswith("rounding is amplified, so that output last_hidden_state says little; ")
-    assert note.endswith(f"{len(found.isolated)} of {len(found.isolated)} parts hold by themselves")
 
 
 def off_by_one_percent(name: str) -> Change:
@@ -70,25 +59,15 @@ BIASES = {
     "one b1": "model.encoder.layer.1.intermediate.dense.bias",
     "one bias of the attention": "model.encoder.layer.1.attention.self.value.bias",
 }
-PLANTED: dict[str, tuple[Change, str]] = {
-    what: (off_by_one_percent(name), f"weight {name} differs in 1 element") for what, name in BIASES.items()
-}
-PLANTED["W2 negated"] = (negated_second_weight, "weight model.embeddings.word_embeddings.weight differs")
 
 
-@pytest.mark.parametrize("what", PLANTED)
-def test_a_wrong_model_that_also_rounds_otherwise_fails(original: onnx.ModelProto, what: str) -> None:
-    plant, wanted = PLANTED[what]
-
-    def both(model: onnx.ModelProto) -> None:
-        rounded_otherwise(model)
-        plant(model)
-
-    found = judged(original, changed(original, both))
-    refuted = any(each.startswith("output ") for each in found.failures)
-    assert found.verdict == ("different" if refuted else "not proved"), "where outputs are within rounding"
-    (fault,) = found.faults  # errors do not travel from one part to the next
-    assert any(wanted in cause for cause in fault.causes)
+@pytest.mark.parametrize("what", BIASES)
+def test_a_wrong_constant_is_named_whatever_rounding_hides(original: onnx.ModelProto, what: str) -> None:
+    found = judged(original, changed(original, off_by_one_percent(BIASES[what])))
+    assert not found.same
+    assert found.validation.certificate is not None
+    assert found.validation.certificate.departure is not None
+    assert found.validation.certificate.departure.constants == (BIASES[what],)
 
 
 def test_an_output_that_rounding_decides_alone_is_no_comparison() -> None:
@@ -99,16 +78,3 @@ def test_an_output_that_rounding_decides_alone_is_no_comparison() -> None:
     found = validate(original, changed(original, lambda model: change_values(weight(model, "b2"), "v += 0.1")))
     assert found.verdict == "not proved"
     assert found.undecided == ("nothing could be compared: output out, since rounding moves it as far as it is large",)
-
-
-def test_boundaries_that_divide_nothing_tell_nothing() -> None:
-    """No tensor inside has a name in common, so that the only part would be the whole model."""
-    body = f"first = MatMul(x, W1) y = Add(first, b1) {SILU} second = MatMul(h, W2) t = Add(second, b2) "
-    original = text_model(f"{body} u = Mul(t, $1e3) out = Sin(u)")
-    renamed = text_model(
-        "one = MatMul(x, W1) two = Add(one, b1) three = Sigmoid(two) four = Mul(two, three) five = MatMul(four, W2) "
-        f"six = Add(five, b2) seven = Mul(six, $1e3) eight = Mul(seven, ${1 + 2**-22}) out = Sin(eight)"
-    )
-    found = validate(original, renamed)
-    assert found.validation.providers["cpu"].compared["out"].allowed > 2.0**-10
-    assert (found.verdict, found.isolated, found.notes) == ("agrees", (), ())

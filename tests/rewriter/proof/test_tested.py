@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from rewriter.proof.tested import SCALES, drawn_case, recorded
 
 from rewriter.errors import ValidationError
 from rewriter.files.load import load_model
@@ -14,7 +15,6 @@ from rewriter.graph.view import GraphView, all_views
 from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.run import Way
-from rewriter.proof.tested import SCALES, drawn_case, recorded
 from tests.textmodels import text_model
 
 

@@ -12,10 +12,9 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.cli import run
-from rewriter.proof.records import Certificate, Refusal
 from rewriter.report.html.page import render
 from rewriter.report.sections import summary
-from rewriter.report.tables import converted_table, folded, why_not
+from rewriter.report.tables import converted_table, folded
 from tests.committed import FOLDER
 from tests.conftest import slow
 from tests.textmodels import ERF_GELU, SILU, mlp
@@ -133,8 +132,3 @@ def test_where_an_error_is_known_from(kind: str) -> None:
     assert (row.domain is not None) is (kind == "fitted")
     assert ("(measured)" in str(converted_table("", report.blocks))) is (kind == "fitted")
     assert ("(measured)" in render(report)) is (kind == "fitted")
-
-
-def test_blocks_that_are_left_to_tests_are_the_reason() -> None:
-    assert why_not(Certificate(False, (), (), 0.1, ("h.0.mlp", "h.1.mlp"))) == "2 blocks are left to tests: h.{0,1}.mlp"
-    assert why_not(Certificate(False, (), (Refusal("t", "t", "n", "it differs"),), 0.1)).endswith("it differs")

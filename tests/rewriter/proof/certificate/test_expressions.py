@@ -36,7 +36,6 @@ from rewriter.proof.certificate.expressions import (
     sigmoid,
     softmax,
     sub,
-    substitute,
     total,
     where,
 )
@@ -159,11 +158,6 @@ def test_the_degree_in_a_value(expression: Expression, degree: int | None) -> No
     assert degree_in(expression, U) == degree
 
 
-def test_a_value_of_one_is_folded_away() -> None:
-    gate = mul(mul(G, sigmoid(G)), U)
-    assert substitute(gate, {U: ONE, G: VARIABLE}) is mul(VARIABLE, sigmoid(VARIABLE))
-
-
 @pytest.mark.parametrize("further", [0, 40])
 def test_a_softmax_is_a_distribution(further: int) -> None:
     weights = softmax([VARIABLE, constant(2), neg(VARIABLE), *[VARIABLE] * further])
@@ -183,9 +177,8 @@ def test_deep_expressions_are_no_problem() -> None:
     deep = G
     for k in range(50_000):
         deep = add(mul(deep, constant(fmpq(k + 2, k + 1))), ONE)
-    replaced = substitute(deep, {G: VARIABLE})
     assert degree_in(deep, U) == 0
-    assert len(listing(replaced)) == 100_000
+    assert len(listing(deep)) == 100_000
 
 
 def test_all_functions_are_operators() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-
-from rewriter.files.load import load_model
-from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate.constants import Axes, before_casts, sizes
 from rewriter.proof.certificate.graphs import Model, Tensor
 from rewriter.proof.certificate.regions import Reader
 from rewriter.proof.certificate.rows import extent, in_order, read_layer
+
+from rewriter.files.load import load_model
+from rewriter.ort.sessions import open_session
 from tests.textmodels import text_model
 
 ROWS = np.random.default_rng(0).standard_normal((2, 3, 4)).astype(np.float32)

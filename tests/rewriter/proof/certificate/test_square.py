@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from rewriter.proof.certificate.attention import _Count, _Reason
 
 import rewriter
 from rewriter import rewrite
-from rewriter.proof.certificate.attention import _Count, _Reason
 from rewriter.proof.records import Certificate
 from tests import changes
 from tests.changes import add_weight, insert, maker

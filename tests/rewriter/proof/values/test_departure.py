@@ -224,6 +224,12 @@ def test_differences_are_isolated(activations: tuple[str, ...], regions: list[An
     assert len([each for each in whole.regions if not each.same]) == bool(regions)
 
 
+def test_what_only_moves_a_difference_is_no_other() -> None:
+    a, b = (text_model(f"y = {name}(x) t = Transpose<perm = [1, 0, 2]>(y) out = Exp(t)") for name in ("Relu", "Tanh"))
+    found = isolated(lambda values: evaluated(a, replaced=values), evaluated(b, keep=None))
+    assert [(each.operators, each.ends) for each in found.regions] == [("Tanh", ("y",))]
+
+
 def test_nothing_to_isolate() -> None:
     """Every tensor differs, so that no value of B helps A: few evaluations, and one region."""
     a, b = layers(GELU_OF), text_model("p = Tanh(x) out = Neg(p)")

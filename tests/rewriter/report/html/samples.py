@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from rewriter.proof.tested import BlockTest
 
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.records import Certificate, CertifiedRegion, Refusal
 from rewriter.proof.rule import Judgement
-from rewriter.proof.tested import BlockTest
 from rewriter.proof.validate import ProviderRun, Validation
 from rewriter.report.report import BlockRow, Shape
 from tests.cases import plant
