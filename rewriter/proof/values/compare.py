@@ -438,6 +438,24 @@ class _Pair:
     def _renamed(self, case: Point) -> dict[str, Array]:
         return {self.names.get(name, name): value for name, value in case.feeds.items()}
 
+    def _tried_only(self) -> str:
+        """Why equal values at the sizes tried are not known to be equal at every size; empty if they are."""
+        for value in self.a.proto.graph.input:
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                sizes = {case.feeds[value.name].shape[axis] for case in self.points if value.name in case.feeds}
+                if not dim.HasField("dim_value") and len(sizes) < 2 and value.name in self.points[0].feeds:
+                    return f"axis {axis} of '{value.name}' had one size"
+        named: dict[tuple[int, ...], set[str]] = {}
+        for value in self.a.proto.graph.input:
+            for axis, dim in enumerate(value.type.tensor_type.shape.dim):
+                if dim.dim_param and value.name in self.points[0].feeds:
+                    sizes_of = tuple(case.feeds[value.name].shape[axis] for case in self.points)
+                    named.setdefault(sizes_of, set()).add(dim.dim_param)
+        alike = next((sorted(each) for each in named.values() if len(each) > 1), None)
+        if alike is not None:
+            return f"{alike[0]} and {alike[1]} always had the same size"
+        return departs(*self._last, self.names)
+
     def folds(self) -> Mapping[str, Fold]:
         """The constants of B that are roundings of products of A's."""
         if self._folds is None:
