@@ -79,14 +79,13 @@ def prove(
         regions=values.regions,
         refusals=tuple(refusals),
         seconds=values.seconds,
-        sizes=values.sizes if values.same and (values.tried_only or values.partly or not values.every_token) else (),
+        sizes=values.sizes if values.same and (values.tried_only or values.partly) else (),
         bits=values.bits or None,
         rounded=values.rounded,
         folded=values.folded,
         departure=values.departure,
         partly=values.partly,
         tried_only=values.tried_only,
-        every_token=values.every_token or not values.same,
     )
 
 

@@ -141,7 +141,6 @@ class Certificate:
         folded: constants that a tool multiplied in float32, which were read as the exact product.
         departure: where the values of both models part; None where they do not, or were not compared.
         partly: tables that the original lacks, and of which these sizes read only a part.
-        every_token: whether it is proved for every token id, not only for those that were tried.
         tried_only: why it is not known for every size.
         assumed: what the proof rests on.
         not_claimed: what it says nothing about.
@@ -158,7 +157,6 @@ class Certificate:
     folded: tuple[str, ...] = ()
     departure: Departure | None = None
     partly: tuple[str, ...] = ()
-    every_token: bool = True
     tried_only: str = ""
     assumed: tuple[str, ...] = ASSUMED
     not_claimed: tuple[str, ...] = NOT_CLAIMED
