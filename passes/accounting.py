@@ -41,8 +41,8 @@ PURE = frozenset(
     """.split()  # noqa: SIM905 - more readable for 100 names
 ).union(PARTS, REARRANGED)
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
-(also spelled out), moves and masks. Every other one counts, known or not, if it reads data and makes no integers. What
-stands inside heads does not count: their exponentials, and the Clip that keeps a query finite."""
+(also spelled out), moves and masks. Every other one counts, known or not, if it reads data and does not compute
+integers. Nodes inside heads are not counted: their exponentials, and the Clip that keeps a query finite."""
 
 PRODUCT = "elementwise products of gates"  # the purity line's name for what `--gate product` keeps
 _KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
@@ -70,7 +70,7 @@ class BlockAccount:
     name: str
     d_model: int | None
     d_ff: int | None
-    parameters: int  # elements of its weights, those of all experts
+    parameters: int  # elements of its weights, all experts included
     share: float  # of the multiply-adds of the model's linear operators for one token
     heads: int | None  # of the chosen form; None for a block that is left
     forms: tuple[FormCost, ...] = ()  # their costs; empty where a size is unknown or the block is left

@@ -102,7 +102,7 @@ class Shapes:
         """The elements of a tensor of integers; None if they depend on more than shapes."""
         try:
             return self.values.numbers(tensor)
-        except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then they are not known
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
             return None
 
     def infer(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes]:

@@ -25,7 +25,7 @@ _STEEPNESS = 2.0**40
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
     """The smallest program found for `f` on |y| <= reach that is within the tolerance, or why there is none.
 
-    Where none is, the closest is returned if it is within `MAX_FIT_ERROR`; its `max_error` says how close it is. The
+    If there is none, the closest is returned if it is within `MAX_FIT_ERROR`; its `max_error` says how close it is. The
     tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`.
     """
     if not 0.0 < reach < math.inf:
@@ -123,8 +123,8 @@ _WIDTHS = (0.7, 1.0, 1.4, 2.0, 2.8)
 _PADS = (0, 1, 2, 3)  # centres beyond either end
 _MIN_DISTANCES = (1e-2, 1e-3, 1e-4)  # from a jump of the curvature, over the length: centres crowd no closer
 _SINGULAR_CUTOFF = 1e-9
-"""Singular values below this, or below a thousandth of the tolerance, are dropped: the values that they make are large
-and cancel, which costs digits, and gates."""
+"""Singular values below this, or below a thousandth of the tolerance, are dropped: the values that they produce are
+large and cancel, which costs digits, and gates."""
 
 
 def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) -> Program:
@@ -187,7 +187,7 @@ def _head(centres: Array, width: float, y: Array, target: Array, tolerance: floa
     rise = 1.0 / (width**2 * np.diff(centres))
     slopes, offsets = (np.append(0.0, np.cumsum(steps)) for steps in (rise, -rise * (centres[1:] + centres[:-1]) / 2.0))
     slopes, offsets = slopes[:-1] - slopes[-1], offsets[:-1] - offsets[-1]
-    offsets[np.abs(offsets) < 2.0**-23] = 0.0  # the key's weight is 1, or float32 tells it from 1: docs/decisions/0009
+    offsets[np.abs(offsets) < 2.0**-23] = 0.0  # weights closer to 1 round to 1 in float32: docs/decisions/0009
     tokens = [BiasToken(float(slope), float(offset)) for slope, offset in zip(slopes, offsets, strict=True)]
     weights = Head(beta=0.0, bias_tokens=tuple(tokens)).weights(y)
     columns = np.stack([weights[0] * y, *weights, y], axis=1)

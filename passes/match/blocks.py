@@ -7,8 +7,8 @@ The ends of a block are structural, found by one pass over the nodes (`Dataflow`
     function  an elementwise function, with scalar constants, of one or two leaves
     beyond    a nonlinear function followed by affine or shape-only operators, on its way to W2
 
-The middle of a block is semantic (`passes.match.identify`). Every activation that leads to a linear operator and is no
-block is reported with its reason. The graph is not changed.
+The middle of a block is semantic (`passes.match.identify`). Every activation that leads to a linear operator without
+being part of a block is reported with its reason. The graph is not changed.
 """
 
 from __future__ import annotations
@@ -554,7 +554,7 @@ class Finder:
             if reason := _opaque(view, node):
                 miss = Miss(f"{label(node)}: {reason}", label(node))
                 found.append(self._left(miss, nodes=(index,)))
-        # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.
+        # An activation that is only a part of another, such as the value of a gate, is dropped together with that one.
         needed: dict[str, Block] = {}
         parts = set() if self._product else flow.values.keys() | flow.parts
         for place, candidate in reversed(tuple(enumerate(found))):

@@ -1,4 +1,4 @@
-"""The masks of a network's own heads: what stands between the product of queries and keys and the softmax.
+"""The masks of a network's own heads: the nodes between the product of queries and keys and the softmax.
 
 A mask is static if it depends on the positions of query and key alone: causal, sliding window, blocks. It is found by
 value: the graph's own nodes compute it at several lengths, from the shapes that the walk along the route knows. What
@@ -53,7 +53,7 @@ class Scores:
 
 
 class MaskReader:
-    """The masks of softmaxes on the way of the stream.
+    """The masks of softmaxes on the path of the stream.
 
     The known `shapes` are those of carried tensors, `longest` is T, and `fixed` the number of tokens where the model
     fixes it.

@@ -48,7 +48,7 @@ _OVER_AXES = {
 _KEEP_ZEROS = frozenset((*_LAYOUT, *_OVER_AXES, "MatMul", "Gemm", "Div", "Pow", "Neg", "Abs", "Sqrt", "Sin"))
 """Operators whose output is 0 in a row where their first operand is 0."""
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
-"""Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
+"""Operators that form `whole` allows only inside a block that becomes heads, or as the softmax of a head."""
 _KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _MIN_OMEGA = 2.0**60  # outweighs any score of the network's own heads
@@ -141,7 +141,7 @@ class Whole:
             carried = [name for name in node.input if name in self.sizes]
             if any(name in self.sizes for name in captured_names(node)):
                 raise LostError.at(node, "a subgraph of control flow reads the residual stream")
-            # The way consists of ancestors of the last block's output; all other nodes read the tokens, cut off. A
+            # The path consists of ancestors of the last block's output; all other nodes read the tokens, cut off. A
             # Shape needs no cut, since its sizes are known.
             shape = node.op_type == "Shape" and self._view.is_onnx(node)
             if not carried or not (index in needed or (shape and carried != [self.entry])):

@@ -27,9 +27,9 @@ def certify(
 ) -> Certification:
     """Prove that `rewritten` computes the outputs of `original` over the reals, for every input of every size.
 
-    Every activation of `original` that `rewritten` computes otherwise is bounded for all real numbers; everything else
-    must be the same operator on the same operands and weights. No input is run, and nothing that a file says of itself
-    is believed: the plan that a model of this tool carries only states which bound is to be proved.
+    Every activation of `original` that `rewritten` computes differently is bounded for all real numbers; everything
+    else must be the same operator on the same operands and weights. No input is run, and no statement in a file is
+    trusted: the plan in a model of this tool only says which bound is to be proved.
 
     Args:
         original: path of an ONNX file, or a model in memory.
@@ -62,7 +62,7 @@ def certify(
 def certification_of(
     original: Source, rewritten: Source, certificate: Certificate, models: Sequence[LoadedModel] = ()
 ) -> Certification:
-    """A certificate that the judge made, with digests of the files that it is about; it is not computed again."""
+    """A certificate of the judge, with digests of the files that it is about; it is not computed again."""
     a, b = models or [load_model(source, mapped=True) for source in (original, rewritten)]
     return Certification(_digest(original, a), _digest(rewritten, b), certificate)
 
@@ -74,7 +74,7 @@ def _claimed(name: str, limit: float, domain: float | None) -> Claimed:
 
 
 def _planned(model: LoadedModel, accuracy: float | None) -> dict[Place, Claimed]:
-    """What the plan in a model claims; nothing where it carries none that can be read."""
+    """The claims of the plan in a model; empty without a readable plan."""
     try:
         record = read_record(model.proto)
     except UnreadableError:

@@ -1,8 +1,7 @@
 """`validate` and `diff`: whether two models compute the same function, and where they differ. Nothing is written.
 
-The verdict is the one of `rewriter.proof.validate`: a certificate and a run. What B says of itself, the plan in its
-metadata, names blocks and options only: A is planned again with these options, and B is held to what this tool would
-claim.
+The verdict is that of `rewriter.proof.validate`: a certificate and a run. The plan in B's metadata only provides block
+names and options: A is planned again with these options, and B must meet the bounds that this tool would claim.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _LOOSE = 2.0**-10
 of its norm: quantised models amplify rounding, and such an output says little."""
 
 _MOST_FAULTS = 8
-"""Faulty parts that are explained; more would add little."""
+"""Number of faulty parts that are explained."""
 
 
 @described(CompareKeywords, Settings, CompareOptions)
@@ -93,7 +92,7 @@ def diff(
         are the same), else 1.
 
     Raises:
-        UsageError: what needs the models to be run is asked for without `outputs`; all else as for `validate`.
+        UsageError: an option that needs a run is given without `outputs`; otherwise as for `validate`.
     """
     if options.get("bisect") and not outputs:
         raise UsageError("bisect needs the models to be run: leave the outputs in")
@@ -121,10 +120,10 @@ def _compared(
 
 
 class Known(NamedTuple):
-    """What is known about a pair from its files: A's blocks, and those of them that B's plan names."""
+    """The analysis of a pair of files: A's blocks, and which of them B's plan names."""
 
     side: Side
-    """A, or its lowered form if B was made from that: the form whose tensors name the blocks."""
+    """A, or its lowered form if B was built from that: the form whose tensors name the blocks."""
     blocks: tuple[Claim, ...]
     """Where A's blocks are."""
     claims: tuple[Claim, ...]
@@ -133,7 +132,7 @@ class Known(NamedTuple):
 
 
 def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> Known:
-    """Find A's blocks, and those of them that B's plan names; `accuracy` is what the user allows the plan to claim."""
+    """Find A's blocks, and which of them B's plan names; `accuracy` is the largest error that the plan may claim."""
     notes: list[str] = []
     record = None
     try:
@@ -159,7 +158,7 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
     for block in plan.undetermined:
         stated = named.get(block.place)
         if stated is not None and stated.form == "local":
-            # Of a program that was fitted, what B's plan says is proved or fails, within the usual limits.
+            # The claim of B's plan about a fitted program is proved or fails, within the usual limits.
             domain = stated.program.domain if stated.program.domain >= NARROWEST else math.inf
             claim = replace(place_of(block), max_error=stated.bound, domain=domain, accuracy=accuracy or 0.0)
             claims += (replace(claim, unstable=True),)
@@ -213,13 +212,13 @@ class _Pair:
         if not proof.providers or not (bisect if failed else loose):
             return result
         bisection = self._bisection(proof)
-        if not failed and not any(map(bisection.a.main.consumers.get, bisection.marks)):  # they divide nothing
+        if not failed and not any(map(bisection.a.main.consumers.get, bisection.marks)):  # there is nothing to bisect
             return result
         with self.run.step("parts", "testing every part alone"):
             isolated = bisection.parts()
         guilty = [each for each in isolated if not each.found.holds]
         if not failed:
-            # Where a tensor of the same name differs, the outputs need not: another operator may make up for it.
+            # A tensor of the same name may differ although the outputs agree: another operator may compensate.
             undecided = tuple(f"{each.label} by itself {each.found.reason}" for each in guilty)
             note = (
                 f"rounding is amplified, so that output {loose[0]} says little; {len(isolated) - len(guilty)} of "
@@ -233,7 +232,7 @@ class _Pair:
         return replace(result, isolated=isolated, faults=tuple(faults))
 
     def _decisive(self, proof: Validation) -> list[Judgement]:
-        """What the rule found where the verdict rests on it: without certificate, tests of blocks, and tolerance."""
+        """The judgements that decide the verdict: without certificate, tests of blocks, and tolerance."""
         judged = self.tolerance is not None or proof.certified or proof.blocks
         return [] if judged else [each for run in proof.providers.values() for each in run.compared.values()]
 

@@ -1,4 +1,4 @@
-"""`rewrite doctor`: what is installed, which execution providers start, and whether memory and disk suffice."""
+"""`rewrite doctor`: installed packages, execution providers that start, and whether memory and disk suffice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Diagnosis(Result):
         memory: available bytes without swapping, within a container's limit; None where the system does not report it.
         disk: free bytes in the model's folder, or the current one.
         model_bytes: with external data, of which the proof loads all at once up to 500 MB; None without a model.
-        wrong: each problem with the step that mends it; `problems` are the same.
+        wrong: each problem and the step that fixes it; `problems` are the same.
     """
 
     environment: Mapping[str, str]

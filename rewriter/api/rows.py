@@ -31,7 +31,7 @@ _CERTIFIED = ("compact", "masked", "maskless")
 
 
 def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
-    """The report as it stands after planning; `name` is the model's path as the caller gave it."""
+    """The report after planning; `name` is the model's path as the caller gave it."""
     rows = [converted_row(conversion) for conversion in plan.conversions]
     rows += [left_row(left) for left in plan.left]
     return Report(
@@ -50,7 +50,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
 
 
 def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
-    """A note on blocks whose heads hold up to some pre-activation, which some input may leave."""
+    """A note on blocks whose heads are valid up to some pre-activation, which an input may exceed."""
     domains = {each.block.name: each.program.domain for each in plan.conversions if isfinite(each.program.domain)}
     where = "is checked only on the inputs of the run" if run else "is not checked, since nothing was run"
     note = (
@@ -65,7 +65,7 @@ def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
     whole = [each for each in plan.conversions if each.projections is not None]
     gone = {each.block.output for each in whole} - {name for each in whole for name in each.inputs}
     claims = (claim_of(each, accuracy) for each in plan.conversions)
-    # A first operator that is the last of a whole block reads what that block no longer makes.
+    # A first operator that is also the last one of a whole block reads a tensor that no longer exists.
     return tuple(
         replace(claim, block_inputs=claim.inputs, width=None) if gone.intersection(claim.block_inputs) else claim
         for claim in claims
@@ -73,7 +73,7 @@ def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
 
 
 def place_of(block: Block) -> Claim:
-    """Where a block is, in the terms of the proof: a claim that it is what it was."""
+    """The place of a block as a claim with error 0."""
     return Claim(
         name=block.name,
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
@@ -107,7 +107,7 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
 
 
 def _same_rows(conversion: Conversion) -> bool:
-    """Whether a block that is attention has rows and layers that the certificate reads: channels last, none turned."""
+    """Whether the certificate reads the rows and layers of a block that became attention: channels last."""
     block, projections = conversion.block, conversion.projections
     if conversion.form not in _CERTIFIED or any(each.axis != -1 for each in (*block.first, *block.second)):
         return False
@@ -118,7 +118,7 @@ def _same_rows(conversion: Conversion) -> bool:
 
 
 def exposed_by(block: str, names: Collection[str]) -> tuple[str, ...]:
-    """Those of the tensors `names` that are made by the heads of a block."""
+    """The tensors in `names` that the heads of a block compute."""
     return tuple(sorted(name for name in names if name.startswith(f"{block}/heads/")))
 
 
@@ -145,7 +145,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
 
 
 def left_row(left: Left) -> BlockRow:
-    """The row of a candidate that stays as it is."""
+    """The row of a candidate that is left unchanged."""
     row = BlockRow(left.name, "left", left.activation, left.first, left.second)
     return replace(row, reason=left.miss.reason, node=left.miss.node)
 

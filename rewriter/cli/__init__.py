@@ -66,7 +66,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 
 class Forgiving:
-    """A text stream that drops what its reader no longer wants, as in `rewrite MODEL -o OUT | head -1`.
+    """A text stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`.
 
     The work is done before anything is printed, so the exit status stays that of the work.
     """
@@ -97,7 +97,7 @@ class Forgiving:
 
 
 class _Completing(click.Group):
-    """What a shell completes: the first word is a command or a model, the others belong to the command."""
+    """Shell completion: the first word is a command or a model, the others belong to the command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -145,7 +145,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         click.echo("rewrite: out of memory; try --certificate-only, or fewer and shorter inputs with --dim", err=True)
         return 1
-    except Exception as error:  # noqa: BLE001 - a traceback helps nobody who runs a command
+    except Exception as error:  # noqa: BLE001 - command-line users need a message, not a traceback
         calls = reversed(traceback.extract_tb(error.__traceback__)[-3:])
         # Neither paths nor values: people can share it without reading it first.
         places = ", called by ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls)

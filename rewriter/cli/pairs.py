@@ -52,7 +52,7 @@ _SHOWN = with_options(
 def validate(original: Path, rewritten: Path, **options: Any) -> int:
     """Judge whether REWRITTEN computes what ORIGINAL does, on inputs made for the model.
 
-    Any two models with the same inputs and outputs can be compared, whoever made them. SAME: certified, and a run
+    Any two models with the same inputs and outputs can be compared, from any source. SAME: certified, and a run
     agrees. AGREES: not proved, but both agree on the inputs that were run. DIFFERENT: there is a counterexample.
     """
     from rewriter import validate as judge
@@ -96,7 +96,7 @@ def _compared(
     {4: "a model is unreadable, malformed or unsafe"},
     ok="certified (with --check: the certificate holds)",
     failed="not proved, or different (with --check: the certificate does not hold)",
-    usage="FILE is no certificate",
+    usage="FILE is not a certificate",
 )
 @_pair
 @file_option(
@@ -111,7 +111,7 @@ def certify(original: Path, rewritten: Path, *, check: Path | None, accuracy: fl
 
     Nothing is run and nothing is sampled. Activations that are computed otherwise are bounded for all real numbers, or
     in a domain that is named; everything else must be the same operators on the same weights. Any two models can be
-    judged, whoever made them.
+    judged, from any source.
     """
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove
@@ -152,8 +152,8 @@ def bench(
 ) -> int:
     """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL.
 
-    Each model runs in a process of its own, and they take turns. ORIGINAL is also its own competitor, the control: a
-    ratio that is no further from 1 than the control's is noise. A run includes copying inputs and outputs.
+    Each model runs in a separate process, and they take turns. ORIGINAL is also its own competitor, the control: a
+    ratio as close to 1 as the control's is noise. A run includes copying inputs and outputs.
     """
     check_report(report, (original, rewritten, *more))
     from rewriter import bench as measure

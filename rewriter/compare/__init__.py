@@ -9,7 +9,7 @@ from rewriter.options import option
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What takes the place of the rule, and what is looked at inside."""
+    """A tolerance in place of the rule, and how far the comparison looks inside the models."""
 
     atol: float | None = option(
         None, "Judge outputs by this absolute tolerance instead of the rule.", metavar="NUMBER", least=0.0

@@ -1,10 +1,10 @@
-"""What differs between two models as files: replaced regions, weights, what they state. Nothing is run.
+"""The differences between two models as files: replaced regions, weights, declarations. Nothing is run.
 
 Tensors have the numbers of the certificate (`rewriter.proof.certificate.graphs`), so that functions are inlined, fused
-operators are written out, and names do not count. A node of B is the same as one of A if its number is. Where B's node
-is another one, its outputs take over the numbers of A's tensors of the same names, and so does a weight with other
-values: what follows can be the same again, and the nodes in between are a region that was replaced. The time is linear
-in nodes and bytes.
+operators are expanded, and names do not matter. A node of B equals one of A if their numbers are equal. Where B's node
+differs, its outputs take over the numbers of A's tensors of the same names, and so does a weight with other values:
+downstream nodes can be equal again, and the nodes in between are a replaced region. The time is linear in nodes and
+bytes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Change:
 
     Attributes:
         what: `nodes` (a region that was replaced), `weight`, or the kind of entry: `opset`, `input`, `metadata`.
-        name: its name, that of a weight in a body behind the way to the body; empty for nodes.
-        a: what A has there: operators and names, element type and dims, or a text; None if A lacks it.
+        name: its name, prefixed by the path of the body for a weight in one; empty for nodes.
+        a: its description in A: operators and names, element type and dims, or a text; None if A lacks it.
         b: the same for B.
         how: what differs within a node or a weight that both have: `attribute axis, input 1`, or the number of
             elements and the largest |B - A|.
@@ -97,7 +97,7 @@ def difference(a: LoadedModel, b: LoadedModel) -> GraphDifference:
 
     Raises:
         ModelError: external data cannot be read.
-        NotCertifiable: a model has something that has no number, such as an attribute of an unknown type.
+        NotCertifiable: a model cannot be numbered, for example because of an attribute of an unknown type.
     """
     left = _Numbered(a, shared=shared_ranges(a, b))
     right = _Numbered(b, left)
@@ -129,8 +129,8 @@ class _Numbered:
     Attributes:
         model: the model as the certificate sees it; `main` is its main graph.
         nodes: number and node, in graph order, of the main graph; `known` are their numbers.
-        makers: tensor of the main graph to the number of the node that makes it.
-        weights: number and tensor of initializers and Constant nodes; those of bodies behind the way to the body.
+        makers: tensor of the main graph to the number of its producer.
+        weights: number and tensor of initializers and Constant nodes; names of bodies' weights start with their path.
     """
 
     def __init__(
@@ -172,13 +172,13 @@ class _Numbered:
 
 
 def _nodes(scope: Scope) -> list[onnx.NodeProto]:
-    """The nodes of a graph but for those that only pass on: Constant, Identity."""
+    """The nodes of a graph, except Constant and Identity."""
     every = {id(node): node for node, _ in scope.made.values()}.values()
     return [node for node in every if key_of(node) not in (("", "Constant"), ("", "Identity"))]
 
 
 def _renumber(scope: Scope, node: onnx.NodeProto) -> None:
-    """Number a node by the numbers that its operands have by now, those that its bodies read included."""
+    """Number a node by the current numbers of its operands, captures of its bodies included."""
     for name, _ in subgraphs(node):
         body = scope.bodies[id(node), name]
         for inner in _nodes(body):
@@ -253,7 +253,7 @@ def apart(a: Array, b: Array) -> str:
     return f"{counted(unequal.size, 'element')}, by up to {far[top]:.3g}{f' at {index}' if index else ''}"
 
 
-# -- what models state -----------------------------------------------------------------------------------------------
+# -- declarations ----------------------------------------------------------------------------------------------------
 
 
 def _declared_changes(a: LoadedModel, b: LoadedModel) -> Iterator[Change]:

@@ -164,7 +164,7 @@ def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
     left = _MAX_SMALL_BYTES
     for tensor in iter_tensors(proto):
         if not is_external(tensor):
-            tensor.ClearField("external_data")  # without a meaning
+            tensor.ClearField("external_data")  # meaningless for inline data
         elif byte_count(tensor) <= min(SMALL_TENSOR, left):
             left -= byte_count(tensor)
             tensor.raw_data = read_external(tensor, base_dir).tobytes()

@@ -1,4 +1,4 @@
-"""Leave the large weights of a model file where they are: the model refers to that file for external data.
+"""Leave the large weights of a model file in place: the model refers to that file for external data.
 
 A model of a gigabyte is then a model of kilobytes in memory, whose passes, copies and sessions cost little: onnxruntime
 maps the weights from the file. `rewriter.files.save` puts the bytes back inline (`inlined`). Only initializers of the
@@ -12,7 +12,7 @@ from copy import deepcopy
 
 import onnx
 
-MIN_MAPPED_BYTES = 2**16  # no pass looks at the values of constants as large
+MIN_MAPPED_BYTES = 2**16  # no pass reads the values of constants this large
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of graph, initializer, raw_data
 _PLAIN = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
 _LOCATION, _DEFAULT = 14, b"\0"  # data_location, and its default, which onnx writes after loading external data

@@ -108,10 +108,10 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     with ExitStack() as stack:
         with os_errors("write", out):
             path, handle = stack.enter_context(hidden(out, ".onnx"))
-        stack.callback(clean_up)  # before the hidden file is removed, which tells whether it was renamed
+        stack.callback(clean_up)  # before the hidden file is removed, whose absence shows that it was renamed
         proto = as_stored(proto) if source.base_dir is not None else proto
         external = collect_external(proto, source.base_dir)
-        # What a mapped model left in its own file goes inline again.
+        # Weights that a mapped model left in its own file go inline again.
         own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
         references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
         locations: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Whether a model that was read is structurally sound, which all other code relies on.
+"""Check that a loaded model is structurally sound, which all other code relies on.
 
-onnx's checker sees an outline of each graph: names, operators and small attributes, no types and no weights. What it
-does not judge is checked here, in linear time. A sound model satisfies:
+onnx's checker sees an outline of each graph: names, operators and small attributes, no types and no weights. The rest
+is checked here, in linear time. A sound model satisfies:
 
 - It has a graph with at least one output, an IR version, and one operator set per domain.
 - Names are defined once in their scope and before they are read: no cycles, nodes in topological order. A subgraph sees
@@ -48,11 +48,11 @@ _STANDS_IN = {
     "type_protos": onnx.AttributeProto(),
     "doc_string": onnx.AttributeProto(),
 }
-"""What onnx's checker is shown in place of what may be large, or not UTF-8; tensors are checked here."""
+"""Placeholder in outlines for values that may be large or not UTF-8; tensors are checked here."""
 
 _OTHER_DOMAIN = "other"  # of the operators without a schema in an outline
 _UNREAD, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
-"""Names for outputs that have none, which no model reads; onnx's checker wants one for each."""
+"""Prefix of names for outputs without one, which no model reads; onnx's checker requires a name for each."""
 
 
 def check_structure(model: onnx.ModelProto) -> None:
@@ -223,7 +223,7 @@ def overridden(function: onnx.FunctionProto) -> bool:
 
 @cache
 def _operators() -> Mapping[tuple[str, str], int]:
-    """The operators of onnxruntime, with their least number of inputs."""
+    """The operators of onnxruntime, with their minimum number of inputs."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
     return {(schema.domain, schema.name): schema.min_input for schema in get_all_operator_schema()}

@@ -1,7 +1,7 @@
-"""The attention heads that a model has: a Softmax between two products of data, or an attention operator.
+"""The original attention heads of a model: a Softmax between two products of data, or an attention operator.
 
 Queries, keys, values and the heads' outputs are followed to the linear operators at both ends
-(`rewriter.interpret.trace`). What cannot be followed is returned as a `Miss` with the node.
+(`rewriter.interpret.trace`). Attention that cannot be followed is returned as a `Miss` with the node.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class Attention:
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
-    """All attention sublayers in order, except the nodes `made` by this tool, and what is not understood."""
+    """All attention sublayers in order, except the nodes `made` by this tool, and the ones that are not understood."""
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):

@@ -73,7 +73,7 @@ STREAM = {
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"),
     *(*NORMS, *REARRANGED, "Expand"),
 }
-"""Operators of normalisations, sums and layout: their results have the channels of what they read."""
+"""Operators of normalisations, sums and layout: their results have the channels of their inputs."""
 
 
 @dataclass(frozen=True)
