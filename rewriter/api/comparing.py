@@ -188,7 +188,7 @@ class _Pair:
                 lowered=known.side.model, tolerance=self.tolerance, noise=self._points(),
             ).verdict()  # fmt: skip
         empty = dict.fromkeys(each.name for each in self._decisive(proof) if each.proves_nothing)
-        why = "rounding moves it as far as it is large"
+        why = "rounding changes it by its own magnitude"
         return replace(
             result,
             proof=proof,

@@ -1,9 +1,9 @@
 """The truth: a model evaluated in float64.
 
 float16, bfloat16 and float32 become double everywhere: weights, constants, targets of Cast. The operators are those of
-onnx's reference evaluator, but for a few that it lacks, or computes otherwise than their version says (`OPERATORS`);
-fused operators, attention and mixtures of experts are written out. What rounds to integers on purpose, draws
-numbers, or takes minutes is refused.
+onnx's reference evaluator, except a few that it lacks, or computes differently from their specification (`OPERATORS`);
+fused operators, attention and mixtures of experts are expanded. Operators that round to integers on purpose, draw
+random numbers, or take minutes are refused.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _REFUSED = re.compile(
     "Quant|Integer|QLinear|Random|Multinomial|Bernoulli|Hardmax|"
     "^(Average|Max|Lp)Pool|ConvTranspose|DeformConv|GridSample|RoiAlign|NonMaxSuppression"
 )
-"""Operators that decide something by rounding, or draw numbers: in float64 they make another function of the model; and
-those that onnx computes point by point in Python, which takes minutes."""
+"""Operators that decide by rounding, or draw random numbers: in float64 the model would be a different function; and
+operators that onnx computes point by point in Python, which takes minutes."""
 
 _NARROW = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 Attributes = Mapping[str, Any]
@@ -56,12 +56,12 @@ Read = Callable[[TensorProto], Array]
 
 
 class NoReference(RewriteError):  # noqa: N818 - not an error: the proof does without
-    """There is no float64 evaluation of the model; the message is the reason."""
+    """The model has no float64 evaluation; the message is the reason."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A model in float64: operators in order, each with the names that nothing behind it reads."""
+    """A model in float64: operators in order, each with the tensors that are dead after it."""
 
     constants: Mapping[str, Array]
     steps: Sequence[tuple[Any, Sequence[str]]]
@@ -107,11 +107,11 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
     read = partial(_values, LoadedModel(model, None, base_dir, (), 0))
     copy = with_plain(with_plain_experts(inlined(model)))
     copy = with_parts(copy, lambda node: FUSED[key_of(node)](node) if key_of(node) in FUSED else None)
-    del copy.functions[:]  # those that are left are of another operator set
+    del copy.functions[:]  # the remaining ones import another operator set
     outputs = [value.name for value in copy.graph.output]
     # A dead operator without a float64 form does not matter.
     set_nodes(copy.graph, [copy.graph.node[place] for place in needed(copy.graph.node, outputs)])
-    # Of a table of embeddings only the rows that are read become double: the whole is a third of a small model.
+    # Only the rows of embeddings that are read become double: the whole table is a third of a small model.
     others = [name for node in copy.graph.node for name in reads(node)[node.op_type == "Gather" :]]
     tables = {node.input[0] for node in copy.graph.node if node.op_type == "Gather"}.difference(others, outputs)
     constants = {tensor.name: read(tensor, wide=tensor.name not in tables) for tensor in copy.graph.initializer}
@@ -127,7 +127,7 @@ def open_reference(model: onnx.ModelProto, base_dir: Path | None = None) -> Refe
         raise NoReference(f"onnx's evaluator cannot load the model: {one_line(error, 160)}") from error
     last = {name: place for place, node in enumerate(copy.graph.node) for name in (*reads(node), *node.output)}
     dead: dict[int, list[str]] = defaultdict(list)
-    for name in last.keys() - {*outputs, ""}:  # what is left out stays None
+    for name in last.keys() - {*outputs, ""}:  # omitted outputs stay None
         dead[last[name]].append(name)
     return Reference(constants, [(node, dead[place]) for place, node in enumerate(nodes)], outputs)
 
@@ -174,7 +174,7 @@ def _widen(node: onnx.NodeProto, read: Read) -> None:
 
 
 def _number(attributes: Attributes, name: str, default: float) -> float:
-    """A float attribute, which ONNX stores in float32: the value is rounded to that, and exact from there on."""
+    """A float attribute, which ONNX stores in float32: rounded to float32, then exact."""
     return float(np.float32(attributes.get(name, default)))
 
 
@@ -192,7 +192,7 @@ def _rms_norm(attributes: Attributes, x: Array, scale: Array) -> Array:
 
 
 def _rotary(attributes: Attributes, x: Array, positions: Array, cos: Array, sin: Array) -> Array:
-    """onnxruntime's RotaryEmbedding: as that of ONNX, whose operands come in another order."""
+    """onnxruntime's RotaryEmbedding: that of ONNX with operands in another order."""
     from onnx.reference.ops.op_rotary_embedding import rotary_embedding
 
     if positions.ndim == 1:  # the position of the first token
@@ -201,7 +201,7 @@ def _rotary(attributes: Attributes, x: Array, positions: Array, cos: Array, sin:
     return np.asarray(rotary_embedding(x, cos, sin, positions, **given)) * _number(attributes, "scale", 1.0)
 
 
-# -- what onnx's evaluator computes otherwise --------------------------------------------------------------------------
+# -- operators that onnx's evaluator computes differently --------------------------------------------------------------
 
 
 def _log_softmax(attributes: Attributes, x: Array) -> Array:
@@ -238,8 +238,8 @@ OPERATORS: Mapping[tuple[str, str], Operator] = {
     ("", "BatchNormalization"): _batch_norm,
     (MICROSOFT, "RotaryEmbedding"): _rotary,
 }
-"""Those that onnx's evaluator lacks, decomposes into others with constants rounded to float32, or computes otherwise
-than their version says, each from its specification: a function of attributes and operands."""
+"""Operators that onnx's evaluator lacks, decomposes into others with constants rounded to float32, or computes
+differently from their version's specification: each is a function of attributes and operands."""
 
 _UNTIL_12: Mapping[tuple[str, str], Operator] = {
     ("", "Softmax"): lambda attributes, x: np.exp(_log_softmax(attributes, x)),
@@ -251,7 +251,7 @@ def _operators(opset: int) -> list[type]:
     from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 
     known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {})}
-    # onnx's evaluator has no earlier DequantizeLinear, which computed the same.
+    # onnx's evaluator lacks the earlier versions of DequantizeLinear, which computed the same.
     earlier = [type("DequantizeLinear", (DequantizeLinear_25,), {"op_domain": ""})] if opset < 19 else []
     return [_as_class(*key, form) for key, form in known.items()] + earlier
 

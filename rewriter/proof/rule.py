@@ -1,15 +1,15 @@
-"""The rule: how far one model may be from another in a run.
+"""The rule: the allowed difference between two models in a run.
 
-A certificate proves what two models compute over the reals. A run only has to find what no certificate can see: a
-runtime that does something else. What rounding may amount to is measured on the original alone: by onnxruntime's own
-optimisation, and by noise of one unit in the last place at the outputs of the blocks. For each output of each case,
+A certificate proves that two models agree over the reals. A run only has to detect errors outside the certificate's
+scope: in the runtime. The effect of rounding is measured on the original alone: by onnxruntime's own optimisation, and
+by noise of one unit in the last place at the outputs of the blocks. For each output of each case,
 
     ||B - A|| <= FACTOR max(||A_optimised - A||, ||A_noisy - A||, eps ||A||)        (Euclidean norms)
 
-A graph that a runtime compiles wrongly is off by the size of its outputs; rounding is orders of magnitude below it.
-Where it is not, `Judgement.proves_nothing` says so, and the verdict rests on the certificate. Shapes, element types
-and the places of NaN and infinities must be the same; integers and booleans may differ only as often as noise changes
-them. The rule is the same for `rewrite`, `validate` and `diff`, whatever options made the file.
+The error of a miscompiled graph is as large as its outputs; rounding is orders of magnitude smaller. If it is not,
+`Judgement.proves_nothing` is true, and the verdict rests on the certificate. Shapes, element types and the places of
+NaN and infinities must be the same; integers and booleans may differ only as often as noise changes them. The rule is
+the same for `rewrite`, `validate` and `diff`, and does not depend on the options of the rewriting.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rewriter.arrays import Array
 from rewriter.proof.inputs.specs import is_float
 
 FACTOR = 16.0
-"""How much further than its own rounding a model may be: the noise that was tried is a sample of what rounding does,
-and heads round a few times as often as the operator that they replace."""
+"""Allowed error in units of the original's rounding: the noise is only a sample of rounding errors, and heads round a
+few times as often as the operator that they replace."""
 
 NOTHING = 0.5
-"""An allowance of this share of an output's norm excuses any result: such an output proves nothing."""
+"""An allowance of this share of an output's norm makes the comparison vacuous."""
 
 SMALL = 1e-2
-"""A case whose entries are smaller than this share of another case's is measured on that share: where terms cancel to
-almost nothing, rounding is that of the terms."""
+"""A case whose entries are smaller than this share of another case's is measured on that share: if terms nearly cancel,
+the rounding error is that of the terms."""
 
 Results = Sequence[Mapping[str, Array]]
 """Case by case, an output's name to its values."""
@@ -46,7 +46,7 @@ class Judgement:
     Attributes:
         name: name of the output.
         error: ||B - A|| / ||A|| of the case that uses most of what is allowed.
-        rounding: what rounding amounts to in the original there, in the same unit.
+        rounding: the original's rounding error there, in the same unit.
         allowed: the largest error that the rule allows there.
         reason: why the rule does not hold; empty where it does.
         max_abs: largest |B - A| over all cases, in the output's units, where both are finite; infinite where shapes,
@@ -69,7 +69,7 @@ class Judgement:
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether rounding alone moves this output as far as it is large."""
+        """Whether rounding alone changes this output by its own magnitude."""
         return self.allowed >= NOTHING
 
 
@@ -80,7 +80,7 @@ def compared(
     rewritten: Results,
     tolerance: tuple[float, float] | None = None,
 ) -> Judgement:
-    """Apply the rule to one output, or an element of a sequence, which not every case need have.
+    """Apply the rule to one output, or an element of a sequence, which some cases may lack.
 
     `variants` are results of the original that differ by rounding alone: with optimisation, with noise. A `tolerance`
     (atol, rtol) replaces the rule for floats: |B - A| <= atol + rtol |A| for every finite entry; errors are then in the
@@ -115,7 +115,7 @@ def compared(
         max([eps, *(_share(a, other[place], size) for other in others)])
         for place, (a, size) in enumerate(zip(ours, sizes, strict=True))
     ]
-    # A case of few entries may be lucky: it is granted what half of the cases show.
+    # A case of few entries may round less by chance: it is granted the median of all cases.
     usual = float(np.median(moved))
     found = [
         Judgement(name, _share(a, b, size), max(own, usual), FACTOR * max(own, usual))
@@ -165,14 +165,14 @@ def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: flo
 
 
 def _sizes(values: Sequence[Array]) -> list[float]:
-    """The norm of each case, at least `SMALL` of what it would be if its entries were as large as in the largest."""
+    """The norm of each case, at least `SMALL` times the norm with entries as large as in the largest case."""
     norms = [_norm(each) for each in values]
     top = max((norm / math.sqrt(each.size) for norm, each in zip(norms, values, strict=True) if each.size), default=0.0)
     return [max(norm, SMALL * top * math.sqrt(each.size)) for norm, each in zip(norms, values, strict=True)]
 
 
 def uncompared(values: Sequence[Array]) -> str:
-    """Why nothing of an output can be compared in any case; empty if something can.
+    """Why an output cannot be compared in any case; empty if it can.
 
     An output may be empty in some cases, such as a cache before the first token, but not in all.
     """
@@ -210,7 +210,7 @@ def _share(a: Array, b: Array, size: float) -> float:
 
 
 def _misplaced(a: Array, b: Array, others: Sequence[Array]) -> Array:
-    """Where NaN or infinities differ, and no variant of the original moves them."""
+    """The entries where NaN or infinities differ although they are the same in all variants of the original."""
     wrong: Array = np.asarray(_kinds(a) != _kinds(b))
     for other in others:
         if other.shape == a.shape:

@@ -1,11 +1,12 @@
 """The judge: PASS is a certificate and a run.
 
 The certificate (`rewriter.proof.certificate`) proves, for every input of every size, that the rewritten model computes
-what the original does, up to a bound at each activation. The run looks for what no certificate can see: both models on
-a few inputs, on each provider, with and without optimisation, compared by the one rule of `rewriter.proof.rule`.
+the function of the original, up to a bound at each activation. The run checks the runtime, which no certificate covers:
+both models on a few inputs, on each provider, with and without optimisation, compared by the rule of
+`rewriter.proof.rule`.
 
-Where the certificate does not reach (forms with attention between all tokens), everything outside the blocks is shown
-to be the original's, and each block is tested by itself (`rewriter.proof.tested`). Reports call these blocks tested.
+If a block cannot be certified (forms with attention between all tokens), everything outside the blocks is shown to be
+unchanged, and each block is tested separately (`rewriter.proof.tested`). Reports call these blocks tested.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _BYTES = (
     "may come out, as on another processor"
 )
 
-_EMPTY = "the run proves nothing about {}: rounding alone moves it as far as it is large; the verdict rests on {}"
+_EMPTY = "the run proves nothing about {}: rounding alone changes it by its own magnitude; the verdict rests on {}"
 
 _TESTED = "leave out --certificate-only to have it run, or use form local, compact, masked or maskless"
 _NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
@@ -67,12 +68,12 @@ class ProviderRun:
 
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
-        failures: what differs, with the input.
-        uncompared: outputs that hold nothing to compare, and why.
+        failures: differences, with the input.
+        uncompared: outputs that cannot be compared, and why.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
+        cpu_nodes: nodes that fell back to the CPU, except nodes that do in the original too, and nodes that compute
             shapes, which onnxruntime leaves there on purpose.
-        cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
+        cpu_nodes_of_original: number of such nodes in the original; None if onnxruntime does not report them.
     """
 
     compared: Mapping[str, Judgement]
@@ -88,17 +89,17 @@ class Validation:
     """The verdict.
 
     Attributes:
-        certificate: what was proved for every input; None if the models could not be compared at all.
+        certificate: the proof for every input; None if the models could not be compared at all.
         providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
         blocks: the tests of the blocks that are not certified, in graph order.
         cases: inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
-        failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
-        unproved: what a rewriting has to prove and did not, without a counterexample.
-        uncompared: what the run should have compared, and could not.
+        failures: differences, each with a counterexample: an input that was run, or a number that refutes a region.
+        unproved: claims that could be neither proved nor refuted.
+        uncompared: outputs that the run should have compared, and could not.
         by_blocks: whether neither model was ever loaded as a whole.
         segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
-        notes: what the reader of a verdict should know, such as outputs whose run proves nothing.
+        notes: remarks on the verdict, such as outputs whose run proves nothing.
     """
 
     certificate: Certificate | None
@@ -121,7 +122,7 @@ class Validation:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What did not hold."""
+        """Failures, and parts that could not be proved."""
         return (*self.failures, *self.unproved, *self.uncompared)
 
     @property
@@ -140,12 +141,12 @@ class Judge:
     """Judges a rewritten model against its original.
 
     Attributes:
-        claims: what the passes say of the blocks that they replaced; empty for models from elsewhere.
-        lowered: the form of the original whose tensors the claims name, if that is not the original itself. That it
-            computes what the original does is shown too.
+        claims: the passes' claims about the blocks that they replaced; empty for models from elsewhere.
+        lowered: the form of the original whose tensors the claims name, if that is not the original itself; its
+            equivalence is proved too.
         alone: the rewritten model in a form whose blocks can be cut out, if its own cannot: the blocks are judged in
             this form, and the rewritten model itself end to end.
-        tolerance: atol and rtol, if they take the place of the rule.
+        tolerance: atol and rtol, if they replace the rule.
         noise: further tensors of the original that get noise of one unit in the last place.
         run: whether anything is run; if not, every block must be certified.
     """
@@ -165,7 +166,7 @@ class Judge:
         """The certificate, the run, and the tests of blocks that are not certified. Raises as `run_accepted`."""
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
-        # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
+        # Only tensors that kept their names, and replaced blocks, are certainly meant to be the same.
         names = {
             (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
         }
@@ -175,7 +176,7 @@ class Judge:
         for each in [each for each in refusals if each.settled] or refusals:  # others may follow from these
             told = f"{'refuted' if each.refuted else 'not proved'}: {each.text}"
             text = each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}{told}"
-            # A tolerance excuses what is refuted, unless it is claimed.
+            # A tolerance excuses refuted regions, unless they are claimed.
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
         if not self.run:
@@ -184,7 +185,7 @@ class Judge:
         try:
             return self._judged(certificate, refuted, unproved)
         except (ValidationError, LookupError, ValueError) as error:
-            # The file may be so wrong that it does not run; what is known already says more than that.
+            # The file may be too broken to run; the refutation is more informative.
             if not (refuted or unproved):
                 raise
             return Validation(certificate, {}, (), (), (), refuted, unproved, (str(error),))
@@ -206,7 +207,7 @@ class Judge:
             )
             for each in self.claims
         }
-        # Blocks whose bias tokens the network carries can only be seen in a model where each has its own.
+        # Blocks whose bias tokens the network carries can only be judged in a model where each has its own.
         judged = self.alone or self.rewritten
         found = certify(self.original, judged, claims=held, blocks=self.claims)
         if not found.certified and self.claims and self._named is not self.original:
@@ -224,7 +225,7 @@ class Judge:
         ways = tuple(Way(name, optimise) for name in providers for optimise in (False, True))
         again = tuple(Way(name, optimise=False, again=True) for name in providers)
         watched = dict(_domains(claims, certificate))
-        # What is certified needs few inputs; blocks to be tested, and pre-activations in a domain, need all.
+        # Certified blocks need few inputs; tested blocks, and pre-activations in a domain, need all.
         wide = self.original.size <= CHEAP
         before = run_accepted(
             old, (*ways, *again), self.settings,
@@ -281,7 +282,7 @@ class Judge:
     def _provider(
         self, provider: str, sides: tuple[Side, Side], before: ModelRuns, after: ModelRuns, points: Sequence[Point]
     ) -> ProviderRun:
-        """What the runs on one provider show; noise at `points` tells how far rounding moves the original's outputs."""
+        """Judge the runs on one provider; noise at `points` measures how rounding affects the original's outputs."""
         ways = [Way(provider, optimise) for optimise in (False, True)]
         (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
         outputs = [value.name for value in self.original.proto.graph.output]
@@ -291,18 +292,18 @@ class Judge:
                 self.original, before.cases, points, ways[:1],
                 by_blocks=self._by_blocks, gaps=before.gaps, progress=self.progress,
             )  # fmt: skip
-            # If that does not run, what optimisation changes in the original is all that is known of its rounding.
+            # If that does not run, only the effect of optimisation measures the original's rounding.
             variants = [old.results, *noise.get(ways[0], ())]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
                 for output in names_in(plain.results, *(after.ways[way].results for way in ways))
-                if any(output == name or output.startswith(f"{name}[") for name in outputs)  # B may have further ones
+                if any(output == name or output.startswith(f"{name}[") for name in outputs)  # B may have more
                 for way in ways
             }
 
         judged = strict = judgements(points)
         if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
-            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
+            # The certified error is not an excuse if it is as large as the output, and rounding is not.
             strict = judgements([replace(point, error=0.0) for point in points])
         failures: list[str] = []
         found: dict[str, Judgement] = {}
@@ -352,7 +353,7 @@ def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
 
 
 def _by_definition(before: ModelRuns, after: ModelRuns) -> Iterator[str]:
-    """Operators that onnxruntime has no kernel for, and whether the rewritten model still has them."""
+    """Operators without an onnxruntime kernel, and whether the rewritten model still has them."""
     old, new = ({name for ran in runs.ways.values() for name in ran.defined} for runs in (before, after))
     for name in sorted(old | new):
         rest = "the rewritten model has it too" if name in new else "the rewritten model runs"
@@ -381,14 +382,14 @@ def _beyond(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, floa
 
 
 def longest_of(claims: Sequence[Claim]) -> int | None:
-    """The longest sequence that all blocks take; None for any."""
+    """The longest sequence that all blocks accept; None for any."""
     return min((claim.longest for claim in claims if claim.longest), default=None)
 
 
 def noise_points(
     certificate: Certificate | None, tested: Sequence[Claim], further: Sequence[Point] = ()
 ) -> tuple[Point, ...]:
-    """Where the original gets noise: the activations that are certified, those that are tested, and further ones."""
+    """The points of the original that get noise: certified activations, tested ones, and further ones."""
     certified = (
         Point(each.original, each.path, each.elem_type, each.bound.bound, each.leaves[0], each.linear_in or "")
         for each in (() if certificate is None else certificate.regions)
@@ -418,7 +419,7 @@ def _coarse(provider: str, side: Side) -> list[str]:
 
 
 def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
-    """Those of the nodes, as a session names them, that compute anything else than 64-bit integers."""
+    """The nodes, as a session names them, except nodes that compute 64-bit integers only."""
     of_shapes = {
         f"{node.op_type} '{node.name}'" for view, node in (_nodes(side) if nodes else ())
         if all(view.type_of(name).elem_type == onnx.TensorProto.INT64 for name in node.output if name)
@@ -437,6 +438,6 @@ def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> fl
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
             least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
             old, new = (max(largest_gap(exact, values), least) for values in (own, theirs))
-            # An evaluation that is far from the original, because an operator decides by rounding, tells nothing.
+            # An evaluation far from the original, because an operator decides by rounding, is not informative.
             ratios += [new / old] if 0.0 < old * old < least * max(map(magnitude, exact)) else []
     return max(ratios, default=None)

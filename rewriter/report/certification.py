@@ -1,7 +1,7 @@
-"""What `rewrite certify` proved about two models, as data and as JSON.
+"""The result of `rewrite certify` for two models, as data and as JSON.
 
-`certificate.schema.json` beside this file is the contract of the JSON. Whoever has the two files can have it computed
-again: `rewrite certify --check`.
+`certificate.schema.json` beside this file is the contract of the JSON. Given the two files, `rewrite certify --check`
+computes it again.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ class Comparison(Result):
         signature: the differences in inputs and outputs; if there are any, nothing was run.
         files: the differences between the files; None if they were not asked for.
         proof: the certificate, the runs and the tests of blocks; None if nothing was run.
-        tolerance: atol and rtol that took the place of the rule; then errors are in an output's units.
-        isolated: results for every part alone on A's values; empty if that was not asked for, or if nothing had failed.
+        tolerance: atol and rtol that replaced the rule; then errors are in an output's units.
+        isolated: results for every part alone on A's values; empty if that was not requested, or if nothing had failed.
         faults: the parts that are wrong.
-        undecided: what B's plan claims and is not proved, and outputs of which the run shows nothing.
+        undecided: claims of B's plan that are not proved, and outputs that the run does not decide.
         notes: remarks.
         seconds: time by step.
     """
@@ -74,11 +74,11 @@ class Comparison(Result):
 
     @property
     def verdict(self) -> Verdict:
-        """What was found.
+        """One of four words.
 
         `same`: certified, and the run agrees (of graphs alone: they are the same); `agrees`: not proved, but B agrees
-        with A on the inputs that were run; `not proved`: what B's plan claims is neither proved nor refuted, or the run
-        does not decide; `different`: there is a counterexample.
+        with A on the inputs that were run; `not proved`: the claims of B's plan are neither proved nor refuted, or the
+        run does not decide; `different`: there is a counterexample.
         """
         if self.failures:
             return "different"
@@ -93,17 +93,17 @@ class Comparison(Result):
 
     @property
     def same(self) -> bool:
-        """Whether B is proved to compute what A does, and does so where both were run."""
+        """Whether B is proved to compute the same function as A, and agrees in the runs."""
         return self.verdict == "same"
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What differs, and what could not be decided."""
+        """Differences and undecided parts."""
         return (*self.failures, *self.undecided)
 
     @property
     def summary(self) -> str:
-        """The verdict in one line: what was found, on what it rests, and where the fault lies."""
+        """The verdict in one line: its basis, and the place of the fault."""
         return f"{self.verdict.upper()}  {self._told}"
 
     @property

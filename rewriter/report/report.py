@@ -1,4 +1,4 @@
-"""The report: what was done to a model, as data.
+"""The report of a rewriting, as data.
 
 `Report` collects the results of planning, rewriting, saving and proving. The command line prints it; the Python API
 returns it. `report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is
@@ -44,7 +44,7 @@ class Result(ABC):
 
     @property
     def problems(self) -> Sequence[str]:
-        """What failed, in words."""
+        """The failures in words."""
         return ()
 
     def __bool__(self) -> bool:
@@ -104,9 +104,8 @@ class BlockRow:
         type: element type of the block, such as float32.
         max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
             the type in which the heads compute; the certificate of `validation` proves it.
-        measured: whether `max_error` was measured on a dense grid instead, as for programs that were fitted for this
-            model.
-        domain: largest |pre-activation| up to which that holds; None where it holds for all.
+        measured: whether `max_error` was measured on a dense grid instead, as for programs fitted to this model.
+        domain: largest |pre-activation| for which that holds; None for no limit.
         reason: why it was left.
         node: the node to which the reason refers.
         part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
@@ -226,7 +225,7 @@ class Report(Result):
 
     @property
     def summary(self) -> str:
-        """The verdict in one line: what became of the model, how sure that is, and where it is."""
+        """The verdict in one line: the result, its certainty, and its path."""
         if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             why = f"{counted(len(self.left), 'candidate')} left" if self.left else "no candidate was found"
             return f"NOTHING TO CONVERT  in {self.model}: {why}"
@@ -262,7 +261,7 @@ def reach(certificate: Certificate) -> str:
 
 
 def json_text(data: Mapping[str, Any]) -> str:
-    """What a JSON file of this package looks like; characters that could drive a terminal are escaped."""
+    """JSON text of this package; characters that could drive a terminal are escaped."""
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text) + "\n"
 

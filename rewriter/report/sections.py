@@ -1,4 +1,4 @@
-"""What the report of a rewriting says, as sentences and tables: made once, for the terminal and for pages."""
+"""The report of a rewriting as sentences and tables, shared by the terminal and pages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rewriter.text import clean, counted, first_of, size
 
 _MAX_FAILURES = 200
 _MEANING = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
-"""What a form does, where its name does not say it."""
+"""Descriptions of forms whose names do not explain them."""
 _LABEL = 10
 _STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
 Part = str | Sequence[str] | Table  # a paragraph, the entries of a list, or a table
@@ -57,7 +57,7 @@ def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
 
 
 def certainty(report: Report) -> Iterator[tuple[str, str, str]]:
-    """What is proved, tested and only run, each as a sentence: the section with more, its first word, the others."""
+    """The proved, tested and merely run parts, each as a sentence: its section, its first word, the others."""
     proof = report.proof
     if proof is None:
         return
@@ -88,7 +88,7 @@ def block_parts(report: Report) -> list[Part]:
 
 
 def warnings(report: Report, *, verbose: bool = False) -> list[str]:
-    """What limits the proof: skipped inputs, parts of the model at a time, a missing reference, nodes on the CPU."""
+    """Limits of the proof: skipped inputs, parts of the model at a time, a missing reference, nodes on the CPU."""
     proof = report.proof
     if proof is None:
         return []
@@ -198,13 +198,13 @@ def _labelled(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
 
 
 def tested(proof: Validation) -> str:
-    """The blocks that are tested, and on what."""
+    """The tested blocks, and their inputs."""
     sizes = ", ".join(dict.fromkeys(size for each in proof.blocks for size in each.sizes))
     return f"{counted(len(proof.blocks), 'block')}, on inputs of {sizes} rows"
 
 
 def proved(certificate: Certificate) -> str:
-    """What is proved for every input."""
+    """The part that is proved for every input."""
     regions = certificate.regions
     if not certificate.certified:
         return f"nothing for every input; {why_not(certificate)}"

@@ -1,4 +1,4 @@
-"""Print what was found about given models: a comparison, a certificate, a measurement of time."""
+"""Print results about given models: a comparison, a certificate, a benchmark."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rewriter.report.tables import (
 from rewriter.report.terminal.console import Console
 from rewriter.text import shortened
 
-_MAX_ROWS = 12  # of a table, unless everything is to be printed
+_MAX_ROWS = 12  # of a table, unless verbose
 _MAX_METADATA_LENGTH = 60
 _SHOWN_NODES = 8
 _STYLES = {"same": "bold green", "agrees": "bold yellow", "not proved": "bold red", "different": "bold red"}

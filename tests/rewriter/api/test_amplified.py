@@ -98,7 +98,7 @@ def test_an_output_that_rounding_decides_alone_is_no_comparison() -> None:
     assert validate(original, original).same, "certified"
     found = validate(original, changed(original, lambda model: change_values(weight(model, "b2"), "v += 0.1")))
     assert found.verdict == "not proved"
-    assert found.undecided == ("nothing could be compared: output out, since rounding moves it as far as it is large",)
+    assert found.undecided == ("nothing could be compared: output out, since rounding changes it by its own magnitude",)
 
 
 def test_boundaries_that_divide_nothing_tell_nothing() -> None:

@@ -40,7 +40,7 @@ WEIGHTS = {"W": np.asarray([1, 2, 3, 4.0]), "V": np.asarray([4, 3, 2, 1.0])}
 
 
 def named(*given: Any, **options: Any) -> onnx.ModelProto:
-    """A text model in which every node has a name, by which it is known again whatever its outputs are called."""
+    """A text model in which every node has a name, which identifies it independently of its outputs' names."""
     model = text_model(*given, **options)
     for graph in graphs(model.graph):
         for node in graph.node:
@@ -90,7 +90,7 @@ def give_default(model: onnx.ModelProto) -> None:
 
 
 CHANGES: tuple[tuple[str, Make, Edit, tuple[str, ...]], ...] = (
-    ("graph outputs made by each other's nodes", two_outputs, lambda m: swap_names(m, "out", "other"),
+    ("graph outputs whose producers are swapped", two_outputs, lambda m: swap_names(m, "out", "other"),
      ("source of output out: Add 'n_out' in A, Sub 'n_other' in B",
       "source of output other: Sub 'n_other' in A, Add 'n_out' in B")),
     ("order of graph outputs", two_outputs, lambda m: swap(m.graph.output, 0, 1),
@@ -380,7 +380,7 @@ def test_weights_of_other_types_or_dims() -> None:
 
 
 def external(path: Path, values: Any, offset: int = 0) -> tuple[onnx.TensorProto, Path]:
-    """A weight in a file of its own."""
+    """A weight in a separate file."""
     array = np.asarray(values, np.float32)
     path.write_bytes(b"\x07" * offset + array.tobytes())
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=array.shape, data_location=TensorProto.EXTERNAL)
