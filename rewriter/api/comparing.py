@@ -232,7 +232,7 @@ class _Pair:
         return replace(result, isolated=isolated, faults=tuple(faults))
 
     def _decisive(self, proof: Validation) -> list[Judgement]:
-        """The judgements that decide the verdict: without certificate, tests of blocks, and tolerance."""
+        """The judgements on which the verdict rests: none with a certificate, tested blocks or a tolerance."""
         judged = self.tolerance is not None or proof.certified or proof.blocks
         return [] if judged else [each for run in proof.providers.values() for each in run.compared.values()]
 

@@ -46,7 +46,7 @@ PACKED = (MICROSOFT, "MatMulNBits")
 """A product with a packed matrix."""
 
 NORMED = "GroupQueryAttention with q_norm_weight"
-"""Operators for which onnxruntime only has GPU kernels."""
+"""A variant for which onnxruntime only has a GPU kernel."""
 
 _OPSET, _AXES_AS_INPUT = 11, 13
 """The first opset with all operators of the definitions; the first in which axes are an operand."""

@@ -155,7 +155,7 @@ class GraphView:
         return tensor
 
     def back(self, tensor: str, through: Container[str], ends: Container[str] = ()) -> Iterator[str]:
-        """Trace back through `operators` and return the distinct sources."""
+        """Trace back through the operators `through` and return the distinct sources."""
         pending, seen = [tensor], {tensor}
         while pending:
             name = pending.pop()

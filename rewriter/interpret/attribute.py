@@ -438,7 +438,7 @@ class FrozenRun:
             step = NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
             if not own.gate:
                 return step
-            # The file's own constants are rounded, and its values are needed to the last digit.
+            # The file's own output: with its rounded constants, a computed one would differ in the last digits.
             return replace(step, written=self.stream(own.output.data)[..., None])
 
         def weight(part: str) -> Array:

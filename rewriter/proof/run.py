@@ -40,7 +40,7 @@ SEGMENT = 2**27
 """Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
 
 _CLOSE = 1e-3
-"""Relative rounding differences between runs on a GPU, which the rule judges."""
+"""Smaller relative differences between runs on a GPU are rounding, which the rule judges."""
 
 Gaps = Sequence[Mapping[str, Array]]
 """Case by case, an output to a mask of uninitialised elements; outputs without such elements are missing."""

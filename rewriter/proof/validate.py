@@ -95,7 +95,7 @@ class Validation:
         cases: inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
         failures: differences, each with a counterexample: an input that was run, or a number that refutes a region.
-        unproved: claims that could be neither proved nor refuted.
+        unproved: requirements of a rewriting that were neither proved nor refuted.
         uncompared: outputs that the run should have compared, and could not.
         by_blocks: whether neither model was ever loaded as a whole.
         segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.

@@ -105,7 +105,7 @@ class BlockRow:
         max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
             the type in which the heads compute; the certificate of `validation` proves it.
         measured: whether `max_error` was measured on a dense grid instead, as for programs fitted to this model.
-        domain: largest |pre-activation| for which that holds; None for no limit.
+        domain: largest |pre-activation| for which that holds; None if unlimited.
         reason: why it was left.
         node: the node to which the reason refers.
         part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.

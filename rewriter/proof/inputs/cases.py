@@ -36,7 +36,7 @@ _PATCHES = 24
 Texts = Sequence[Sequence[int]]
 """The token ids of texts."""
 States = Callable[[tuple[int, ...], int], NDArray[Any] | None]
-"""An encoder's output of a shape for the case of a number; None if it has no output of that shape."""
+"""An encoder's output of a shape for a case by number; None if no output has that shape."""
 
 Setting = tuple[int, int, int]
 """Number of rows, of tokens, and of past tokens, for dimensions that the model leaves open."""
@@ -158,7 +158,7 @@ class Maker:
         def total(terms: Mapping[str, int]) -> int:
             return sum(factor * values.get(name, 0) for name, factor in terms.items())
 
-        # Single names come first: sizes required by operators, then sizes by kind; then sums.
+        # Single names first, sizes required by operators before sizes by kind; then sums.
         order = sorted(self._symbols, key=lambda each: (len(each[2]), *each[2].values(), each[1] not in each[0].sizes))
         for spec, axis, terms in order:
             for name, factor in terms.items():
