@@ -23,11 +23,11 @@ from rewriter.graph.extract import ancestors
 from rewriter.graph.view import GraphView, LostError
 from rewriter.graph.walk import reads
 
-_TRANSPARENT = ("Cast", "Identity", "Dropout")
+_KEEP_SCORES = ("Cast", "Identity", "Dropout")
 _LENGTHS = (1, 2, 3, 7)
-_TRIALS = 8
+_DATA_TRIALS = 8
 _MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
-_RANKS = (3, 4)
+_SCORE_RANKS = (3, 4)
 _UNKNOWN = "it changes the scores in a way that W_QK cannot hold"
 Fill = Callable[[Sequence[int]], NDArray[Any]]  # creates data of a shape
 
@@ -90,13 +90,13 @@ class MaskReader:
                 if mask.data and scales:
                     raise LostError.at(node, "its mask is data, and what comes behind it is scaled")
                 masks.append(mask)
-            elif len(ours) != 1 or node.op_type not in _TRANSPARENT:
+            elif len(ours) != 1 or node.op_type not in _KEEP_SCORES:
                 raise LostError.at(node, _UNKNOWN)
             tensor = ours[0]
 
     def _check_product(self, node: onnx.NodeProto, masks: list[Mask]) -> None:
         left, right = (self._shapes.known[name] for name in node.input)
-        fits = len(left) == len(right) and len(left) in _RANKS and left[-2] == right[-1] == TOKENS
+        fits = len(left) == len(right) and len(left) in _SCORE_RANKS and left[-2] == right[-1] == TOKENS
         # The positions' columns are joined to queries and keys by batch, so the batch must be a separate axis.
         if not fits or not all(sizes[0] in (BATCH, 1) and None not in sizes for sizes in (left, right)):
             raise LostError.at(node, "its queries and keys are not [batch, heads, tokens, d_head]")
@@ -143,7 +143,7 @@ class MaskReader:
         allowed[: len(forbidden), : len(forbidden)] = ~forbidden[: self._longest, : self._longest]
         if not inputs:
             return Mask(allowed)
-        tried = self._tried(tensor, forbidden)
+        tried = self._added_for_any_data(tensor, forbidden)
         if tried is None:
             raise LostError.at(node, "data can allow what its mask forbids by position")
         low = min(low, tried)
@@ -151,12 +151,12 @@ class MaskReader:
             raise LostError.at(node, "its mask is data and minus infinity, without a finite number")
         return Mask(allowed, tensor, low, rank)
 
-    def _tried(self, tensor: str, forbidden: NDArray[np.bool_]) -> float | None:
+    def _added_for_any_data(self, tensor: str, forbidden: NDArray[np.bool_]) -> float | None:
         """What the mask adds to forbidden scores for any data; None if data can allow what positions forbid."""
         rng = np.random.default_rng(0)
         length = self._fixed or max(_LENGTHS)
         low = 0.0
-        for _ in range(_TRIALS):
+        for _ in range(_DATA_TRIALS):
             values = self._values(tensor, length, lambda shape: rng.integers(0, 2, shape))
             if values is None:
                 return None
@@ -190,13 +190,13 @@ class MaskReader:
         feeds: dict[str, NDArray[np.generic]] = {}
         for name in sorted(needed):
             if name in stops:
-                feeds[name] = np.asarray([_at(each, length) for each in stops[name]], np.int64)
+                feeds[name] = np.asarray([_size_at(each, length) for each in stops[name]], np.int64)
             elif name in view.inputs:
                 sizes = self._shapes.of(name)
                 if sizes is None or None in sizes:
                     return None
                 dtype = helper.tensor_dtype_to_np_dtype(view.type_of(name).elem_type)
-                feeds[name] = fill([_at(size, length) for size in sizes if size is not None]).astype(dtype)
+                feeds[name] = fill([_size_at(size, length) for size in sizes if size is not None]).astype(dtype)
         kept = [view.initializers[name] for name in sorted(needed) if name in view.initializers]
         if any(each.data_location == onnx.TensorProto.EXTERNAL for each in kept):
             return None
@@ -207,7 +207,7 @@ class MaskReader:
         return np.asarray(value)
 
 
-def _at(size: int, length: int) -> int:
+def _size_at(size: int, length: int) -> int:
     """A made-up size for two sequences of a length."""
     number, batch, tokens = factors(size)
     return int(number * 2**batch * length**tokens)

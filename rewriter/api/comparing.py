@@ -32,7 +32,7 @@ from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge, Progress, Validation, longest_of, noise_points
 from rewriter.report.comparison import Comparison
 
-_LOOSE = 2.0**-10
+_MAX_ALLOWANCE = 2.0**-10
 """A pair that is not certified must hold part by part if the rule allows an output to be off by more than this share
 of its norm: quantised models amplify rounding, and such an output says little."""
 
@@ -207,7 +207,7 @@ class _Pair:
         Where amplified rounding hides errors in the outputs, every part must hold by itself.
         """
         proof = result.validation
-        loose = [each.name for each in self._decisive(proof) if each.allowed > _LOOSE]
+        loose = [each.name for each in self._decisive(proof) if each.allowed > _MAX_ALLOWANCE]
         failed = bool(result.failures or result.undecided)
         if not proof.providers or not (bisect if failed else loose):
             return result

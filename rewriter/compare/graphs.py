@@ -194,10 +194,10 @@ def _regions(a: _Numbered, b: _Numbered) -> Iterator[Change]:
             for side, other, run in ((a, b, places[:2]), (b, a, places[2:]))
         )
         if ours or theirs:
-            yield Change("nodes", "", _span(ours), _span(theirs), ", ".join(_what(a.main, b.main, ours, theirs)))
+            yield Change("nodes", "", _span(ours), _span(theirs), ", ".join(_changes(a.main, b.main, ours, theirs)))
 
 
-def _what(a: Scope, b: Scope, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:
+def _changes(a: Scope, b: Scope, ours: list[onnx.NodeProto], theirs: list[onnx.NodeProto]) -> Iterator[str]:
     if len(ours) != 1 or len(theirs) != 1 or key_of(ours[0]) != key_of(theirs[0]):
         return
     parts: list[dict[str, object]] = []
@@ -259,7 +259,7 @@ def apart(a: Array, b: Array) -> str:
 def _declared_changes(a: LoadedModel, b: LoadedModel) -> Iterator[Change]:
     nodes = [node for m in (a, b) for graph in (m.proto.graph, *m.proto.functions) for node in iter_nodes(graph.node)]
     used = {key_of(node)[0] for node in nodes}
-    ours, theirs = (_stated(model.proto, used) for model in (a, b))
+    ours, theirs = (_declarations(model.proto, used) for model in (a, b))
     for what in ours:
         for name in {**ours[what], **theirs[what]}:
             one, two = (None if name not in side else decoded(side[name]) for side in (ours[what], theirs[what]))
@@ -267,7 +267,7 @@ def _declared_changes(a: LoadedModel, b: LoadedModel) -> Iterator[Change]:
                 yield Change(what, decoded(name), one, two)
 
 
-def _stated(proto: onnx.ModelProto, used: set[str]) -> dict[str, dict[str, str]]:
+def _declarations(proto: onnx.ModelProto, used: set[str]) -> dict[str, dict[str, str]]:
     versions = {domain: str(version) for domain, version in opsets(proto.opset_import).items()}
     producer = f"{decoded(proto.producer_name)} {decoded(proto.producer_version)}".strip()
     about = {"IR version": str(proto.ir_version), "producer": producer, "graph": proto.graph.name}

@@ -45,7 +45,7 @@ TOO_LARGE = (
 _EXPORT = "export the model to ONNX first: optimum-cli export onnx --model FOLDER NEW_FOLDER"
 
 # Signatures of files that people pass by mistake: (offset, bytes, what it is and what to do).
-_FOREIGN = (
+_SIGNATURES = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the model; run `git lfs pull` in its repository"),
     (0, b"PK\x03\x04", "a zip archive (or a PyTorch checkpoint); extract or export the .onnx model from it"),
     (0, b"\x1f\x8b", "gzip-compressed; decompress it first"),
@@ -343,7 +343,7 @@ def _read(path: Path) -> bytes:
             _check_regular(status, path)
             data = file.read(status.st_size + 1)  # one byte more, to notice a file that grows
     except FileNotFoundError as error:
-        raise ModelError(f"{quoted(path)} does not exist; {_instead(path)}") from error
+        raise ModelError(f"{quoted(path)} does not exist; {_suggestion(path)}") from error
     except PermissionError as error:
         raise ModelError(f"{quoted(path)} may not be read: permission denied; change its mode or copy it") from error
     except (OSError, ValueError) as error:
@@ -354,7 +354,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _instead(path: Path) -> str:
+def _suggestion(path: Path) -> str:
     try:
         names = [each.name for each in path.parent.iterdir() if each.suffix == ".onnx"]
     except OSError:
@@ -379,7 +379,7 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
 
 def _described(data: bytes, reason: str) -> str:
     """What a file is, if not a model, and what to do about it."""
-    for offset, start, what in _FOREIGN:
+    for offset, start, what in _SIGNATURES:
         if data.startswith(start, offset):
             return what
     # A serialised model has control bytes near its start (field tags and lengths); text does not.

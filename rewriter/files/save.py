@@ -115,7 +115,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
         own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
         references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
         locations: dict[str, str] = {}
-        if references and source.base_dir is not None and not _is(out.parent.stat(), source.base_dir):
+        if references and source.base_dir is not None and not _is_same_file(out.parent.stat(), source.base_dir):
             locations = _place_data(references, source.base_dir, out, made)
         length, pieces = _serialise(proto, locations, own, source)
         with os_errors("write", out):
@@ -143,14 +143,14 @@ def _check_not_source(out: Path, source: LoadedModel) -> None:
         target = out.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
-    if source.path and _is(target, source.path):
+    if source.path and _is_same_file(target, source.path):
         raise UsageError(f"{quoted(out)} is the input itself, which is never overwritten; choose another output")
     for path in {ref.path for ref in source.external}:
-        if _is(target, path):
+        if _is_same_file(target, path):
             raise UsageError(f"{quoted(out)} holds the weights of the input; choose another output")
 
 
-def _is(target: os.stat_result, path: Path) -> bool:
+def _is_same_file(target: os.stat_result, path: Path) -> bool:
     try:
         return os.path.samestat(target, path.stat())
     except FileNotFoundError:

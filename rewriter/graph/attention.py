@@ -51,11 +51,11 @@ NORMED = "GroupQueryAttention with q_norm_weight"
 _OPSET, _AXES_AS_INPUT = 11, 13
 """The first opset with all operators of the definitions; the first in which axes are an operand."""
 _SIDES = ("query", "key", "value")
-_BY_HEAD = 4
+_RANK_BY_HEAD = 4
 """Axes of [batch, heads, tokens, channels]."""
-_AXES_OF_MASK = {1: (1, 2, 3), 2: (1, 2), 3: (1,)}
+_MISSING_MASK_AXES = {1: (1, 2, 3), 2: (1, 2), 3: (1,)}
 """Axes that masks [batch], the number of keys, [batch, keys] and [batch, tokens, keys] lack."""
-_NOWHERE = 2**31
+_UNSEEN_POSITION = 2**31
 """A position that no query attends to."""
 
 
@@ -122,7 +122,7 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
         return None
     bare = onnx.NodeProto.FromString(node.SerializeToString())
     bare.output[0] = f"{node.output[0]}/normed"  # prefix of new tensors
-    written = _Written(bare, {}, _AXES_AS_INPUT)
+    written = _Expansion(bare, {}, _AXES_AS_INPUT)
     counts = [integer_of(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
     if not any(sides[1:]):
         packed = written.put("Reshape", sides[0], written.constant([0, 0, sum(counts), -1]))
@@ -140,7 +140,7 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
     """The nodes that define an operator. Raises LostError if it uses a feature that the definition lacks."""
-    written = _Written(node, types, opset)
+    written = _Expansion(node, types, opset)
     if key_of(node) not in DEFINITIONS:
         linear = node.op_type == "LinearAttention"
         raise written.lost("it has a state and no softmax" if linear else "what it computes is not known")
@@ -157,13 +157,13 @@ def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> 
     """The matrix [N, K] of a MatMulNBits, in the type of its scales. Raises LostError if it is unknown."""
     values = {name: value_of(name) for name in node.input[1:4] if name}
     types = {name: TensorType(elem_type_of(value), value.shape) for name, value in values.items()}
-    written = _Written(node, types, _AXES_AS_INPUT)
+    written = _Expansion(node, types, _AXES_AS_INPUT)
     made = [written.weight()]
     return np.asarray(computed(written.nodes, values, made, {"": _AXES_AS_INPUT})[0])
 
 
 @dataclass(frozen=True)
-class _Written(Writer):
+class _Expansion(Writer):
     """One operator, and the nodes that replace it."""
 
     types: Mapping[str, TensorType]
@@ -331,7 +331,7 @@ class _Written(Writer):
             capacity, windows = self.size(past, 2), integer_of(self.node, "sliding_window_cache", 0)
             held, places = self.resident(before, capacity), self.places(capacity)
             filled = self.put("Add", self.put("Sub", before, held), places)
-            filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_NOWHERE))
+            filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_UNSEEN_POSITION))
             key_positions = self.put("Concat", filled, positions, axis=1)
             # New entries follow the cached ones; a sliding cache evicts the oldest.
             held, tokens = (
@@ -375,7 +375,7 @@ class _Written(Writer):
             raise self.lost("its queries see a window of keys")
         sides, counts = [given[name] for name in _SIDES], list[int]()
         for place, name in enumerate(_SIDES):
-            joined = self.rank(given[name]) != _BY_HEAD
+            joined = self.rank(given[name]) != _RANK_BY_HEAD
             stated = integer_of(
                 self.node, "num_heads" if self.node.domain else f"{'kv' if place else 'q'}_num_heads", 0
             )
@@ -383,7 +383,7 @@ class _Written(Writer):
             sides[place] = self.by_head(given[name], counts[-1]) if joined else given[name]
         pasts = [given.get(name, "") for name in ("past_key", "past_value")]
         made, *presents = self.masked(sides, counts[0] // max(counts[1], 1), pasts)
-        self.outputs(made if self.rank(given["query"]) == _BY_HEAD else self.joined(made), *presents)
+        self.outputs(made if self.rank(given["query"]) == _RANK_BY_HEAD else self.joined(made), *presents)
 
     def packed(self) -> None:
         """Attention of onnxruntime: one matrix computes queries, keys and values."""
@@ -414,13 +414,13 @@ class _Written(Writer):
             bias = self.put("Cast", bias, to=self.kind)
         if kept:
             rank = self.rank(kept)
-            if rank not in _AXES_OF_MASK:
+            if rank not in _MISSING_MASK_AXES:
                 raise self.lost("its mask has an axis of heads")
             if rank == 1:
                 ends = self.put("Reshape", self.put("Cast", kept, to=TensorProto.INT64), self.size(query, 0))
-                kept = self.put("Less", self.places(self.size(keys, 2)), self.axis(ends, *_AXES_OF_MASK[1]))
+                kept = self.put("Less", self.places(self.size(keys, 2)), self.axis(ends, *_MISSING_MASK_AXES[1]))
             else:
-                kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_AXES_OF_MASK[rank])
+                kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_MISSING_MASK_AXES[rank])
             mask = self.put("Where", kept, self.float(0.0), filler)
             bias = self.put("Add", mask, bias) if bias else mask
         count = self.axis(self.given["count"], 1, 2, 3) if "count" in self.given else ""  # of a cache's keys
@@ -495,16 +495,16 @@ class _Written(Writer):
         self.outputs(self.put("Gather", table, place, axis=0))
 
 
-DEFINITIONS: Mapping[tuple[str, str], Callable[[_Written], None]] = {
-    (MICROSOFT, "GroupQueryAttention"): _Written.grouped,
-    (MICROSOFT, "MultiHeadAttention"): _Written.multi_head,
-    (MICROSOFT, "Attention"): _Written.packed,
-    ("", "Attention"): _Written.multi_head,
-    (MICROSOFT, "SkipLayerNormalization"): _Written.added,
-    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Written.added,
-    (MICROSOFT, "EmbedLayerNormalization"): _Written.embedded,
-    (MICROSOFT, "FusedMatMul"): _Written.multiplied,
-    (MICROSOFT, "TransposeMatMul"): _Written.multiplied,
-    PACKED: _Written.product,
-    (MICROSOFT, "GatherBlockQuantized"): _Written.rows,
+DEFINITIONS: Mapping[tuple[str, str], Callable[[_Expansion], None]] = {
+    (MICROSOFT, "GroupQueryAttention"): _Expansion.grouped,
+    (MICROSOFT, "MultiHeadAttention"): _Expansion.multi_head,
+    (MICROSOFT, "Attention"): _Expansion.packed,
+    ("", "Attention"): _Expansion.multi_head,
+    (MICROSOFT, "SkipLayerNormalization"): _Expansion.added,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Expansion.added,
+    (MICROSOFT, "EmbedLayerNormalization"): _Expansion.embedded,
+    (MICROSOFT, "FusedMatMul"): _Expansion.multiplied,
+    (MICROSOFT, "TransposeMatMul"): _Expansion.multiplied,
+    PACKED: _Expansion.product,
+    (MICROSOFT, "GatherBlockQuantized"): _Expansion.rows,
 }

@@ -26,10 +26,10 @@ Read = Callable[[onnx.TensorProto], AnyArray]
 Sizes = Callable[[str], Sequence[int | None] | None]
 """The shape of a tensor; None for an unknown size or rank."""
 
-_SMALL, _LARGEST = 1024, 2**31
+_MAX_KEPT, _MAX_COMPUTED = 1024, 2**31
 """Maximum elements of a value that is kept, or read without the caller's reader; and of one that is computed."""
 
-_DEPTH = 64
+_MAX_DEPTH = 64
 """Maximum number of nodes in a chain."""
 
 COMPUTED = SAME_NUMBERS | {
@@ -44,7 +44,7 @@ UNFIT = (ValueError, IndexError, KeyError, TypeError, StopIteration, OverflowErr
 
 def small(tensor: onnx.TensorProto) -> AnyArray:
     """The values of a small inline tensor. Raises LostError for any other."""
-    if tensor.data_location == onnx.TensorProto.EXTERNAL or prod(tensor.dims) > _SMALL:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or prod(tensor.dims) > _MAX_KEPT:
         raise LostError("it is a weight", tensor.name)
     return numpy_helper.to_array(tensor)
 
@@ -95,7 +95,7 @@ class Constants:
             value = self.of(tensor, wide=wide)
         except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
             return None
-        return value if value.size <= _SMALL and value.dtype.kind not in "OUS" else None
+        return value if value.size <= _MAX_KEPT and value.dtype.kind not in "OUS" else None
 
     def numbers(self, tensor: str) -> list[int]:
         """The elements of a constant as integers. Raises LostError as `of`, or for an unknown size."""
@@ -119,7 +119,7 @@ class Constants:
                 known = lost
             except RuntimeError as error:  # unknown sizes are not integers
                 known = LostError(str(error), tensor)
-            if isinstance(known, LostError) or known.size <= _SMALL:
+            if isinstance(known, LostError) or known.size <= _MAX_KEPT:
                 self._kept[tensor, wide] = known
         if isinstance(known, LostError):
             raise known
@@ -131,7 +131,7 @@ class Constants:
         if tensor in self._view.initializers:
             return self._read(self._view.initializers[tensor])
         node = self._view.made_by(tensor)
-        if node is None or depth > _DEPTH:
+        if node is None or depth > _MAX_DEPTH:
             raise LostError("it is not constant", tensor)
         if not self._view.is_onnx(node):
             raise LostError("it is computed by an unknown operator", label(node))
@@ -162,7 +162,7 @@ class Constants:
         value = numpy_helper.to_array(given["value"]).reshape(()) if "value" in given else np.zeros((), np.float32)
         value = operands[0] if node.op_type == "Expand" else value
         shape = np.broadcast_shapes(value.shape, tuple(int(size) for size in operands[-1].reshape(-1)))
-        if prod(shape) > _LARGEST:
+        if prod(shape) > _MAX_COMPUTED:
             raise LostError("it is larger than any weight", label(node))
         return np.broadcast_to(value, shape)
 

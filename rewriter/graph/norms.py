@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, integer_of
 
-_REACH = 8
+_MAX_DISTANCE = 8
 """Nodes between the scale of a normalisation in primitive operators and its mean."""
 
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
@@ -46,18 +46,18 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
         if node is not None and len(own) == 1:
             held[kind], data = own[0], next(each for each in node.input if each not in constants)
     shape = constants.shape(held["Mul"]) or ()
-    fits = len([size for size in shape if size != 1]) == 1 and _averages(view, data)
+    fits = len([size for size in shape if size != 1]) == 1 and _contains_mean(view, data)
     return Norm(tensor, held["Mul"], held["Add"], _normalised(view, data)) if fits else None
 
 
-def _averages(view: GraphView, tensor: str, reach: int = _REACH) -> bool:
+def _contains_mean(view: GraphView, tensor: str, reach: int = _MAX_DISTANCE) -> bool:
     """Whether a tensor's arithmetic includes a mean."""
     node = view.made_by(tensor)
     if node is None or reach < 0:
         return False
     through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
     means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
-    return means or (through and any(_averages(view, name, reach - 1) for name in node.input))
+    return means or (through and any(_contains_mean(view, name, reach - 1) for name in node.input))
 
 
 def _normalised(view: GraphView, tensor: str) -> str:
@@ -66,4 +66,4 @@ def _normalised(view: GraphView, tensor: str) -> str:
     names = list(node.input) if node is not None else []
     makers = [view.made_by(name) for name in names]
     centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
-    return next((name for name in (*names, *centred) if not _averages(view, name)), "")
+    return next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")

@@ -75,15 +75,15 @@ TensorType.UNKNOWN = TensorType(0, None)
 _PACKED = ("MatMulNBits", "MatMulBnb4")
 """Products with a packed matrix [K, N], whose type is that of its scales."""
 
-_OPERANDS, _OUTPUTS = 24, 4
+_MAX_OPERANDS, _MAX_OUTPUTS = 24, 4
 """More operands than any operator of the table below has, and the maximum number of outputs."""
-_SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _OPERANDS - 1)
+_SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _MAX_OPERANDS - 1)
 """An output of the type and shape of the first operand; one of its type only."""
 
 _BLOCKED = "com.microsoft.nchwc"
 """Domain of onnxruntime's operators on images whose channels are in blocks, and perhaps padded."""
 
-_LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
+_SIMILAR: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
     (domain, name): rules
     for domain, rules, names in (
         ("", {0: _SAME}, "SimplifiedLayerNormalization"),
@@ -102,10 +102,10 @@ shape, and its operands among those of the fused one."""
 
 
 def _function(key: tuple[str, str]) -> onnx.FunctionProto:
-    operands, outputs = [f"x{place}" for place in range(_OPERANDS)], [f"y{place}" for place in range(_OUTPUTS)]
+    operands, outputs = [f"x{place}" for place in range(_MAX_OPERANDS)], [f"y{place}" for place in range(_MAX_OUTPUTS)]
     nodes = [
         onnx.helper.make_node(operator, [operands[each] for each in places], [outputs[at]])
-        for at, (operator, *places) in _LIKE[key].items()
+        for at, (operator, *places) in _SIMILAR[key].items()
     ]
     return onnx.helper.make_function(*key, operands, outputs, nodes, [onnx.helper.make_opsetid("", 17)])
 
@@ -126,15 +126,15 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
     """
     skeleton = skeleton_of(model)
     for node in skeleton.graph.node:
-        node.CopyFrom(_known(node, skeleton.graph))
+        node.CopyFrom(_in_onnx_terms(node, skeleton.graph))
     for node in iter_nodes(skeleton.graph.node):
-        if (node.domain, node.op_type) in _LIKE:  # onnx requires a name, perhaps empty, for each output of a function
-            node.output.extend([""] * (_OUTPUTS - len(node.output)))
-    missing = {domain for domain, _ in _LIKE} - {each.domain for each in skeleton.opset_import} - {""}
+        if (node.domain, node.op_type) in _SIMILAR:  # onnx requires a name, perhaps empty, for each function output
+            node.output.extend([""] * (_MAX_OUTPUTS - len(node.output)))
+    missing = {domain for domain, _ in _SIMILAR} - {each.domain for each in skeleton.opset_import} - {""}
     skeleton.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in missing)  # optional in onnxruntime
     hidden = _without_hidden(skeleton.graph)
     own = {(each.domain, each.name) for each in model.functions}
-    skeleton.functions.extend(_function(key) for key in _LIKE.keys() - own)
+    skeleton.functions.extend(_function(key) for key in _SIMILAR.keys() - own)
     found = skeleton.graph
     # The C++ inference raises bare exceptions on odd models; then declared types remain.
     with suppress(Exception):
@@ -168,11 +168,11 @@ def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
         graph.value_info.extend(kept)
 
 
-def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
+def _in_onnx_terms(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
     """An operator that onnx knows, with the type and shape of a fused one; else the node."""
     if node.domain not in ("com.microsoft", _BLOCKED) or not node.input or len(node.output) != 1:
         return node
-    if node.domain == _BLOCKED and (node.domain, node.op_type) not in _LIKE:
+    if node.domain == _BLOCKED and (node.domain, node.op_type) not in _SIMILAR:
         plain = onnx.NodeProto()  # Conv and pooling, as onnx has them
         plain.CopyFrom(node)
         plain.ClearField("domain")

@@ -212,7 +212,7 @@ class Tracer:
 
     def _added(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
         """Add, Sub, Sum; and the rotation x cos + R x sin, as x."""
-        turned = self._turned(node)
+        turned = self._before_rotation(node)
         if turned is not None:
             return replace(follow(turned), rotary=True)
         operands = [follow(name) for name in node.input]
@@ -224,7 +224,7 @@ class Tracer:
         sources = tuple(source for term in terms for source in term.sources)
         return Signal(shape, sources, any(term.rotary for term in terms))
 
-    def _turned(self, node: onnx.NodeProto) -> str | None:
+    def _before_rotation(self, node: onnx.NodeProto) -> str | None:
         """The x of x cos + R x sin; None for any other sum."""
         if node.op_type not in ("Add", "Sub") or len(node.input) != 2:
             return None
@@ -234,20 +234,20 @@ class Tracer:
             if product is None or product.op_type != "Mul":
                 return None
             for slot in (0, 1):
-                wave = self._wave(product.input[slot])
+                wave = self._cos_or_sin(product.input[slot])
                 if wave in ("Cos", "Sin"):
                     factors[wave] = product.input[1 - slot]
         return factors.get("Cos") if len(factors) == 2 else None
 
-    def _wave(self, tensor: str) -> str:
+    def _cos_or_sin(self, tensor: str) -> str:
         """`Cos` or `Sin` if all entries of a tensor are moved and scaled values of it; else empty."""
         try:
-            kinds = {self._kind(source) for source in self.trace(tensor, self._turns).sources}
+            kinds = {self._kind(source) for source in self.trace(tensor, self._is_cos_or_sin).sources}
         except LostError:
             return ""
         return kinds.pop() if len(kinds) == 1 else ""
 
-    def _turns(self, tensor: str) -> bool:
+    def _is_cos_or_sin(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
         node = self.view.made_by(tensor)
         if node is None or tensor in self.constants:

@@ -71,7 +71,7 @@ class Session:
                 results = self._session.run(wanted, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
-            told = _outside(str(error), feeds) or f"onnxruntime could not run the model: {_message_of(error)}"
+            told = _index_error(str(error), feeds) or f"onnxruntime could not run the model: {_message_of(error)}"
             raise ValidationError(told) from error
         return {name: _plain(result, self._types[name]) for name, result in zip(wanted, results, strict=True)}
 
@@ -96,7 +96,7 @@ def _message_of(error: Exception) -> str:
     return one_line(_PLACE.sub("", _STATUS.sub(r"\1 '\2': ", str(error))))
 
 
-def _outside(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
+def _index_error(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
     """A message about an index outside its table, such as a token of another vocabulary."""
     found = _BOUNDS.search(text)
     if found is None:

@@ -32,7 +32,7 @@ from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.rule import Results, compared
 from rewriter.proof.run import Way, run_model
 
-_STEPS = 2.0**10
+_UNITS_WITH_BYTES = 2.0**10
 """Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which changes
 the outputs by 1e-3 and more, and small models may need more draws to show it."""
 
@@ -78,7 +78,7 @@ def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelP
     prefix = "noise/"
     while any(name.startswith(prefix) for name in taken):
         prefix = f"_{prefix}"
-    kinds, units = set(), _STEPS if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
+    kinds, units = set(), _UNITS_WITH_BYTES if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
     views = {view.path: view for view in all_views(copy)}
     # Bodies before the nodes that hold them: paths consist of names of nodes, which noise does not change.
     for point in sorted(points, key=lambda each: -len(each.path)):

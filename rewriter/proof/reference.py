@@ -241,7 +241,7 @@ OPERATORS: Mapping[tuple[str, str], Operator] = {
 """Operators that onnx's evaluator lacks, decomposes into others with constants rounded to float32, or computes
 differently from their version's specification: each is a function of attributes and operands."""
 
-_UNTIL_12: Mapping[tuple[str, str], Operator] = {
+_BEFORE_13: Mapping[tuple[str, str], Operator] = {
     ("", "Softmax"): lambda attributes, x: np.exp(_log_softmax(attributes, x)),
     ("", "LogSoftmax"): _log_softmax,
 }
@@ -250,7 +250,7 @@ _UNTIL_12: Mapping[tuple[str, str], Operator] = {
 def _operators(opset: int) -> list[type]:
     from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 
-    known = {**OPERATORS, **(_UNTIL_12 if opset < 13 else {})}
+    known = {**OPERATORS, **(_BEFORE_13 if opset < 13 else {})}
     # onnx's evaluator lacks the earlier versions of DequantizeLinear, which computed the same.
     earlier = [type("DequantizeLinear", (DequantizeLinear_25,), {"op_domain": ""})] if opset < 19 else []
     return [_as_class(*key, form) for key, form in known.items()] + earlier

@@ -98,7 +98,7 @@ def compared(
         if changed:
             return Judgement(name, np.inf, 0.0, 0.0, changed, case=place)
     if not ours or not is_float(ours[0].dtype):
-        return replace(_whole(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
+        return replace(_exact(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wrong = _misplaced(a, b, [other[number] for other in others])
         if wrong.any():
@@ -108,17 +108,17 @@ def compared(
             )
             return Judgement(name, np.inf, 0.0, 0.0, reason, case=cases[number])
     if tolerance is not None:
-        return _within(name, ours, theirs, *tolerance)
+        return _by_tolerance(name, ours, theirs, *tolerance)
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
     sizes = _sizes(ours)
     moved = [
-        max([eps, *(_share(a, other[place], size) for other in others)])
+        max([eps, *(_relative_error(a, other[place], size) for other in others)])
         for place, (a, size) in enumerate(zip(ours, sizes, strict=True))
     ]
     # A case of few entries may round less by chance: it is granted the median of all cases.
     usual = float(np.median(moved))
     found = [
-        Judgement(name, _share(a, b, size), max(own, usual), FACTOR * max(own, usual))
+        Judgement(name, _relative_error(a, b, size), max(own, usual), FACTOR * max(own, usual))
         for a, b, size, own in zip(ours, theirs, sizes, moved, strict=True)
     ]
     worst = max(found, key=lambda each: -1.0 if each.proves_nothing else each.error / each.allowed)
@@ -129,7 +129,7 @@ def compared(
     a, b = ours[place], theirs[place]
     reason = (
         f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
-        f"{worst.rounding:.3g} of rounding{_entry(a, b, np.nan_to_num(_gaps(a, b), posinf=0.0))}"
+        f"{worst.rounding:.3g} of rounding{_entry(a, b, np.nan_to_num(_differences(a, b), posinf=0.0))}"
     )
     return replace(worst, case=place, reason=reason)
 
@@ -139,7 +139,7 @@ def names_in(*runs: Results) -> list[str]:
     return list(dict.fromkeys(name for results in runs for case in results for name in case))
 
 
-def _gaps(a: Array, b: Array) -> Array:
+def _differences(a: Array, b: Array) -> Array:
     with np.errstate(all="ignore"):
         return np.abs(b.astype(np.float64) - a.astype(np.float64))
 
@@ -151,12 +151,12 @@ def _entry(a: Array, b: Array, weight: Array) -> str:
     return f"; {where}{b[index]!s} instead of {a[index]!s}"
 
 
-def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:
+def _by_tolerance(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:
     excess, gap, worst, where = 0.0, largest_gap(ours, theirs), None, ""
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wide = a.astype(np.float64)
         with np.errstate(all="ignore"):
-            over = _gaps(a, b) - (atol + rtol * np.abs(wide))
+            over = _differences(a, b) - (atol + rtol * np.abs(wide))
         over = np.where(np.isfinite(wide), np.where(np.isnan(over), np.inf, over), 0.0)
         if np.max(over, initial=0.0) > excess:
             excess, worst, where = float(np.max(over)), place, _entry(a, b, over)
@@ -189,7 +189,7 @@ def largest_gap(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
         if a.shape != b.shape or a.dtype.kind in "OUS":
             found.append(0.0 if np.array_equal(a, b) else math.inf)
         else:
-            found.append(magnitude(_gaps(a, b)))
+            found.append(magnitude(_differences(a, b)))
     return max(found)
 
 
@@ -201,11 +201,11 @@ def _norm(values: Array) -> float:
     return top * float(np.linalg.norm(wide / top)) if top else 0.0
 
 
-def _share(a: Array, b: Array, size: float) -> float:
+def _relative_error(a: Array, b: Array, size: float) -> float:
     """||b - a|| over the norm of the original; over entries that are finite in both."""
     if a.shape != b.shape:
         return 0.0
-    apart = _norm(_gaps(a, b))
+    apart = _norm(_differences(a, b))
     return apart / size if size else (np.inf if apart else 0.0)
 
 
@@ -224,7 +224,7 @@ def _kinds(values: Array) -> Array:
     return np.where(np.isnan(wide), 1, np.where(np.isposinf(wide), 2, np.where(np.isneginf(wide), 3, 0)))
 
 
-def _whole(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> Judgement:
+def _exact(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> Judgement:
     """Integers, booleans and strings: as many may differ as noise changes, times the factor."""
     count = max(sum(a.size for a in ours), 1)
     moved = [

@@ -39,7 +39,7 @@ from rewriter.text import counted, first_of, quoted
 SEGMENT = 2**27
 """Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
 
-_CLOSE = 1e-3
+_MAX_ROUNDING = 1e-3
 """Smaller relative differences between runs on a GPU are rounding, which the rule judges."""
 
 Gaps = Sequence[Mapping[str, Array]]
@@ -254,7 +254,7 @@ def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
         found = found or [{} for _ in once]
         for masks, first, second in zip(found, once, again, strict=True):
             for name, values in first.items():
-                mask = _apart(values, second.get(name))
+                mask = _differing(values, second.get(name))
                 if mask.any():
                     masks[name] = mask | masks.get(name, False)
     return found
@@ -299,14 +299,14 @@ def misdeclared(side: Side, runs: ModelRuns) -> Iterator[str]:
         yield f"{counted(len(each), 'output')} ({first_of(each)}) of the original, when run: {text}"
 
 
-def _apart(one: Array, other: Array | None) -> Array:
+def _differing(one: Array, other: Array | None) -> Array:
     if other is None or one.shape != other.shape:
         return np.ones(one.shape, np.bool_)
     if not is_float(one.dtype):
         return np.asarray(one != other, np.bool_)
     with np.errstate(all="ignore"):
         a, b = (each.astype(np.float64) for each in (one, other))
-        apart = ~np.isclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
+        apart = ~np.isclose(a, b, rtol=_MAX_ROUNDING, atol=0.0, equal_nan=True)
     # Entries that still hold the fill pattern; arithmetic produces NaN with other bits.
     bits = np.ascontiguousarray(other).view(f"u{other.itemsize}").reshape(other.shape)
     return np.asarray(apart | (bits == np.iinfo(bits.dtype).max), np.bool_)

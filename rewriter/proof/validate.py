@@ -45,21 +45,21 @@ CHEAP = 2**26
 
 
 _COARSE = (
-    "the bound of the activation of {} allows that, but is coarse beside values so small: ask for less with "
+    "the bound of the activation of {} allows that, but is too coarse for values of this magnitude; lower "
     "--accuracy, or keep the products of gates in the graph with --gate product"
 )
 
-_BYTES = (
-    "activations are rounded to 8 bits, where one unit in the last place flips a rounding here and there: other tokens "
-    "may come out, as on another processor"
+_ROUNDS_TO_BYTES = (
+    "activations are rounded to 8 bits, where one unit in the last place can change individual rounding decisions, so "
+    "generated tokens may differ, as on another processor"
 )
 
 _EMPTY = "the run proves nothing about {}: rounding alone changes it by its own magnitude; the verdict rests on {}"
 
-_TESTED = "leave out --certificate-only to have it run, or use form local, compact, masked or maskless"
-_NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
+_RUN_ADVICE = "leave out --certificate-only to have it run, or use form local, compact, masked or maskless"
+_NOT_RUN = "neither model was run, so errors of a runtime are not detected"
 
-_ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
+_ROUNDED = "{} rounds {} in float64 to float32, which these heads do not tolerate: use form local, or --gate product"
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Judge:
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
         if not self.run:
-            unproved += tuple(f"{name} cannot be certified, only tested; {_TESTED}" for name in certificate.left)
+            unproved += tuple(f"{name} cannot be certified, only tested; {_RUN_ADVICE}" for name in certificate.left)
             return Validation(certificate, {}, (), (), (), refuted, unproved, notes=(_NOT_RUN,))
         try:
             return self._judged(certificate, refuted, unproved)
@@ -256,7 +256,7 @@ class Judge:
             *(failure for each in runs.values() for failure in each.failures),
         ]
         uncompared += [text for each in runs.values() for text in each.uncompared]
-        coarse = [_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
+        coarse = [_ROUNDS_TO_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
         notes = [*_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
         empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
         if empty:
@@ -269,7 +269,7 @@ class Judge:
             cases=tuple(case.name for case in before.cases),
             skipped=before.skipped,
             failures=tuple(dict.fromkeys(failures)),
-            unproved=(*unproved, *_beyond(watched, reached), *_foreign(claims, new)),
+            unproved=(*unproved, *_left_domain(watched, reached), *_foreign(claims, new)),
             uncompared=tuple(dict.fromkeys(uncompared)),
             by_blocks=self._by_blocks,
             segments=(before.segments, after.segments),
@@ -320,7 +320,7 @@ class Judge:
             if output not in found or each.error > found[output].error:
                 found[output] = each
         nothing = {output: uncompared([case[output] for case in old.results if output in case]) for output in found}
-        coarse = _coarse(provider, sides[1]) if failures else ()
+        coarse = _coarse_operators(provider, sides[1]) if failures else ()
         if coarse:
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
         told = old.cpu_nodes is not None and new.cpu_nodes is not None
@@ -370,7 +370,7 @@ def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tupl
             yield claim.gate, (claim.name, claim.domain)
 
 
-def _beyond(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, float]) -> Iterator[str]:
+def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, float]) -> Iterator[str]:
     """Blocks whose pre-activations left the domain of their program on some input."""
     for tensor, (name, domain) in watched.items():
         largest = reached.get(tensor, 0.0)
@@ -410,7 +410,7 @@ def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
     return ((view, node) for view in side.views.values() for node in view.nodes)
 
 
-def _coarse(provider: str, side: Side) -> list[str]:
+def _coarse_operators(provider: str, side: Side) -> list[str]:
     """The operators in a model whose float64 kernels round to float32 on a provider."""
     kinds = parse_provider(provider).coarse
     nodes = ((view, node) for view, node in _nodes(side) if node.op_type in kinds)

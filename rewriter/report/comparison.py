@@ -104,24 +104,24 @@ class Comparison(Result):
     @property
     def summary(self) -> str:
         """The verdict in one line: its basis, and the place of the fault."""
-        return f"{self.verdict.upper()}  {self._told}"
+        return f"{self.verdict.upper()}  {self._finding}"
 
     @property
-    def _told(self) -> str:
+    def _finding(self) -> str:
         pair, proof = f"{self.a} and {self.b}", self.proof
         if self.signature:
             return f"{pair} have different inputs or outputs, so nothing was run"
         if proof is None:
             return f"{pair} are {'different graphs' if self.failures else 'the same graph with the same weights'}"
         if self.failures:
-            return f"{self.b} does not compute what {self.a} does{self._blame}"
+            return f"{self.b} does not compute what {self.a} does{self._guilty_part}"
         outputs = [each for run in proof.providers.values() for each in run.compared.values()]
         nothing = sum(each.startswith("nothing could be compared") for each in self.undecided)
         if nothing or not outputs:
             several = nothing < len({each.name for each in outputs})
             return f"{pair}: {'not every output' if several else 'nothing'} could be compared"
         if self.isolated and self.undecided:
-            return f"{pair}: the outputs say little, and parts differ{self._blame}"
+            return f"{pair}: the outputs say little, and parts differ{self._guilty_part}"
         ratio = "" if isnan(self.error_ratio) else f", error ratio {self.error_ratio:.2f}"
         graph = "; their graphs differ" if self.files is not None and not self.files.same else ""
         where = ", ".join(proof.providers)
@@ -137,7 +137,7 @@ class Comparison(Result):
         )
 
     @property
-    def _blame(self) -> str:
+    def _guilty_part(self) -> str:
         if self.faults:
             more = f" and {len(self.faults) - 1} more" if len(self.faults) > 1 else ""
             return f"; guilty: {self.faults[0].label}{more}"

@@ -75,7 +75,7 @@ class Result(ABC):
         kind = NothingToConvertError if self.exit_status is ExitStatus.NOTHING_TO_CONVERT else ValidationError
         raise kind(message)
 
-    def _there(self, part: _Part | None, what: str) -> _Part:
+    def _required(self, part: _Part | None, what: str) -> _Part:
         """A part that only some results have. Raises as `raise_for_status`, or UsageError."""
         if part is None:
             self.raise_for_status()
@@ -187,17 +187,17 @@ class Report(Result):
 
     @property
     def validation(self) -> Validation:
-        return self._there(self.proof, "proof")
+        return self._required(self.proof, "proof")
 
     @property
     def after(self) -> Shape:
-        return self._there(self.made, "rewritten model")
+        return self._required(self.made, "rewritten model")
 
     @cached_property
     def rewritten(self) -> onnx.ModelProto:
         """The rewritten model: of the kind that `rewrite` got; a ModelProto, read from the file once, for a path."""
         found = onnx.load(self.output) if self.output and self.in_memory is None else self.in_memory
-        return self._there(found, "rewritten model")
+        return self._required(found, "rewritten model")
 
     @property
     def converted(self) -> tuple[BlockRow, ...]:

@@ -28,9 +28,9 @@ from rewriter.proof.inputs.specs import Kind
 from rewriter.proof.run import ModelRuns, Way, open_model, run_model
 from rewriter.proof.settings import LARGE, Settings, spelled
 
-_ROUNDS, _AT_ONCE = 6, 12
+_MAX_ROUNDS, _MAX_TRIALS = 6, 12
 """Maximum number of rounds of trials, and of trials per session."""
-_LARGEST, _ROWS = 2**22, 4
+_MAX_ELEMENTS, _MAX_ROWS = 2**22, 4
 """Maximum number of elements of all inputs, and of rows, in a trial."""
 _SETTING = (1, 17, 0)
 _SIDES = (Kind.HEIGHT, Kind.WIDTH)
@@ -147,7 +147,7 @@ class _SizeSearch:
     def found(self) -> list[Mapping[Kind, int]]:
         """Up to two accepted assignments of sizes, each with the sizes that differ from the usual ones."""
         bases, trials = [self._start], [self._start, *self._next(self._start)]
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_ROUNDS):
             point = max(self._accepted(trials), key=math.prod, default=None)
             if point is not None:
                 changed = {kind for kind, size in self._sizes(point).items() if size != self._sizes(self._start)[kind]}
@@ -156,8 +156,8 @@ class _SizeSearch:
                 found = sorted((point, *self._accepted(smaller)), reverse=True)
                 return [{kind: self._sizes(each)[kind] for kind in changed} for each in found[:2]]
             # Another node refuses these: one size may now be right, and the next one wrong.
-            known = {_read(self._tried[base])[0] for base in bases}
-            bases += [each for each in trials if _read(self._tried[each])[0] not in known][:1]
+            known = {_split_numbers(self._tried[base])[0] for base in bases}
+            bases += [each for each in trials if _split_numbers(self._tried[each])[0] not in known][:1]
             trials = self._beside(reversed(bases)) or self._beside(self._tried)
         return []
 
@@ -172,13 +172,13 @@ class _SizeSearch:
         yield from (point for point in points if not self._tried[point])
 
     def _beside(self, bases: Iterable[Point]) -> list[Point]:
-        return list(dict.fromkeys(each for base in list(bases) for each in self._next(base)))[:_AT_ONCE]
+        return list(dict.fromkeys(each for base in list(bases) for each in self._next(base)))[:_MAX_TRIALS]
 
     def _next(self, base: Point) -> Iterator[Point]:
         for place, kinds in enumerate(self._groups):
             sizes = [1 << base[place].bit_length()]  # a power of two is rarely indivisible
-            same = {p: told for p, told in self._tried.items() if _others(p, place) == _others(base, place)}
-            sizes += _crossings({p[place]: _read(told) for p, told in same.items()}, len(kinds))
+            same = {p: told for p, told in self._tried.items() if _without(p, place) == _without(base, place)}
+            sizes += _crossings({p[place]: _split_numbers(told) for p, told in same.items()}, len(kinds))
             for size in sizes:
                 point = (*base[:place], size, *base[place + 1 :])
                 if point not in self._tried and self._fits(point):
@@ -189,7 +189,7 @@ class _SizeSearch:
             sum(map(math.prod, self._at(each).sizes(_SETTING)[0].values())) for each in (point, self._start)
         )
         rows = dict(zip(self._groups, point, strict=True)).get((Kind.BATCH,), 1)
-        return min(point) > 0 and elements <= max(_LARGEST, usual) and rows <= _ROWS
+        return min(point) > 0 and elements <= max(_MAX_ELEMENTS, usual) and rows <= _MAX_ROWS
 
     def _at(self, point: Point) -> Maker:
         return self._maker.at(self._sizes(point))
@@ -198,11 +198,11 @@ class _SizeSearch:
         return {kind: size for kinds, size in zip(self._groups, point, strict=True) for kind in kinds}
 
 
-def _others(point: Point, place: int) -> Point:
+def _without(point: Point, place: int) -> Point:
     return (*point[:place], *point[place + 1 :])
 
 
-def _read(refusal: str) -> tuple[str, tuple[int, ...]]:
+def _split_numbers(refusal: str) -> tuple[str, tuple[int, ...]]:
     """A refusal without its numbers, and the numbers, with the product of each shape."""
     text = re.sub(r"'[^']*'", "", refusal)  # names contain numbers too
     numbers = [int(each) for each in re.findall(r"-?\d+", text)]
@@ -233,4 +233,4 @@ def _crossings(line: Mapping[int, tuple[str, tuple[int, ...]]], power: int) -> l
                     size += (size in line) * (1 if size > min(one, other) or one < other else -1)
                     if size > 0:
                         found.setdefault(size, (both and not swapped, abs(math.log(size / one))))
-    return sorted(found, key=found.__getitem__)[: _AT_ONCE // 2]
+    return sorted(found, key=found.__getitem__)[: _MAX_TRIALS // 2]

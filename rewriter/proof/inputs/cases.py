@@ -124,7 +124,7 @@ class Maker:
             self.varied |= {Kind.PAST, Kind.SEQUENCE}
         self.free = self.varied - self._pinned().keys()
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
-        self._worded = {spec.name for spec in self.specs if _takes(spec, texts)}
+        self._worded = {spec.name for spec in self.specs if _takes_text(spec, texts)}
         self.texts = texts if self._worded else ()
         self._states = states if self.texts else None
 
@@ -246,7 +246,7 @@ class Maker:
                 made = self._states(shape, number) if self._states and encoded else None
                 made = random.standard_normal(shape) if made is None else made
             case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS:
-                made = random.integers(0, _most(spec), shape)
+                made = random.integers(0, _id_bound(spec), shape)
                 words = spec.name in self._worded
                 past = kinds[Kind.PAST] if spec.kinds[-1:] == (Kind.SEQUENCE,) else 0
                 for row, text in self._texts(shape, number) if words or spec.role is Role.TOKEN_TYPES else ():
@@ -275,7 +275,7 @@ class Maker:
         return np.resize(made, shape).astype(spec.dtype)
 
 
-def _most(spec: InputSpec) -> int:
+def _id_bound(spec: InputSpec) -> int:
     """The number of valid ids, or of small integers, of an input."""
     usual = {Role.IDS: _VOCABULARY, Role.TOKEN_TYPES: 2}
     most = spec.rows or usual.get(spec.role, 256 if spec.dtype.itemsize == 1 else 8)
@@ -304,7 +304,7 @@ def _terms(spec: InputSpec, dim: str) -> Mapping[str, int]:
     return {dim: 1} if spec.role is Role.MASK and "" in terms else terms
 
 
-def _takes(spec: InputSpec, texts: Texts) -> bool:
+def _takes_text(spec: InputSpec, texts: Texts) -> bool:
     """Whether an input is text whose vocabulary has the tokens of these texts."""
     words = spec.role is Role.IDS and spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}
     return words and bool(texts) and max(map(max, texts)) < (spec.rows or 0)

@@ -232,7 +232,7 @@ keys and values are the first three operands."""
 _FEWEST = 8
 """Minimum number of positions; smaller tables hold token types."""
 
-_COUNTED = ""
+_COMPUTED = ""
 """The source of positions that the model computes: Range, CumSum, stored positions up to a computed length."""
 
 
@@ -266,23 +266,23 @@ class Inputs:
         slices = node.op_type == "Slice" and node.input[0] in view.constants
         cut = slices and not all(not name or name in view.constants for name in node.input[1:3])
         if cut:
-            self._count(view, node.input[0])
+            self._limit(view, node.input[0])
         for index, table in _LOOKUPS.get(key_of(node), ()):
             if table < len(node.input) and node.input[table]:
                 given = index < len(node.input) and node.input[index]
-                self._look_up(view, node, table, self._flows[node.input[index]] if given else {_COUNTED})
+                self._look_up(view, node, table, self._flows[node.input[index]] if given else {_COMPUTED})
         if key_of(node) in _ATTENTION:
             _note_attention(node, shapes, operands)
         if node.op_type == "TensorScatter" and operands[0] is not None:
-            self._hold(node, operands[0], operands[2])
+            self._note_cache(node, operands[0], operands[2])
         if node.op_type in {"ScatterND", "ScatterElements"}:
             (held,) = view.back(node.input[0], ("Transpose", "Identity", "Cast"))
             if held in self.specs:
-                self._hold(node, self.specs[held], None)
+                self._note_cache(node, self.specs[held], None)
         kernel = shapes[1] if node.op_type == "Conv" and len(shapes) > 1 else ()
         if len(kernel) > 1 and isinstance(kernel[1], int) and operands[0] is not None:
             operands[0].sizes[1] = kernel[1] * integer_of(node, "group", 1)
-        carried = {_COUNTED} if cut or key_of(node) in {("", "Range"), ("", "CumSum")} else set[str]()
+        carried = {_COMPUTED} if cut or key_of(node) in {("", "Range"), ("", "CumSum")} else set[str]()
         if key_of(node)[1] in _CARRIERS and not key_of(node)[0] and not slices:
             taken = node.input[:1] if node.op_type == "Gather" else node.input
             carried = carried.union(*(self._flows[name] for name in taken if name))
@@ -297,13 +297,13 @@ class Inputs:
         axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
         rows = shape[axis] if -len(shape) <= axis < len(shape) else None
         for source in sources:
-            if source == _COUNTED:
-                self._count(view, node.input[table])
+            if source == _COMPUTED:
+                self._limit(view, node.input[table])
             elif isinstance(rows, int):
                 spec = self.specs[source]
                 spec.rows = max(min(rows, spec.rows or rows), 1)
 
-    def _hold(self, node: onnx.NodeProto, cache: InputSpec, start: InputSpec | None) -> None:
+    def _note_cache(self, node: onnx.NodeProto, cache: InputSpec, start: InputSpec | None) -> None:
         """A static cache, into which new tokens are written: its size is the maximum number of tokens."""
         if start is not None and node.op_type == "TensorScatter":
             start.role = Role.PAST_LENGTH
@@ -317,7 +317,7 @@ class Inputs:
         kinds = [Kind.BATCH, *(Kind.ONE,) * (rank - 1)]
         cache.role, cache.kinds = Role.STATE, tuple(Kind.TOTAL if each == axis else kinds[each] for each in range(rank))
 
-    def _count(self, view: GraphView, table: str) -> None:
+    def _limit(self, view: GraphView, table: str) -> None:
         """Positions index `table`, if it is a matrix of floats."""
         shape, floats = _shape(view, table), view.type_of(table).elem_type in FLOATS
         if table in view.constants and floats and len(shape) == 2 and isinstance(shape[0], int) and shape[0] >= _FEWEST:
