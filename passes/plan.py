@@ -72,7 +72,7 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
 def _through_network(plan: Plan) -> Plan:
     misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
     fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
-    # A block that the user or another pass left may lie behind the route, where nothing else would notice it.
+    # A block that the user or another pass left may lie after the route, where no other check would detect it.
     others = [entry.name for entry in plan.left if entry.block is not None]
     others += [each.block.name for each in plan.conversions if misses[id(each)] is not None]
     whole: Whole | Miss

@@ -22,7 +22,7 @@ from rewriter.graph.walk import all_graphs
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A model on its way through the passes.
+    """A model between passes.
 
     Attributes:
         model: the current model. A pass never modifies it, but returns a new one.

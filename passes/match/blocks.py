@@ -5,7 +5,7 @@ The ends of a block are structural, found by one pass over the nodes (`Dataflow`
     opaque    anything
     leaf      the output of a linear operator, after any affine and shape-only operators
     function  an elementwise function, with scalar constants, of one or two leaves
-    beyond    a nonlinear function followed by affine or shape-only operators, on its way to W2
+    beyond    a nonlinear function followed by affine or shape-only operators, on the path to W2
 
 The middle of a block is semantic (`passes.match.identify`). Every activation that leads to a linear operator without
 being part of a block is reported with its reason. The graph is not changed.
@@ -65,11 +65,11 @@ _UNEXPANDABLE = {
     **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
     **dict.fromkeys(("RouterGateUpProj", "LinearAttentionGate", "GatedDeltaNet", "HyperConnectionLowRankMix"), _FUSED),
 }
-"""Operators with MLPs or activations inside, which this pass cannot take apart."""
+"""Operators with MLPs or activations inside, which this pass cannot expand."""
 
 
 def _why_not_expanded(view: GraphView, node: onnx.NodeProto) -> str:
-    """Why what is inside an operator is not converted; empty without a known activation."""
+    """Why the activation inside an operator is not converted; empty without a known one."""
     apart = plain_experts(node, view.initializers, view.opsets.get("", 1))
     if apart is not None:
         why = f", and {apart}" if isinstance(apart, str) else "; --lower-experts takes them apart"
@@ -152,7 +152,7 @@ def kinds(operators: Sequence[LinearOperator]) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known about one tensor."""
+    """The analysis of one tensor."""
 
     # the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond an
     # activation.
@@ -532,7 +532,7 @@ class Finder:
         self._identifier = Identifier(view, constants)
 
     def run(self, made: frozenset[int] = frozenset()) -> tuple[tuple[Block, ...], tuple[Left, ...]]:
-        """In graph order; `made` are nodes of heads of an earlier run."""
+        """Return blocks and rejected candidates in graph order; `made` are nodes of heads of an earlier run."""
         found: list[Block | Left] = []
         flow, view = self._flow, self._view
         for output, fact in flow.facts.items():

@@ -124,7 +124,7 @@ class MaskReader:
             raise LostError.at(node, "it selects scores by data")
         found: dict[int, NDArray[np.bool_]] = {}
         low, rank = 0.0, 0
-        # With data of ones nothing is padding, so what is forbidden then is forbidden by position.
+        # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
         for length in sorted({*_LENGTHS, self._longest} if self._fixed is None else {self._fixed}):
             values = self._values(tensor, length, np.ones)
             read = None if values is None else _forbidden(values, length, chosen=chosen)
@@ -152,7 +152,7 @@ class MaskReader:
         return Mask(allowed, tensor, low, rank)
 
     def _added_for_any_data(self, tensor: str, forbidden: NDArray[np.bool_]) -> float | None:
-        """What the mask adds to forbidden scores for any data; None if data can allow what positions forbid."""
+        """The mask's penalty for any data; None if data can allow pairs that positions forbid."""
         rng = np.random.default_rng(0)
         length = self._fixed or max(_LENGTHS)
         low = 0.0
@@ -208,13 +208,13 @@ class MaskReader:
 
 
 def _size_at(size: int, length: int) -> int:
-    """A made-up size for two sequences of a length."""
+    """A placeholder size for two sequences of a length."""
     number, batch, tokens = factors(size)
     return int(number * 2**batch * length**tokens)
 
 
 def _forbidden(values: NDArray[np.generic], length: int, *, chosen: bool) -> tuple[NDArray[np.bool_], float] | None:
-    """Boolean [length, length] and what is added to forbidden scores; None if it is not a mask."""
+    """Boolean [length, length] and the penalty of forbidden scores; None if it is not a mask."""
     if values.ndim < 2 or any(size not in (1, length) for size in values.shape[-2:]):
         return None
     square = np.broadcast_to(values, (*values.shape[:-2], length, length)).reshape(-1, length, length)

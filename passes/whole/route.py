@@ -44,7 +44,7 @@ _OVER_AXES = {
     "Split": "it splits the tokens",
     "Concat": "it appends tokens",
 }
-"""Operators that treat axes differently, and what it means if one of these holds the tokens."""
+"""Operators that treat axes differently, and why none of these may hold the tokens."""
 _KEEP_ZEROS = frozenset((*_LAYOUT, *_OVER_AXES, "MatMul", "Gemm", "Div", "Pow", "Neg", "Abs", "Sqrt", "Sin"))
 """Operators whose output is 0 in a row where their first operand is 0."""
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
@@ -108,7 +108,7 @@ class Whole:
         self.scores = {index: masks.scores(view.nodes[index]) for index in self._softmaxes}
         self.moved = frozenset(index for each in self.scores.values() for index in each.nodes)
         self.pads: dict[int, list[tuple[str, tuple[int, ...]]]] = {}  # operands that get R rows, axes from the end
-        self.sums: dict[int, tuple[str, str]] = {}  # residual addition to (the stream, what a sublayer writes)
+        self.sums: dict[int, tuple[str, str]] = {}  # residual addition to (the stream, a sublayer's output)
         self.renewed: dict[str, str] = {}  # tensors that replace the model's columns, to the stream before
         self.stream: dict[str, str] = {self.entry: self.entry}  # of each carried tensor
         self.biases: dict[int, int] = {}  # node to the operand that is a bias
@@ -261,7 +261,7 @@ class Whole:
             if index in self.sums:
                 root, out = self.sums[index][0], str(node.output[0])
                 if root not in streams:
-                    # What is skipped to is not the stream, but a normalisation of it.
+                    # The skip connection starts at a normalisation of the stream.
                     self.renewed[root] = self.stream[root]
                 self.stream[out] = current = out
                 streams |= {root, out}
@@ -296,7 +296,7 @@ class Whole:
         return name, tuple(axis for axis in axes if -axis <= len(sizes) and sizes[axis] != 1)
 
     def _residual(self, node: onnx.NodeProto, carried: Sequence[str]) -> tuple[str, str] | None:
-        """(the stream, what a sublayer writes) if an Add joins a tensor with one computed from it."""
+        """(the stream, a sublayer's output) if an Add joins a tensor with one computed from it."""
         if node.op_type != "Add" or len(carried) != 2 or self._row_width(node.output[0]) != self.width:
             return None
         for skip, written in (carried, carried[::-1]):
@@ -385,7 +385,7 @@ def _after_residual(view: GraphView, constants: Constants, block: Block) -> str:
         output = str(node.output[0])
         others = [name for name in free if name != tensor]
         if node.op_type == "Add" and others:  # an Add with one constant operand is b2 instead
-            # The block reads the stream. What it does not read is a parallel attention, and the stream is added later.
+            # The block reads the stream. Otherwise the operand is a parallel attention, and the stream is added later.
             if others[0] not in view.producer or view.producer[others[0]] in above:
                 return output
         elif node.op_type not in (*_KEEP_COLUMNS, "Add", "Mul") or free[:1] != [tensor]:
@@ -399,7 +399,7 @@ def _after_residual(view: GraphView, constants: Constants, block: Block) -> str:
 def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tuple[str, int, frozenset[int]]:
     """Where the stream starts, its width, and the nodes down to where it ends. Raises LostError.
 
-    It starts at the last candidate that no other stream bypasses on its way to a sublayer.
+    It starts at the last candidate that no other stream bypasses on the path to a sublayer.
     """
     opset, width = view.opsets.get("", 1), blocks[0].first[0].in_features or 0
     if opset < SMALLEST_OPSET:

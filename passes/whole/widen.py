@@ -3,7 +3,7 @@
 The wide stream is `bias_token/wide` behind the embeddings and `bias_token/<sum>/wide` behind each residual addition,
 whose second operand has zeros in the further columns. Its first D columns go by the model's own names, so that
 everything that reads them stays as it was. The masks of the network's heads become -omega in W_QK, between columns of
-positions that are joined to queries and keys behind whatever the model does to them (such as rotations).
+positions that are joined to queries and keys after the model's own operations on them (such as rotations).
 """
 
 from __future__ import annotations
@@ -277,8 +277,8 @@ class _Widener:
         low = min((mask.low for mask in masks), default=0.0)
         apart, future = -self._whole.omega, -self._whole.omega
         if low:
-            # What is forbidden by position and what is padding weigh the same for a token that may attend to nothing
-            # else, as in the original; bias tokens weigh less.
+            # Pairs forbidden by position and padding weigh the same for a token without any allowed key, as in the
+            # original; bias tokens weigh less.
             future = low * self._share(low)
             apart = low if self._share(low) < 1.0 else min(apart, 2.0 * low)
         name = f"{PREFIX}/W_QK_positions_{len(self._pseudo_masks)}"
@@ -288,7 +288,7 @@ class _Widener:
         return self._constant(name, weight)
 
     def _share(self, low: float) -> float:
-        """The part of a data mask's number that is added, so that bias tokens can weigh less in floating point."""
+        """The share of a data mask that is added, so that bias tokens can weigh less in floating point."""
         return 0.5 if -low > np.finfo(self._dtype).max / 4 else 1.0
 
     def _data_mask(self, mask: Mask) -> str:

@@ -34,7 +34,7 @@ from rewriter.report.comparison import Comparison
 
 _MAX_ALLOWANCE = 2.0**-10
 """A pair that is not certified must hold part by part if the rule allows an output to be off by more than this share
-of its norm: quantised models amplify rounding, and such an output says little."""
+of its norm: quantised models amplify rounding, and such an output is not conclusive."""
 
 _MOST_FAULTS = 8
 """Number of faulty parts that are explained."""
@@ -171,7 +171,7 @@ def known_of(a: LoadedModel, b: LoadedModel, accuracy: float | None = None) -> K
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two models with the same inputs and outputs, and how to compare what they compute."""
+    """Two models with the same inputs and outputs, and how to compare their results."""
 
     a: LoadedModel
     b: LoadedModel

@@ -22,7 +22,7 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """What was found: true if nothing is wrong.
+    """The diagnosis: true if there are no problems.
 
     Attributes:
         providers: execution provider to why it cannot be used here; empty if it works.
@@ -42,7 +42,7 @@ class Diagnosis(Result):
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if nothing is wrong, 1 otherwise."""
+        """0 without problems, otherwise 1."""
         return ExitStatus(bool(self.wrong))
 
     @property

@@ -61,7 +61,7 @@ def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
 
 
 def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
-    """What the conversions of a plan claim; `accuracy` is the error that the user asked for."""
+    """The claims of a plan; `accuracy` is the error that the user asked for."""
     whole = [each for each in plan.conversions if each.projections is not None]
     gone = {each.block.output for each in whole} - {name for each in whole for name in each.inputs}
     claims = (claim_of(each, accuracy) for each in plan.conversions)
@@ -90,7 +90,7 @@ def place_of(block: Block) -> Claim:
 
 
 def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
-    """What the conversion claims about its block; `accuracy` is the error that the user asked for."""
+    """The claim of a conversion about its block; `accuracy` is the error that the user asked for."""
     return replace(
         place_of(conversion.block),
         block_inputs=conversion.inputs,

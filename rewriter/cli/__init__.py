@@ -81,7 +81,7 @@ class Forgiving:
     def _dropping(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # also what is still buffered, which the interpreter would write as it exits
+        except BrokenPipeError:  # also buffered text, which the interpreter would write as it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def write(self, text: str) -> int:
@@ -105,7 +105,7 @@ class _Completing(click.Group):
         return super().resolve_command(ctx, args) if args[0] in COMMANDS else ("rewrite", convert, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, and what the plain one takes."""
+        """Complete commands, and arguments of the plain one."""
         plain = convert.make_context("rewrite", [], resilient_parsing=True)
         return [*super().shell_complete(ctx, incomplete), *convert.shell_complete(plain, incomplete)]
 

@@ -1,7 +1,7 @@
 """Load a model without trusting it.
 
 The structure of the model and its external references are checked. Small tensors are read at once, so that every reader
-of constants finds them in the model, and sparse ones are written out as runtimes do.
+of constants finds them in the model, and sparse ones are expanded as runtimes do.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
 the link, and the data files themselves may only be links inside such a cache.
@@ -35,7 +35,7 @@ from rewriter.text import first_of, quoted
 MAX_FILE = 2**31 - 1  # protobuf cannot read a message of 2 GiB or more
 SMALL_TENSOR = 2**13  # bytes: 1,024 numbers of 64 bits; an external tensor as small is read with the model
 _MAX_SMALL_BYTES = 2**28  # of all of them: ranges may overlap, so that a small file names gigabytes
-_MAX_DENSE = 2**30  # of all sparse tensors once they are written out
+_MAX_DENSE = 2**30  # of all sparse tensors once they are expanded
 
 TOO_LARGE = (
     "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
@@ -320,7 +320,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:
-    """Parse the bytes of a model file, or `content` in their place. Raises ModelError that says what they look like."""
+    """Parse the bytes of a model file, or `content` in their place. The ModelError names the likely format."""
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content or data)
     except DecodeError as error:
@@ -378,7 +378,7 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
 
 
 def _described(data: bytes, reason: str) -> str:
-    """What a file is, if not a model, and what to do about it."""
+    """Describe a file that is not a model, and say what to do about it."""
     for offset, start, what in _SIGNATURES:
         if data.startswith(start, offset):
             return what

@@ -6,7 +6,7 @@ the proof of the very bytes that `commit` then renames to OUT.
 - OUT is a new file or, with `force`, an existing regular file in an existing directory. It is never the source or one
   of its data files, under any name, and never a symbolic link, a directory, a FIFO or a device.
 - OUT does not change before `commit`. After it, OUT is the old file or the new one, never a part of either, even after
-  kill -9. What a kill leaves hidden, the next run for the same OUT removes (`rewriter.files.atomic`).
+  kill -9. The next run for the same OUT removes hidden files of a killed run (`rewriter.files.atomic`).
 - Leaving the block without `commit`, or with an exception, removes everything that was written.
 - In the directory of the source, references to external data stay, and no weights are read or copied. In another
   directory, data files are copied first, as `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`. The content of a
@@ -201,7 +201,7 @@ def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
 def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
     """Copy the files of `references` beside `out`, synced: the new location for each old one.
 
-    `made` receives the path of every file before it is created, so that it can be removed on failure.
+    The path of every file is added to `made` before it is created, so that it can be removed on failure.
     """
     moved: dict[str, str] = {}
     for ref in references:

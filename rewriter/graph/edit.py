@@ -81,7 +81,7 @@ def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[str] = ()) -> None:
-    """Remove the nodes and initializers that produce `tensors`, and what feeds them, where nothing reads them.
+    """Remove the producers of `tensors`, and their ancestors, as far as they have no readers.
 
     By reference counting: a node that was dead before still counts as a reader. Producers of the tensors in `kept` and
     initializers that a graph input declares stay.

@@ -78,7 +78,7 @@ def _with_bias(function: Callable[[Array], Array]) -> Evaluate:
 
 
 OWN: dict[tuple[str, str], Evaluate] = {
-    # Casts are exact here: what a region computes is identified in float64, and its rounding is measured by the proof.
+    # Casts are exact here: the region's function is identified in float64, and the proof measures its rounding.
     **dict.fromkeys((("", "Cast"), ("", "CastLike"), ("", "Dropout")), lambda args, _: args[0]),
     ("", "Clip"): _clip,
     ("", "Erf"): lambda args, _: erf(args[0]),

@@ -120,7 +120,7 @@ def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProt
 
 # -- consecutive parts, so that a model can run without loading all of its weights ----------------------------------
 #
-# Each part reads only graph inputs and outputs of earlier parts, and together they compute what the graph computes.
+# Each part reads only graph inputs and outputs of earlier parts, and their composition is the whole graph.
 # Constant subexpressions are duplicated into every part that reads them, so that onnxruntime sees a constant there.
 
 

@@ -43,8 +43,8 @@ class GraphNode:
     name: str  # `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`
     index: int  # of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds.
     token: int
-    # the sum of in-edges: a neuron's activation, the logit, what the logit reads of others; 0 for embeddings and
-    # biases.
+    # the sum of in-edges: a neuron's activation, the logit, the part of others that the logit reads; 0 for embeddings
+    # and biases.
     activation: float = 0.0
     gradient: float = 0.0  # of the logit by the activation, along all paths
 

@@ -321,9 +321,9 @@ def head_tokens(
 ) -> HeadTokens:
     """The tokens whose embeddings heads read most, and those whose logits they raise most.
 
-    What a head reads or writes is a direction of unit length: of neurons the column of W1 or the row of W2, of original
+    A head reads or writes along a unit vector: for neurons the column of W1 or the row of W2, for original
     heads the first singular direction of W_QK or W_OV, whose share of the squared norm is stated. Signs are such that a
-    positive component of what is read gives a positive component of what is written, or of the score of the other side;
+    positive component of the input gives a positive component of the output, or of the score of the other side;
     original heads may flip both. Later layers read the embedding together with other terms; normalisations after it are
     not applied.
 

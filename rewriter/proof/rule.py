@@ -45,7 +45,7 @@ class Judgement:
 
     Attributes:
         name: name of the output.
-        error: ||B - A|| / ||A|| of the case that uses most of what is allowed.
+        error: ||B - A|| / ||A|| of the case that is closest to its limit.
         rounding: the original's rounding error there, in the same unit.
         allowed: the largest error that the rule allows there.
         reason: why the rule does not hold; empty where it does.

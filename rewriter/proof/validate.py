@@ -127,7 +127,7 @@ class Validation:
 
     @property
     def certified(self) -> bool:
-        """Whether the rewritten model is proved to compute what the original does."""
+        """Whether the rewritten model is proved to compute the same function as the original."""
         return self.certificate is not None and self.certificate.certified
 
     @property

@@ -53,12 +53,12 @@ def sha256_of(path: Path) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Certification(Result):
-    """What was proved about two models, for every input of every size.
+    """The proof about two models, for every input of every size.
 
     Attributes:
         original: the specification.
         rewritten: the model that was judged.
-        certificate: what was proved.
+        certificate: the proof.
         wrong: how a certificate that was read differs from this one; None if none was.
     """
 
@@ -70,7 +70,7 @@ class Certification(Result):
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if certified, and what was stated holds; otherwise 1."""
+        """0 if certified, and a certificate that was read holds; otherwise 1."""
         return ExitStatus(bool(self.problems))
 
     @property
@@ -82,7 +82,7 @@ class Certification(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it was not certified, or what was stated does not hold."""
+        """Why it was not certified, or why a certificate that was read does not hold."""
         reasons = tuple(refusal.text for refusal in self.certificate.refusals)
         return (*(self.wrong or ()), *(() if self.certificate.certified else reasons or ("not certified",)))
 

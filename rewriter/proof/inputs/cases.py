@@ -79,7 +79,7 @@ class Maker:
     """Makes inputs for one model.
 
     Attributes:
-        longest: the largest number of tokens; None if nothing limits it.
+        longest: the largest number of tokens; None if unlimited.
         varied: the kinds of dimensions that the model leaves open, so that a setting decides.
         free: the varied kinds whose size the caller has not fixed.
         branches: whether an input indicates a past.
@@ -97,7 +97,7 @@ class Maker:
         texts: Texts = (),
         states: States | None = None,
     ) -> None:
-        """Read what the model needs; its weights are not read.
+        """Read the model's requirements; its weights are not read.
 
         The values of an input depend on `seed`, not on the other inputs. `dims` are sizes of symbolic dimensions and
         `kinds` of kinds of dimensions, in every case; sequences have at most `most` tokens. `states` is the output of

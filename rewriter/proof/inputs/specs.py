@@ -45,7 +45,7 @@ class Role(Enum):
 
 
 class Kind(Enum):
-    """What a dimension counts; the values appear in the names of cases."""
+    """The quantity that a dimension counts; the values appear in the names of cases."""
 
     BATCH = "batch"
     SEQUENCE = "sequence"

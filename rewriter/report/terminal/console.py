@@ -53,7 +53,7 @@ class Console:
             for text in [part] if isinstance(part, str) else [f"  {each}" for each in part]:
                 self.line(text)
             return
-        # A table's cells are padded to their column; in a pipe nobody sees that, and blanks at line ends disturb.
+        # A table's cells are padded to their column; in a pipe, trailing blanks are removed.
         with self._out.capture() as capture:
             self._out.print(drawn(part))
         for line in capture.get().splitlines():
