@@ -69,7 +69,6 @@ class Option:
 
     @property
     def command_line(self) -> str:
-        """The flag on the command line."""
         return self.flag or f"--{self.name.replace('_', '-')}"
 
     def parsed(self, text: str | None) -> Any:
@@ -89,7 +88,6 @@ class Option:
 
     @property
     def words(self) -> str:
-        """The name as words."""
         return self.name.replace("_", " ")
 
     def _within(self, value: Any) -> bool:

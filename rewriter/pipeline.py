@@ -72,7 +72,6 @@ class Lower:
     name = "lower"
 
     def run(self, unit: Unit) -> Unit:
-        """Lower the model and add the plan."""
         plan = make_plan(unit.model, self.options, unit.read)
         return replace(unit, model=plan.model, planned=plan)
 

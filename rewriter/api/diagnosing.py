@@ -47,12 +47,10 @@ class Diagnosis(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong."""
         return self.wrong
 
     @property
     def summary(self) -> str:
-        """The last line."""
         return "see the problems above" if self.wrong else "FINE  nothing is wrong"
 
 

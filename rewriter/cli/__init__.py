@@ -85,13 +85,11 @@ class Forgiving:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
         with self._dropping():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or drop."""
         with self._dropping():
             self._stream.flush()
 

@@ -54,7 +54,6 @@ class Change:
 
     @property
     def text(self) -> str:
-        """In words."""
         subject = f"{self.what} {self.name}" if self.name else self.a or self.b or ""
         if self.how:
             return f"{subject} differs in {self.how}"

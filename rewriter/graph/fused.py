@@ -42,7 +42,6 @@ class Writer:
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
 
     def number(self, name: str, default: float) -> float:
-        """An attribute that is a number."""
         return next((each.f for each in self.node.attribute if each.name == name), default)
 
     def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
@@ -54,7 +53,6 @@ class Writer:
         return str(made.output[0])
 
     def constant(self, values: Any, elem_type: int = TensorProto.INT64) -> str:
-        """A constant."""
         array = np.asarray(values, helper.tensor_dtype_to_np_dtype(elem_type))
         return self.put("Constant", value=numpy_helper.from_array(array))
 

@@ -60,7 +60,6 @@ class TensorType:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions."""
         return None if self.shape is None else len(self.shape)
 
     def __str__(self) -> str:

@@ -96,12 +96,10 @@ class Side:
 
     @classmethod
     def of(cls, model: LoadedModel) -> Side:
-        """Index the model."""
         return cls(model, {view.path: view for view in all_views(model.proto)})
 
     @property
     def main(self) -> GraphView:
-        """The index of the main graph."""
         return self.views[()]
 
     def extracted(self, part: Cut, path: Path = (), elem_type: int = 0) -> LoadedModel:

@@ -67,7 +67,6 @@ class Point:
 
     @property
     def place(self) -> Place:
-        """The tensor and its graph."""
         return self.path, self.tensor
 
 

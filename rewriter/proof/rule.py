@@ -64,7 +64,6 @@ class Judgement:
 
     @property
     def holds(self) -> bool:
-        """Whether the rule holds."""
         return not self.reason
 
     @property
