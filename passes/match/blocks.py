@@ -667,7 +667,7 @@ class Finder:
         return Miss(f"the {which} operator is a {spatial.kind}, which mixes positions", where)
 
     def _stray(self, index: int, second: str) -> Left:
-        """An activation operator, on the way to a linear one, whose operand is not a projection."""
+        """An activation operator on the path to a linear one whose operand is not a projection."""
         node = self._view.nodes[index]
         maker = self._view.made_by(node.input[0])
         origin = f"'{node.input[0]}', which {'is an input' if maker is None else f'{label(maker)} makes'},"
