@@ -57,11 +57,11 @@ class Comparison(Result):
 
     @property
     def graph(self) -> GraphDifference:
-        return self._there(self.files, "comparison of the files")
+        return self._required(self.files, "comparison of the files")
 
     @property
     def validation(self) -> Validation:
-        return self._there(self.proof, "run")
+        return self._required(self.proof, "run")
 
     @property
     def failures(self) -> tuple[str, ...]:
