@@ -63,12 +63,12 @@ class Outcome:
         certified: whether what was converted is certified; None where nothing was.
         proved: whether the plain command passed, its run and proof included; None where nothing was run.
         attention: attention layers that the configuration defines.
-        found: those that `heads` finds.
-        lost: the reasons of `heads` for those that it does not find.
+        found: the ones that `heads` finds.
+        lost: the reasons of `heads` for the others.
         refused: why the file does not exist: the tool's reason.
         unrun: why the file cannot be run.
         missed: where blocks are missing, the reason of each other rejected candidate; where the plain command failed
-            or there is no certificate, the first reasons.
+            or nothing is certified, the first reasons.
     """
 
     job: Job

@@ -41,8 +41,8 @@ PURE = frozenset(
     """.split()  # noqa: SIM905 - more readable for 100 names
 ).union(PARTS, REARRANGED)
 """Operators that do not count against purity, of ONNX and onnxruntime: linear maps, softmax attention, normalisations
-(also spelled out), moves and masks. Every other one counts, known or not, if it reads data and makes no integers. What
-stands inside heads does not count: their exponentials, and the Clip that keeps a query finite."""
+(also spelled out), moves and masks. Every other one counts, known or not, if it reads data and does not compute
+integers. Nodes inside heads are not counted: their exponentials, and the Clip that keeps a query finite."""
 
 PRODUCT = "elementwise products of gates"  # the purity line's name for what `--gate product` keeps
 _KNOWN_DOMAINS = ("", MICROSOFT, "com.microsoft.nchwc")
@@ -70,7 +70,7 @@ class BlockAccount:
     name: str
     d_model: int | None
     d_ff: int | None
-    parameters: int  # elements of its weights, those of all experts
+    parameters: int  # elements of its weights, all experts included
     share: float  # of the multiply-adds of the model's linear operators for one token
     heads: int | None  # of the chosen form; None for a block that is left
     forms: tuple[FormCost, ...] = ()  # their costs; empty where a size is unknown or the block is left
@@ -103,15 +103,15 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = DEFAULT
     heads, found = own_attention(plan.views, plan.recognised)
     d_head = head_dimension or found
     flows = ((view, Dataflow(view, Constants(view))) for view in plan.views)
-    total = sum(_work(view, op.weight) for view, flow in flows for op in flow.operators.values())
+    total = sum(_elements(view, op.weight) for view, flow in flows for op in flow.operators.values())
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
     entries += [(left.block, None) for left in plan.left if left.block is not None]
     blocks, works = [], dict[tuple[Path, str], int]()
     for block, count in entries:
         view = plan.view_of(block)
         weights = [op.weight for op in (*block.first, *block.second)]
-        works.update(((block.path, weight), _work(view, weight)) for weight in weights)
-        work = sum(_work(view, weight) for weight in weights)
+        works.update(((block.path, weight), _elements(view, weight)) for weight in weights)
+        work = sum(_elements(view, weight) for weight in weights)
         d_model, d_ff = next((op.in_features for op in block.first), None), block.neurons
         known = count is not None and d_model and d_ff
         forms, refused = _costs(plan, block, d_model or 0, tokens, d_head) if known else ((), ())
@@ -120,7 +120,7 @@ def account(plan: Plan, head_dimension: int | None = None, tokens: int = DEFAULT
                 name=block.name,
                 d_model=d_model,
                 d_ff=d_ff,
-                parameters=sum(_work(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights)),
+                parameters=sum(_elements(view, view.picked.get(weight, weight)) for weight in dict.fromkeys(weights)),
                 share=work / total if total else 0.0,
                 heads=count,
                 forms=forms,
@@ -148,7 +148,7 @@ def _costs(
     return tuple(taken), tuple(refused)
 
 
-def _work(view: GraphView, weight: str) -> int:
+def _elements(view: GraphView, weight: str) -> int:
     """Elements of a weight: its multiply-adds for one token (or position of a convolution)."""
     if weight in view.initializers:
         return prod(view.initializers[weight].dims)
@@ -162,7 +162,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
     }
     converted |= {(view.path, index) for view in plan.views for index in plan.recognised.nodes(view)}
     local = {(each.domain, each.name) for each in plan.model.functions}
-    pure = local - functions_with(plan.model, lambda node: key_of(node) not in local and not _pure(node))
+    pure = local - functions_with(plan.model, lambda node: key_of(node) not in local and not _is_pure(node))
     counts: Counter[str] = Counter()
     counted: set[tuple[Path, int]] = set()
     for view in plan.views:
@@ -174,7 +174,7 @@ def _remaining(plan: Plan) -> dict[str, int]:
                 continue
             data.update(node.output)
             whole = any(view.type_of(name).elem_type in _INTEGER_TYPES for name in node.output[:1])
-            if not whole and (view.path, index) not in converted and not (key_of(node) in pure or _pure(node)):
+            if not whole and (view.path, index) not in converted and not (key_of(node) in pure or _is_pure(node)):
                 counted.add((view.path, index))
                 counts[label(node).partition(" ")[0]] += 1
     for block in (each.block for each in plan.left if each.block is not None):
@@ -187,6 +187,6 @@ def _remaining(plan: Plan) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _pure(node: onnx.NodeProto) -> bool:
+def _is_pure(node: onnx.NodeProto) -> bool:
     known = key_of(node)[0] in _KNOWN_DOMAINS and node.op_type in PURE
     return known and attributes(node).get("activation") in (None, 0, b"", b"none")

@@ -26,7 +26,7 @@ SMALLEST_OPSET = 7  # the first in which Mul and Add broadcast without attribute
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """What the heads of one block are written from; a `passes.record.BlockRecord` carries it in the file."""
+    """The data from which the heads of one block are emitted; `passes.record.BlockRecord` stores it in the file."""
 
     program: Program
     form: str

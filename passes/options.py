@@ -18,7 +18,7 @@ EXPOSED = ("q", "scores", "pattern", "z")  # tensors of a sublayer that can be o
 
 @dataclass(frozen=True)
 class FormOptions:
-    """How a form becomes nodes; a form ignores what does not concern it."""
+    """Options of forms; each form ignores the ones that do not apply to it."""
 
     max_tokens: int | None = option(
         None,

@@ -65,14 +65,14 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
     lowered = lower(model, whole=recognised.functions)
     plan = _plan(lowered, options, recognised)
     # Lowering again without the operators that no block needs keeps the result as close to the file as possible.
-    unused = lowered.fused - _used(plan)
+    unused = lowered.fused - _tensors_of_blocks(plan)
     return _plan(lower(model, keep=unused, whole=recognised.functions), options, recognised) if unused else plan
 
 
 def _through_network(plan: Plan) -> Plan:
     misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
     fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
-    # A block that the user or another pass left may lie behind the route, where nothing else would notice it.
+    # A block that the user or another pass left may lie after the route, where no other check would detect it.
     others = [entry.name for entry in plan.left if entry.block is not None]
     others += [each.block.name for each in plan.conversions if misses[id(each)] is not None]
     whole: Whole | Miss
@@ -95,7 +95,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
     result = deepcopy(plan.model)
     conversions = plan.conversions
     replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
-    if _taken(plan.model, replacements):
+    if _functions_conflict(plan.model, replacements):
         conversions = tuple(replace(each, inline=True) for each in conversions)
         replacements = [FORMS[each.form].emit(plan.view_of(each.block), each) for each in conversions]
     by_path: dict[Path, list[Replacement]] = {}
@@ -110,7 +110,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
     return with_record(result, conversions, plan.options, earlier)
 
 
-def _taken(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
+def _functions_conflict(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
     present = {(function.domain, function.name): function for function in model.functions}
     needed = {(f.domain, f.name): f for replacement in replacements for f in replacement.functions}
     return any(key in present and present[key] != function for key, function in needed.items())
@@ -121,7 +121,7 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     views = all_views(model)
     d_head = chosen.forms.head_dimension or own_attention(views, recognised)[1]
     options = replace(chosen, forms=replace(chosen.forms, head_dimension=d_head))
-    namer = Namer(_reserved(views).union(each.record.name for each in recognised.blocks))
+    namer = Namer(_taken_names(views).union(each.record.name for each in recognised.blocks))
     notes = list(recognised.notes)
     plain = _why_no_functions(model, views[0].opsets.get("", 1))
     inline = options.inline or plain is not None
@@ -133,7 +133,7 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
             miss = Miss("it is attention heads already", made.record.output)
             left.append(Left(made.record.name, view.where, made.label, "", "", miss))
         for block in blocks:
-            decision = _unwanted(block, options) or convert(view, block, options, inline=inline)
+            decision = _excluded(block, options) or convert(view, block, options, inline=inline)
             if isinstance(decision, Conversion):
                 conversions.append(decision)
             else:
@@ -168,7 +168,7 @@ def _kept_operators(conversions: list[Conversion]) -> list[str]:
     ]
 
 
-def _used(plan: Plan) -> frozenset[str]:
+def _tensors_of_blocks(plan: Plan) -> frozenset[str]:
     names: set[str] = set()
     for block in (*(conversion.block for conversion in plan.conversions), *plan.undetermined):
         view = plan.view_of(block)
@@ -179,7 +179,7 @@ def _used(plan: Plan) -> frozenset[str]:
     return frozenset(names)
 
 
-def _unwanted(block: Block, options: Options) -> Miss | None:
+def _excluded(block: Block, options: Options) -> Miss | None:
     if options.only and not any(fnmatchcase(block.name, glob) for glob in options.only):
         return Miss("not chosen by --only", block.output)
     if any(fnmatchcase(block.name, glob) for glob in options.skip):
@@ -187,7 +187,7 @@ def _unwanted(block: Block, options: Options) -> Miss | None:
     return None
 
 
-def _reserved(views: tuple[GraphView, ...]) -> frozenset[str]:
+def _taken_names(views: tuple[GraphView, ...]) -> frozenset[str]:
     names = (name for view in views for node in view.nodes for name in (node.name, *node.output))
     given = (name for view in views for name in (*view.initializers, *view.inputs))
     return frozenset(name.partition("/heads")[0] for name in (*names, *given) if "/heads" in name)

@@ -1,8 +1,8 @@
-"""The heads of earlier runs: what the plan in a file says of them, checked against the file's own nodes.
+"""The heads of earlier runs: the plan in a file, checked against the file's own nodes.
 
-Nothing in a plan is believed. A block counts as heads if its program computes the activation that the plan names, and
-if what the form writes for that program stands in the file, node by node and constant by constant. Otherwise the plan
-is ignored with a note, and its nodes are nodes like any other.
+No plan is trusted. A block counts as heads if its program computes the activation that the plan names, and if the file
+has exactly the nodes and constants that the form emits for that program. Otherwise the plan is ignored with a note, and
+its nodes are treated like any others.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MetadataMismatchError(Exception):
 
 @dataclass(frozen=True)
 class Made:
-    """A block that is heads already; they call `functions`, (domain, name).
+    """A block that was converted earlier; its heads call `functions`, (domain, name).
 
     The activation is None where only the fitted heads are known.
     """

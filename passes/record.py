@@ -40,7 +40,7 @@ class UnreadableError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRecord(Heads):
-    """What a plan says of one block: what its heads compute, and what they were written from."""
+    """The entry of one block in a plan: what its heads compute, and from what they were emitted."""
 
     name: str
     path: Path

@@ -18,7 +18,7 @@ from rewriter.graph.constants import AnyArray, Constants, Read, small
 from rewriter.graph.types import Dim, TensorType, type_of
 from rewriter.graph.view import GraphView, LostError
 
-BATCH, TOKENS = 10007, 1000003  # made-up: no dimension of a model is a multiple of either
+BATCH, TOKENS = 10007, 1000003  # placeholders: no dimension of a model is a multiple of either
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Where")  # elementwise on the stream
 Sizes = tuple[int | None, ...]  # a shape; None for a size that is not known
 
@@ -102,7 +102,7 @@ class Shapes:
         """The elements of a tensor of integers; None if they depend on more than shapes."""
         try:
             return self.values.numbers(tensor)
-        except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then they are not known
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
             return None
 
     def infer(self, node: onnx.NodeProto, fixed: int | None = None) -> list[Sizes]:
@@ -116,7 +116,7 @@ class Shapes:
                 raise LostError.at(node, "which axis of its shape holds the tokens is unknown")
         elif found is None and node.op_type in BROADCAST:
             # An operand that is not carried has as many rows as there are tokens: their number is fixed, or it is a
-            # part of a table that is shorter than the made-up sizes.
+            # part of a table that is shorter than the placeholder sizes.
             found = [max((self.known[name] for name in node.input if name in self.known), key=len, default=())]
         made = [sizes or () for sizes in found or ()]
         if not made or any(not sizes for name, sizes in zip(node.output, made, strict=True) if name):
@@ -139,7 +139,7 @@ class Shapes:
         try:
             schema = onnx.defs.get_schema(node.op_type, self.view.opsets.get("", 1), node.domain)
             inferred = onnx.shape_inference.infer_node_outputs(schema, node, types, values)
-        except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on odd nodes; nothing is known then
+        except Exception:  # noqa: BLE001 - the C++ inference raises bare exceptions on unusual nodes; the types are then unknown
             return None
         kinds = [type_of(inferred[name]) if name in inferred else TensorType.UNKNOWN for name in node.output]
         found = [

@@ -37,7 +37,7 @@ from typing import Any
 
 _FOLDER = Path(__file__).resolve().parent
 _STUB = (_FOLDER / "__init__.pyi").read_text(encoding="utf-8")
-_HOMES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
+_MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
 """Public name to the module that it is imported from when it is used, since `passes` imports `rewriter.graph`."""
 
 
@@ -56,11 +56,11 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("attnonly")
-    if name in _HOMES:
+    if name in _MODULES:
         require_own_passes()
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'rewriter' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return [*_HOMES, "__version__"]
+    return [*_MODULES, "__version__"]

@@ -1,4 +1,4 @@
-"""Arrays whose element type is known at run time only."""
+"""Arrays whose element type is only known at run time."""
 
 from __future__ import annotations
 

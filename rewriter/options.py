@@ -1,7 +1,7 @@
 """Options, each declared once: a field of a frozen dataclass with its default, its help and its range.
 
 The command-line options, the keywords of the Python interface, the option tables of docs/reference.md and the options
-in a report are all derived from these fields. Rare options have no flag of their own; `--option NAME=VALUE` sets them.
+in a report are all derived from these fields. Rare options have no flag; `--option NAME=VALUE` sets them.
 A field without `option(...)` is not an option; a field that holds another such dataclass contributes the options of
 that class.
 """
@@ -69,7 +69,6 @@ class Option:
 
     @property
     def command_line(self) -> str:
-        """The flag on the command line."""
         return self.flag or f"--{self.name.replace('_', '-')}"
 
     def parsed(self, text: str | None) -> Any:
@@ -89,7 +88,6 @@ class Option:
 
     @property
     def words(self) -> str:
-        """The name as words."""
         return self.name.replace("_", " ")
 
     def _within(self, value: Any) -> bool:
@@ -135,14 +133,14 @@ def build(kind: type[Made], given: Mapping[str, Any]) -> Made:
 
 
 def check_known(given: Iterable[str], known: Collection[str]) -> None:
-    """Raise TypeError where a keyword is none of those that are known."""
+    """Raise TypeError for an unknown keyword."""
     for name in given:
         if name not in known:
             raise TypeError(unknown_option(name, known))
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
-    """What to say about an option that does not exist."""
+    """The message about an unknown option."""
     near = get_close_matches(name, list(known), 1)
     return f"unknown option '{name}'" + (f"; did you mean '{near[0]}'?" if near else "")
 

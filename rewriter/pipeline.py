@@ -1,6 +1,6 @@
 """The passes in order, with the model checked after each one.
 
-Planning is separate from applying: the passes before `MlpToAttention` make equivalent models and the `Plan`, and a dry
+Planning is separate from applying: the passes before `MlpToAttention` build equivalent models and the `Plan`, and a dry
 run ends there. Any object with the attributes of `Pass` can run before `Lower`, or after `MlpToAttention`.
 CONTRIBUTING.md has an example.
 """
@@ -22,12 +22,12 @@ from rewriter.graph.walk import all_graphs
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A model on its way through the passes.
+    """A model between passes.
 
     Attributes:
-        model: the current model. A pass never modifies it, but makes a new one.
+        model: the current model. A pass never modifies it, but returns a new one.
         read: returns the values of a tensor, external data included.
-        planned: what `Lower` leaves.
+        planned: the plan by `Lower`.
         heads: the model as `MlpToAttention` leaves it.
     """
 
@@ -45,7 +45,7 @@ class Unit:
 
     @property
     def added(self) -> frozenset[str]:
-        """The outputs that `MlpToAttention` added behind the others, as it was asked to."""
+        """The requested outputs that `MlpToAttention` appended."""
         made = () if self.heads is None else self.heads.graph.output[len(self.plan.model.graph.output) :]
         return frozenset(value.name for value in made)
 
@@ -66,13 +66,12 @@ class Pass(Protocol):
 
 @dataclass(frozen=True)
 class Lower:
-    """Take fused operators and local functions apart where a block needs their parts, and plan."""
+    """Expand fused operators and local functions where a block needs their parts, and plan."""
 
     options: Options
     name = "lower"
 
     def run(self, unit: Unit) -> Unit:
-        """Leave the plan."""
         plan = make_plan(unit.model, self.options, unit.read)
         return replace(unit, model=plan.model, planned=plan)
 
@@ -101,11 +100,11 @@ class MlpToAttention:
         return replace(unit, model=model, heads=model)
 
     def ensures(self, unit: Unit) -> None:
-        """Check that every planned block has nodes of its own."""
+        """Check that every planned block has nodes in the result."""
         made = {node.name.partition("/heads/")[0] for graph in all_graphs(unit.model.graph) for node in graph.node}
         missing = [one.block.name for one in unit.plan.conversions if one.block.name not in made]
         if missing:
-            raise AssertionError(f"no node is made for {missing[0]}")
+            raise AssertionError(f"{missing[0]} has no nodes in the result")
 
 
 def pipeline(options: Options) -> tuple[Pass, ...]:
@@ -114,7 +113,7 @@ def pipeline(options: Options) -> tuple[Pass, ...]:
 
 
 def split(passes: Sequence[Pass]) -> tuple[Sequence[Pass], Sequence[Pass]]:
-    """The passes that plan, and those that apply. Raises UsageError where none converts."""
+    """The passes that plan, and the passes that apply the plan. Raises UsageError without a `MlpToAttention`."""
     place = next((place for place, each in enumerate(passes) if each.name == MlpToAttention.name), None)
     if place is None:
         raise UsageError(f"the pipeline has no pass '{MlpToAttention.name}', so nothing would be converted")
@@ -153,7 +152,7 @@ def _check(each: Pass, before: Unit, after: Unit) -> None:
             f"pass '{each.name}' changed the model's inputs, outputs, opset or IR version; this is a bug in the pass"
         )
     try:
-        # Unique names, every tensor made before it is read, nothing dangling.
+        # Unique names, every tensor computed before it is read, nothing dangling.
         check_structure(after.model)
     except ModelError as error:
         raise ValidationError(f"pass '{each.name}' produced an invalid model: {error}; this is a bug in it") from error

@@ -27,7 +27,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def decoded(text: str | bytes) -> str:
-    """The string itself; of bytes, as protobuf returns them for strings that are not UTF-8, one that shows them."""
+    """The string itself; bytes, which protobuf returns for strings that are not UTF-8, are escaped."""
     return text.decode("utf-8", "backslashreplace") if isinstance(text, bytes) else text
 
 

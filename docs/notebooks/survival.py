@@ -3,7 +3,7 @@
 A trained decoder is written as form `whole` has it (docs/forms.md), in PyTorch and with nothing held back: one stream
 of D + 1 + R + T columns, every W_Q, W_K, W_V and W_O dense on it, every mask as W_QK between positions. Then it is
 trained on, with AdamW, weight decay and dropout, on the docstrings that it was trained on before; embeddings and the
-unembedding stay. The ways differ in omega, which forbidden pairs are lowered by, and in what may change: nothing but
+unembedding stay. The ways differ in omega, the penalty of forbidden pairs, and in what may change: nothing but
 the weights that the construction has (*zeros held*), all but what is written to the further columns (*writes held*),
 all but positions, W_QK between them and bias tokens (*positions held*), or everything.
 
@@ -55,7 +55,7 @@ class Way:
     """One way to train.
 
     Attributes:
-        omega: what forbidden pairs are lowered by; 0 for MLPs, which have none.
+        omega: the penalty of forbidden pairs; 0 for MLPs, which have none.
         held: whether positions, W_QK between them and bias tokens are held.
         zeros: of which weights the entries that the construction has as 0 are held, too, by the end of their names.
         start: `trained` or `random` weights.

@@ -25,7 +25,7 @@ _STEEPNESS = 2.0**40
 def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed: float = math.inf) -> Program | str:
     """The smallest program found for `f` on |y| <= reach that is within the tolerance, or why there is none.
 
-    Where none is, the closest is returned if it is within `MAX_FIT_ERROR`; its `max_error` says how close it is. The
+    If there is none, the closest is returned if it is within `MAX_FIT_ERROR`; its `max_error` says how close it is. The
     tolerance is in units of max(1, largest |f|), but at most the absolute error `allowed`.
     """
     if not 0.0 < reach < math.inf:
@@ -48,7 +48,7 @@ def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed
     if isinstance(cuts, str):
         return cuts
     size = max(1.0, float(np.max(np.abs(values))))
-    program = _smallest(smooth, reach, [cut.place for cut in cuts], min(tolerance * size, allowed))
+    program = _smallest_head(smooth, reach, [cut.place for cut in cuts], min(tolerance * size, allowed))
     # The ramp `jump max(y - place, 0)`, within 0.28 |jump| / 2^40.
     steep = [
         Head(_STEEPNESS, (BiasToken(),), -_STEEPNESS * kink.place, kink.jump, -kink.jump * kink.place)
@@ -58,7 +58,7 @@ def fit_function(f: Function, reach: float, tolerance: float, name: str, allowed
     # A constant goes into the values of a head; a straight line gets a head whose weights do not matter.
     tokens = tuple(replace(token, value=token.value + program.constant) for token in first.bias_tokens)
     first = replace(first, d=first.d + program.constant, bias_tokens=tokens)
-    return _stated(f, Program(name, (first, *others), linear=program.linear), reach, size)
+    return _with_measured_error(f, Program(name, (first, *others), linear=program.linear), reach, size)
 
 
 def _values(f: Function, y: Array) -> Array:
@@ -66,7 +66,7 @@ def _values(f: Function, y: Array) -> Array:
         return np.asarray(f(y), dtype=np.float64)
 
 
-def _stated(f: Function, program: Program, reach: float, size: float) -> Program | str:
+def _with_measured_error(f: Function, program: Program, reach: float, size: float) -> Program | str:
     """The program with its measured error and rounding, or why it is useless."""
     y = np.linspace(-reach, reach, 200_001)
     signed = program.evaluate(y) - _values(f, y)
@@ -123,11 +123,11 @@ _WIDTHS = (0.7, 1.0, 1.4, 2.0, 2.8)
 _PADS = (0, 1, 2, 3)  # centres beyond either end
 _MIN_DISTANCES = (1e-2, 1e-3, 1e-4)  # from a jump of the curvature, over the length: centres crowd no closer
 _SINGULAR_CUTOFF = 1e-9
-"""Singular values below this, or below a thousandth of the tolerance, are dropped: the values that they make are large
-and cancel, which costs digits, and gates."""
+"""Singular values below this, or below a thousandth of the tolerance, are dropped: the values that they produce are
+large and cancel, which costs digits, and gates."""
 
 
-def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) -> Program:
+def _smallest_head(f: Function, reach: float, cuts: list[float], tolerance: float) -> Program:
     """A line and the head with the fewest keys within the tolerance, else the closest, with jumps of f'' at `cuts`."""
     # Evenly spaced points, more at both ends like Chebyshev's, and many more around the cuts.
     far = np.geomspace(1e-6, 1.0, 250) * 2.0 * reach
@@ -138,7 +138,7 @@ def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) ->
     line = np.polyfit(y, target, 1)
     if np.max(np.abs(np.polyval(line, y) - target)) <= 1e-9 * max(1.0, float(np.max(np.abs(target)))):
         return Program("", (), linear=float(line[0]), constant=float(line[1]))
-    start, end = _bent(y, target, tolerance / 8.0)
+    start, end = _curved_interval(y, target, tolerance / 8.0)
     ends = min([start, *cuts]), max([end, *cuts])
     closest: tuple[float, Program] = (math.inf, Program("", ()))
     for keys in _KEYS:
@@ -156,7 +156,7 @@ def _smallest(f: Function, reach: float, cuts: list[float], tolerance: float) ->
     return min((replace(program, heads=(each,)) for each in shifts), key=lambda each: _rounding(each, points))
 
 
-def _bent(y: Array, target: Array, tolerance: float) -> tuple[float, float]:
+def _curved_interval(y: Array, target: Array, tolerance: float) -> tuple[float, float]:
     """The ends of the interval outside of which the function is a straight line within the tolerance."""
     few = len(y) // 20
 
@@ -187,7 +187,7 @@ def _head(centres: Array, width: float, y: Array, target: Array, tolerance: floa
     rise = 1.0 / (width**2 * np.diff(centres))
     slopes, offsets = (np.append(0.0, np.cumsum(steps)) for steps in (rise, -rise * (centres[1:] + centres[:-1]) / 2.0))
     slopes, offsets = slopes[:-1] - slopes[-1], offsets[:-1] - offsets[-1]
-    offsets[np.abs(offsets) < 2.0**-23] = 0.0  # the key's weight is 1, or float32 tells it from 1: docs/decisions/0009
+    offsets[np.abs(offsets) < 2.0**-23] = 0.0  # weights closer to 1 round to 1 in float32: docs/decisions/0009
     tokens = [BiasToken(float(slope), float(offset)) for slope, offset in zip(slopes, offsets, strict=True)]
     weights = Head(beta=0.0, bias_tokens=tuple(tokens)).weights(y)
     columns = np.stack([weights[0] * y, *weights, y], axis=1)
@@ -257,7 +257,7 @@ def _locate(f: Function, low: float, high: float, order: int) -> Corner | str | 
         return f"it jumps near y = {left:.6g}, and a sum of heads is continuous"
     if ratio < 0.2 * shrunk ** (order - 1):
         return None
-    place = _shortest((left + right) / 2.0, right - left)
+    place = _shortest_decimal((left + right) / 2.0, right - left)
     above, below = (_one_sided(f, place, side * width / 8.0, order - 1) for side in (1.0, -1.0))
     return Corner(place, above - below) if abs(above - below) > 1e-7 else None
 
@@ -272,7 +272,7 @@ def _one_sided(f: Function, at: float, step: float, order: int) -> float:
     return float(cubic[-1 - order]) * math.factorial(order) / step**order
 
 
-def _shortest(place: float, width: float) -> float:
+def _shortest_decimal(place: float, width: float) -> float:
     """The shortest decimal within the bracket: 3 rather than 2.9999998."""
     rounded = (round(place, digits) for digits in range(12))
     return float(np.float32(next((each for each in rounded if abs(each - place) <= width), place)))

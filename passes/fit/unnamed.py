@@ -20,7 +20,7 @@ from passes.programs.solve import Function, Parameters
 NAME = "f"  # of an unnamed function in reports
 MAX_DEFAULT_ERROR = 1e-5  # over max(1,
 _MAX_FLOAT32_ROUNDING = 4.0  # in tolerances; a fit that rounds by more is evaluated in float64
-_GATE_TOLERANCE = 8.0  # in tolerances: the bound on what a gate adds is not sharp
+_GATE_TOLERANCE = 8.0  # in tolerances: the bound on a gate's additional error is not sharp
 _ADVICE = "keep its product in the graph with --gate product"  # if a fit is not a gate
 DOMAIN_MARGIN = 1.5  # The domain of a fit relative to the largest |y| seen
 

@@ -5,10 +5,10 @@ The ends of a block are structural, found by one pass over the nodes (`Dataflow`
     opaque    anything
     leaf      the output of a linear operator, after any affine and shape-only operators
     function  an elementwise function, with scalar constants, of one or two leaves
-    beyond    a nonlinear function followed by affine or shape-only operators, on its way to W2
+    beyond    a nonlinear function followed by affine or shape-only operators, on the path to W2
 
-The middle of a block is semantic (`passes.match.identify`). Every activation that leads to a linear operator and is no
-block is reported with its reason. The graph is not changed.
+The middle of a block is semantic (`passes.match.identify`). Every activation that leads to a linear operator without
+being part of a block is reported with its reason. The graph is not changed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from rewriter.graph.walk import own_names, reads, subgraphs
 
 _BFLOAT16, _FLOAT16, _FLOAT = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
 QUANTISING = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # only nodes between them are replaced
-_TRANSPARENT = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
+_LINEAR_MAPS = {"Identity", "Cast", "CastLike", "Dropout", "Neg"}
 _SUMS = {"Add", "Sub", "Sum"}
 _ON_QUANTISED = ((MICROSOFT, "QLinearAdd"), (MICROSOFT, "QLinearMul"))  # of constants
 _NO_ACTIVATION = (
@@ -60,22 +60,22 @@ _NO_ACTIVATION = (
 
 _FUSED = "its activation is inside one operator; write the model without this fusion to have it converted"
 _EXPERTS = "its experts are inside one operator"
-_OPAQUE = {
+_UNEXPANDABLE = {
     **dict.fromkeys(("MoE", "QMoE", "MoEPacked"), f"{_EXPERTS}; export them as plain operators to have them converted"),
     **dict.fromkeys(("MatMulNBitsMlp", "FusedMatMulActivation", "BiasSplitGelu", "GatedRMSNorm"), _FUSED),
     **dict.fromkeys(("RouterGateUpProj", "LinearAttentionGate", "GatedDeltaNet", "HyperConnectionLowRankMix"), _FUSED),
 }
-"""Operators with MLPs or activations inside, which this pass cannot take apart."""
+"""Operators with MLPs or activations inside, which this pass cannot expand."""
 
 
-def _opaque(view: GraphView, node: onnx.NodeProto) -> str:
-    """Why what is inside an operator is not converted; empty without a known activation."""
+def _why_not_expanded(view: GraphView, node: onnx.NodeProto) -> str:
+    """Why the activation inside an operator is not converted; empty without a known one."""
     apart = plain_experts(node, view.initializers, view.opsets.get("", 1))
     if apart is not None:
         why = f", and {apart}" if isinstance(apart, str) else "; --lower-experts takes them apart"
         return f"{_EXPERTS}{why}"
     named = attributes(node).get("activation") not in (None, 0, b"", b"none") and key_of(node) not in LINEAR_OPERATORS
-    return _FUSED if named else _OPAQUE.get(node.op_type, "")
+    return _FUSED if named else _UNEXPANDABLE.get(node.op_type, "")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def kinds(operators: Sequence[LinearOperator]) -> str:
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known about one tensor."""
+    """The analysis of one tensor."""
 
     # the tensors of which this one is an elementwise function; the tensor itself where it is a leaf or beyond an
     # activation.
@@ -209,7 +209,7 @@ class Dataflow:
 
     def _visit(self, index: int, node: onnx.NodeProto) -> None:
         for name in (name for name in reads(node) if subgraphs(node) and self.leaf(name).operators):
-            if _activated(node, {name}):
+            if _outputs_activation_of(node, {name}):
                 text = (
                     f"its activation is inside {label(node)}, apart from its linear operators; move it out of the body"
                 )
@@ -267,7 +267,7 @@ class Dataflow:
 
     def _block(self, node: onnx.NodeProto, miss: Miss) -> None:
         # An operator of an unknown domain right after a projection may well be an activation, so users must be told.
-        known = node.domain == MICROSOFT and any(part in node.op_type for part in (*_NO_ACTIVATION, *_OPAQUE))
+        known = node.domain == MICROSOFT and any(part in node.op_type for part in (*_NO_ACTIVATION, *_UNEXPANDABLE))
         foreign = node.domain not in ONNX_DOMAINS and key_of(node) not in LINEAR_OPERATORS and not known
         for name in node.input:
             if foreign and self.leaf(name).operators:
@@ -417,7 +417,7 @@ class Dataflow:
 
     def _combine(self, index: int, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> None:
         output = node.output[0]
-        affine = node.op_type in _SUMS | _TRANSPARENT or self._is_scaling(node, data)
+        affine = node.op_type in _SUMS | _LINEAR_MAPS or self._is_scaling(node, data)
         beyond = [fact for fact in facts if fact.ends]
         if affine and (len(facts) == 1 if not all(fact.rounded for fact in beyond) else len(beyond) == 1):
             # After an affine or shape-only operator a scalar factor may still follow.
@@ -427,7 +427,7 @@ class Dataflow:
             # A nonlinear operator there is a second activation; directly after the first, the two would be one
             # function.
             second = Miss(f"a second activation follows in {label(node)}", label(node))
-            self._block(node, self._raised(node, data, facts) or second)
+            self._block(node, self._rank_mismatch(node, data, facts) or second)
             return
         facts = [self._leaf_of(name, fact) if fact.ends else fact for name, fact in zip(data, facts, strict=True)]
         facts = self._values_of_gates(node, data, facts)
@@ -443,14 +443,14 @@ class Dataflow:
         elif len(leaves) > 2:
             # A head reads one number for its logits and one for its value.
             self._block(node, Miss(f"{label(node)} joins more than two projections", label(node)))
-        elif (raised := self._raised(node, data, facts)) is not None:
+        elif (raised := self._rank_mismatch(node, data, facts)) is not None:
             self._block(node, raised)
         else:
             self.facts[output] = Fact(leaves, nonlinear=nonlinear)
             # Only the largest function is a candidate: in y * sigmoid(y), the sigmoid is only a part.
             self.extended.update(name for name, fact in zip(data, facts, strict=True) if fact.nonlinear)
 
-    def _raised(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> Miss | None:
+    def _rank_mismatch(self, node: onnx.NodeProto, data: list[str], facts: list[Fact]) -> Miss | None:
         """Operands that are functions of one projection and have different numbers of axes."""
         leaves = [leaf for fact in facts for leaf in (self.facts[fact.ends] if fact.ends else fact).leaves]
         ranks = sorted({rank for name in data if (rank := self._view.type_of(name).rank) is not None})
@@ -495,7 +495,7 @@ class Dataflow:
         return found
 
 
-def _activated(node: onnx.NodeProto, tensors: set[str]) -> bool:
+def _outputs_activation_of(node: onnx.NodeProto, tensors: set[str]) -> bool:
     """Whether a node, or a body of it, outputs an activation of one of the tensors."""
     bodies = [graph for _, graph in subgraphs(node)]
     if not bodies:
@@ -506,7 +506,7 @@ def _activated(node: onnx.NodeProto, tensors: set[str]) -> bool:
         data, found = (tensors - own_names(graph)) | same, set[str]()
         for each in graph.node:
             entrywise = elementwise.is_elementwise(each) or each.op_type in REARRANGED
-            if _activated(each, data) or (entrywise and not found.isdisjoint(each.input)):
+            if _outputs_activation_of(each, data) or (entrywise and not found.isdisjoint(each.input)):
                 found.update(each.output)
             elif entrywise and not data.isdisjoint(each.input):
                 data.update(each.output)
@@ -532,7 +532,7 @@ class Finder:
         self._identifier = Identifier(view, constants)
 
     def run(self, made: frozenset[int] = frozenset()) -> tuple[tuple[Block, ...], tuple[Left, ...]]:
-        """In graph order; `made` are nodes of heads of an earlier run."""
+        """Return blocks and rejected candidates in graph order; `made` are nodes of heads of an earlier run."""
         found: list[Block | Left] = []
         flow, view = self._flow, self._view
         for output, fact in flow.facts.items():
@@ -551,10 +551,10 @@ class Finder:
                 found.append(self._left(miss, first=flow.leaf(leaf).operators))
         found += [self._stray(index, sink) for index, sink in flow.reached.items() if index not in made]
         for index, node in enumerate(view.nodes):
-            if reason := _opaque(view, node):
+            if reason := _why_not_expanded(view, node):
                 miss = Miss(f"{label(node)}: {reason}", label(node))
                 found.append(self._left(miss, nodes=(index,)))
-        # What is an activation only since it is a part of another, such as the value of a gate, goes with that one.
+        # An activation that is only a part of another, such as the value of a gate, is dropped together with that one.
         needed: dict[str, Block] = {}
         parts = set() if self._product else flow.values.keys() | flow.parts
         for place, candidate in reversed(tuple(enumerate(found))):
@@ -667,7 +667,7 @@ class Finder:
         return Miss(f"the {which} operator is a {spatial.kind}, which mixes positions", where)
 
     def _stray(self, index: int, second: str) -> Left:
-        """An activation operator, on the way to a linear one, whose operand is not a projection."""
+        """An activation operator on the path to a linear one whose operand is not a projection."""
         node = self._view.nodes[index]
         maker = self._view.made_by(node.input[0])
         origin = f"'{node.input[0]}', which {'is an input' if maker is None else f'{label(maker)} makes'},"

@@ -195,7 +195,8 @@ def _attempt(
     plain = tuple(round(value, 4) for value in solved)
     with np.errstate(over="ignore"):
         stored = tuple(float(np.float32(value)) for value in solved)
-    # Parameters that are rounded to zero, of a function below the tolerance, would leave no function to make heads of.
+    # Parameters that are rounded to zero, of a function below the tolerance, would leave no function to convert to
+    # heads.
     with np.errstate(all="ignore"):
         tried = [p for p in (plain, stored, solved) if np.any(activation.function(points, p))]
     if not tried:
@@ -229,7 +230,7 @@ def _explain(nearest: Identified | None, points: Array, values: Array) -> str:
     if nearest is None or not np.isfinite(nearest.error):
         shown = ", ".join(f"f({y:g}) = {v:.6g}" for y, v in zip(points, values, strict=True) if y in (-1.0, 1.0, 3.0))
         return f"no known activation has these values: {shown}"
-    usual = np.abs(points) <= 16.0  # a distance at 1e6 tells a reader nothing
+    usual = np.abs(points) <= 16.0  # a distance at 1e6 is not informative
     points, values = points[usual], values[usual]
     gap = np.abs(values - nearest.activation.function(points, nearest.parameters)) / np.maximum(1.0, np.abs(values))
     worst, name = int(np.argmax(gap)), nearest.activation.name

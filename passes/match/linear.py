@@ -32,7 +32,7 @@ class LinearOperator:
     axis: int = -1  # the mapped axis from the end: -1 for X W, -2 for W X and -rank + 1 for a convolution
     transposed: bool = False  # whether a matrix is stored as [out, in]
     added: str = ""  # a non-constant tensor that the node adds to the product, such as a residual fused into a Gemm
-    experts: int = 0  # how many matrices each token may meet some of; 0 where all tokens meet the same
+    experts: int = 0  # number of matrices that tokens are routed to; 0 where all tokens share one
 
     @property
     def shown(self) -> str:

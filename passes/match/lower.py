@@ -1,8 +1,8 @@
 """Lowering: decomposing fused operators and inlining local functions that hide parts of MLP blocks.
 
-The result is an equivalent model in which every activation consists of nodes of its own. The plan lowers a second time
-with `keep`, to leave alone whatever no converted block needs (`passes.plan`). `rewriter.graph.fused` has an entry per
-fused operator.
+The result is an equivalent model in which every activation consists of separate nodes. The plan lowers a second time
+with `keep`, which leaves alone the operators that converted blocks do not need (`passes.plan`). `rewriter.graph.fused`
+has an entry per fused operator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARTS_OF_BLOCKS = {
 """Operators for which a local function is inlined: exporters wrap modules, or single activations, in functions."""
 
 _AFTER_LINEAR = REARRANGED | {"Add", "QLinearAdd", "QuantizeLinear", "DequantizeLinear"}
-"""Operators that make another projection of a projection: biases, layouts, rounding."""
+"""Operators whose output is a projection if their input is one: biases, layouts, rounding."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def lower(
         functions = []
     wanted = frozenset(name for graph in all_graphs(model.graph) for name in _fused(graph)) - keep
     if wanted:
-        if not functions:  # the inliner has made a copy already
+        if not functions:  # the inliner has already copied the model
             model = deepcopy(model)
         for graph in all_graphs(model.graph):
             _take_apart(graph, wanted)

@@ -18,7 +18,7 @@ from passes.match.linear import LinearOperator
 from rewriter.graph.view import GraphView
 
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
-_ODD = re.compile(r"[^A-Za-z0-9_.\-]+")
+_SPECIAL_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\-]+")
 _TRAILING_NUMBER = re.compile(r"_\d+$")
 _SCALING = ("Cast", "Mul", "DequantizeLinear", "Reshape")  # nodes between a product and its bias
 
@@ -103,4 +103,4 @@ def _common(paths: list[list[str]]) -> str:
     if not paths:
         return ""
     parts = [column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*paths, strict=False))]
-    return ".".join(cleaned for part in parts if (cleaned := _ODD.sub("_", part)))[:200]
+    return ".".join(cleaned for part in parts if (cleaned := _SPECIAL_CHARACTERS.sub("_", part)))[:200]

@@ -1,6 +1,6 @@
 """A block's linear operators as plain matrices, y = x W1 + b1 and W2, by the names of their constants.
 
-Forms that build an attention sublayer of their own (`masked`, `maskless`, `staged`) express W_Q, W_V and W_O in terms
+Forms that build a separate attention sublayer (`masked`, `maskless`, `staged`) express W_Q, W_V and W_O in terms
 of these names, so weights are neither read nor stored twice. For blocks whose weights are not plain matrices
 (quantised, convolutions, sums of operators) those forms keep the operators in place and use them as projections.
 """

@@ -1,6 +1,6 @@
 """Gates: from a program of h(y) to a program of h(g) u, whose self values read u (docs/programs.md).
 
-`with_line` makes any program a gate in the arithmetic of its model, by way of the line g as attention
+`with_line` makes any program a gate in the arithmetic of its model, through the line g as attention
 (`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, but also float64: h(g) becomes a
 small difference of weights divided by a small number e. The self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over
 e^(s g) + sum_j e^(t_j g) is split in two, s + e and s - e, with the values c/e + d and -c/e + d; every key with a
@@ -70,7 +70,7 @@ def needs_line(program: Program) -> bool:
     return program.linear != 0.0 or any(head.c != 0.0 for head in program.heads)
 
 
-_LINE_TOLERANCE = 2.0  # in tolerances: what a line that is close enough may add
+_LINE_TOLERANCE = 2.0  # in tolerances: the allowed additional error of a line
 
 
 def _line_error(program: Program, line: Line, domain: float) -> float:

@@ -27,8 +27,8 @@ offsets e^b could leave the range of float32; they belong to steep keys, whose w
 """
 
 FACTORED_BESIDE_STEEP = 20.0
-"""The same for a head that has larger offsets, too. The exponentials of such a head are at least e^-87 in graphs
-(`passes.forms.local`), and times a factor e^60 that is no longer nothing.
+"""The same for a head that also has larger offsets. In graphs the exponentials of such a head are at least e^-87
+(`passes.forms.local`), which a factor of e^60 makes non-negligible.
 """
 
 LARGEST_QUERY = 2.0**500  # queries are clipped to it: all weights are 0 or 1 long before

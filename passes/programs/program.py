@@ -118,7 +118,7 @@ class Program:
 
 
 _RESCALING_ERROR = 2.0**-40  # of all coefficients of a fitted program in float64, over max(1,
-MARGIN = 1.05  # on what is measured on a grid: it may be larger between the points
+MARGIN = 1.05  # on maxima over a grid, which may be larger between the points
 _EVALUATION_ROUNDING = 2.0**-48  # smaller changes are that of the evaluations compared
 _LARGEST_POINT = 2.0**128  # beyond the numbers of all types that coefficients have
 
@@ -160,7 +160,7 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> P
     heads = tuple(head.rounded(dtype, factored=factored) for head in program.heads)
     result = replace(
         program,
-        # Rounding the coefficients of the powers moves all heads; unless it changes nothing, they are made again.
+        # Rounding the coefficients of the powers moves all heads; unless it changes nothing, they are rebuilt.
         heads=heads if powers is None else program.heads if powers == program.powers else powers.heads,
         powers=powers,
         line=None if program.line is None else program.line.rounded(dtype),

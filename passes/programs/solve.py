@@ -43,7 +43,7 @@ _PLACES = [1.0, *(2.0 ** (sign * power) for power in range(1, 21) for sign in (-
 
 
 def _bend(share: Callable[[float], float]) -> tuple[float, float] | None:
-    """A place y > 0, and the share there, at which a share is clear of both its limits."""
+    """A y > 0 at which the sigmoid is numerically away from both asymptotes, and its value."""
     shares = ((place, share(place)) for place in _PLACES)
     return next(((place, found) for place, found in shares if 0.02 < found < 0.98), None)
 

@@ -1,4 +1,4 @@
-"""The masks of a network's own heads: what stands between the product of queries and keys and the softmax.
+"""The masks of a network's own heads: the nodes between the product of queries and keys and the softmax.
 
 A mask is static if it depends on the positions of query and key alone: causal, sliding window, blocks. It is found by
 value: the graph's own nodes compute it at several lengths, from the shapes that the walk along the route knows. What
@@ -23,11 +23,11 @@ from rewriter.graph.extract import ancestors
 from rewriter.graph.view import GraphView, LostError
 from rewriter.graph.walk import reads
 
-_TRANSPARENT = ("Cast", "Identity", "Dropout")
+_KEEP_SCORES = ("Cast", "Identity", "Dropout")
 _LENGTHS = (1, 2, 3, 7)
-_TRIALS = 8
+_DATA_TRIALS = 8
 _MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
-_RANKS = (3, 4)
+_SCORE_RANKS = (3, 4)
 _UNKNOWN = "it changes the scores in a way that W_QK cannot hold"
 Fill = Callable[[Sequence[int]], NDArray[Any]]  # creates data of a shape
 
@@ -53,7 +53,7 @@ class Scores:
 
 
 class MaskReader:
-    """The masks of softmaxes on the way of the stream.
+    """The masks of softmaxes on the path of the stream.
 
     The known `shapes` are those of carried tensors, `longest` is T, and `fixed` the number of tokens where the model
     fixes it.
@@ -90,13 +90,13 @@ class MaskReader:
                 if mask.data and scales:
                     raise LostError.at(node, "its mask is data, and what comes behind it is scaled")
                 masks.append(mask)
-            elif len(ours) != 1 or node.op_type not in _TRANSPARENT:
+            elif len(ours) != 1 or node.op_type not in _KEEP_SCORES:
                 raise LostError.at(node, _UNKNOWN)
             tensor = ours[0]
 
     def _check_product(self, node: onnx.NodeProto, masks: list[Mask]) -> None:
         left, right = (self._shapes.known[name] for name in node.input)
-        fits = len(left) == len(right) and len(left) in _RANKS and left[-2] == right[-1] == TOKENS
+        fits = len(left) == len(right) and len(left) in _SCORE_RANKS and left[-2] == right[-1] == TOKENS
         # The positions' columns are joined to queries and keys by batch, so the batch must be a separate axis.
         if not fits or not all(sizes[0] in (BATCH, 1) and None not in sizes for sizes in (left, right)):
             raise LostError.at(node, "its queries and keys are not [batch, heads, tokens, d_head]")
@@ -124,7 +124,7 @@ class MaskReader:
             raise LostError.at(node, "it selects scores by data")
         found: dict[int, NDArray[np.bool_]] = {}
         low, rank = 0.0, 0
-        # With data of ones nothing is padding, so what is forbidden then is forbidden by position.
+        # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
         for length in sorted({*_LENGTHS, self._longest} if self._fixed is None else {self._fixed}):
             values = self._values(tensor, length, np.ones)
             read = None if values is None else _forbidden(values, length, chosen=chosen)
@@ -143,7 +143,7 @@ class MaskReader:
         allowed[: len(forbidden), : len(forbidden)] = ~forbidden[: self._longest, : self._longest]
         if not inputs:
             return Mask(allowed)
-        tried = self._tried(tensor, forbidden)
+        tried = self._added_for_any_data(tensor, forbidden)
         if tried is None:
             raise LostError.at(node, "data can allow what its mask forbids by position")
         low = min(low, tried)
@@ -151,12 +151,12 @@ class MaskReader:
             raise LostError.at(node, "its mask is data and minus infinity, without a finite number")
         return Mask(allowed, tensor, low, rank)
 
-    def _tried(self, tensor: str, forbidden: NDArray[np.bool_]) -> float | None:
-        """What the mask adds to forbidden scores for any data; None if data can allow what positions forbid."""
+    def _added_for_any_data(self, tensor: str, forbidden: NDArray[np.bool_]) -> float | None:
+        """The mask's penalty for any data; None if data can allow pairs that positions forbid."""
         rng = np.random.default_rng(0)
         length = self._fixed or max(_LENGTHS)
         low = 0.0
-        for _ in range(_TRIALS):
+        for _ in range(_DATA_TRIALS):
             values = self._values(tensor, length, lambda shape: rng.integers(0, 2, shape))
             if values is None:
                 return None
@@ -190,13 +190,13 @@ class MaskReader:
         feeds: dict[str, NDArray[np.generic]] = {}
         for name in sorted(needed):
             if name in stops:
-                feeds[name] = np.asarray([_at(each, length) for each in stops[name]], np.int64)
+                feeds[name] = np.asarray([_size_at(each, length) for each in stops[name]], np.int64)
             elif name in view.inputs:
                 sizes = self._shapes.of(name)
                 if sizes is None or None in sizes:
                     return None
                 dtype = helper.tensor_dtype_to_np_dtype(view.type_of(name).elem_type)
-                feeds[name] = fill([_at(size, length) for size in sizes if size is not None]).astype(dtype)
+                feeds[name] = fill([_size_at(size, length) for size in sizes if size is not None]).astype(dtype)
         kept = [view.initializers[name] for name in sorted(needed) if name in view.initializers]
         if any(each.data_location == onnx.TensorProto.EXTERNAL for each in kept):
             return None
@@ -207,14 +207,14 @@ class MaskReader:
         return np.asarray(value)
 
 
-def _at(size: int, length: int) -> int:
-    """A made-up size for two sequences of a length."""
+def _size_at(size: int, length: int) -> int:
+    """A placeholder size for two sequences of a length."""
     number, batch, tokens = factors(size)
     return int(number * 2**batch * length**tokens)
 
 
 def _forbidden(values: NDArray[np.generic], length: int, *, chosen: bool) -> tuple[NDArray[np.bool_], float] | None:
-    """Boolean [length, length] and what is added to forbidden scores; None if it is not a mask."""
+    """Boolean [length, length] and the penalty of forbidden scores; None if it is not a mask."""
     if values.ndim < 2 or any(size not in (1, length) for size in values.shape[-2:]):
         return None
     square = np.broadcast_to(values, (*values.shape[:-2], length, length)).reshape(-1, length, length)

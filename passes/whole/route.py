@@ -34,7 +34,7 @@ from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, Miss, attrib
 from rewriter.graph.walk import captured_names
 
 SMALLEST_OPSET = 13  # Pad of booleans, Softmax over one axis, Squeeze with axes as an input
-_ADDED = ("Add", "Sub")
+_SUMS = ("Add", "Sub")
 _NORMS = ("LayerNormalization", "RMSNormalization")
 _LAYOUT = SAME_NUMBERS | {"Transpose", "Expand"}
 _OVER_AXES = {
@@ -44,16 +44,16 @@ _OVER_AXES = {
     "Split": "it splits the tokens",
     "Concat": "it appends tokens",
 }
-"""Operators that treat axes differently, and what it means if one of these holds the tokens."""
+"""Operators that treat axes differently, and why none of these may hold the tokens."""
 _KEEP_ZEROS = frozenset((*_LAYOUT, *_OVER_AXES, "MatMul", "Gemm", "Div", "Pow", "Neg", "Abs", "Sqrt", "Sin"))
 """Operators whose output is 0 in a row where their first operand is 0."""
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Where", "Min", "Max", "Softmax"}
-"""Operators that form `whole` leaves nowhere but in a block that becomes heads, or as the softmax of a head."""
-_KNOWN = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
+"""Operators that form `whole` allows only inside a block that becomes heads, or as the softmax of a head."""
+_ALLOWED = _KEEP_ZEROS | _NO_HEADS | {*BROADCAST, "Reciprocal", "Exp", "Log", "Cos", "Shape"}
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _MIN_OMEGA = 2.0**60  # outweighs any score of the network's own heads
 _MAX_AXES = 3
-_TRANSPARENT = ("Reshape", "Cast", "Identity", "Dropout")
+_KEEP_COLUMNS = ("Reshape", "Cast", "Identity", "Dropout")
 
 
 def unfit(conversion: Conversion) -> Miss | None:
@@ -101,14 +101,14 @@ class Whole:
         self.neurons = tuple(sorted({group.bias_tokens for group in groups}))
         values = any(token.value for group in groups for token in group.head.bias_tokens)
         self.bias_tokens = max(1, *self.neurons) + values  # R; an attention sink if any value is non-zero
-        fitting = min(_fitting(each) for each in conversions)
+        fitting = min(_longest_fitting(each) for each in conversions)
         self.max_tokens = longest or self._fixed or min(fitting, DEFAULT_MAX_TOKENS)
 
         masks = MaskReader(view, self._constants, self.shapes, self.max_tokens, self._fixed)
         self.scores = {index: masks.scores(view.nodes[index]) for index in self._softmaxes}
         self.moved = frozenset(index for each in self.scores.values() for index in each.nodes)
         self.pads: dict[int, list[tuple[str, tuple[int, ...]]]] = {}  # operands that get R rows, axes from the end
-        self.sums: dict[int, tuple[str, str]] = {}  # residual addition to (the stream, what a sublayer writes)
+        self.sums: dict[int, tuple[str, str]] = {}  # residual addition to (the stream, a sublayer's output)
         self.renewed: dict[str, str] = {}  # tensors that replace the model's columns, to the stream before
         self.stream: dict[str, str] = {self.entry: self.entry}  # of each carried tensor
         self.biases: dict[int, int] = {}  # node to the operand that is a bias
@@ -141,7 +141,7 @@ class Whole:
             carried = [name for name in node.input if name in self.sizes]
             if any(name in self.sizes for name in captured_names(node)):
                 raise LostError.at(node, "a subgraph of control flow reads the residual stream")
-            # The way consists of ancestors of the last block's output; all other nodes read the tokens, cut off. A
+            # The path consists of ancestors of the last block's output; all other nodes read the tokens, cut off. A
             # Shape needs no cut, since its sizes are known.
             shape = node.op_type == "Shape" and self._view.is_onnx(node)
             if not carried or not (index in needed or (shape and carried != [self.entry])):
@@ -153,7 +153,7 @@ class Whole:
             if index not in self._blocks:
                 self._check_rows(node)
             outputs = self.shapes.infer(node, self._fixed)
-            if node.op_type == "Reshape" and _behind(outputs[0]) != _behind(self.sizes[node.input[0]]):
+            if node.op_type == "Reshape" and _place_size(outputs[0]) != _place_size(self.sizes[node.input[0]]):
                 raise LostError.at(node, "it mixes tokens with other axes")
             if node.op_type in BROADCAST and index not in self._blocks:
                 there = {axis for name in carried for axis in token_axes(self.sizes[name])}
@@ -163,7 +163,7 @@ class Whole:
 
     def _check_rows(self, node: onnx.NodeProto) -> None:
         kind = node.op_type
-        if not self._view.is_onnx(node) or kind not in _KNOWN:
+        if not self._view.is_onnx(node) or kind not in _ALLOWED:
             raise LostError.at(node, "no rule says how it treats an extra row of the residual stream")
         if kind == "MatMul":
             self._check_product(node)
@@ -252,7 +252,7 @@ class Whole:
             carried = [name for name in node.input if name in self.sizes]
             for name in node.output:
                 self.stream[name] = current
-                if node.op_type in _TRANSPARENT and self.sizes[name][-1] == self.sizes[carried[0]][-1]:
+                if node.op_type in _KEEP_COLUMNS and self.sizes[name][-1] == self.sizes[carried[0]][-1]:
                     self._roots[name] = self._roots.get(carried[0], carried[0])
             if index in self._blocks:
                 self._zero.update(self._results.intersection(node.output))
@@ -261,7 +261,7 @@ class Whole:
             if index in self.sums:
                 root, out = self.sums[index][0], str(node.output[0])
                 if root not in streams:
-                    # What is skipped to is not the stream, but a normalisation of it.
+                    # The skip connection starts at a normalisation of the stream.
                     self.renewed[root] = self.stream[root]
                 self.stream[out] = current = out
                 streams |= {root, out}
@@ -296,7 +296,7 @@ class Whole:
         return name, tuple(axis for axis in axes if -axis <= len(sizes) and sizes[axis] != 1)
 
     def _residual(self, node: onnx.NodeProto, carried: Sequence[str]) -> tuple[str, str] | None:
-        """(the stream, what a sublayer writes) if an Add joins a tensor with one computed from it."""
+        """(the stream, a sublayer's output) if an Add joins a tensor with one computed from it."""
         if node.op_type != "Add" or len(carried) != 2 or self._row_width(node.output[0]) != self.width:
             return None
         for skip, written in (carried, carried[::-1]):
@@ -324,7 +324,7 @@ class Whole:
 
     def _keeps_zeros(self, index: int, node: onnx.NodeProto) -> bool:
         zero = [name in self._zero for name in node.input]
-        if node.op_type in _ADDED:
+        if node.op_type in _SUMS:
             return all(zero) or (any(zero) and index in self.biases)
         if node.op_type in ("Mul", "Concat"):
             return any(zero) if node.op_type == "Mul" else all(zero)
@@ -341,7 +341,7 @@ class Whole:
         return sizes[-1] if by_token or (len(sizes) == 2 and sizes[0] == BATCH * TOKENS) else None
 
 
-def _behind(sizes: Sizes) -> int:
+def _place_size(sizes: Sizes) -> int:
     """The number of entries per place on the first axis that holds tokens."""
     return prod(size or 1 for size in sizes[len(sizes) + min(token_axes(sizes), default=0) + 1 :])
 
@@ -349,12 +349,12 @@ def _behind(sizes: Sizes) -> int:
 def _bias_operand(node: onnx.NodeProto, carried: Sequence[str]) -> int | None:
     if node.op_type in ("Gemm", "LayerNormalization"):
         return 2 if len(node.input) > 2 and node.input[2] else None
-    if node.op_type in _ADDED:
+    if node.op_type in _SUMS:
         return next((place for place, name in enumerate(node.input) if name not in carried), None)
     return None
 
 
-def _fitting(conversion: Conversion) -> int:
+def _longest_fitting(conversion: Conversion) -> int:
     """The largest number of tokens for which the patterns of all heads stay within `LARGEST_PATTERN`."""
     one = (conversion.block.neurons or 1) * np.dtype(conversion.dtype).itemsize
     return max(1, int((LARGEST_PATTERN / one) ** 0.5) - 1 - conversion.program.bias_tokens)
@@ -374,7 +374,7 @@ def _symbols(view: GraphView, entry: str) -> dict[str, int]:
     }
 
 
-def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str:
+def _after_residual(view: GraphView, constants: Constants, block: Block) -> str:
     """The sum of a block's output and the residual stream; the block's output, after b2, without such an Add."""
     start = block.second[0].output
     tensor = start
@@ -385,10 +385,10 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
         output = str(node.output[0])
         others = [name for name in free if name != tensor]
         if node.op_type == "Add" and others:  # an Add with one constant operand is b2 instead
-            # The block reads the stream. What it does not read is a parallel attention, and the stream is added later.
+            # The block reads the stream. Otherwise the operand is a parallel attention, and the stream is added later.
             if others[0] not in view.producer or view.producer[others[0]] in above:
                 return output
-        elif node.op_type not in (*_TRANSPARENT, "Add", "Mul") or free[:1] != [tensor]:
+        elif node.op_type not in (*_KEEP_COLUMNS, "Add", "Mul") or free[:1] != [tensor]:
             break
         if node.op_type == "Add" and not others and tensor == start and tensor not in view.outputs:
             start = output  # the heads add b2 as well, so theirs is this tensor
@@ -399,14 +399,14 @@ def _behind_residual(view: GraphView, constants: Constants, block: Block) -> str
 def _entry(view: GraphView, constants: Constants, blocks: Sequence[Block]) -> tuple[str, int, frozenset[int]]:
     """Where the stream starts, its width, and the nodes down to where it ends. Raises LostError.
 
-    It starts at the last candidate that no other stream bypasses on its way to a sublayer.
+    It starts at the last candidate that no other stream bypasses on the path to a sublayer.
     """
     opset, width = view.opsets.get("", 1), blocks[0].first[0].in_features or 0
     if opset < SMALLEST_OPSET:
         raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
-    ends = [_behind_residual(view, constants, block) for block in blocks]
+    ends = [_after_residual(view, constants, block) for block in blocks]
     needed = frozenset(ancestors(view, frozenset(), ends))
     # The bias token must be there before the first sublayer: the first attention or the first block.
     starts = [operator.node for block in blocks for operator in block.first]

@@ -3,7 +3,7 @@
 The wide stream is `bias_token/wide` behind the embeddings and `bias_token/<sum>/wide` behind each residual addition,
 whose second operand has zeros in the further columns. Its first D columns go by the model's own names, so that
 everything that reads them stays as it was. The masks of the network's heads become -omega in W_QK, between columns of
-positions that are joined to queries and keys behind whatever the model does to them (such as rotations).
+positions that are joined to queries and keys after the model's own operations on them (such as rotations).
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ class _Widener:
         self.left: set[str] = set()
         way = frozenset(whole.nodes)
         if whole.entry not in view.producer:
-            self._get_on()
+            self._start_stream()
         for index, node in enumerate(view.nodes):
             if index in way:
-                self._on_way(index, node)
+                self._on_path(index, node)
             else:  # it reads the tokens only
                 self._copy(node, [self._cut(name) if name in self._sizes else name for name in node.input])
             if whole.entry in node.output:
-                self._get_on()
+                self._start_stream()
             # A carried graph output keeps its name for the tokens alone; the wide tensor gets another one.
             for name in node.output:
                 if name in view.outputs and name in self._sizes and name != whole.entry:
@@ -111,7 +111,7 @@ class _Widener:
     def _name(self, tensor: str) -> str:
         return _carried(self._view, self._whole, tensor)
 
-    def _on_way(self, index: int, node: onnx.NodeProto) -> None:
+    def _on_path(self, index: int, node: onnx.NodeProto) -> None:
         whole = self._whole
         if index in whole.moved:
             self.left.update(name for name in node.input if name not in self._sizes)
@@ -163,7 +163,7 @@ class _Widener:
         shape = self._shape_of((-1, TOKENS, self._whole.width), ROWS)
         return self._node("Reshape", [self._name(tensor), shape], f"{tensor}/in_batches")
 
-    def _get_on(self) -> None:
+    def _start_stream(self) -> None:
         """Start the stream behind the embeddings: rows of bias tokens, columns of indicators and positions."""
         whole, integers = self._whole, self._integers
         shape = self._node("Shape", [whole.entry], "entry_shape")
@@ -183,7 +183,7 @@ class _Widener:
         self._columns(stream, 0, whole.width, STREAM)
         for count in whole.neurons:
             # A token attends to itself and to the first bias tokens.
-            weight = self._apart(-whole.omega)
+            weight = self._isolated_scores(-whole.omega)
             np.fill_diagonal(weight[self._m :, self._m :], 0.0)
             weight[self._m :, :count] = 0.0
             self._constant(neuron_scores(count), weight)
@@ -264,7 +264,7 @@ class _Widener:
             positions = self._node("Expand", [alone, each], f"{positions}/each_of_{sizes[1]}")
         return self._node("Concat", [tensor, positions], f"{tensor}/with_positions_{-axis}", axis=axis)
 
-    def _apart(self, low: float) -> NDArray[np.float64]:
+    def _isolated_scores(self, low: float) -> NDArray[np.float64]:
         """W_QK [R + T, R + T] between isolated positions; bias tokens attend to the last one, of value 0."""
         weight = np.full((self._m + self._whole.max_tokens,) * 2, low)
         weight[: self._m, self._m - 1] = 0.0
@@ -277,18 +277,18 @@ class _Widener:
         low = min((mask.low for mask in masks), default=0.0)
         apart, future = -self._whole.omega, -self._whole.omega
         if low:
-            # What is forbidden by position and what is padding weigh the same for a token that may attend to nothing
-            # else, as in the original; bias tokens weigh less.
+            # Pairs forbidden by position and padding weigh the same for a token without any allowed key, as in the
+            # original; bias tokens weigh less.
             future = low * self._share(low)
             apart = low if self._share(low) < 1.0 else min(apart, 2.0 * low)
         name = f"{PREFIX}/W_QK_positions_{len(self._pseudo_masks)}"
         name = self._pseudo_masks.setdefault((allowed.tobytes(), future, apart), name)
-        weight = self._apart(apart)
+        weight = self._isolated_scores(apart)
         weight[m:, m:] = np.where(allowed, 0.0, future)
         return self._constant(name, weight)
 
     def _share(self, low: float) -> float:
-        """The part of a data mask's number that is added, so that bias tokens can weigh less in floating point."""
+        """The share of a data mask that is added, so that bias tokens can weigh less in floating point."""
         return 0.5 if -low > np.finfo(self._dtype).max / 4 else 1.0
 
     def _data_mask(self, mask: Mask) -> str:

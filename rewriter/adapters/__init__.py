@@ -1,1 +1,1 @@
-"""For other people's tools; each file needs the package of its tool, and nothing imports it."""
+"""Adapters for other tools; each module needs the package of its tool, and no other module imports it."""

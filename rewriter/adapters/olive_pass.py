@@ -40,7 +40,7 @@ class AttentionOnly(Pass):  # type: ignore[misc]  # Olive has no types
 
     @classmethod
     def _default_config(cls, accelerator_spec: AcceleratorSpec) -> dict[str, PassConfigParam]:
-        # Values are checked where all of them are: by `rewrite`, with messages that say what is allowed.
+        # `rewrite` checks all values, with messages that say what is allowed.
         given = {name: list(value) if isinstance(value, tuple) else value for name, value in DEFAULTS.items()}
         told = {name: f"As {name} of rewriter.rewrite." for name in given}
         found = {name: PassConfigParam(type_=Any, default_value=given[name], description=told[name]) for name in given}

@@ -135,7 +135,7 @@ class MlpHeads(nn.Module):  # type: ignore[misc]  # torch is untyped here
             setattr(self, f"hook_{name}", HookPoint())
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """[batch, tokens, d_model] to the same: what the heads write, summed, and b_O."""
+        """[batch, tokens, d_model] to the same: the sum of the heads' outputs, and b_O."""
         x = self.hook_in(hidden_states)
         q = self.hook_q(_projected(x, self.W_Q, self.b_Q))
         k = self.hook_k(_projected(x, self.W_K, self.b_K))

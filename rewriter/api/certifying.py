@@ -154,7 +154,7 @@ class _Optimised:
 def certification_of(
     original: Source, rewritten: Source, certificate: Certificate, models: Sequence[LoadedModel] = ()
 ) -> Certification:
-    """A certificate that the judge made, with digests of the files that it is about; it is not computed again."""
+    """A certificate of the judge, with digests of the files that it is about; it is not computed again."""
     a, b = models or [load_model(source, mapped=True) for source in (original, rewritten)]
     return Certification(_digest(original, a), _digest(rewritten, b), certificate)
 

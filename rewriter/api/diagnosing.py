@@ -1,4 +1,4 @@
-"""`rewrite doctor`: what is installed, which execution providers start, and whether memory and disk suffice."""
+"""`rewrite doctor`: installed packages, execution providers that start, and whether memory and disk suffice."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """What was found: true if nothing is wrong.
+    """The diagnosis: true if there are no problems.
 
     Attributes:
         providers: execution provider to why it cannot be used here; empty if it works.
         memory: available bytes without swapping, within a container's limit; None where the system does not report it.
         disk: free bytes in the model's folder, or the current one.
         model_bytes: with external data, of which the proof loads all at once up to 500 MB; None without a model.
-        wrong: each problem with the step that mends it; `problems` are the same.
+        wrong: each problem and the step that fixes it; `problems` are the same.
     """
 
     environment: Mapping[str, str]
@@ -42,17 +42,15 @@ class Diagnosis(Result):
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if nothing is wrong, 1 otherwise."""
+        """0 without problems, otherwise 1."""
         return ExitStatus(bool(self.wrong))
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is wrong."""
         return self.wrong
 
     @property
     def summary(self) -> str:
-        """The last line."""
         return "see the problems above" if self.wrong else "FINE  nothing is wrong"
 
 

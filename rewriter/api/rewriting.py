@@ -54,7 +54,7 @@ def rewrite(
     """Replace the MLP blocks of a model by attention heads, and prove that the outputs stay the same.
 
     Args:
-        model: path of an ONNX file, or a model in memory, which stays as it is: an onnx.ModelProto, the bytes of
+        model: path of an ONNX file, or a model in memory, which is not modified: an onnx.ModelProto, the bytes of
             a file, or an onnx_ir.Model. Or a folder: all models in it are converted, in a copy of it.
         output: where to write the result, which appears there only if the proof passes. Without it nothing is
             written, and `Report.rewritten` holds the result. For a folder: the folder to write, which must not exist.
@@ -116,7 +116,7 @@ _Models = tuple[LoadedModel, onnx.ModelProto, LoadedModel]
 def _applied(
     run: Run, report: Report, source: LoadedModel, applying: Sequence[Pass], unit: Unit, choices: Options
 ) -> tuple[_Models, tuple[Claim, ...], Report]:
-    """The models of the proof, what is claimed of them, and the report with a note where nothing is exposed."""
+    """The models of the proof, the claims about them, and the report with a note where nothing is exposed."""
     with run.step("apply", "replacing them by attention heads"):
         unit = run_passes(applying, unit)
         rewritten = made(unit)
@@ -135,7 +135,7 @@ def _applied(
 def _planned(
     run: Run, source: LoadedModel, arrange: Arrange, choices: Options, settings: Settings | None
 ) -> tuple[Options, Sequence[Pass], Unit]:
-    """The options, the passes that apply the plan, and the plan, made again where pre-activations had to be measured.
+    """The options, the passes that apply the plan, and the plan, repeated if pre-activations had to be measured.
 
     Without settings nothing is measured.
     """

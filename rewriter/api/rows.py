@@ -27,7 +27,7 @@ from rewriter.text import counted, first_of
 
 
 def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
-    """The report as it stands after planning; `name` is the model's path as the caller gave it."""
+    """The report after planning; `name` is the model's path as the caller gave it."""
     rows = [converted_row(conversion) for conversion in plan.conversions]
     rows += [left_row(left) for left in plan.left]
     return Report(
@@ -46,7 +46,7 @@ def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options)
 
 
 def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
-    """A note on blocks whose heads hold up to some pre-activation, which some input may leave."""
+    """A note on blocks whose heads are valid up to some pre-activation, which an input may exceed."""
     domains = {each.block.name: each.program.domain for each in plan.conversions if isfinite(each.program.domain)}
     where = "is checked only on the inputs of the run" if run else "is not checked, since nothing was run"
     note = (
@@ -57,11 +57,11 @@ def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
 
 
 def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
-    """What the conversions of a plan claim; `accuracy` is the error that the user asked for."""
+    """The claims of a plan; `accuracy` is the error that the user asked for."""
     whole = [each for each in plan.conversions if each.projections is not None]
     gone = {each.block.output for each in whole} - {name for each in whole for name in each.inputs}
     claims = (claim_of(each, accuracy) for each in plan.conversions)
-    # A first operator that is the last of a whole block reads what that block no longer makes.
+    # A first operator that is also the last one of a whole block reads a tensor that no longer exists.
     return tuple(
         replace(claim, block_inputs=claim.inputs) if gone.intersection(claim.block_inputs) else claim
         for claim in claims
@@ -69,7 +69,7 @@ def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
 
 
 def place_of(block: Block) -> Claim:
-    """Where a block is, in the terms of the proof: a claim that it is what it was."""
+    """The place of a block as a claim with error 0."""
     return Claim(
         name=block.name,
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
@@ -83,7 +83,7 @@ def place_of(block: Block) -> Claim:
 
 
 def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
-    """What the conversion claims about its block; `accuracy` is the error that the user asked for."""
+    """The claim of a conversion about its block; `accuracy` is the error that the user asked for."""
     return replace(
         place_of(conversion.block),
         block_inputs=conversion.inputs,
@@ -98,7 +98,7 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
 
 
 def exposed_by(block: str, names: Collection[str]) -> tuple[str, ...]:
-    """Those of the tensors `names` that are made by the heads of a block."""
+    """The tensors in `names` that the heads of a block compute."""
     return tuple(sorted(name for name in names if name.startswith(f"{block}/heads/")))
 
 
@@ -125,7 +125,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
 
 
 def left_row(left: Left) -> BlockRow:
-    """The row of a candidate that stays as it is."""
+    """The row of a candidate that is left unchanged."""
     row = BlockRow(left.name, "left", left.activation, left.first, left.second)
     return replace(row, reason=left.miss.reason, node=left.miss.node)
 

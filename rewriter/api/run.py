@@ -1,4 +1,4 @@
-"""What every call of the API shares: timing, progress, options as keywords, what results were made with.
+"""What every call of the API shares: timing, progress, options as keywords, the environment of results.
 
 Names, defaults and help of options come from the dataclasses that declare them. The keywords below repeat names and
 types for type checkers; a test compares them with the dataclasses.
@@ -38,7 +38,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
 
 
 def name_of(model: Source) -> str:
-    """How reports name a model: by its path as given."""
+    """The name of a model in reports: its path as given."""
     return os.fspath(model) if isinstance(model, (str, os.PathLike)) else "<memory>"
 
 
@@ -94,7 +94,7 @@ def _check_exposed(options: Options) -> None:
 
 
 class RunKeywords(TypedDict, total=False):
-    """What runs on inputs takes these: `rewrite`, `validate`, `diff` and `bench`."""
+    """The options of commands that run models on inputs: `rewrite`, `validate`, `diff` and `bench`."""
 
     providers: str | Sequence[str] | None
     inputs: GivenInputs | None
@@ -167,11 +167,11 @@ def described(keywords: type, *declared: type) -> Callable[[_Function], _Functio
     return decorated
 
 
-# -- what a result was made with ---------------------------------------------------------------------------------------
+# -- the environment of a result ---------------------------------------------------------------------------------------
 
 _PACKAGES = ("attnonly", "onnx", "onnxruntime", "onnx-graphsurgeon", "numpy")
 _VARIANTS = {"onnxruntime": ("onnxruntime-gpu", "onnxruntime-openvino")}
-"""Packages that take the place of another."""
+"""Packages that replace another."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -179,7 +179,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 def environment() -> dict[str, str]:
     """Versions, processor and operating system, in a fixed order, such as `onnxruntime` to `1.22.0`.
 
-    There are no host names, user names or paths in it, because reports are shared.
+    Host names, user names and paths are left out, because reports are shared.
     """
     return {
         **{name: _version(name) for name in _PACKAGES},

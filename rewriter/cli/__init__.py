@@ -66,7 +66,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 
 class Forgiving:
-    """A text stream that drops what its reader no longer wants, as in `rewrite MODEL -o OUT | head -1`.
+    """A text stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`.
 
     The work is done before anything is printed, so the exit status stays that of the work.
     """
@@ -81,23 +81,21 @@ class Forgiving:
     def _dropping(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # also what is still buffered, which the interpreter would write as it exits
+        except BrokenPipeError:  # also buffered text, which the interpreter would write as it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
     def write(self, text: str) -> int:
-        """Write, or drop."""
         with self._dropping():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush, or drop."""
         with self._dropping():
             self._stream.flush()
 
 
 class _Completing(click.Group):
-    """What a shell completes: the first word is a command or a model, the others belong to the command."""
+    """Shell completion: the first word is a command or a model, the others belong to the command."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -105,7 +103,7 @@ class _Completing(click.Group):
         return super().resolve_command(ctx, args) if args[0] in COMMANDS else ("rewrite", convert, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands, and what the plain one takes."""
+        """Complete commands, and arguments of the plain one."""
         plain = convert.make_context("rewrite", [], resilient_parsing=True)
         return [*super().shell_complete(ctx, incomplete), *convert.shell_complete(plain, incomplete)]
 
@@ -145,7 +143,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         click.echo("rewrite: out of memory; try --certificate-only, or fewer and shorter inputs with --dim", err=True)
         return 1
-    except Exception as error:  # noqa: BLE001 - a traceback helps nobody who runs a command
+    except Exception as error:  # noqa: BLE001 - command-line users need a message, not a traceback
         calls = reversed(traceback.extract_tb(error.__traceback__)[-3:])
         # Neither paths nor values: people can share it without reading it first.
         places = ", called by ".join(f"{Path(call.filename).name}:{call.lineno} {call.name}" for call in calls)

@@ -67,7 +67,6 @@ class Screen(click.Command):
     """A command whose help lists the options in `COMMON` only."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options."""
         names = {param.name for param in self.params if ctx.meta.get("all")} or COMMON
         shown = [param for param in self.get_params(ctx) if param.name in names or "--help" in param.opts]
         records = [record for param in shown if (record := param.get_help_record(ctx)) is not None]

@@ -1,6 +1,6 @@
-"""Options of commands: from the dataclasses that declare them, those that several share, and checks of their values.
+"""Options of commands: declared by dataclasses or shared by several commands, and checks of their values.
 
-Rare options have no flag of their own: `--option NAME=VALUE` carries them.
+Rare options have no flag: `--option NAME=VALUE` sets them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Found = TypeVar("Found", bound="Result")
 
 STANDARD = Path("-")
-"""What stands for standard output on the command line."""
+"""Standard output as a path on the command line."""
 
 MODEL = {4: "the model is unreadable, malformed or unsafe"}
 MODELS = {4: "a model is unreadable, malformed or unsafe", 5: "a requested execution provider is not available"}
-"""Exit statuses of commands that read one model, and of those that run several."""
+"""Exit statuses of commands that read one model, and of commands that run several."""
 
 
 def command(
     further: Mapping[int, str], *, ok: str, failed: str = "", usage: str = "", nothing: str = ""
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """A command whose help ends in its exit statuses; `usage` is what else counts as a usage error."""
+    """A command whose help ends in its exit statuses; `usage` describes further usage errors."""
     statuses = {0: ok, 1: failed, 2: f"usage error, or {usage}" if usage else "usage error", 3: nothing, **further}
     lines = [f"  {status}  {meaning}" for status, meaning in statuses.items() if meaning]
     return click.command(epilog="\n".join(["\b", "Exit status:", *lines, ""]), context_settings=SETTINGS)
@@ -86,7 +86,7 @@ def check_report(
 
 
 def check_new(path: Path) -> None:
-    """Refuse, before the long work, an output of a command that replaces nothing."""
+    """Refuse, before the long work, an output that exists, for a command that replaces nothing."""
     if os.path.lexists(path):
         raise UsageError(f"{quoted(path)} exists; remove it, or choose another output")
 
@@ -103,7 +103,7 @@ def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Command],
 
 
 def report_option(what: str, *flags: str) -> Callable[[Command], Command]:
-    """The option that all commands with a result have: where its JSON goes; `flags` are further names of it."""
+    """The option of all commands with a result: where its JSON goes; `flags` are further names of it."""
     return file_option(
         *flags,
         "--report",
@@ -123,7 +123,7 @@ def with_json_files(arguments: Sequence[str]) -> list[str]:
 
 
 def write_report(report: Path | None, data: Callable[[], Mapping[str, Any]]) -> None:
-    """Make and write JSON where it was asked for."""
+    """Build and write JSON if requested."""
     if report is None:
         return
     from rewriter.report.report import json_text, write_json
@@ -140,7 +140,7 @@ def carried_out(
     show: Callable[[Console, Found], object],
     **how: bool,
 ) -> int:
-    """Call, write the JSON where it was asked for, and print; `how` is verbose or quiet. The exit status."""
+    """Call, write the JSON if requested, print, and return the exit status; `how` is verbose or quiet."""
     from rewriter.report.terminal.console import Console
 
     console = Console(error=report == STANDARD, **how)
@@ -152,7 +152,7 @@ def carried_out(
 
 
 def check_suffix(output: Path | None) -> None:
-    """Refuse a name for the result that says it is something else than an ONNX model."""
+    """Refuse a name for the result whose suffix is not that of an ONNX model."""
     if output is not None and output.suffix.lower() in _OTHER_FILES:
         raise UsageError(f"{quoted(output)} would be an ONNX model under another kind of name; end it in .onnx")
 
@@ -161,7 +161,7 @@ _OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".saf
 
 
 def check_page(page: Path | None, others: Sequence[Path | None], *, force: bool = False) -> None:
-    """Refuse, before the long work, a page that cannot be made or written."""
+    """Refuse, before the long work, a page that cannot be rendered or written."""
     if page is not None:
         from rewriter.report.html import require_jinja
 
@@ -175,7 +175,7 @@ def check_page(page: Path | None, others: Sequence[Path | None], *, force: bool 
 def declared_options(*kinds: type, only: Collection[str] | None = None, **instead: Any) -> Callable[[Any], Any]:
     """Add the options of dataclasses to a command, which receives them under their Python names.
 
-    Those named `only` are added, by default all that are not rare; `instead` are click attributes that differ for this
+    `only` names the options to add, by default all except rare ones; `instead` overrides click attributes for this
     command, by option name, as `name={"help": ...}`.
     """
     every = [each for kind in kinds for each in options_of(kind)]
@@ -196,7 +196,7 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
             if name not in known:
                 raise UsageError(unknown_option(name, rare))
             if name not in rare:
-                raise UsageError(f"'{name}' has a flag of its own: {known[name].command_line}")
+                raise UsageError(f"'{name}' has its own flag: {known[name].command_line}")
             values[name] = known[name].parsed(value if sign else None)
         return values
 
@@ -235,7 +235,7 @@ def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 
 def _provider(text: str) -> str:
-    """A provider as it is named everywhere; one that no onnxruntime has is a usage error, not a missing provider."""
+    """A provider by its usual name; an unknown name is a usage error, not a missing provider."""
     from rewriter.ort.providers import parse_provider
 
     try:
@@ -263,4 +263,4 @@ _PARSED: Mapping[str, Callable[[str], Any]] = {
     "dims": _size,
     "names": _renaming,
 }
-"""Options that are parsed in a way of their own, each time that they are given."""
+"""Options with a special parser, which is called for each occurrence."""

@@ -170,8 +170,8 @@ def bench(
 ) -> int:
     """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL.
 
-    Each model runs in a process of its own, and they take turns. ORIGINAL is also its own competitor, the control: a
-    ratio that is no further from 1 than the control's is noise. A run includes copying inputs and outputs.
+    Each model runs in a separate process, and they take turns. ORIGINAL is also its own competitor, the control: a
+    ratio as close to 1 as the control's is noise. A run includes copying inputs and outputs.
     """
     check_report(report, (original, rewritten, *more))
     from rewriter import bench as measure

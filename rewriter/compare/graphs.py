@@ -167,7 +167,7 @@ def apart(a: Array, b: Array) -> str:
     return f"{counted(unequal.size, 'element')}, by up to {far[top]:.3g}{f' at {index}' if index else ''}"
 
 
-# -- what models state -----------------------------------------------------------------------------------------------
+# -- declarations ----------------------------------------------------------------------------------------------------
 
 
 def _declared_changes(a: LoadedModel, b: LoadedModel, names: Mapping[str, str]) -> Iterator[Change]:

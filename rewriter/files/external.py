@@ -200,7 +200,7 @@ def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
     if not links or cache is None or (cache / _BLOBS).is_symlink():
         return folder
     for location, link in links.items():
-        # By its text alone: parts of the way that are links themselves lead elsewhere, and are never opened.
+        # By its text alone: components of the path that are links themselves lead elsewhere, and are never opened.
         target = Path(os.path.normpath(link.parent / os.readlink(link)))  # noqa: PTH115 - the text, not a path
         if Path(os.readlink(link)).is_absolute() or target.parent != cache / _BLOBS:  # noqa: PTH115
             return folder  # as for any other link, `open_inside` says what to do

@@ -1,7 +1,7 @@
 """Load a model without trusting it.
 
 The structure of the model and its external references are checked. Small tensors are read at once, so that every reader
-of constants finds them in the model, and sparse ones are written out as runtimes do.
+of constants finds them in the model, and sparse ones are expanded as runtimes do.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
 the link, and the data files themselves may only be links inside such a cache.
@@ -35,7 +35,7 @@ from rewriter.text import first_of, quoted
 MAX_FILE = 2**31 - 1  # protobuf cannot read a message of 2 GiB or more
 SMALL_TENSOR = 2**13  # bytes: 1,024 numbers of 64 bits; an external tensor as small is read with the model
 _MAX_SMALL_BYTES = 2**28  # of all of them: ranges may overlap, so that a small file names gigabytes
-_MAX_DENSE = 2**30  # of all sparse tensors once they are written out
+_MAX_DENSE = 2**30  # of all sparse tensors once they are expanded
 
 TOO_LARGE = (
     "the model holds 2 GiB or more inline, which protobuf cannot write; save it with external data "
@@ -45,7 +45,7 @@ TOO_LARGE = (
 _EXPORT = "export the model to ONNX first: optimum-cli export onnx --model FOLDER NEW_FOLDER"
 
 # Signatures of files that people pass by mistake: (offset, bytes, what it is and what to do).
-_FOREIGN = (
+_SIGNATURES = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the model; run `git lfs pull` in its repository"),
     (0, b"PK\x03\x04", "a zip archive (or a PyTorch checkpoint); extract or export the .onnx model from it"),
     (0, b"\x1f\x8b", "gzip-compressed; decompress it first"),
@@ -164,7 +164,7 @@ def _read_small(proto: onnx.ModelProto, base_dir: Path) -> None:
     left = _MAX_SMALL_BYTES
     for tensor in iter_tensors(proto):
         if not is_external(tensor):
-            tensor.ClearField("external_data")  # without a meaning
+            tensor.ClearField("external_data")  # meaningless for inline data
         elif byte_count(tensor) <= min(SMALL_TENSOR, left):
             left -= byte_count(tensor)
             tensor.raw_data = read_external(tensor, base_dir).tobytes()
@@ -320,7 +320,7 @@ def self_contained(source: LoadedModel) -> onnx.ModelProto:
 
 
 def _parse_model(data: bytes, what: str, content: bytes = b"") -> onnx.ModelProto:
-    """Parse the bytes of a model file, or `content` in their place. Raises ModelError that says what they look like."""
+    """Parse the bytes of a model file, or `content` in their place. The ModelError names the likely format."""
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(content or data)
     except DecodeError as error:
@@ -343,7 +343,7 @@ def _read(path: Path) -> bytes:
             _check_regular(status, path)
             data = file.read(status.st_size + 1)  # one byte more, to notice a file that grows
     except FileNotFoundError as error:
-        raise ModelError(f"{quoted(path)} does not exist; {_instead(path)}") from error
+        raise ModelError(f"{quoted(path)} does not exist; {_suggestion(path)}") from error
     except PermissionError as error:
         raise ModelError(f"{quoted(path)} may not be read: permission denied; change its mode or copy it") from error
     except (OSError, ValueError) as error:
@@ -354,7 +354,7 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _instead(path: Path) -> str:
+def _suggestion(path: Path) -> str:
     try:
         names = [each.name for each in path.parent.iterdir() if each.suffix == ".onnx"]
     except OSError:
@@ -378,8 +378,8 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
 
 
 def _described(data: bytes, reason: str) -> str:
-    """What a file is, if not a model, and what to do about it."""
-    for offset, start, what in _FOREIGN:
+    """Describe a file that is not a model, and say what to do about it."""
+    for offset, start, what in _SIGNATURES:
         if data.startswith(start, offset):
             return what
     # A serialised model has control bytes near its start (field tags and lengths); text does not.

@@ -1,4 +1,4 @@
-"""Leave the large weights of a model file where they are: the model refers to that file for external data.
+"""Leave the large weights of a model file in place: the model refers to that file for external data.
 
 A model of a gigabyte is then a model of kilobytes in memory, whose passes, copies and sessions cost little: onnxruntime
 maps the weights from the file. `rewriter.files.save` puts the bytes back inline (`inlined`). Only initializers of the
@@ -12,14 +12,14 @@ from copy import deepcopy
 
 import onnx
 
-MIN_MAPPED_BYTES = 2**16  # no pass looks at the values of constants as large
+MIN_MAPPED_BYTES = 2**16  # no pass reads the values of constants this large
 _GRAPH, _INITIALIZER, _RAW = 7, 5, 9  # field numbers of graph, initializer, raw_data
-_PLAIN = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
+_OTHER_FIELDS = {1, 2, 8, _RAW, 12, 16}  # fields beside raw data: dims, type, name, doc string, metadata
 _LOCATION, _DEFAULT = 14, b"\0"  # data_location, and its default, which onnx writes after loading external data
 _VARINT, _BYTES, _FIXED = 0, 2, {1: 8, 5: 4}  # wire types of protobuf
 
 
-class _OddError(Exception):
+class _UnusualError(Exception):
     """The bytes are not an ordinary message; protobuf will report the fault."""
 
 
@@ -27,7 +27,7 @@ def without_weights(data: bytes, location: str) -> bytes | None:
     """The model with references to the file `location` instead of large weights; None if it has none or is unusual."""
     try:
         small = _shrunk(memoryview(data), 0, len(data), location, (_GRAPH, _INITIALIZER))
-    except _OddError:
+    except _UnusualError:
         return None
     return small if len(small) < len(data) else None
 
@@ -85,7 +85,7 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
     fields = list(_fields(data, first, last, _RAW))
     raw = [(start, end) for number, _, start, end in fields if number == _RAW]
     odd = (
-        number not in _PLAIN and not (number == _LOCATION and data[start:end] == _DEFAULT)
+        number not in _OTHER_FIELDS and not (number == _LOCATION and data[start:end] == _DEFAULT)
         for number, _, start, end in fields
     )
     if len(raw) != 1 or raw[0][1] - raw[0][0] < MIN_MAPPED_BYTES or any(odd):
@@ -98,7 +98,7 @@ def _tensor(data: memoryview, first: int, last: int, location: str) -> bytes | N
 
 
 def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[tuple[int, int, int, int]]:
-    """(number, start, start and end of contents) of the fields of a message. Raises _OddError."""
+    """(number, start, start and end of contents) of the fields of a message. Raises _UnusualError."""
     begin = start
     while begin < last:
         tag, start = _varint(data, begin, last)
@@ -111,21 +111,21 @@ def _fields(data: memoryview, start: int, last: int, message: int) -> Iterator[t
         elif wire == _VARINT:
             end = _varint(data, start, last)[1]
         else:
-            raise _OddError
+            raise _UnusualError
         if end > last or (number == message and wire != _BYTES):
-            raise _OddError
+            raise _UnusualError
         yield number, begin, start, end
         begin = end
 
 
 def _varint(data: memoryview, start: int, last: int) -> tuple[int, int]:
-    """A number and its end. Raises _OddError."""
+    """A number and its end. Raises _UnusualError."""
     value = 0
     for place in range(start, min(start + 10, last)):
         value |= (data[place] & 127) << 7 * (place - start)
         if data[place] < 128:
             return value, place + 1
-    raise _OddError
+    raise _UnusualError
 
 
 def _tag(number: int, length: int) -> bytes:

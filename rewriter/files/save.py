@@ -6,7 +6,7 @@ the proof of the very bytes that `commit` then renames to OUT.
 - OUT is a new file or, with `force`, an existing regular file in an existing directory. It is never the source or one
   of its data files, under any name, and never a symbolic link, a directory, a FIFO or a device.
 - OUT does not change before `commit`. After it, OUT is the old file or the new one, never a part of either, even after
-  kill -9. What a kill leaves hidden, the next run for the same OUT removes (`rewriter.files.atomic`).
+  kill -9. The next run for the same OUT removes hidden files of a killed run (`rewriter.files.atomic`).
 - Leaving the block without `commit`, or with an exception, removes everything that was written.
 - In the directory of the source, references to external data stay, and no weights are read or copied. In another
   directory, data files are copied first, as `<stem of OUT>-<first 12 hex digits of its SHA-256>.data`. The content of a
@@ -108,14 +108,14 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
     with ExitStack() as stack:
         with os_errors("write", out):
             path, handle = stack.enter_context(hidden(out, ".onnx"))
-        stack.callback(clean_up)  # before the hidden file is removed, which tells whether it was renamed
+        stack.callback(clean_up)  # before the hidden file is removed, whose absence shows that it was renamed
         proto = as_stored(proto) if source.base_dir is not None else proto
         external = collect_external(proto, source.base_dir)
-        # What a mapped model left in its own file goes inline again.
+        # Weights that a mapped model left in its own file go inline again.
         own = tuple(ref for ref in external if source.mapped and ref.path == source.path)
         references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
         locations: dict[str, str] = {}
-        if references and source.base_dir is not None and not _is(out.parent.stat(), source.base_dir):
+        if references and source.base_dir is not None and not _is_same_file(out.parent.stat(), source.base_dir):
             locations = _place_data(references, source.base_dir, out, made)
         length, pieces = _serialise(proto, locations, own, source)
         with os_errors("write", out):
@@ -143,14 +143,14 @@ def _check_not_source(out: Path, source: LoadedModel) -> None:
         target = out.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
-    if source.path and _is(target, source.path):
+    if source.path and _is_same_file(target, source.path):
         raise UsageError(f"{quoted(out)} is the input itself, which is never overwritten; choose another output")
     for path in {ref.path for ref in source.external}:
-        if _is(target, path):
+        if _is_same_file(target, path):
             raise UsageError(f"{quoted(out)} holds the weights of the input; choose another output")
 
 
-def _is(target: os.stat_result, path: Path) -> bool:
+def _is_same_file(target: os.stat_result, path: Path) -> bool:
     try:
         return os.path.samestat(target, path.stat())
     except FileNotFoundError:
@@ -201,7 +201,7 @@ def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
 def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
     """Copy the files of `references` beside `out`, synced: the new location for each old one.
 
-    `made` receives the path of every file before it is created, so that it can be removed on failure.
+    The path of every file is added to `made` before it is created, so that it can be removed on failure.
     """
     moved: dict[str, str] = {}
     for ref in references:

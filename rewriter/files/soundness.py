@@ -1,7 +1,7 @@
-"""Whether a model that was read is structurally sound, which all other code relies on.
+"""Check that a loaded model is structurally sound, which all other code relies on.
 
-onnx's checker sees an outline of each graph: names, operators and small attributes, no types and no weights. What it
-does not judge is checked here, in linear time. A sound model satisfies:
+onnx's checker sees an outline of each graph: names, operators and small attributes, no types and no weights. The rest
+is checked here, in linear time. A sound model satisfies:
 
 - It has a graph with at least one output, an IR version, and one operator set per domain.
 - Names are defined once in their scope and before they are read: no cycles, nodes in topological order. A subgraph sees
@@ -36,23 +36,23 @@ MAX_INLINED = 10_000_000  # nodes of a model once its functions are inlined
 MAX_CALLS = 100  # of functions inside each other: onnxruntime loads no more, and onnx does not inline them
 _Key = tuple[str, str, str]
 _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
-_TINY = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
+_EMPTY_TENSOR = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
-_SPARSE = onnx.SparseTensorProto(values=_TINY, indices=_INDICES, dims=[1])
-_STANDS_IN = {
-    "t": onnx.AttributeProto(t=_TINY),
-    "tensors": onnx.AttributeProto(tensors=[_TINY]),
+_SPARSE = onnx.SparseTensorProto(values=_EMPTY_TENSOR, indices=_INDICES, dims=[1])
+_PLACEHOLDERS = {
+    "t": onnx.AttributeProto(t=_EMPTY_TENSOR),
+    "tensors": onnx.AttributeProto(tensors=[_EMPTY_TENSOR]),
     "sparse_tensor": onnx.AttributeProto(sparse_tensor=_SPARSE),
     "sparse_tensors": onnx.AttributeProto(),
     "tp": onnx.AttributeProto(tp=_TYPE),
     "type_protos": onnx.AttributeProto(),
     "doc_string": onnx.AttributeProto(),
 }
-"""What onnx's checker is shown in place of what may be large, or not UTF-8; tensors are checked here."""
+"""Placeholder in outlines for values that may be large or not UTF-8; tensors are checked here."""
 
 _OTHER_DOMAIN = "other"  # of the operators without a schema in an outline
-_UNREAD, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
-"""Names for outputs that have none, which no model reads; onnx's checker wants one for each."""
+_UNUSED_NAME, _COUNT = f"unread {secrets.token_hex(8)}", itertools.count()
+"""Prefix of names for outputs without one, which no model reads; onnx's checker requires a name for each."""
 
 
 def check_structure(model: onnx.ModelProto) -> None:
@@ -172,7 +172,7 @@ def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
 def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     schema = _schema(node, opset)
     made = onnx.NodeProto(op_type=node.op_type, name=node.name, input=node.input)
-    made.output.extend(name or f"{_UNREAD} {next(_COUNT)}" for name in node.output or [""])
+    made.output.extend(name or f"{_UNUSED_NAME} {next(_COUNT)}" for name in node.output or [""])
     if schema is None:
         made.domain = _OTHER_DOMAIN
         for place, (_, graph) in enumerate(subgraphs(node)):
@@ -183,8 +183,8 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     for attribute in node.attribute:
         bare = made.attribute.add()
         for field, value in attribute.ListFields():
-            if field.name in _STANDS_IN:
-                bare.MergeFrom(_STANDS_IN[field.name])
+            if field.name in _PLACEHOLDERS:
+                bare.MergeFrom(_PLACEHOLDERS[field.name])
             elif field.name == "g":
                 bare.g.CopyFrom(_outline(value, opset))
             elif field.name == "graphs":
@@ -223,7 +223,7 @@ def overridden(function: onnx.FunctionProto) -> bool:
 
 @cache
 def _operators() -> Mapping[tuple[str, str], int]:
-    """The operators of onnxruntime, with their least number of inputs."""
+    """The operators of onnxruntime, with their minimum number of inputs."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
     return {(schema.domain, schema.name): schema.min_input for schema in get_all_operator_schema()}

@@ -32,13 +32,13 @@ TokenText = Callable[[int], str]  # a token id in words
 
 
 def open_tokenizer(tokenizer: Any) -> Any:
-    """A tokenizer, from its file or folder, or copied, without padding and truncation. Raises UsageError."""
+    """Open or copy a tokenizer, without padding and truncation. Raises UsageError."""
     try:
         from tokenizers import Tokenizer
     except ImportError:
         raise UsageError("this needs the package tokenizers: pip install 'attnonly[text]'") from None
     if isinstance(tokenizer, Tokenizer):
-        # A copy: padding and truncation of the caller's own stay as they are.
+        # A copy: padding and truncation of the caller's tokenizer are not changed.
         opened = Tokenizer.from_str(tokenizer.to_str())
     else:
         try:

@@ -1,13 +1,12 @@
-"""Operators of onnxruntime that hold attention, a sum before a norm, or packed weights, by their definitions.
+"""Expand operators of onnxruntime for attention, a sum before a norm, or packed weights, by their definitions.
 
     z = Softmax(scores) V,  scores = scale q k  [capped, plus a bias, and -infinity where a query does not see a key]
 
-Keys and values are those of the cache, then the new ones. GroupQueryAttention counts positions by the lengths that it
-is given: its cache may be longer than what is in it. A weight of MatMulNBits and GatherBlockQuantized is (number - zero
-point) scale, with one scale for each block of a row.
+Keys and values are those of the cache, then the new ones. GroupQueryAttention counts positions by the given lengths:
+its cache may be over-allocated. A weight of MatMulNBits and GatherBlockQuantized is (number - zero point) scale, with
+one scale for each block of a row.
 
-Heads are read from this text, and the float64 reference computes by it: the run does not, which has onnxruntime's own
-kernels.
+Heads are read from these definitions, and the float64 reference evaluates them. The run uses onnxruntime's own kernels.
 """
 
 from __future__ import annotations
@@ -41,27 +40,27 @@ ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
     ),
     (MICROSOFT, "Attention"): ("data", "weight", "offset", "seen", "past", "bias"),
 }
-"""Operators that hold attention, with names for their operands; those that have further ones are left."""
+"""Attention operators, with names for their operands; a node with further operands is not expanded."""
 
 PACKED = (MICROSOFT, "MatMulNBits")
 """A product with a packed matrix."""
 
 NORMED = "GroupQueryAttention with q_norm_weight"
-"""What onnxruntime has a kernel for on a GPU alone."""
+"""A variant for which onnxruntime only has a GPU kernel."""
 
 _OPSET, _AXES_AS_INPUT = 11, 13
 """The first opset with all operators of the definitions; the first in which axes are an operand."""
 _SIDES = ("query", "key", "value")
-_BY_HEAD = 4
+_RANK_BY_HEAD = 4
 """Axes of [batch, heads, tokens, channels]."""
-_AXES_OF_MASK = {1: (1, 2, 3), 2: (1, 2), 3: (1,)}
+_MISSING_MASK_AXES = {1: (1, 2, 3), 2: (1, 2), 3: (1,)}
 """Axes that masks [batch], the number of keys, [batch, keys] and [batch, tokens, keys] lack."""
-_NOWHERE = 2**31
-"""A position that no query sees."""
+_UNSEEN_POSITION = 2**31
+"""A position that no query attends to."""
 
 
 def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -> onnx.ModelProto:
-    """A copy in which operators of the table but those in `left` are written out where that can be done."""
+    """A copy in which operators of the table, except those in `left`, are expanded where possible."""
     model = with_norms_apart(model)
     known: dict[str, TensorType] = {}
     read = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.input}
@@ -83,7 +82,7 @@ def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -
 
 
 def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which MatMulInteger of dynamically quantised data is MatMul of the data, which is not rounded."""
+    """A copy in which MatMulInteger of dynamically quantised data is MatMul of the unquantised data."""
     makers, gone = {name: node for node in model.graph.node for name in node.output}, list[str]()
 
     def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
@@ -113,7 +112,7 @@ def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which norms of queries and keys stand before GroupQueryAttention: the CPU kernel computes none."""
+    """A copy in which GroupQueryAttention's norms of queries and keys precede it: the CPU kernel lacks them."""
     return with_parts(model, _norms_apart)
 
 
@@ -122,8 +121,8 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     if key_of(node) != (MICROSOFT, "GroupQueryAttention") or not any(norms):
         return None
     bare = onnx.NodeProto.FromString(node.SerializeToString())
-    bare.output[0] = f"{node.output[0]}/normed"  # what names of new tensors begin with
-    written = _Written(bare, {}, _AXES_AS_INPUT)
+    bare.output[0] = f"{node.output[0]}/normed"  # prefix of new tensors
+    written = _Expansion(bare, {}, _AXES_AS_INPUT)
     counts = [integer_of(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
     if not any(sides[1:]):
         packed = written.put("Reshape", sides[0], written.constant([0, 0, sum(counts), -1]))
@@ -140,8 +139,8 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
-    """The nodes that define an operator. Raises LostError if it does something that the definition leaves out."""
-    written = _Written(node, types, opset)
+    """The nodes that define an operator. Raises LostError if it uses a feature that the definition lacks."""
+    written = _Expansion(node, types, opset)
     if key_of(node) not in DEFINITIONS:
         linear = node.op_type == "LinearAttention"
         raise written.lost("it has a state and no softmax" if linear else "what it computes is not known")
@@ -155,28 +154,28 @@ def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int
 
 
 def packed_matrix(node: onnx.NodeProto, value_of: Callable[[str], AnyArray]) -> AnyArray:
-    """The matrix [N, K] of a MatMulNBits, in the type of its scales. Raises LostError if it has none that is known."""
+    """The matrix [N, K] of a MatMulNBits, in the type of its scales. Raises LostError if it is unknown."""
     values = {name: value_of(name) for name in node.input[1:4] if name}
     types = {name: TensorType(elem_type_of(value), value.shape) for name, value in values.items()}
-    written = _Written(node, types, _AXES_AS_INPUT)
+    written = _Expansion(node, types, _AXES_AS_INPUT)
     made = [written.weight()]
     return np.asarray(computed(written.nodes, values, made, {"": _AXES_AS_INPUT})[0])
 
 
 @dataclass(frozen=True)
-class _Written(Writer):
-    """One operator, and the nodes that are written for it."""
+class _Expansion(Writer):
+    """One operator, and the nodes that replace it."""
 
     types: Mapping[str, TensorType]
     opset: int
 
     def lost(self, reason: str) -> LostError:
-        """The error, which says where."""
+        """The error at this operator."""
         return LostError(reason, label(self.node))
 
     @cached_property
     def given(self) -> dict[str, str]:
-        """The operands that it has. Raises LostError: it has one that the definition lacks."""
+        """Its operands by name. Raises LostError for an operand that the definition lacks."""
         names = ATTENTION[key_of(self.node)]
         if any(self.node.input[len(names) :]):
             place = next(place for place, name in enumerate(self.node.input) if name and place >= len(names))
@@ -184,14 +183,14 @@ class _Written(Writer):
         return {key: name for key, name in zip(names, self.node.input, strict=False) if name}
 
     def rank(self, tensor: str) -> int:
-        """The number of axes. Raises LostError where it is not known."""
+        """The number of axes. Raises LostError if unknown."""
         rank = self.types.get(tensor, TensorType.UNKNOWN).rank
         if rank is None:
             raise self.lost(f"the shape of '{tensor}' is not known")
         return rank
 
     def width(self, tensor: str, axis: int) -> int:
-        """The length of an axis. Raises LostError where it is not known."""
+        """The length of an axis. Raises LostError if unknown."""
         shape = self.types.get(tensor, TensorType.UNKNOWN).shape or ()
         size = shape[axis] if len(shape) > max(axis, 0) else None
         if not isinstance(size, int):
@@ -199,7 +198,7 @@ class _Written(Writer):
         return size
 
     def outputs(self, *made: str) -> None:
-        """Give tensors the names of the operator's outputs. Raises LostError where there are more of these."""
+        """Give tensors the names of the operator's outputs. Raises LostError if it has more outputs."""
         for tensor, name in zip_longest(made, self.node.output, fillvalue=""):
             if name and not tensor:
                 raise self.lost(f"how it makes '{name}' is not known")
@@ -209,7 +208,7 @@ class _Written(Writer):
 
     @cached_property
     def kind(self) -> int:
-        """The element type of what it computes. Raises LostError where it is not known."""
+        """The element type of the result. Raises LostError if unknown."""
         kinds = [
             self.types.get(each, TensorType.UNKNOWN).elem_type for each in (self.node.input[0], self.node.output[0])
         ]
@@ -250,16 +249,16 @@ class _Written(Writer):
     def attended(
         self, query: str, key: str, value: str, shared: int, bias: str = "", seen: str = "", sink: str = ""
     ) -> str:
-        """What heads compute from queries, keys and values by head, `shared` heads of queries with each of the keys.
+        """The output of heads from queries, keys and values by head; `shared` query heads use each key head.
 
-        `bias` is added to scores, `seen` says whether a query sees a key, and `sink` is a score beside those of the
-        keys; each may be empty.
+        `bias` is added to scores, `seen` says which keys a query attends to, and `sink` is an additional score; each
+        may be empty.
         """
         key, value = (self.repeated(each, shared) for each in (key, value))
         scale = self.float(self.number("scale", 0.0))
         if not self.number("scale", 0.0):
             turned = [node for node in self.nodes if node.output[0] == query and node.op_type == "RotaryEmbedding"]
-            width = self.size(turned[0].input[0] if turned else query, 3)  # inference does not know its shape
+            width = self.size(turned[0].input[0] if turned else query, 3)  # shape inference does not know it
             scale = self.put("Reciprocal", self.put("Sqrt", self.put("Cast", width, to=self.kind)))
         scores = self.put("MatMul", query, self.put("Transpose", key, perm=[0, 1, 3, 2]), name="product")
         scores = self.put("Mul", scores, scale)
@@ -273,7 +272,7 @@ class _Written(Writer):
             scores = self.put("Concat", scores, self.put("Expand", sink, size), axis=-1)
         pattern = self.put("Softmax", scores, axis=-1, name="pattern")
         pattern = self.part(pattern, -1, 0, -1) if sink else pattern
-        pattern = self.put("Where", seen, pattern, self.float(0.0)) if seen else pattern  # a row may see nothing
+        pattern = self.put("Where", seen, pattern, self.float(0.0)) if seen else pattern  # a row may have no keys
         return self.put("MatMul", pattern, value, name="z")
 
     def joined(self, tensor: str) -> str:
@@ -281,7 +280,7 @@ class _Written(Writer):
         return self.put("Reshape", self.put("Transpose", tensor, perm=[0, 2, 1, 3]), self.constant([0, 0, -1]))
 
     def repeated(self, tensor: str, times: int) -> str:
-        """Every head several times, one after the other."""
+        """Every head, repeated consecutively."""
         if times == 1:
             return tensor
         apart = self.put("Expand", self.axis(tensor, 2), self.constant([1, 1, times, 1, 1]))
@@ -289,7 +288,7 @@ class _Written(Writer):
         return self.put("Reshape", apart, shape)
 
     def cached(self, past: str, new: str) -> str:
-        """Keys or values of a cache, and the new ones."""
+        """The keys or values of a cache, then the new ones."""
         return self.put("Concat", past, new, axis=2) if past else new
 
     def turned(self, tensor: str, heads: int, positions: str) -> str:
@@ -320,7 +319,7 @@ class _Written(Writer):
         total = self.axis(self.put("Cast", given["seqlens_k"], to=TensorProto.INT64), 1)
         total = self.put("Add", total, self.constant(1))
         before = self.put("Sub", total, count)
-        # Of the first tokens all are given, padded on the right.
+        # In the first call all tokens are given, padded on the right.
         longest = self.put("Cast", given["total"], to=TensorProto.INT64)
         before = self.put("Where", self.put("Equal", longest, count), self.constant(0), before)
         positions = key_positions = self.put("Add", before, self.places(count))
@@ -329,19 +328,20 @@ class _Written(Writer):
         keys, values = self.cached(past, key), self.cached(given.get("past_value", ""), value)
         presents = [keys, values]
         if past:
-            room, windows = self.size(past, 2), integer_of(self.node, "sliding_window_cache", 0)
-            held, places = self.resident(before, room), self.places(room)
+            capacity, windows = self.size(past, 2), integer_of(self.node, "sliding_window_cache", 0)
+            held, places = self.resident(before, capacity), self.places(capacity)
             filled = self.put("Add", self.put("Sub", before, held), places)
-            filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_NOWHERE))
+            filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_UNSEEN_POSITION))
             key_positions = self.put("Concat", filled, positions, axis=1)
-            # What is left of the cache lies behind what is in it, and what a sliding one has no room for goes.
+            # New entries follow the cached ones; a sliding cache evicts the oldest.
             held, tokens = (
                 self.put("Reshape", self.part(each, 0, 0, 1), self.constant([-1])) for each in (held, total)
             )
             all_held = self.put("Add", held, count)
-            gone = self.put("Sub", all_held, self.resident(tokens, room)) if windows else self.constant([0])
-            index = self.put("Add", self.places(room if windows else self.put("Max", room, longest)), gone)
-            later = self.put("Add", index, self.put("Sub", room, held))
+            gone = self.put("Sub", all_held, self.resident(tokens, capacity)) if windows else self.constant([0])
+            length = capacity if windows else self.put("Max", capacity, longest)
+            index = self.put("Add", self.places(length), gone)
+            later = self.put("Add", index, self.put("Sub", capacity, held))
             index = self.put("Where", self.put("Less", index, held), index, later)
             index = self.put("Min", index, self.put("Sub", self.size(keys, 2), self.constant(1)))
             presents = [self.put("Gather", each, index, axis=2) for each in presents]
@@ -357,25 +357,25 @@ class _Written(Writer):
         made = self.attended(query, keys, values, heads // groups, given.get("bias", ""), seen, sink)
         self.outputs(self.joined(made), *presents)
 
-    def resident(self, tokens: str, room: str) -> str:
-        """How many of all tokens so far a cache holds; a sliding one makes room for several at a time."""
+    def resident(self, tokens: str, capacity: str) -> str:
+        """The number of tokens in a cache after `tokens` in all; a sliding one evicts several at a time."""
         if not integer_of(self.node, "sliding_window_cache", 0):
-            return self.put("Min", tokens, room)
-        step = self.put("Sub", room, self.constant(integer_of(self.node, "local_window_size", -1) - 1))
-        beyond = self.put("Max", self.put("Sub", tokens, room), self.constant(0))
+            return self.put("Min", tokens, capacity)
+        step = self.put("Sub", capacity, self.constant(integer_of(self.node, "local_window_size", -1) - 1))
+        beyond = self.put("Max", self.put("Sub", tokens, capacity), self.constant(0))
         steps = self.put("Div", self.put("Sub", self.put("Add", beyond, step), self.constant(1)), step)
         return self.put("Sub", tokens, self.put("Mul", steps, step))
 
     def multi_head(self) -> None:
-        """MultiHeadAttention, and Attention of ONNX: queries see the keys that a mask keeps."""
+        """MultiHeadAttention, and Attention of ONNX: a mask selects the keys."""
         given = self.given
         if "offset" in given or not set(_SIDES) <= given.keys():
-            raise self.lost("it adds a bias of its own, or its queries, keys and values are packed into one input")
+            raise self.lost("it has its own bias, or its queries, keys and values are packed into one input")
         if any(integer_of(self.node, f"{side}_window_size", -1) >= 0 for side in ("left", "right")):
             raise self.lost("its queries see a window of keys")
         sides, counts = [given[name] for name in _SIDES], list[int]()
         for place, name in enumerate(_SIDES):
-            joined = self.rank(given[name]) != _BY_HEAD
+            joined = self.rank(given[name]) != _RANK_BY_HEAD
             stated = integer_of(
                 self.node, "num_heads" if self.node.domain else f"{'kv' if place else 'q'}_num_heads", 0
             )
@@ -383,14 +383,14 @@ class _Written(Writer):
             sides[place] = self.by_head(given[name], counts[-1]) if joined else given[name]
         pasts = [given.get(name, "") for name in ("past_key", "past_value")]
         made, *presents = self.masked(sides, counts[0] // max(counts[1], 1), pasts)
-        self.outputs(made if self.rank(given["query"]) == _BY_HEAD else self.joined(made), *presents)
+        self.outputs(made if self.rank(given["query"]) == _RANK_BY_HEAD else self.joined(made), *presents)
 
     def packed(self) -> None:
-        """Attention of onnxruntime: one matrix makes queries, keys and values."""
+        """Attention of onnxruntime: one matrix computes queries, keys and values."""
         given, heads, past = self.given, integer_of(self.node, "num_heads", 0), self.given.get("past", "")
         unlike = ("do_rotary", "past_present_share_buffer")
         if any(integer_of(self.node, name, 0) for name in unlike):
-            raise self.lost("it rotates queries, or its cache is longer than what is in it")
+            raise self.lost("it rotates queries, or its cache is over-allocated")
         sizes = integers_of(self.node, "qkv_hidden_sizes") or [self.width(given["weight"], 1) // 3] * 3
         made = self.put("MatMul", given["data"], given["weight"])
         made = self.put("Add", made, given["offset"]) if "offset" in given else made
@@ -402,7 +402,7 @@ class _Written(Writer):
         self.outputs(self.joined(made), *([self.put("Concat", *both, axis=0)] if both else []))
 
     def masked(self, sides: Sequence[str], shared: int, pasts: Sequence[str]) -> tuple[str, str, str]:
-        """z by head, where queries see the keys that a mask keeps; and keys and values with the cache."""
+        """z by head, with the keys that a mask selects; and keys and values with the cache."""
         (query, *fresh), past = sides, pasts[0]
         keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
@@ -414,13 +414,13 @@ class _Written(Writer):
             bias = self.put("Cast", bias, to=self.kind)
         if kept:
             rank = self.rank(kept)
-            if rank not in _AXES_OF_MASK:
+            if rank not in _MISSING_MASK_AXES:
                 raise self.lost("its mask has an axis of heads")
             if rank == 1:
                 ends = self.put("Reshape", self.put("Cast", kept, to=TensorProto.INT64), self.size(query, 0))
-                kept = self.put("Less", self.places(self.size(keys, 2)), self.axis(ends, *_AXES_OF_MASK[1]))
+                kept = self.put("Less", self.places(self.size(keys, 2)), self.axis(ends, *_MISSING_MASK_AXES[1]))
             else:
-                kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_AXES_OF_MASK[rank])
+                kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_MISSING_MASK_AXES[rank])
             mask = self.put("Where", kept, self.float(0.0), filler)
             bias = self.put("Add", mask, bias) if bias else mask
         count = self.axis(self.given["count"], 1, 2, 3) if "count" in self.given else ""  # of a cache's keys
@@ -436,14 +436,14 @@ class _Written(Writer):
         return self.attended(query, keys, values, shared, bias, seen), keys, values
 
     def added(self) -> None:
-        """SkipLayerNormalization and its kind: a sum, and the norm of it."""
+        """SkipLayerNormalization and its variants: a sum, and its norm."""
         parts = PRODUCTS[key_of(self.node)](self.node)
         if parts is None:
             raise self.lost("how its mean and deviation are computed is not known")
         self.nodes.extend(parts)
 
     def embedded(self) -> None:
-        """EmbedLayerNormalization: the norm of a sum of rows of tables, and how many tokens a mask keeps."""
+        """EmbedLayerNormalization: the norm of a sum of embeddings, and the number of unmasked tokens."""
         tokens, kinds, table, places, table_of_kinds, *norm, mask, positions = [*self.node.input, *["", ""]][:9]
         total = self.put("Gather", table, tokens)
         total = self.put("Add", total, self.put("Gather", places, positions or self.places(self.size(tokens, 1))))
@@ -474,7 +474,7 @@ class _Written(Writer):
         self.outputs(self.put("Add", made, self.node.input[5]) if any(self.node.input[5:]) else made)
 
     def multiplied(self) -> None:
-        """FusedMatMul: alpha A B, of which A and B may be transposed."""
+        """FusedMatMul: alpha A B, with A and B perhaps transposed."""
         sides = []
         for side, tensor in zip("AB", self.node.input, strict=True):
             turned, moved = (integer_of(self.node, f"trans{name}{side}", 0) for name in ("", "Batch"))
@@ -495,16 +495,16 @@ class _Written(Writer):
         self.outputs(self.put("Gather", table, place, axis=0))
 
 
-DEFINITIONS: Mapping[tuple[str, str], Callable[[_Written], None]] = {
-    (MICROSOFT, "GroupQueryAttention"): _Written.grouped,
-    (MICROSOFT, "MultiHeadAttention"): _Written.multi_head,
-    (MICROSOFT, "Attention"): _Written.packed,
-    ("", "Attention"): _Written.multi_head,
-    (MICROSOFT, "SkipLayerNormalization"): _Written.added,
-    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Written.added,
-    (MICROSOFT, "EmbedLayerNormalization"): _Written.embedded,
-    (MICROSOFT, "FusedMatMul"): _Written.multiplied,
-    (MICROSOFT, "TransposeMatMul"): _Written.multiplied,
-    PACKED: _Written.product,
-    (MICROSOFT, "GatherBlockQuantized"): _Written.rows,
+DEFINITIONS: Mapping[tuple[str, str], Callable[[_Expansion], None]] = {
+    (MICROSOFT, "GroupQueryAttention"): _Expansion.grouped,
+    (MICROSOFT, "MultiHeadAttention"): _Expansion.multi_head,
+    (MICROSOFT, "Attention"): _Expansion.packed,
+    ("", "Attention"): _Expansion.multi_head,
+    (MICROSOFT, "SkipLayerNormalization"): _Expansion.added,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _Expansion.added,
+    (MICROSOFT, "EmbedLayerNormalization"): _Expansion.embedded,
+    (MICROSOFT, "FusedMatMul"): _Expansion.multiplied,
+    (MICROSOFT, "TransposeMatMul"): _Expansion.multiplied,
+    PACKED: _Expansion.product,
+    (MICROSOFT, "GatherBlockQuantized"): _Expansion.rows,
 }

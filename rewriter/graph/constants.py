@@ -1,7 +1,7 @@
-"""The values of the constants of a graph, computed by onnx's reference implementation when they are asked for.
+"""The values of the constants of a graph, computed lazily by onnx's reference implementation.
 
-They are numbers of activations, weights that nodes transpose or dequantise, and what is computed from shapes. Unless a
-caller says how tensors are read, only small ones that stand in the model are: weights are never touched.
+Constants are parameters of activations, weights that nodes transpose or dequantise, and values computed from shapes.
+Unless the caller provides a reader, only small inline tensors are read: weights are never touched.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, attributes, 
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
-"""Gives the values of a tensor, inline or external, in its own element type."""
+"""Reads the values of a tensor, inline or external, in its own element type."""
 
 Sizes = Callable[[str], Sequence[int | None] | None]
-"""The shape of a tensor; None for a size, or for the whole, that is not known."""
+"""The shape of a tensor; None for an unknown size or rank."""
 
-_SMALL, _LARGEST = 1024, 2**31
-"""Elements of the largest value that is kept, or read unless a caller says how; and of the largest that is computed."""
+_MAX_KEPT, _MAX_COMPUTED = 1024, 2**31
+"""Maximum elements of a value that is kept, or read without the caller's reader; and of one that is computed."""
 
-_DEPTH = 64
-"""Longest chain of nodes that is followed."""
+_MAX_DEPTH = 64
+"""Maximum number of nodes in a chain."""
 
 COMPUTED = SAME_NUMBERS | {
     *(name for domain, name in elementwise.OPERATORS if not domain),
@@ -39,12 +39,12 @@ COMPUTED = SAME_NUMBERS | {
 """Operators of ONNX whose output is not larger than their operands."""
 
 UNFIT = (ValueError, IndexError, KeyError, TypeError, StopIteration, OverflowError, MemoryError)
-"""What numpy and attribute look-ups raise for a graph that no runtime would run."""
+"""Exceptions raised while evaluating an invalid graph."""
 
 
 def small(tensor: onnx.TensorProto) -> AnyArray:
-    """The values of a small tensor that stands in the model. Raises LostError for any other."""
-    if tensor.data_location == onnx.TensorProto.EXTERNAL or prod(tensor.dims) > _SMALL:
+    """The values of a small inline tensor. Raises LostError for any other."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or prod(tensor.dims) > _MAX_KEPT:
         raise LostError("it is a weight", tensor.name)
     return numpy_helper.to_array(tensor)
 
@@ -88,14 +88,14 @@ class Constants:
         return None if value is None else value.shape
 
     def value(self, tensor: str, *, wide: bool = False) -> AnyArray | None:
-        """The numbers of a small constant in its own type, or None where it has none or they are not known."""
+        """The numbers of a small constant in its own type, or None if unknown or not numeric."""
         if tensor not in self:
             return None
         try:
             value = self.of(tensor, wide=wide)
-        except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then they are not known
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; they are then unknown
             return None
-        return value if value.size <= _SMALL and value.dtype.kind not in "OUS" else None
+        return value if value.size <= _MAX_KEPT and value.dtype.kind not in "OUS" else None
 
     def numbers(self, tensor: str) -> list[int]:
         """The elements of a constant as integers. Raises LostError as `of`, or for an unknown size."""
@@ -109,7 +109,7 @@ class Constants:
 
         Raises:
             LostError: it depends on the inputs, on an unknown size, or on an operator that is not in `COMPUTED`.
-            Exception: of any kind, for nodes that nothing would run.
+            Exception: any, for nodes that no runtime would run.
         """
         known = self._kept.get((tensor, wide))
         if known is None:
@@ -117,9 +117,9 @@ class Constants:
                 known = self._computed(tensor, depth, wide=wide)
             except LostError as lost:
                 known = lost
-            except RuntimeError as error:  # sizes that are not known are no integers
+            except RuntimeError as error:  # unknown sizes are not integers
                 known = LostError(str(error), tensor)
-            if isinstance(known, LostError) or known.size <= _SMALL:
+            if isinstance(known, LostError) or known.size <= _MAX_KEPT:
                 self._kept[tensor, wide] = known
         if isinstance(known, LostError):
             raise known
@@ -131,7 +131,7 @@ class Constants:
         if tensor in self._view.initializers:
             return self._read(self._view.initializers[tensor])
         node = self._view.made_by(tensor)
-        if node is None or depth > _DEPTH:
+        if node is None or depth > _MAX_DEPTH:
             raise LostError("it is not constant", tensor)
         if not self._view.is_onnx(node):
             raise LostError("it is computed by an unknown operator", label(node))
@@ -142,7 +142,7 @@ class Constants:
             return self._shape(node)
         if node.op_type not in (*COMPUTED, "ConstantOfShape", "Expand"):
             raise LostError("it is not constant", label(node))
-        names = node.input[:1] if node.op_type == "CastLike" else node.input  # of the other, only the type counts
+        names = node.input[:1] if node.op_type == "CastLike" else node.input  # the other operand only gives the type
         operands = {name: self.of(name, depth + 1, wide=wide) for name in names if name}
         first = next(iter(operands.values()), np.empty(0))
         if node.op_type in ("ConstantOfShape", "Expand"):
@@ -153,7 +153,7 @@ class Constants:
             return elementwise.evaluate(node, [operands[name] for name in node.input if name])
         opset = self._view.opsets.get("", 1)
         if node.op_type == "DequantizeLinear":
-            opset = max(opset, 19)  # onnx's evaluator has no earlier one, which computed the same
+            opset = max(opset, 19)  # onnx's evaluator lacks the earlier versions, which computed the same
             operands = {name: _widened(value) if wide else value for name, value in operands.items()}
         return np.asarray(computed([node], operands, [tensor], {"": opset})[0])
 
@@ -162,7 +162,7 @@ class Constants:
         value = numpy_helper.to_array(given["value"]).reshape(()) if "value" in given else np.zeros((), np.float32)
         value = operands[0] if node.op_type == "Expand" else value
         shape = np.broadcast_shapes(value.shape, tuple(int(size) for size in operands[-1].reshape(-1)))
-        if prod(shape) > _LARGEST:
+        if prod(shape) > _MAX_COMPUTED:
             raise LostError("it is larger than any weight", label(node))
         return np.broadcast_to(value, shape)
 
@@ -170,7 +170,7 @@ class Constants:
         kind = integer_of(node, "to", 0) if node.op_type == "Cast" else self._view.type_of(node.input[1]).elem_type
         target = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind))
         if np.isnan(value).any():
-            return value  # a size that is not known, which no integer stands for
+            return value  # an unknown size, which integers cannot represent
         made = value.astype(target)
         return value.astype(np.float64) if wide and _widened(made) is not made else made
 
@@ -179,19 +179,19 @@ class Constants:
         if sizes is None:
             raise LostError("the shape of its input is not known", label(node))
         given = attributes(node)
-        # Unknown sizes are NaN, which whatever is computed from them then is too.
+        # Unknown sizes are NaN, which propagates.
         known = np.array([np.nan if size is None else size for size in sizes], dtype=np.float64)
         known = known[given.get("start", 0) : given.get("end", len(known))]
         return known if np.isnan(known).any() else known.astype(np.int64)
 
 
 def _widened(value: AnyArray) -> AnyArray:
-    """Floating-point numbers in float64; any others as they are. bfloat16 is no kind of numpy's own."""
+    """Floating-point numbers in float64; others unchanged. bfloat16 is not a native numpy dtype."""
     return value.astype(np.float64) if value.dtype.kind == "f" or value.dtype.name == "bfloat16" else value
 
 
 def elem_type_of(values: AnyArray) -> int:
-    """The TensorProto.DataType of an array; text has several kinds in numpy."""
+    """The TensorProto.DataType of an array; numpy has several dtypes for text."""
     text = values.dtype.kind in "OUS"
     return int(onnx.TensorProto.STRING if text else onnx.helper.np_dtype_to_tensor_dtype(values.dtype))
 
@@ -203,7 +203,7 @@ def computed(
     versions: Mapping[str, int],
     constants: Sequence[onnx.TensorProto] = (),
 ) -> list[Any]:
-    """What nodes, in topological order, compute from known tensors, by onnx's evaluator. Raises any Exception."""
+    """Evaluate nodes, in topological order, on known tensors, by onnx's evaluator. Raises any Exception."""
     from onnx.reference import ReferenceEvaluator  # slow to import
 
     helper = onnx.helper

@@ -1,7 +1,7 @@
-"""Changing models: new nodes in place of old ones, everything else byte for byte as it was; inlining of functions.
+"""Editing models: new nodes in place of old ones, everything else unchanged byte for byte; inlining of functions.
 
-Nodes and constants are removed only if a replacement made them dead. What was dead before stays, so that a diff of the
-two models shows nothing but the replacement.
+Nodes and constants are removed only if a replacement makes them dead. Nodes that were dead before stay, so that a diff
+of the two models shows only the replacement.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def set_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
 
 
 def drop_dead(graph: onnx.GraphProto, tensors: Iterable[str], kept: Container[str] = ()) -> None:
-    """Remove the nodes and initializers that produce `tensors`, and what feeds them, where nothing reads them.
+    """Remove the producers of `tensors`, and their ancestors, as far as they have no readers.
 
-    By reference counting: a node that was dead before still counts as a reader. What makes the tensors in `kept` stays,
-    and so do initializers that a graph input declares.
+    By reference counting: a node that was dead before still counts as a reader. Producers of the tensors in `kept` and
+    initializers that a graph input declares stay.
     """
     uses = Counter(name for node in graph.node for name in reads(node))
     uses.update(value.name for value in graph.output)
@@ -164,10 +164,10 @@ def _state_defaults(model: onnx.ModelProto) -> bool:
 
 
 def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto, tuple[str, ...]] | None:
-    """A copy in which an operator of ONNX is written out as ONNX defines it, and so is what is defined by it.
+    """A copy in which an operator of ONNX is expanded by its ONNX definition, recursively.
 
-    Returns the copy and the operators, as `Swish(25)`; None where the model has none of them, or ONNX no definition
-    for its operator set.
+    Returns the copy and the operators, as `Swish(25)`; None if the model has none of them, or if ONNX does not define
+    them for its operator set.
     """
     copy, found = inlined(model), set[str]()
     version = opsets(model.opset_import).get("", 1)
@@ -176,19 +176,19 @@ def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto,
         if domain or not onnx.defs.has(name, version):
             continue
         schema = onnx.defs.get_schema(name, version)
-        inner = [each.op_type for each in schema.function_body.node]  # empty where that depends on the node
+        inner = [each.op_type for each in schema.function_body.node]  # empty if the body depends on the node
         if operator in (name, *inner):
             found.add(name)
             stated = {attribute.name for attribute in node.attribute}
             defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
-            node.attribute.extend(default for default in defaults if default.type)  # onnx leaves them out
+            node.attribute.extend(default for default in defaults if default.type)  # onnx omits them
     if not found:
         return None
     taken = [("", name) for name in {*found, operator}]
     try:
         copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
     except RuntimeError:
-        return None  # a definition depends on types that are not known
+        return None  # a definition depends on unknown types
     if any(key_of(node) == ("", operator) for node in iter_nodes(copy.graph.node)):
         return None
     return copy, tuple(f"{name}({version})" for name in sorted(found))

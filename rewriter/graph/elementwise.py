@@ -1,7 +1,7 @@
 """Elementwise operators, evaluated in float64: to fold small constants, and to compare an activation region on a grid.
 
-`OPERATORS` defines what counts as elementwise: an operator that is not in it is not. Most are evaluated by onnx's
-reference implementation; the others, which it does not have or has in float32 only, are numpy functions here.
+Exactly the operators in `OPERATORS` count as elementwise. Most are evaluated by onnx's reference implementation; the
+others, which it lacks or only has in float32, are numpy functions here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _with_bias(function: Callable[[Array], Array]) -> Evaluate:
 
 
 OWN: dict[tuple[str, str], Evaluate] = {
-    # Casts are exact here: what a region computes is identified in float64, and its rounding is measured by the proof.
+    # Casts are exact here: the region's function is identified in float64, and the proof measures its rounding.
     **dict.fromkeys((("", "Cast"), ("", "CastLike"), ("", "Dropout")), lambda args, _: args[0]),
     ("", "Clip"): _clip,
     ("", "Erf"): lambda args, _: erf(args[0]),
@@ -110,7 +110,7 @@ NONLINEAR = frozenset(
         *("Swish", "SwiGLU", "Mish", "Softplus", "Softsign", "Exp"),
     ]
 )
-"""Operators that are activations, or that activations are spelled with and hardly anything else is."""
+"""Activation operators, and operators that occur almost only inside expanded activations."""
 
 
 def is_elementwise(node: onnx.NodeProto) -> bool:

@@ -1,4 +1,4 @@
-"""Parts of a graph as models of their own, with only the weights that they need.
+"""Extract parts of a graph as separate models, with only the weights that they need.
 
 A block of a large model can then be run, and proved, in the memory of one block.
 """
@@ -22,8 +22,8 @@ class Cut:
     """The nodes of a part, and its interface.
 
     Attributes:
-        inputs: the tensors that the caller asked to start from, then other operands that do not depend on them, such
-            as a shape computed elsewhere.
+        inputs: the tensors that the caller starts from, then other operands that do not depend on them, such as a
+            shape computed elsewhere.
         nodes: indices of its nodes, in graph order.
     """
 
@@ -33,7 +33,7 @@ class Cut:
 
 
 def cut(view: GraphView, inputs: Sequence[str], outputs: Sequence[str]) -> Cut:
-    """Find the nodes between `inputs` and `outputs`: those that depend on an input, and the constants they need."""
+    """Find the nodes between `inputs` and `outputs` that depend on an input, and the constants that they need."""
     above = ancestors(view, frozenset(inputs), outputs)
     depends = set(inputs)
     inside: list[int] = []
@@ -64,7 +64,7 @@ def upstream(view: GraphView, stops: frozenset[str], outputs: Sequence[str]) -> 
 
 
 def _closed(view: GraphView, nodes: Sequence[int], outputs: Sequence[str]) -> Cut:
-    """The part of all these nodes, which reads what none of them computes."""
+    """The part of all these nodes; its inputs are the tensors that none of them computes."""
     made = {name for index in nodes for name in view.nodes[index].output}
     outside = (name for name in _read(view, nodes) if name not in made and name not in view.initializers)
     return Cut(tuple(dict.fromkeys(outside)), tuple(outputs), tuple(nodes))
@@ -118,21 +118,21 @@ def _value(view: GraphView, name: str, elem_type: int = 0) -> onnx.ValueInfoProt
     return onnx.helper.make_tensor_value_info(name, known, None) if known else onnx.ValueInfoProto(name=name)
 
 
-# -- consecutive parts, so that a model can run without holding all of its weights ----------------------------------
+# -- consecutive parts, so that a model can run without loading all of its weights ----------------------------------
 #
-# Each part reads only graph inputs and outputs of earlier parts, and together they compute what the graph computes.
+# Each part reads only graph inputs and outputs of earlier parts, and their composition is the whole graph.
 # Constant subexpressions are duplicated into every part that reads them, so that onnxruntime sees a constant there.
 
 
 def split(view: GraphView, wanted: Sequence[str], limit: int) -> tuple[Cut, ...]:
-    """Split what `wanted` needs of a main graph into parts of at most `limit` bytes of weights.
+    """Split the ancestors of `wanted` in a main graph into parts of at most `limit` bytes of weights.
 
     A node that needs more is a part by itself.
     """
     ends = [name for name in dict.fromkeys(wanted) if name not in view.inputs]
 
     def makers(names: Iterable[str]) -> list[int]:
-        """The nodes that compute those of the names that are constants, in graph order."""
+        """The nodes that compute the constants among the names, in graph order."""
         return sorted(ancestors(view, frozenset(), [name for name in names if name in view.constants]))
 
     @functools.cache  # since one weight chain (Transpose, DequantizeLinear) may have many consumers
@@ -175,14 +175,14 @@ def _cuts(
     """The parts: `groups` are their nodes, `insides` the same with the makers of the constants that they read."""
     made = {name: number for number, group in enumerate(groups) for index in group for name in view.nodes[index].output}
     last = {name: number for number, group in enumerate(groups) for name in _read(view, group)}
-    # A part outputs what a later part reads or the caller wants; everything else never leaves onnxruntime.
+    # A part outputs the tensors that a later part or the caller needs; all others never leave onnxruntime.
     crossing: list[list[str]] = [[] for _ in groups]
     for name, number in made.items():
         if name and (name in ends or last.get(name, number) > number):
             crossing[number].append(name)
     # An initializer that is also an output has no producer.
     crossing[0] += [name for name in ends if name not in made]
-    # A part without outputs computes nothing that anyone reads.
+    # A part without outputs is dead.
     return tuple(_closed(view, *each) for each in zip(insides, crossing, strict=True) if each[1])
 
 

@@ -1,7 +1,7 @@
-"""Fused operators of onnxruntime, and SwiGLU, written out by their definitions.
+"""Expand fused operators of onnxruntime, and SwiGLU, by their definitions.
 
-The plan takes operators apart by these definitions, and the certificate reads both models by them: neither would see an
-error in one. The run does, which has onnxruntime's own kernels.
+Plan and certificate both use these definitions, so neither detects an error in one. The run does: it uses onnxruntime's
+own kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rewriter.graph.view import key_of
 from rewriter.graph.walk import all_graphs, own_names
 
 Definition = Callable[[onnx.NodeProto], list[onnx.NodeProto] | None]
-"""Gives the nodes that an operator stands for; None for one that stays as it is."""
+"""Expands an operator; None if it stays."""
 
 
 def step(
@@ -36,17 +36,16 @@ def step(
 
 @dataclass(frozen=True)
 class Writer:
-    """The nodes that an operator stands for, written one after the other."""
+    """Writes the nodes of an expansion in order."""
 
     node: onnx.NodeProto
     nodes: list[onnx.NodeProto] = field(default_factory=list, init=False)
 
     def number(self, name: str, default: float) -> float:
-        """An attribute that is a number."""
         return next((each.f for each in self.node.attribute if each.name == name), default)
 
     def put(self, operator: str, *inputs: str, domain: str = "", name: str = "", **attributes: Any) -> str:
-        """One more node; its output."""
+        """Append a node and return its output."""
         suffix = name or f"{operator.lower()}_{len(self.nodes)}"
         made = step(self.node, operator, list(inputs), last=False, domain=domain, part=suffix)
         made.attribute.extend(helper.make_attribute(key, value) for key, value in attributes.items())
@@ -54,7 +53,6 @@ class Writer:
         return str(made.output[0])
 
     def constant(self, values: Any, elem_type: int = TensorProto.INT64) -> str:
-        """A constant."""
         array = np.asarray(values, helper.tensor_dtype_to_np_dtype(elem_type))
         return self.put("Constant", value=numpy_helper.from_array(array))
 
@@ -73,7 +71,7 @@ class Writer:
     def unpacked(self, tensor: str, shape: Sequence[int], bits: int, kind: int) -> str:
         """Numbers of 8 bits, or of 4 bits with the first of two in the lower half of an entry, as type `kind`.
 
-        A last entry along the last axis of `shape` may be half full.
+        The last entry along the last axis of `shape` may be half full.
         """
         if bits == 8:
             return self.put("Cast", tensor, to=kind)
@@ -90,9 +88,9 @@ class Writer:
 def with_parts(
     model: onnx.ModelProto, parts_of: Callable[[onnx.NodeProto], Sequence[onnx.NodeProto] | None]
 ) -> onnx.ModelProto:
-    """A copy with nodes in place of those that stand for several; the model itself if none does.
+    """A copy with the expansions by `parts_of`; the model itself if there are none.
 
-    `parts_of` gives nodes that make the outputs of the node. It stays if a tensor between them exists already.
+    A node stays if an intermediate tensor of its expansion already exists.
     """
     graphs, taken = list(all_graphs(model.graph)), names_in(model)
     nodes = [[part for node in graph.node for part in apart(node, parts_of(node), taken)] for graph in graphs]
@@ -112,7 +110,7 @@ def names_in(model: onnx.ModelProto) -> set[str]:
 def apart(
     node: onnx.NodeProto, parts: Sequence[onnx.NodeProto] | None, taken: Container[str]
 ) -> Sequence[onnx.NodeProto]:
-    """The parts of a node; the node itself if it has none, or a tensor between them exists already."""
+    """The parts of a node; the node itself if it has none, or if an intermediate tensor already exists."""
     if not parts or any(name in taken for part in parts for name in part.output if name not in node.output):
         return [node]
     for part in parts:
@@ -208,8 +206,8 @@ def _quantised_gemm(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
 def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
     """Read `bsd,df->bsf`, `ecd,edf->ecf` and the like, `weight` being the position of the matrices; None for others.
 
-    The axis of data and output that is mapped, from the end; the axes of the weight that are summed over and made; and
-    the number of its axes, of which further ones are those of experts.
+    Returns the mapped axis of data and output, from the end; the weight's contracted and output axes; and its number of
+    axes, of which further ones index experts.
     """
     left, arrow, output = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = left.split(",")
@@ -220,15 +218,15 @@ def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
     known = all(len(set(term)) == len(term) for term in (matrix, data, output))
     if not known or len(matrix) < 2 or "." in matrix:
         return None
-    # Letters of the weight alone are made, those that the output lacks are contracted. Tokens must all remain.
+    # Letters of the weight alone are output channels; letters missing in the output are contracted. All tokens remain.
     contracted = [letter for letter in data if letter in matrix and letter not in output]
     made = [letter for letter in output if letter in matrix and letter not in data]
     if not contracted or not made or not set(data) <= set(output) | set(matrix) or not set(matrix) <= {*data, *output}:
         return None
-    # Of several, as where a sum over experts follows, the last is that of the neurons.
+    # Of several, for example if a sum over experts follows, the last one is that of the neurons.
     axis = data.index(contracted[-1]) - len(data)
     if output.index(made[-1]) - len(output) != axis or "." in data[axis:]:
-        return None  # the dots stand for an unknown number of axes, so the axis cannot be counted from the end
+        return None  # the dots hide an unknown number of axes, so the axis cannot be counted from the end
     if len(matrix) == 2 and data.replace(contracted[0], made[0]) != output:
         return None
     return axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix)
@@ -251,14 +249,14 @@ SATURATING: dict[tuple[str, str], Definition] = {
     ("", "QLinearMatMul"): _quantised("MatMul", 2),
     (MICROSOFT, "QGemm"): _quantised_gemm,
 }
-"""What is taken apart only where it saturates at 0."""
+"""Operators that are expanded only if they saturate at 0."""
 
 
 def _fused_matmul(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """alpha A B; None where an operand is transposed before."""
+    """alpha A B; None if an operand is transposed."""
     given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     if any(given.get(name) for name in ("transA", "transB", "transBatchA", "transBatchB")):
-        return None  # of which axes depends on the ranks of the operands
+        return None  # the permutation depends on the ranks of the operands
     if given.get("alpha", 1.0) == 1.0:
         return [step(node, "MatMul", list(node.input), last=True)]
     writer = Writer(node)
@@ -280,7 +278,7 @@ def _skip_norm(operator: str) -> Definition:
         if any(node.output[1:3]):
             return None
         total = node.output[3] if len(node.output) > 3 and node.output[3] else f"{node.output[0]}/sum"
-        biased = f"{total}/biased" if bias else data  # optimisers put what the bias belongs to first
+        biased = f"{total}/biased" if bias else data  # optimisers put the tensor that the bias belongs to first
         parts = [helper.make_node("Add", [data, bias], [biased])] if bias else []
         parts.append(helper.make_node("Add", [biased, skip], [total]))
         epsilon = next((each.f for each in node.attribute if each.name == "epsilon"), _SKIP_EPSILON)
@@ -296,7 +294,7 @@ PRODUCTS: dict[tuple[str, str], Definition] = {
     (MICROSOFT, "SkipLayerNormalization"): _skip_norm("LayerNormalization"),
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_norm("SimplifiedLayerNormalization"),
 }
-"""Products and normalisations in other words, to the certificate; in the plan they are operators like others."""
+"""Variants of products and normalisations, which only the certificate expands."""
 
 FUSED: dict[tuple[str, str], Definition] = {
     (MICROSOFT, "BiasGelu"): _biased("Gelu"),
@@ -310,7 +308,7 @@ FUSED: dict[tuple[str, str], Definition] = {
     (MICROSOFT, "QLinearMul"): _quantised("Mul", 2),
     ("", "SwiGLU"): _swiglu,
 }
-"""What is written out, or taken apart where a block needs its parts."""
+"""Operators to expand, always or only where a block needs their parts."""
 
 # -- quantisers that saturate ------------------------------------------------------------------------------------------
 
@@ -321,16 +319,16 @@ _QUANTISING = {
     (MICROSOFT, "QLinearAdd"): 8,
     (MICROSOFT, "QGemm"): 9,
 }
-"""Operators whose last two operands, of this many, are scale and zero point of what they make."""
+"""Number of operands of operators whose last two are scale and zero point of the output."""
 
 
 def saturating(
     graph: onnx.GraphProto, read: Callable[[TensorProto], np.ndarray | None], given: Container[str] = ()
 ) -> frozenset[str]:
-    """The outputs of operators that quantise what is negative to 0, and that no Relu precedes: quantisers drop it.
+    """The outputs of quantising operators that saturate negative values at 0 without a preceding Relu.
 
-    Their zero point is the smallest number of its type. `read` gives the values of an initializer, or None; those in
-    `given` may be replaced by a caller. Bodies are left out.
+    Quantisers drop a Relu if the zero point is the smallest number of its type. `read` gives the values of an
+    initializer, or None; a caller may replace the ones in `given`. Bodies are left out.
     """
     ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer if tensor.name not in given}
     single = {each.name: each for each in graph.initializer if each.name in ranks and math.prod(each.dims) == 1}
@@ -355,7 +353,7 @@ def in_parts(
     definitions: Mapping[tuple[str, str], Definition] = FUSED,
     relu: str = "relu",
 ) -> list[onnx.NodeProto]:
-    """The nodes that define an operator, itself by default; where its output is in `low`, with a Relu named `relu`."""
+    """The expansion of an operator, itself by default; with a Relu named `relu` if its output is in `low`."""
     saturates = bool(node.output) and node.output[0] in low
     write = definitions.get(key_of(node)) or (SATURATING.get(key_of(node)) if saturates else None)
     *parts, last = (write and write(node)) or [node]

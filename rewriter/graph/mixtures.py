@@ -1,4 +1,4 @@
-"""Mixtures of experts inside one operator, com.microsoft::MoE and QMoE, written out by their definition.
+"""Expand mixtures of experts in one operator, com.microsoft::MoE and QMoE, by their definition.
 
     p   = Softmax(router_probs), or router_weights             [tokens, experts]
     i   = the k experts with the largest router_probs          [tokens, k]
@@ -9,8 +9,8 @@ SwiGLU has gates g and values l in the even and odd rows of W1: f = G sigmoid(al
 and L = clip(l, -limit, limit). A weight of QMoE is (number - zero point) scale, with one scale for each row or for each
 block of a row. Every expert is applied to every token; the chosen ones are picked from the results.
 
-The plan takes experts apart by this text, and the certificate reads the original by it, so that neither would see an
-error in it: the run does, which has onnxruntime's own kernel. What its CPU kernel lacks or does otherwise is refused.
+Plan and certificate both use this definition, so neither detects an error in it. The run does: it uses onnxruntime's
+own kernel. Features that the CPU kernel lacks or computes differently are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXPERTS: Mapping[tuple[str, str], Sequence[str]] = {
         *("fc3_bias", "fc1_zeros", "fc2_zeros", "fc3_zeros", "router_weights"),
     ),
 }
-"""The operators, with names for their operands; what QMoE has further belongs to weights that are no integers."""
+"""The operators, with names for their operands; further operands of QMoE belong to non-integer weights."""
 
 _ACTIVATIONS = (b"relu", b"gelu", b"silu", b"swiglu")
 _OPSET = 15
@@ -45,7 +45,7 @@ _KERNEL = "onnxruntime's CPU kernel"
 
 
 def with_plain_experts(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which mixtures of experts are written out where that can be done; the model itself if none is."""
+    """A copy in which mixtures of experts are expanded where possible; the model itself if none is."""
     if not any(key_of(node) in EXPERTS for graph in all_graphs(model.graph) for node in graph.node):
         return model
     weights = {tensor.name: tensor for graph in all_graphs(model.graph) for tensor in graph.initializer}
@@ -63,7 +63,7 @@ def plain_experts(
 ) -> Sequence[onnx.NodeProto] | str | None:
     """The plain operators that define a mixture of experts; None for any other operator.
 
-    The last node has its output. Where the operator is not written out, the reason. Values of weights are not read.
+    The last node has its output. If the operator cannot be expanded, the reason. Values of weights are not read.
     """
     if key_of(node) not in EXPERTS:
         return None
@@ -73,7 +73,7 @@ def plain_experts(
 
 @dataclass(frozen=True)
 class _Mixture(Writer):
-    """One operator, and the nodes that are written for it."""
+    """One operator, and the nodes that replace it."""
 
     weights: Mapping[str, TensorProto]
 
@@ -91,7 +91,7 @@ class _Mixture(Writer):
         return integer_of(self.node, "expert_weight_bits", 4) if self.node.op_type == "QMoE" else 8
 
     def unfit(self, opset: int) -> str:
-        """Why it is not written out; empty where it is."""
+        """Why it cannot be expanded; empty if it can."""
 
         def chosen(name: str, default: int = 0) -> int:
             return integer_of(self.node, name, default)
@@ -127,7 +127,7 @@ class _Mixture(Writer):
 
     @cached_property
     def sizes(self) -> Mapping[str, tuple[int, int, int, int]]:
-        """For fc1 and fc2 the number of matrices, rows, columns, and blocks of a row; empty where they do not fit."""
+        """For fc1 and fc2 the number of matrices, rows, columns, and blocks of a row; empty if inconsistent."""
         tensors = {key: self.weights.get(name) for key, name in self.given.items()}
         dims = {key: list(tensor.dims) for key, tensor in tensors.items() if tensor is not None}
         if [len(dims.get(key, ())) for key in ("fc1", "fc2")] != [3, 3] or not {"x", "router"} <= self.given.keys():
@@ -157,7 +157,7 @@ class _Mixture(Writer):
         given, last = self.given, self.constant([-1])
         hidden, kind = self.sizes["fc2"][1], self.weights[given["fc1"]].data_type
         if self.node.op_type == "QMoE":
-            kind = self.weights[given["fc1_scales"]].data_type  # which need not be that of the data
+            kind = self.weights[given["fc1_scales"]].data_type  # may differ from that of the data
         shares = given.get("router_weights") or self.put("Softmax", given["router"], axis=-1)
         count = self.constant([integer_of(self.node, "k", 1)])
         self.put("TopK", given["router"], count, axis=-1)
@@ -178,7 +178,7 @@ class _Mixture(Writer):
         return self.nodes
 
     def linear(self, key: str, data: str, kind: int) -> str:
-        """A matrix of each expert, and its bias."""
+        """The linear layer of each expert."""
         weight = self.given[key]
         if self.node.op_type == "QMoE":
             experts, rows, columns, blocks = self.sizes[key]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, integer_of
 
-_REACH = 8
-"""Nodes between a written-out normalisation's scale and the mean that it divides by."""
+_MAX_DISTANCE = 8
+"""Nodes between the scale of a normalisation in primitive operators and its mean."""
 
 NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
 """Operators whose output is normalised along the last axis; scale and bias follow the data."""
@@ -16,7 +16,7 @@ NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization
 
 @dataclass(frozen=True)
 class Norm:
-    """A normalisation `x_hat * scale + bias` of `data` over the last axis; what is missing is empty."""
+    """A normalisation `x_hat * scale + bias` of `data` over the last axis; absent tensors are empty."""
 
     output: str
     scale: str
@@ -25,12 +25,12 @@ class Norm:
 
     @property
     def constants(self) -> dict[str, str]:
-        """Those that it has: `w` to the scale, `b` to the bias."""
+        """The present constants: `w` to the scale, `b` to the bias."""
         return {name: held for name, held in (("w", self.scale), ("b", self.bias)) if held}
 
 
 def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
-    """The normalisation whose result `tensor` is, up to its layout; None where there is none."""
+    """The normalisation that computes `tensor`, up to its layout; None without one."""
     tensor = view.before(tensor)
     node = view.made_by(tensor)
     if node is None:
@@ -38,7 +38,7 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
     if node.op_type in NORMS and integer_of(node, "axis", -1) == -1:
         data, scale, bias = [*node.input, ""][:3]
         return Norm(tensor, scale, bias, data)
-    # Written out: an Add and a Mul of constants after a division by a mean.
+    # In primitive operators: an Add and a Mul of constants after a division by a mean.
     data, held = tensor, {"Add": "", "Mul": ""}
     for kind in held:
         node = view.made_by(data)
@@ -46,24 +46,24 @@ def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | No
         if node is not None and len(own) == 1:
             held[kind], data = own[0], next(each for each in node.input if each not in constants)
     shape = constants.shape(held["Mul"]) or ()
-    fits = len([size for size in shape if size != 1]) == 1 and _averages(view, data)
+    fits = len([size for size in shape if size != 1]) == 1 and _contains_mean(view, data)
     return Norm(tensor, held["Mul"], held["Add"], _normalised(view, data)) if fits else None
 
 
-def _averages(view: GraphView, tensor: str, reach: int = _REACH) -> bool:
-    """Whether a mean is among the arithmetic that makes a tensor."""
+def _contains_mean(view: GraphView, tensor: str, reach: int = _MAX_DISTANCE) -> bool:
+    """Whether a tensor's arithmetic includes a mean."""
     node = view.made_by(tensor)
     if node is None or reach < 0:
         return False
     through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
     means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
-    return means or (through and any(_averages(view, name, reach - 1) for name in node.input))
+    return means or (through and any(_contains_mean(view, name, reach - 1) for name in node.input))
 
 
 def _normalised(view: GraphView, tensor: str) -> str:
-    """The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), x being no result of a mean itself."""
+    """The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), where x is not the result of a mean."""
     node = view.made_by(view.before(tensor))
     names = list(node.input) if node is not None else []
     makers = [view.made_by(name) for name in names]
     centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
-    return next((name for name in (*names, *centred) if not _averages(view, name)), "")
+    return next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")

@@ -40,7 +40,6 @@ class Fragment:
         return self._tensors.setdefault(name, gs.Variable(name))
 
     def constant(self, name: str, values: NDArray[np.generic]) -> gs.Constant:
-        """A new constant `<prefix>/<name>`."""
         # `ascontiguousarray` turns a scalar into a vector of one element; `reshape` undoes that.
         constant = gs.Constant(self.qualified(name), np.ascontiguousarray(values).reshape(values.shape))
         self._constants.append(constant)
@@ -64,7 +63,6 @@ class Fragment:
         return result
 
     def qualified(self, name: str) -> str:
-        """`name` under the fragment's prefix."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
     def nodes(self, metadata: Mapping[str, str]) -> list[onnx.NodeProto]:
@@ -76,7 +74,6 @@ class Fragment:
         return protos
 
     def initializers(self) -> list[onnx.TensorProto]:
-        """The constants as initializers."""
         return [OnnxExporter.export_tensor_proto(constant) for constant in self._constants]
 
     def function(

@@ -60,7 +60,6 @@ class TensorType:
 
     @property
     def rank(self) -> int | None:
-        """Number of dimensions."""
         return None if self.shape is None else len(self.shape)
 
     def __str__(self) -> str:
@@ -75,15 +74,15 @@ TensorType.UNKNOWN = TensorType(0, None)
 _PACKED = ("MatMulNBits", "MatMulBnb4")
 """Products with a packed matrix [K, N], whose type is that of its scales."""
 
-_OPERANDS, _OUTPUTS = 24, 4
-"""More operands than operators of the table below have, and the outputs that they have at most."""
-_SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _OPERANDS - 1)
-"""An output of the type and shape of the first operand; one of its type, in a shape that no operand tells."""
+_MAX_OPERANDS, _MAX_OUTPUTS = 24, 4
+"""More operands than any operator of the table below has, and the maximum number of outputs."""
+_SAME, _TYPE = ("Identity", 0), ("Reshape", 0, _MAX_OPERANDS - 1)
+"""An output of the type and shape of the first operand; one of its type only."""
 
 _BLOCKED = "com.microsoft.nchwc"
 """Domain of onnxruntime's operators on images whose channels are in blocks, and perhaps padded."""
 
-_LIKE: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
+_SIMILAR: Mapping[tuple[str, str], Mapping[int, tuple[str, *tuple[int, ...]]]] = {
     (domain, name): rules
     for domain, rules, names in (
         ("", {0: _SAME}, "SimplifiedLayerNormalization"),
@@ -102,16 +101,16 @@ shape, and its operands among those of the fused one."""
 
 
 def _function(key: tuple[str, str]) -> onnx.FunctionProto:
-    operands, outputs = [f"x{place}" for place in range(_OPERANDS)], [f"y{place}" for place in range(_OUTPUTS)]
+    operands, outputs = [f"x{place}" for place in range(_MAX_OPERANDS)], [f"y{place}" for place in range(_MAX_OUTPUTS)]
     nodes = [
         onnx.helper.make_node(operator, [operands[each] for each in places], [outputs[at]])
-        for at, (operator, *places) in _LIKE[key].items()
+        for at, (operator, *places) in _SIMILAR[key].items()
     ]
     return onnx.helper.make_function(*key, operands, outputs, nodes, [onnx.helper.make_opsetid("", 17)])
 
 
 def elem_name(elem_type: int) -> str:
-    """The name of an element type in messages; a damaged model may state a number that is no element type."""
+    """The name of an element type in messages; a corrupt model may contain an invalid element type."""
     known = onnx.TensorProto.DataType
     if elem_type not in known.values():
         return str(elem_type)
@@ -119,22 +118,22 @@ def elem_name(elem_type: int) -> str:
 
 
 def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
-    """The main graph of `model` with inferred types in the value_info of every graph, as far as inference gets.
+    """The main graph of `model` with inferred types in the value_info of every graph, as far as they are known.
 
-    Where it fails altogether, the types that the model declares remain. It has no large weights. Its nodes are in the
-    same order and have the same bodies; fused operators may be others.
+    If inference fails, the declared types remain. The graph has no large weights. Its nodes are in the same order and
+    have the same bodies; fused operators may be replaced by similar ones.
     """
     skeleton = skeleton_of(model)
     for node in skeleton.graph.node:
-        node.CopyFrom(_known(node, skeleton.graph))
+        node.CopyFrom(_in_onnx_terms(node, skeleton.graph))
     for node in iter_nodes(skeleton.graph.node):
-        if (node.domain, node.op_type) in _LIKE:  # onnx wants a name for each output of a function, if an empty one
-            node.output.extend([""] * (_OUTPUTS - len(node.output)))
-    missing = {domain for domain, _ in _LIKE} - {each.domain for each in skeleton.opset_import} - {""}
-    skeleton.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in missing)  # onnxruntime needs none
+        if (node.domain, node.op_type) in _SIMILAR:  # onnx requires a name, perhaps empty, for each function output
+            node.output.extend([""] * (_MAX_OUTPUTS - len(node.output)))
+    missing = {domain for domain, _ in _SIMILAR} - {each.domain for each in skeleton.opset_import} - {""}
+    skeleton.opset_import.extend(onnx.helper.make_opsetid(domain, 1) for domain in missing)  # optional in onnxruntime
     hidden = _without_hidden(skeleton.graph)
     own = {(each.domain, each.name) for each in model.functions}
-    skeleton.functions.extend(_function(key) for key in _LIKE.keys() - own)
+    skeleton.functions.extend(_function(key) for key in _SIMILAR.keys() - own)
     found = skeleton.graph
     # The C++ inference raises bare exceptions on odd models; then declared types remain.
     with suppress(Exception):
@@ -147,7 +146,7 @@ def inferred_graph(model: onnx.ModelProto) -> onnx.GraphProto:
 
 
 def _without_hidden(graph: onnx.GraphProto) -> set[str]:
-    """Drop what graphs declare of names that their bodies define too, which onnx would apply to the inner tensors."""
+    """Drop declarations of names that bodies define again, which onnx would apply to the inner tensors."""
     every = set[str]()
     for each in all_graphs(graph):
         bodies = [body for node in each.node for _, body in subgraphs(node)]
@@ -161,18 +160,18 @@ def _without_hidden(graph: onnx.GraphProto) -> set[str]:
 
 
 def forget_types(graph: onnx.GraphProto, tensors: Container[str]) -> None:
-    """Remove the value_info of some tensors, such as those whose shapes are others now."""
+    """Remove the value_info of some tensors, for example if their shapes changed."""
     kept = [value for value in graph.value_info if value.name not in tensors]
     if len(kept) < len(graph.value_info):
         del graph.value_info[:]
         graph.value_info.extend(kept)
 
 
-def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
-    """An operator that onnx knows, with the type and shape of a fused one that attributes decide; else the node."""
+def _in_onnx_terms(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
+    """An operator that onnx knows, with the type and shape of a fused one; else the node."""
     if node.domain not in ("com.microsoft", _BLOCKED) or not node.input or len(node.output) != 1:
         return node
-    if node.domain == _BLOCKED and (node.domain, node.op_type) not in _LIKE:
+    if node.domain == _BLOCKED and (node.domain, node.op_type) not in _SIMILAR:
         plain = onnx.NodeProto()  # Conv and pooling, as onnx has them
         plain.CopyFrom(node)
         plain.ClearField("domain")
@@ -203,7 +202,7 @@ def _known(node: onnx.NodeProto, graph: onnx.GraphProto) -> onnx.NodeProto:
 
 
 def declared_types(graph: onnx.GraphProto, outer: Mapping[str, TensorType] | None = None) -> dict[str, TensorType]:
-    """The types that a graph declares, and those of the tensors around it that it does not hide."""
+    """The types that a graph declares, and the outer ones that it does not hide."""
     hidden = own_names(graph) if outer else ()
     types = {name: kind for name, kind in (outer or {}).items() if name not in hidden}
     # In increasing order of authority: value_info may be stale, an initializer knows its own type.
@@ -226,7 +225,7 @@ def shapes_in_numbers(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
 
 
 def forget_symbols(skeleton: onnx.ModelProto) -> None:
-    """Leave shapes to inference, after its inputs got numbers: symbols in declared shapes would win over these."""
+    """Leave shapes to inference, after inputs got fixed sizes: symbols in declared shapes would override these."""
     del skeleton.graph.value_info[:]
     for value in skeleton.graph.output:
         value.type.tensor_type.ClearField("shape")
@@ -271,7 +270,7 @@ def _without_large_constants(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 def type_of(kind: onnx.TypeProto) -> TensorType:
-    """What is declared of a tensor; nothing is known of what is none."""
+    """The declared type of a tensor; unknown for anything else."""
     if not kind.tensor_type.HasField("shape"):
         return TensorType(kind.tensor_type.elem_type, None)
     dims = kind.tensor_type.shape.dim

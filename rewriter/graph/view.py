@@ -23,7 +23,7 @@ ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
 
 _RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-"""Operators whose outputs differ from run to run, whatever their operands are."""
+"""Operators whose outputs differ from run to run for the same operands."""
 
 Other = TypeVar("Other")
 
@@ -34,15 +34,15 @@ Names survive what replacements do to the order and number of nodes, indices do 
 """
 
 Place = tuple[Path, str]
-"""A tensor: the path of its graph, and its name, which other graphs may give to other tensors."""
+"""A tensor: the path of its graph, and its name, which is unique only in that graph."""
 
 
 @dataclass(frozen=True)
 class Miss:
-    """Why something was not found in a graph.
+    """Why a structure was not found in a graph.
 
     Attributes:
-        kind: `domain`: only the range of the pre-activations is missing; `attention`: it is attention.
+        kind: machine-readable: `domain` if only the range of the pre-activations is missing, `attention` for attention.
     """
 
     reason: str
@@ -75,7 +75,7 @@ class GraphView:
         overridable: initializers that are graph inputs too, so that a caller may replace them. Empty if the graph lists
             all of its initializers as inputs: IR version 3 required that and exporters kept the habit, so it does not
             mean that the weights are meant to be replaced.
-        inputs: names of the graph's inputs, without those that only declare an initializer.
+        inputs: names of the graph's inputs, except declarations of initializers.
         opsets: maps an operator domain to its version; the default domain is the empty string.
     """
 
@@ -95,7 +95,7 @@ class GraphView:
     def constants(self) -> frozenset[str]:
         """The tensors that depend on initializers and Constant nodes alone.
 
-        A Transpose or DequantizeLinear that is applied to a weight at run time makes a constant too.
+        The result of a Transpose or DequantizeLinear of a weight is a constant too.
         """
         constant = set(self.initializers)
         for node in self.nodes:  # in topological order, so one pass finds them all
@@ -112,9 +112,9 @@ class GraphView:
 
     @cached_property
     def picked(self) -> Mapping[str, str]:
-        """The tensors that an index which is no constant picks from a constant, each with that constant.
+        """The tensors that a non-constant index selects from a constant, each with that constant.
 
-        The weights of one expert out of all are such a tensor, and so is the embedding of a token.
+        Examples are the weights of one expert out of all, and the embedding of a token.
         """
         found: dict[str, str] = {}
         for node in self.nodes:
@@ -143,19 +143,19 @@ class GraphView:
         return any(name in self.consumers or name in self.outputs for name in node.output[1:])
 
     def onward(self, tensor: str) -> Iterator[onnx.NodeProto]:
-        """The nodes after a tensor, one after the other, as long as nothing else reads what each makes."""
+        """Follow single-consumer edges downstream."""
         while len(found := self.readers(tensor)) == 1:
             yield found[0]
             tensor = found[0].output[0]
 
     def before(self, tensor: str) -> str:
-        """The tensor before operators that keep its entries."""
+        """Trace back through operators that keep the entries."""
         while (node := self.made_by(tensor)) is not None and node.op_type in SAME_NUMBERS:
             tensor = node.input[0]
         return tensor
 
     def back(self, tensor: str, through: Container[str], ends: Container[str] = ()) -> Iterator[str]:
-        """What a tensor is made of: the tensors where the way back through some operators ends, each once."""
+        """Trace back through the operators `through` and return the distinct sources."""
         pending, seen = [tensor], {tensor}
         while pending:
             name = pending.pop()
@@ -177,7 +177,7 @@ class GraphView:
 
 
 def _operands(node: onnx.NodeProto) -> Sequence[str]:
-    """What a node computes with: of the second operand of a CastLike, only the type counts, which no input changes."""
+    """The operands whose values matter: the second one of a CastLike only gives the type."""
     return [*node.input][:1] if key_of(node) == ("", "CastLike") else list(node.input)
 
 
@@ -209,12 +209,12 @@ def integer_of(node: onnx.NodeProto, name: str, default: Other) -> int | Other:
 
 
 def integers_of(node: onnx.NodeProto, name: str) -> list[int] | None:
-    """An attribute that is a list of integers; None where the node does not have it."""
+    """An attribute that is a list of integers; None if absent."""
     return next((list(attribute.ints) for attribute in node.attribute if attribute.name == name), None)
 
 
 def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The value of a Constant node, however it is stated; None for any other node, and where the value is sparse."""
+    """The value of a Constant node, in any attribute; None for other nodes and sparse values."""
     if key_of(node) != ("", "Constant"):
         return None
     for name, value in attributes(node).items():
@@ -319,7 +319,7 @@ def graph_at(model: onnx.ModelProto, path: Path) -> onnx.GraphProto:
 
 
 def holder_name(node: onnx.NodeProto) -> str:
-    """What a path calls a node that holds bodies: its first output that has a name."""
+    """The name in paths of a node with bodies: its first named output."""
     return next((name for name in node.output if name), "")
 
 
@@ -335,15 +335,15 @@ def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[int]
 
 
 PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))
-"""Some of the entries, each as it was."""
+"""Operators that select entries."""
 
 _QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
 
 SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
-"""Entries keep their values and their order; axes may be split, merged, added or dropped."""
+"""Operators that keep values and their order; axes may be split, merged, added or dropped."""
 
 SAME_NUMBERS = SAME_ENTRIES | {"Cast"}
-"""As before, perhaps in another type."""
+"""The same, or casts."""
 
 REARRANGED = SAME_NUMBERS | {"Transpose"}
-"""As before, perhaps in another order."""
+"""The same, or in another order."""

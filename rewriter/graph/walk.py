@@ -25,7 +25,7 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 
 def subgraphs(node: onnx.NodeProto) -> list[tuple[str, onnx.GraphProto]]:
-    """The graphs in the attributes of a node (If, Loop, Scan), with the attribute's name, whatever type it declares."""
+    """The graphs in the attributes of a node (If, Loop, Scan), with the attribute's name; its type is ignored."""
     return [named for attribute in node.attribute for named in _graphs(attribute)]
 
 
@@ -40,7 +40,7 @@ def iter_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 
 def own_names(graph: onnx.GraphProto) -> set[str]:
-    """The tensors that a graph defines itself; those of the graphs around it with these names are hidden."""
+    """The tensors that a graph defines itself; they hide outer tensors of the same names."""
     names = {entry.name for entry in (*graph.input, *graph.initializer)}
     names.update(tensor.values.name for tensor in graph.sparse_initializer)
     names.update(name for node in graph.node for name in node.output)
@@ -60,7 +60,7 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 
 
 def reads(node: onnx.NodeProto) -> list[str]:
-    """The tensors that a node may read, including those that its subgraphs capture, in the same order in every run."""
+    """The tensors that a node may read, including captures of its subgraphs, in the same order in every run."""
     return [name for name in (*node.input, *sorted(captured_names(node), key=str)) if name]
 
 
@@ -69,7 +69,7 @@ def functions_with(
 ) -> set[tuple[str, str]]:
     """The local functions, (domain, name), that hold a wanted node, themselves or in a function that they call.
 
-    What stands in the functions `but` does not count.
+    The functions `but` are ignored.
     """
     every = {(each.domain, each.name): each.node for each in model.functions}
     bodies = {name: [*iter_nodes(nodes)] for name, nodes in every.items() if name not in but}

@@ -1,1 +1,1 @@
-"""Interpretation: the heads of a model, what they compute, and the parts of a logit; the core never imports it."""
+"""Interpretation: the heads of a model, their values, and the parts of a logit; the core never imports it."""

@@ -1,8 +1,8 @@
 """`changed_heads`: which heads and neurons another model, such as a quantised one, computes most differently.
 
-The heads of both models are given what the other model's heads read, so that a difference in what they write is that of
-their weights alone. A head is restored by adding the difference to what its sublayer writes: the other model then
-computes what it would with this head of the original.
+The heads of both models are evaluated on the inputs of the other model's heads, so that their outputs differ only by
+their weights. A head is restored by adding this difference to its sublayer's output: the other model then computes the
+result that it would have with this head of the original.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class ChangedHead:
     head: str
     weights: float  # the norm of the change over the original's, as root mean square over W_Q, W_K, W_V and W_O
     written: float  # the norm of the change of its output on the inputs, over that of its sublayer's output
-    # the share of the outputs' error that goes if it alone is the original's; None if not run.
+    # the share of the outputs' error that is removed by restoring only this head; None if not run.
     restored: float | None = None
 
 
 @dataclass(frozen=True)
 class ChangedHeads:
-    """How two models with the same heads differ.
+    """The differences between two models with the same heads.
 
     Attributes:
         error: the norm of the change of all outputs, over that of the original's.

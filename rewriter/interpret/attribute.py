@@ -7,10 +7,10 @@ Two sums, each with its residual:
     paths   over tokens and constants, along all paths, with patterns of original heads, denominators and gates held.
 
 The gate of a neuron f(y) is (f(y) - f(0)) / y, as SiLU's is sigma(y), so the answer depends on the function, not on the
-head program; f(0) is the part of the bias tokens. Of h(g) u half goes to what g reads and half to what u reads (RelP's
-rule for products, Jafari et al., 2025); of h(0) u all goes to u. With all that held, every sublayer is affine in the
-residual stream: `Step`s carry the gradient of the logit from its end to its beginning. Shapes: T tokens, D = d_model,
-of one sequence.
+head program; f(0) is the part of the bias tokens. Half of h(g) u is attributed to the inputs of g and half to those of
+u (RelP's rule for products, Jafari et al., 2025); h(0) u goes to u alone. With patterns, gates and denominators frozen,
+every sublayer is affine in the residual stream: `Step`s carry the gradient of the logit from its end to its beginning.
+Shapes: T tokens, D = d_model, of one sequence.
 """
 
 from __future__ import annotations
@@ -114,16 +114,16 @@ def attribution_of(run: FrozenRun, linear: Linear, chosen: tuple[int, ...]) -> A
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A sublayer that is affine in what it reads. Members are heads, or neurons, for which K is 1.
+    """A sublayer that is affine in its input. Members are heads, or neurons, for which K is 1.
 
-    Weights are read when they are needed: in float64 those of all layers may not fit into memory.
+    Weights are read lazily: in float64 those of all layers may not fit into memory.
     """
 
     norm: FrozenNorm | None  # before its values; None if they are of another sequence
     written: Array  # [T, members, K], before the output projection
     bias: Array  # b_O, [D]
     weight: Callable[[], Array]  # reads W_O, [members * K, D]
-    after: FrozenNorm | None = field(default=None, kw_only=True)  # the normalisation of what the sublayer writes
+    after: FrozenNorm | None = field(default=None, kw_only=True)  # the normalisation of the sublayer's output
 
     def at_written(self, gradient: Array) -> Array:
         """[T, members, K] of a gradient [T, D] at the stream with the sublayer's output."""
@@ -134,11 +134,11 @@ class Step:
         return gradient if self.after is None else self.after.back(gradient)
 
     def effects(self, gradient: Array) -> Array:
-        """[T, members]: what each member's output contributes, along `gradient` [T, D]."""
+        """[T, members]: the contribution of each member's output, along `gradient` [T, D]."""
         return np.asarray((self.at_written(gradient) * self.written).sum(axis=-1))
 
     def constants(self, gradient: Array) -> dict[str, Array]:
-        """What constants contribute along `gradient` [T, D]."""
+        """The contributions of constants along `gradient` [T, D]."""
         found = {"b_O": np.asarray((self._at_output(gradient) * self.bias).sum())}
         if self.after is not None:
             found["after.ln.b"] = np.asarray(self.after.constant(gradient))
@@ -147,7 +147,7 @@ class Step:
         return found if self.norm is None else {**found, "ln.b": np.asarray(self.norm.constant(self._at_norm(at)))}
 
     def back(self, gradient: Array) -> Array:
-        """[T, D] at the stream before it, by way of this sublayer."""
+        """[T, D] at the stream before it, through this sublayer."""
         if self.norm is None:
             return np.zeros_like(gradient)
         return self.norm.back(self._at_norm(self.at_written(gradient)))
@@ -156,7 +156,7 @@ class Step:
         raise NotImplementedError
 
     def _at_norm(self, at: Array) -> Array:
-        """[T, D] at the normalised stream, of a gradient [T, members, K] at what is written."""
+        """[T, D] at the normalised stream, of a gradient [T, members, K] at the members' outputs."""
         raise NotImplementedError
 
 
@@ -170,7 +170,7 @@ class AttentionStep(Step):
     value_weight: Callable[[], Array]  # reads W_V, [heads, D, d_head]
 
     def _constants(self, at: Array) -> dict[str, Array]:
-        """Those of values; values of another sequence count as constants, [sources]."""
+        """Biases of values; values of another sequence count as constants, [sources]."""
         at_values = self._at_values(at)
         if self.norm is None:
             return {"other_sequence": np.asarray((at_values * self.value).sum(axis=(1, 2)))}
@@ -234,7 +234,7 @@ class FrozenStage:
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """What was written to the stream."""
+    """The terms of the stream."""
 
     stages: Sequence[FrozenStage]  # first to last; the `between` of a further one applies to what reads the last
     start: Mapping[str, Array]  # the beginning of the stream, [T, D] each
@@ -259,11 +259,11 @@ class Written:
 
 
 def by_head(tokens: Sequence[int], *, neurons: bool = False) -> Callable[[str, Step, int], Array]:
-    """The vectors of heads at some tokens; `neurons` are members each, else those of a sublayer are one."""
+    """The vectors of heads at some tokens; `neurons` are separate members, else a sublayer's neurons are one."""
     kept: dict[str, Mapping[int, Array]] = {}
 
     def vectors(name: str, step: Step, token: int) -> Array:
-        if name not in kept:  # weights are read once
+        if name not in kept:  # read weights once
             own = step.written[tokens].swapaxes(0, 1)
             if isinstance(step, NeuronStep) and not neurons:
                 own = own.transpose(2, 1, 0)
@@ -290,7 +290,7 @@ class Linear:
 
 
 _PARTS: Mapping[type, tuple[str, ...]] = {Attention: ("pattern", "v", "z"), NeuronHeads: ("pre", "pre_linear")}
-"""The hooks of which a step is made."""
+"""The hooks from which a step is built."""
 
 _COUNTED = (".hook_q", ".hook_v", ".hook_pre")  # hooks by which sequences are counted
 
@@ -344,7 +344,7 @@ class FrozenRun:
         ids = token_ids(self.index.proto, self.case.feeds, len(start))
         try:
             table = self.index.value_of(embedding_table(self.index, self.chain.stages[0].before, start.shape[-1]))
-        except UsageError:  # nothing to tell apart
+        except UsageError:  # there is only one term
             return {"embed": start}
         embedded = start if ids is None else table[list(ids)].astype(start.dtype)
         added = start - embedded
@@ -361,7 +361,7 @@ class FrozenRun:
         return np.asarray(array[0], dtype=np.float64)
 
     def spelled(self, numbers: Sequence[int]) -> tuple[str, ...]:
-        """How the tokenizer spells entries of the output; nothing where they are not its tokens."""
+        """The tokenizer's text of output entries; empty if they are not its tokens."""
         count = self.values[self._output].shape[-1]
         words = tuple(self.given.entry(number, count) for number in numbers)
         return words if all(words) else ()
@@ -438,7 +438,7 @@ class FrozenRun:
             step = NeuronStep.of(own, frozen, self.index, hooked["pre"], hooked.get("pre_linear"))
             if not own.gate:
                 return step
-            # To the last digit what the file computes, whose constants are rounded.
+            # The file's own output: with its rounded constants, a computed one would differ in the last digits.
             return replace(step, written=self.stream(own.output.data)[..., None])
 
         def weight(part: str) -> Array:

@@ -1,12 +1,12 @@
-"""`attribution_graph`: how a logit is made, as a graph of direct effects.
+"""`attribution_graph`: the computation of a logit as a graph of direct effects.
 
-A neuron is a node at each token, whose activation is one number. An original head writes a vector; its node stands for
+A neuron is a node at each token, whose activation is one number. An original head writes a vector; its node represents
 the part of it that the logit reads, along all paths. Heads and neurons beyond the largest are one node per sublayer and
 token, `rest`, in the same sense: nothing is left out. There are no transcoders and no error nodes.
 
-An edge is what the source adds to the target's activation by what it writes to the stream, without passing through
-another sublayer; patterns, gates and the denominators of normalisations are held (`rewriter.interpret.attribute`). A
-node's in-edges sum to its activation. Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model, of
+An edge is the direct contribution of the source, through the stream only and no other sublayer, to the target's
+activation; patterns, gates and the denominators of normalisations are held (`rewriter.interpret.attribute`). A node's
+in-edges sum to its activation. Shapes: T tokens, N nodes, K targets or S sources of one token, D = d_model, of
 one sequence.
 """
 
@@ -43,22 +43,22 @@ class GraphNode:
     name: str  # `embed`, the sublayer, the constant as in `Attribution.paths`, or `logit`
     index: int  # of the neuron or head in its sublayer, or of a logit's entry; 0 for other kinds.
     token: int
-    # the sum of in-edges: a neuron's activation, the logit, what the logit reads of others; 0 for embeddings and
-    # biases.
+    # the sum of in-edges: a neuron's activation, the logit, the part of others that the logit reads; 0 for embeddings
+    # and biases.
     activation: float = 0.0
     gradient: float = 0.0  # of the logit by the activation, along all paths
 
 
 @dataclass(frozen=True, eq=False)
 class AttributionGraph:
-    """All nodes and edges, and what pruning leaves of them.
+    """All nodes and edges, and which of them pruning keeps.
 
     Attributes:
         logit: the model's logit or difference, before a cap.
         entries: the entry, and the subtracted one, as shown.
         probability: the softmax of all entries at this one.
         adjacency: [N, N], contributions of the column's node to the row's activation.
-        kept, links: [N] and [N, N], whether pruning leaves the node, and the edge.
+        kept, links: [N] and [N, N], whether pruning keeps the node, and the edge.
         cumulative: [N], the share of all influence of nodes with at least this influence.
         shown: the tokens as shown: spelled where the inputs are a text, else their ids.
         ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
@@ -87,7 +87,7 @@ class AttributionGraph:
 
     @cached_property
     def scores(self) -> tuple[float, float]:
-        """Of what pruning leaves, as `scores`; what it takes away counts as error nodes, and so do the residuals."""
+        """The `scores` of the pruned graph; pruned nodes and residuals count as error nodes."""
         left = np.where(self.links, self.adjacency, 0.0)
         missing = np.abs(self.residuals) + np.abs(self.adjacency - left).sum(axis=1)
         return scores(left, missing, np.array([node.kind for node in self.nodes]))
@@ -96,8 +96,8 @@ class AttributionGraph:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
 
         Layers are numbers as text, "E" for embeddings and the number of layers plus one for logits; ids are
-        `{layer}_{index}_{token}`. In a layer neurons have the first indices, original heads the next, then what
-        remains. Feature types are `embedding` and `logit` as there, and `neuron`, `attention head`, `other heads` and
+        `{layer}_{index}_{token}`. In a layer neurons have the first indices, original heads the next, then the
+        rest. Feature types are `embedding` and `logit` as there, and `neuron`, `attention head`, `other heads` and
         `bias`: the schema leaves them open, and a new name keeps viewers from looking for transcoder features.
         Heads have the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`;
         nodes that only scores read are `qk_only_nodes`.
@@ -141,7 +141,7 @@ class AttributionGraph:
         elif node.kind in ("neuron", "head"):
             told = f"{node.name}[{node.index}]"
         features = {"embedding": node.token, "logit": node.index}
-        # Cantor's pairing, by which the schema makes one number of layer and index; of tokens the layer is a letter.
+        # Cantor's pairing, by which the schema encodes layer and index in one number; the layer of tokens is a letter.
         both = int(index) + (int(layer) if layer.isdecimal() else 0)
         paired = both * (both + 1) // 2 + int(index)
         found = {
@@ -228,7 +228,7 @@ def attribution_graph(
     shown = run.words or tuple(map(str, tokens))
     why = dict[int, Callable[[Sequence[str]], Why]]()
     for place in np.flatnonzero((kinds == "head") & kept).tolist():
-        with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores
+        with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
             why[place] = found.score(scores[nodes[place].name], nodes[place])
     named = _ids(run.index, tokens, nodes)
     return AttributionGraph(
@@ -314,8 +314,8 @@ def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep
 
 
 Read = tuple[Array, Array, Mapping[str, Array]]
-"""What nodes read at one token: their places [K], the gradients of their activations at the stream [K, D], and what
-each constant adds to them [K]."""
+"""The inputs of nodes at one token: their places [K], the gradients of their activations at the stream [K, D], and the
+contribution of each constant [K]."""
 
 
 class _Edges:
@@ -331,7 +331,7 @@ class _Edges:
         self._blocks: list[tuple[Array, Array, Array]] = []
 
     def trace(self, stage: int, token: int, read: Read, prefix: str = "") -> None:
-        """The in-edges of a stage's nodes from what they read at one token."""
+        """The in-edges of a stage's nodes from one token."""
         targets, rows, constants = read
         for name, added in constants.items():
             if added.any():
@@ -456,7 +456,7 @@ def normalised(adjacency: Array, missing: Array | float = 0.0) -> Array:
 
 
 def scores(adjacency: Array, missing: Array, kinds: Array) -> tuple[float, float]:
-    """How much of the logit a graph explains, with an error node for the part `missing` [N] of nodes' in-edges.
+    """The share of the logit that a graph explains, with an error node for the part `missing` [N] of nodes' in-edges.
 
     Returns (replacement, the share of influence on the logit that begins at tokens; completeness, the present share of
     in-edges, averaged with influence as weight), each from 0 to 1.

@@ -37,7 +37,7 @@ from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neur
 from rewriter.interpret.trace import Tracer, shapes_of_case
 from rewriter.text import quoted
 
-METADATA = "__metadata__"  # key of what describes the arrays, as JSON
+METADATA = "__metadata__"  # key of the description of the arrays, as JSON
 _ROUNDED = "attribution leaves out that DynamicQuantizeLinear rounds activations"
 _WITH_POSITIONS = Miss("form whole puts positions into the model's own attention heads; index the original", "")
 
@@ -104,7 +104,7 @@ class HeadIndex(Mapping[str, Array]):
 
     Attributes:
         sublayers: attention sublayers and MLP blocks, with their names, in the order of the graph.
-        missed: what is not understood, with the node; attention sublayers have the kind `attention`.
+        missed: structures that are not understood, with the node; attention sublayers have the kind `attention`.
         proto: the model whose tensors sublayers name, with local functions inlined where needed.
         runs: the same model with activations rounded by DynamicQuantizeLinear, if any.
         value_of: reads constants of the graph; raises LostError if its weights cannot be read.
@@ -184,7 +184,7 @@ class HeadIndex(Mapping[str, Array]):
             file.write(array.reshape(-1).view(np.uint8).data if array.size else b"")
 
     def to_json(self) -> dict[str, Any]:
-        """What the sublayers are, as JSON-ready data: sizes, scales, programs with their constants."""
+        """The sublayers as JSON-ready data: sizes, scales, programs with their constants."""
         return {
             "sublayers": {each.name: _described(each) for each in self.sublayers},
             "not understood": [{"reason": miss.reason, "node": miss.node} for miss in self.missed],
@@ -236,7 +236,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
 
 
 def indexed(model: Source | HeadIndex, **options: Any) -> HeadIndex:
-    """The index itself, or that of a model with the options of `heads`."""
+    """The given index, or that of a model with the options of `heads`."""
     return model if isinstance(model, HeadIndex) else heads(model, **options)
 
 
@@ -398,8 +398,8 @@ class _Builder:
 Names = str | Sequence[str]
 """Names of heads, or globs: `blocks.1.attn.3` is one, `blocks.1.attn.*` and `*.mlp_heads.1?` are several.
 
-In `attn` and `cross_attn` the number is that of the head. In `mlp_heads` it is that of the neuron and stands for all
-heads of its program, since those of one neuron may nearly cancel."""
+In `attn` and `cross_attn` the number is that of the head. In `mlp_heads` it is that of the neuron and means all heads
+of its program, since the heads of one neuron may nearly cancel."""
 
 
 def chosen_heads(index: HeadIndex, names: Names) -> list[tuple[Named, list[int]]]:

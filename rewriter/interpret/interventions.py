@@ -1,12 +1,12 @@
-"""`ablate`, `patch`, `freeze`: models in which named heads do something else.
+"""`ablate`, `patch`, `freeze`: models with interventions on named heads.
 
-    ablate  what a head writes, before the output projection, is 0 or its mean
-    patch   it is what it was in another run
-    freeze  the pattern of an original head is what it was in another run; values follow the input as before
+    ablate  set a head's output, before the output projection, to 0 or its mean
+    patch   set it to its value in another run
+    freeze  set the pattern of an original head to that of another run; values follow the input as before
 
 The results are models in memory that onnxruntime runs and `validate` compares. They can be changed again, in any order
-of calls: what is recorded always comes from the model without interventions. The node that computes a tensor T then
-computes `T/computed`, and marked nodes make T from that: readers, names and outputs stay.
+of calls: recordings always come from the model without interventions. The node that computed a tensor T then computes
+`T/computed`, and marked nodes compute T from that: readers, names and outputs stay.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Places = Sequence[tuple[str, Array]]  # changed tensors, with the replaced entri
 
 
 def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrText | None = None) -> Any:
-    """The model without what some heads write.
+    """The model without the outputs of some heads.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory, such as a result of this function.
@@ -64,9 +64,9 @@ def ablate(model: Source, names: Names, how: str = "zero", *, inputs: InputsOrTe
 
 
 def patch(model: Source, names: Names, inputs: InputsOrText) -> Any:
-    """The model in which some heads write what they write on `inputs`, which are one case; the rest is as in `ablate`.
+    """The model in which some heads write their outputs on `inputs`, which are one case; the rest is as in `ablate`.
 
-    The result runs on as many sequences and tokens as they have; one sequence serves any number of them.
+    The result runs on as many sequences and tokens as `inputs` have; one sequence broadcasts to any number.
     """
     index, proto = _opened(model)
     return like(model, _recorded(index, proto, list(_outputs(index, names)), inputs))

@@ -1,7 +1,7 @@
-"""The attention heads that a model has: a Softmax between two products of data, or an attention operator.
+"""The original attention heads of a model: a Softmax between two products of data, or an attention operator.
 
 Queries, keys, values and the heads' outputs are followed to the linear operators at both ends
-(`rewriter.interpret.trace`). What cannot be followed is returned as a `Miss` with the node.
+(`rewriter.interpret.trace`). Attention that cannot be followed is returned as a `Miss` with the node.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     if len(rows) % count or len(np.unique(rows)) * count != rows.size or (index != expected).any():
         raise LostError("its heads do not consist of columns", where)
     held = [each for each in signal.sources if each.name in tracer.constants]
-    factor = _one(part, where)
+    factor = _single_factor(part, where)
     added = tuple(_added(each, kept, count, factor, where) for each in held)
     norm = None
     if signal.norm is not None:
         (own,) = (each for each in signal.sources if each.name == signal.norm.output)
         norm = _norm_of(tracer, signal.norm, own.index.reshape(-1, count, *signal.shape[-2:])[:, :, kept])
-        factor = _one(own, where)
+        factor = _single_factor(own, where)
     return HeadColumns(operator, columns[:count], factor, added, signal.rotary, norm)
 
 
@@ -102,7 +102,7 @@ def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
     raise LostError("it is not made of one normalisation by token", norm.output)
 
 
-def _one(part: EntrySource, where: str) -> float:
+def _single_factor(part: EntrySource, where: str) -> float:
     factors = np.unique(part.factor[part.index >= 0])
     if len(factors) != 1 or factors[0] == 0.0:
         raise LostError("its channels have different factors", where)
@@ -171,7 +171,7 @@ class Attention:
 
 
 def find_attention(tracer: Tracer, made: Collection[int] = ()) -> tuple[tuple[Attention, ...], tuple[Miss, ...]]:
-    """All attention sublayers in order, except the nodes `made` by this tool, and what is not understood."""
+    """All attention sublayers in order, except the nodes `made` by this tool, and the ones that are not understood."""
     found: list[Attention] = []
     missed: list[Miss] = []
     for index, node in enumerate(tracer.view.nodes):

@@ -1,8 +1,8 @@
 """`head_pictures`: patterns, activations, tokens and attributions of heads on one sequence, as data for a page.
 
 A page has a bounded size: the neurons with the largest attributions to the logit, or without one the largest
-activations, original heads by the same measure as far as their patterns fit, and a window of tokens. Whatever is left
-out is counted. `rewriter.report.html.heads` makes the page.
+activations, original heads by the same measure as far as their patterns fit, and a window of tokens. Omitted items are
+counted. `rewriter.report.html.heads` renders the page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rewriter.interpret.why import ScoreTerms, as_why, listed, scores_of
 
 MAX_TOKENS = 64  # of the sequence, on the page
 _MAX_PATTERN_ENTRIES = 2**18  # of all original heads
-_MAX_SCORES, _SCORE_TERMS = 2**11, 5  # of all original heads that are taken apart; terms of each
+_MAX_SCORES, _SCORE_TERMS = 2**11, 5  # of all explained original heads; terms of each
 _LISTED_TOKENS = 8  # at either end of what a head reads or writes
 
 
@@ -71,7 +71,7 @@ def head_pictures(
         names = [f"'{name}'" for name in run.spelled(asked)] or [*map(str, asked)]
         shown_logit = {"entry": " - ".join(names), "position": position, "value": found.logit}
     window = range(max(0, last - MAX_TOKENS), last)
-    # How much each head or neuron does at most: to the logit, else of activation.
+    # The largest effect of each head or neuron: on the logit, else its activation.
     sizes = {name: np.abs(array).max(axis=0, initial=0.0) for name, array in {**activations, **effects}.items()}
     chosen = _chosen(index, sizes, most, tokens)
     read, missing = _read(index, chosen, tokenizer)
@@ -156,7 +156,7 @@ def _chosen(index: HeadIndex, sizes: Mapping[str, Array], most: int, tokens: int
 def _read(
     index: HeadIndex, chosen: Mapping[str, list[int]], tokenizer: str | os.PathLike[str] | None
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """(head to what it reads and writes, what is missing and why)."""
+    """(head to the tokens that it reads and writes, missing items with reasons)."""
     names = [f"{name}.{number}" for name, numbers in chosen.items() for number in numbers]
     if not names:
         return {}, {}
@@ -217,7 +217,7 @@ def _explained(
         (name, place), tokens = heads[head], (window[query], window[key])
         if not weights[head, query, key]:
             break
-        with suppress(UsageError):  # rotations that are not understood: nothing is known about their scores
+        with suppress(UsageError):  # rotations that are not understood: scores cannot be explained
             (asked, first), (told, second) = (side(name, *each) for each in zip("QK", tokens, strict=True))
             score = scores[name].at(chosen[name][place], *tokens)
             why = as_why("", tokens, score, asked, told, first[:, place] @ second[:, place].T)
@@ -244,5 +244,5 @@ def _notes(
 
 
 def _rounded(value: float) -> float:
-    """Four digits; 0 for numbers that JSON does not have."""
+    """Four digits; 0 for numbers that JSON cannot represent."""
     return float(f"{float(value):.4g}") if np.isfinite(value) else 0.0

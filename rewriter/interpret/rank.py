@@ -1,9 +1,9 @@
 """Heads compared by their weights: `compositions` with each other, `head_tokens` with the vocabulary.
 
-What heads read and write are factors of low rank; no d_model by d_model matrix is computed. With W_V = Q R, the norm of
-W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], represents a head's output; likewise for the inputs of W_OV,
-W_QK and its transpose. A neuron's heads, of rank 1, are one reader and one writer: its columns of W1, its row of W2.
-Their keys are constants of the bias tokens, so Q is about the column alone.
+The inputs and outputs of heads are factors of low rank; d_model by d_model matrices are never computed. With W_V = Q R,
+the norm of W_V W_O X is that of R W_O X, so R W_O, [d_head, d_model], represents a head's output; likewise for the
+inputs of W_OV, W_QK and its transpose. A neuron's heads, of rank 1, are one reader and one writer: its columns of W1,
+its row of W2. Their keys are constants of the bias tokens, so Q is about the column alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_RANKED_ENTRIES = 2**25  # 400 MB of rankings
 
 @dataclass(frozen=True, eq=False)
 class HeadSide:
-    """What the heads of a sublayer read, or what they write, scaled to a product of norm 1 (or 0)."""
+    """The input or output factors of a sublayer's heads, scaled to a product of norm 1 (or 0)."""
 
     named: Named
     kinds: str  # of composition; empty for an output
@@ -44,7 +44,7 @@ class HeadSide:
 
 
 def written(index: HeadIndex, named: Named) -> HeadSide:
-    """What heads write: R W_O for W_V = Q R, or rows of W2."""
+    """The output factors of heads: R W_O for W_V = Q R, or rows of W2."""
     own = named.sublayer
     if isinstance(own, NeuronHeads):
         rows = AffineMap(own.output, index.value_of)
@@ -53,7 +53,7 @@ def written(index: HeadIndex, named: Named) -> HeadSide:
 
 
 def read(index: HeadIndex, named: Named) -> list[HeadSide]:
-    """What heads read; kinds that read the same are one side."""
+    """The input factors of heads; kinds that read the same are one side."""
     own = named.sublayer
     if isinstance(own, Attention):
         return [
@@ -171,7 +171,7 @@ class Compositions:
     baseline: float
 
     def of(self, head: str, kind: str) -> list[Composition]:
-        """What a head reads, the strongest first. Raises ValueError or KeyError for an unknown head or kind."""
+        """The writers that a head reads, the strongest first. Raises ValueError or KeyError for an unknown one."""
         row = self.reads[kind].row(self.heads.index(head))
         return [Composition(kind, head, self.heads[other], score) for other, score in row]
 
@@ -189,7 +189,7 @@ class Compositions:
         return [Composition(kind, name[reader], name[writer], score) for (reader, writer, score), kind in ordered]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready data: per kind and head what it reads, as [name, score]."""
+        """JSON-ready data: per kind and head the writers, as [name, score]."""
         name = self.heads
         kinds = {
             kind: {name[at]: [[name[other], score] for other, score in best.row(at)] for at in range(len(name))}
@@ -199,7 +199,7 @@ class Compositions:
 
 
 def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
-    """How much of what each head reads is what earlier heads write, original heads and neurons alike.
+    """How much each head reads of the outputs of earlier heads, original heads and neurons alike.
 
     Composition scores of Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, for a head B that
     reads what A wrote to the residual stream, x being rows (||.|| is the Frobenius norm):
@@ -251,7 +251,7 @@ def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
 
 
 def pairs(index: HeadIndex) -> Iterator[tuple[HeadSide, list[HeadSide]]]:
-    """Each side that reads the stream, and what is written to it before."""
+    """Each side that reads the stream, and the earlier writers."""
     sides = {side.data: side for side in (written(index, each) for each in index.sublayers)}
     for named in index.sublayers:
         for reader in read(index, named):
@@ -292,10 +292,10 @@ class TokenScores:
 
 @dataclass(frozen=True, eq=False)
 class HeadTokens:
-    """The tokens of all heads that were asked for.
+    """The tokens of all requested heads.
 
     Attributes:
-        missing: `reads` or `writes` to why it is not there.
+        missing: `reads` or `writes` to why it is missing.
     """
 
     rows: tuple[TokenScores, ...]
@@ -321,11 +321,11 @@ def head_tokens(
 ) -> HeadTokens:
     """The tokens whose embeddings heads read most, and those whose logits they raise most.
 
-    What a head reads or writes is a direction of unit length: of neurons the column of W1 or the row of W2, of original
+    A head reads or writes along a unit vector: for neurons the column of W1 or the row of W2, for original
     heads the first singular direction of W_QK or W_OV, whose share of the squared norm is stated. Signs are such that a
-    positive component of what is read gives a positive component of what is written, or of the score of the other side;
-    original heads may turn both. Later layers read the embedding with much else; normalisations after it are not
-    applied.
+    positive component of the input gives a positive component of the output, or of the score of the other side;
+    original heads may flip both. Later layers read the embedding together with other terms; normalisations after it are
+    not applied.
 
     Args:
         model: as for `compositions`.

@@ -1,4 +1,4 @@
-"""`run_with_cache`: run a model on given inputs and record what its heads do.
+"""`run_with_cache`: run a model on given inputs and record the tensors of its heads.
 
 Names are those of TransformerLens' hooks; docs/heads.md has all of them, with their shapes.
 
@@ -48,7 +48,7 @@ class Cached:
 
 @dataclass(frozen=True, eq=False)
 class Hook:
-    """What to record."""
+    """A tensor to record."""
 
     tensors: tuple[str, ...]
     make: Callable[[Values], Array]
@@ -57,7 +57,7 @@ class Hook:
 def run_with_cache(
     model: Source | HeadIndex, inputs: InputsOrText, *, names: str | Sequence[str] = "*", program: str = "fewest"
 ) -> Cached:
-    """Run a model and record what its heads do.
+    """Run a model and record the tensors of its heads.
 
     Args:
         model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`.
@@ -81,7 +81,7 @@ def run_with_cache(
 
 
 def recorded(index: HeadIndex, cases: Sequence[Case], hooks: Mapping[str, Hook]) -> Iterator[tuple[str, Array]]:
-    """Hook to what it records, as `case/hook` of several cases."""
+    """Hook to the recorded array, as `case/hook` for several cases."""
     tensors = [name for hook in hooks.values() for name in hook.tensors]
     for case in cases:
         values = values_of(index, case, tensors)

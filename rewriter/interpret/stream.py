@@ -73,7 +73,7 @@ STREAM = {
     *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL2", "LpNormalization"),
     *(*NORMS, *REARRANGED, "Expand"),
 }
-"""Operators of normalisations, sums and layout: their results have the channels of what they read."""
+"""Operators of normalisations, sums and layout: their results have the channels of their inputs."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Chain:
     stages: tuple[Stage, ...]  # first to last; each reads the output of the one before
     norm: Norm
     unembedding: Projection | None  # None where the output is the normalised stream
-    logits: str  # the output, or what a tanh caps to give it
+    logits: str  # the output, before a tanh cap if any
     token: int | None = None  # of the output, such as 0 for a class token; None where it has all tokens
     factor: float = 1.0  # of the normalised stream before the unembedding
 

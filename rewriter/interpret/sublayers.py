@@ -1,7 +1,7 @@
-"""The heads that MLP blocks are, one per neuron and head of the program, and the names of all sublayers.
+"""MLP blocks as heads, one per neuron and head of the program, and the names of all sublayers.
 
-A file that an earlier run rewrote gives the same heads as its original: its plan, where it is true, names the
-activation and the weights, which are still in it.
+A file that an earlier run rewrote gives the same heads as its original: its plan, once checked, names the activation
+and the weights, which are still in the file.
 
 Names are those of TransformerLens: `blocks.3.attn`, `blocks.3.mlp_heads`. The number of a layer is the first number in
 the module path that the exporter left; where a path has none, every self-attention begins a layer. A model with an
@@ -74,7 +74,7 @@ class NeuronHeads:
 
 
 def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tuple[Miss, ...]]:
-    """The neuron heads of the main graph in order, and blocks without; `program` is a key of `PROGRAMS`."""
+    """The neuron heads of the main graph in order, and blocks without heads; `program` is a key of `PROGRAMS`."""
     view = plan.views[0]
     missed: list[Miss] = []
     for each in plan.left:
@@ -95,7 +95,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
     flows = [Dataflow(view, Constants(view))] if known else []
     for made, flow in product(known, flows):
         try:
-            # The file's own heads are as far from the activation as its plan says.
+            # The plan states the error of the file's own heads.
             heads = _of_made(view, flow, made, program)
             found.append(replace(heads, bound=max(heads.bound, made.record.bound)))
         except LostError as lost:

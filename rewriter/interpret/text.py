@@ -1,6 +1,6 @@
-"""Inputs that a caller gives, as cases of a model: arrays, or text as token ids.
+"""The caller's inputs as cases of a model: arrays, or text as token ids.
 
-Each text is a case of its own, so masks are ones, positions count from 0, caches are empty.
+Each text is a separate case, so masks are ones, positions count from 0, caches are empty.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GivenCases:
         return self.cases[0]
 
     def entry(self, number: int, count: int) -> str:
-        """How the tokenizer spells entry `number` of an output with `count` entries; empty if these are not tokens."""
+        """The tokenizer's text of entry `number` of an output with `count` entries; empty if these are not tokens."""
         number %= count
         known = 0 if self.tokenizer is None else self.tokenizer.get_vocab_size()
         return spelling(self.tokenizer, number) if number < known <= count else ""

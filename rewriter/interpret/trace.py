@@ -1,8 +1,8 @@
-"""From a tensor back to linear operators with placeholder sizes, tracking the provenance of each entry.
+"""Trace tensors back to linear operators at placeholder sizes, tracking the provenance of each entry.
 
 Every entry of the tensor is a sum of entries of linear operators' outputs and of constants, with factors. The tracer
-follows the indices through whatever only moves entries, so that any way of splitting, transposing or repeating heads
-is understood by its effect.
+follows the indices through operators that only move entries, so that splitting, transposing or repeating heads is
+recognised by its effect.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphVie
     """The shapes of the main graph in a small case; `model` is `file` with operators expanded."""
     given, integers = dict[str, Shape](), dict[str, NDArray[Any]]()
     batch, tokens, past = _CASES[number]
-    with suppress(UsageError):  # no inputs can be made
+    with suppress(UsageError):  # inputs cannot be generated
         maker = Maker(file)
         feeds = maker.case((batch, tokens, past if maker.cached else 0)).feeds
         given = {name: array.shape for name, array in feeds.items()}
@@ -84,7 +84,7 @@ def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphVie
             name = dim.dim_param or f"{value.name}[{axis}]"
             size = given[value.name][axis] if value.name in given else 2 * len(symbols) + tokens if axis else batch
             dim.dim_value = dim.dim_value or symbols.setdefault(name, size)
-    forget_symbols(skeleton)  # declared shapes would win over what follows from these sizes
+    forget_symbols(skeleton)  # declared shapes would override those inferred from these sizes
     shapes = Shapes(view, symbols, read=read, given=integers)
     for tensor, sizes in shapes_in_numbers(inferred_graph(skeleton)).items():
         shapes.set(tensor, sizes)
@@ -137,7 +137,7 @@ class Tracer:
         """The value of a small tensor that is the same for all inputs; else None."""
         try:
             value = np.asarray(self._exact.of(tensor), dtype=np.float64)
-        except Exception:  # noqa: BLE001 - onnx's evaluator raises of any kind; then it is not known
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; the value is then unknown
             return None
         return value if np.isfinite(value).all() else None
 
@@ -188,7 +188,7 @@ class Tracer:
         old, new, where = (node.input[place] for place in (0, *_WRITES[key_of(node)]))
         try:
             places = {where: self._shapes.values.of(where)}
-        except Exception as error:  # onnx's evaluator raises of any kind
+        except Exception as error:  # onnx's evaluator raises any exception
             raise LostError("where it writes is not known", label(node)) from error
 
         def write(pieces: list[NDArray[Any]]) -> NDArray[Any]:
@@ -212,7 +212,7 @@ class Tracer:
 
     def _added(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
         """Add, Sub, Sum; and the rotation x cos + R x sin, as x."""
-        turned = self._turned(node)
+        turned = self._before_rotation(node)
         if turned is not None:
             return replace(follow(turned), rotary=True)
         operands = [follow(name) for name in node.input]
@@ -224,7 +224,7 @@ class Tracer:
         sources = tuple(source for term in terms for source in term.sources)
         return Signal(shape, sources, any(term.rotary for term in terms))
 
-    def _turned(self, node: onnx.NodeProto) -> str | None:
+    def _before_rotation(self, node: onnx.NodeProto) -> str | None:
         """The x of x cos + R x sin; None for any other sum."""
         if node.op_type not in ("Add", "Sub") or len(node.input) != 2:
             return None
@@ -234,20 +234,20 @@ class Tracer:
             if product is None or product.op_type != "Mul":
                 return None
             for slot in (0, 1):
-                wave = self._wave(product.input[slot])
+                wave = self._cos_or_sin(product.input[slot])
                 if wave in ("Cos", "Sin"):
                     factors[wave] = product.input[1 - slot]
         return factors.get("Cos") if len(factors) == 2 else None
 
-    def _wave(self, tensor: str) -> str:
+    def _cos_or_sin(self, tensor: str) -> str:
         """`Cos` or `Sin` if all entries of a tensor are moved and scaled values of it; else empty."""
         try:
-            kinds = {self._kind(source) for source in self.trace(tensor, self._turns).sources}
+            kinds = {self._kind(source) for source in self.trace(tensor, self._is_cos_or_sin).sources}
         except LostError:
             return ""
         return kinds.pop() if len(kinds) == 1 else ""
 
-    def _turns(self, tensor: str) -> bool:
+    def _is_cos_or_sin(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
         node = self.view.made_by(tensor)
         if node is None or tensor in self.constants:
@@ -285,13 +285,13 @@ class Tracer:
 
         try:
             return data.moved(move)
-        except Exception as error:  # onnx's evaluator raises of any kind
+        except Exception as error:  # onnx's evaluator raises any exception
             raise LostError("its nodes do not fit together", label(node)) from error
 
 
 def _concatenated(pieces: list[Signal], axis: int) -> Signal:
     """Concat: of the new keys with a cache, of a rotated part with the rest."""
-    # What comes from the inputs, as a cache does, may have other made-up sizes.
+    # Operands from the inputs, such as a cache, may have other placeholder sizes.
     known = next((piece.shape for piece in pieces if piece.sources), pieces[0].shape)
     sizes = (piece.shape[axis] for piece in pieces)
     apart = [[*known[: axis % len(known)], size, *known[axis % len(known) + 1 :]] for size in sizes]
@@ -317,7 +317,7 @@ def _joined(pieces: list[Signal], join: Callable[[list[NDArray[Any]]], NDArray[A
 
 
 _WRITES = {("", "ScatterND"): (2, 1), ("", "ScatterElements"): (2, 1), ("", "TensorScatter"): (1, 2)}
-"""Operators that write entries into their first input: which operand has these, and which says where."""
+"""Operators that write entries into their first input: the operand with the entries, and that with the indices."""
 
 _ROWS = ("Gather", "GatherND")  # operators that take rows of a table
 _MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "GatherND", "Tile"}}

@@ -1,8 +1,8 @@
-"""`why`: why a neuron's pre-activation, or the score that an original head gives to a pair of tokens, is what it is.
+"""`why`: a neuron's pre-activation, or an original head's score of a pair of tokens, as a sum over its sources.
 
-With the denominators of normalisations held, a pre-activation y = x w + b is a sum over all that was written to the
-residual stream at its token, and a score scale (q k) a sum over pairs of these sources, at the query's and the key's
-token. Rotations of q and k are linear too, and held. Shapes: D = d_model, K = d_head, or 1 for a neuron.
+With the denominators of normalisations held, a pre-activation y = x w + b is a sum over all terms of the residual
+stream at its token, and a score scale (q k) a sum over pairs of these sources, at the query's and the key's token.
+Rotations of q and k are linear too, and held. Shapes: D = d_model, K = d_head, or 1 for a neuron.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import held_norm, norm_of
 from rewriter.interpret.text import InputsOrText
 
-Parts = Mapping[str, Array]  # source to [members, K], what each of its members gives to what is read
+Parts = Mapping[str, Array]  # source to [members, K], the contribution of each member to the read vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +74,7 @@ class Why:
 
 
 def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key: int | None = None) -> Why:
-    """Why a neuron's pre-activation, or an original head's score, is what it is, evaluated in float64.
+    """Explain a neuron's pre-activation, or an original head's score, as a sum, evaluated in float64.
 
     Args:
         model: path of an ONNX file, original or rewritten, or a model in memory.
@@ -86,7 +86,7 @@ def why(model: Source, inputs: InputsOrText, head: str, *, query: int = -1, key:
 
     Raises:
         UsageError: the head or token does not exist; the sublayer does not read the residual stream through a
-            normalisation; or queries meet keys in a way that is not followed.
+            normalisation; or the product of queries and keys cannot be followed.
         ModelError, ValidationError: as `attribute`.
     """
     run = FrozenRun(model, inputs)
@@ -149,10 +149,10 @@ def _written(run: FrozenRun, place: int, tokens: Sequence[int], *, neurons: bool
 
 
 class Reads:
-    """What a sublayer reads of the stream, source by source."""
+    """The input of a sublayer from the stream, source by source."""
 
     def __init__(self, run: FrozenRun, place: int, name: str, data: Mapping[str, str]) -> None:
-        """`place` is that of the sublayer's stage; `data` maps a side, such as `Q`, to the tensor that it reads."""
+        """`place` is that of the sublayer's stage; `data` maps a side, such as `Q`, to its input."""
         self._run, self._place, self._name = run, place, name
         before = run.chain.stages[place].before
         self._norms = {side: norm_of(run.index.view, name, each, before) for side, each in data.items()}
@@ -256,7 +256,7 @@ def listed(index: HeadIndex, own: str, parts: Parts) -> tuple[tuple[str, ...], A
 
 
 _MAX_DISTANCE, _MAX_LENGTH_DIFFERENCE = 1e-9, 1e-6
-"""Largest relative distance between rotated vectors and what a rotation makes, and between factors of pairs' lengths:
+"""Maximum relative distance between rotated vectors and a rotation's result, and between factors of pairs' lengths:
 cosines and sines may be float32 constants."""
 
 
@@ -266,7 +266,7 @@ def rotation(before: Array, after: Array, where: str) -> Array:
     Pairs are neighbours, or halves of the channels that turn; further channels stay. Raises UsageError.
     """
     width = before.shape[1]
-    for size in range(width - width % 2, 0, -2):  # the largest first: a turn by nothing is one of all channels
+    for size in range(width - width % 2, 0, -2):  # the largest first: the identity rotates all channels
         for first, second in (np.arange(size).reshape(2, -1), np.arange(size).reshape(-1, 2).T):
             (a, b), (c, d) = ((rows[:, first], rows[:, second]) for rows in (before, after))
             power = np.maximum((a * a + b * b).sum(axis=0), np.finfo(np.float64).tiny)
@@ -274,7 +274,7 @@ def rotation(before: Array, after: Array, where: str) -> Array:
             found = np.eye(width)
             found[first, first] = found[second, second] = cos
             found[first, second], found[second, first] = sin, -sin
-            # One head alone can be turned by any pairs, if they may grow or shrink.
+            # A single head can be matched by any pairs, if they may be scaled.
             turns = np.ptp(np.hypot(cos, sin)) <= _MAX_LENGTH_DIFFERENCE
             if turns and np.abs(before @ found - after).max() <= _MAX_DISTANCE * np.abs(after).max():
                 return found

@@ -1,4 +1,4 @@
-"""Parse execution providers of onnxruntime, and find out which ones really work.
+"""Parse execution providers of onnxruntime, and test which ones work.
 
 Users write `cpu`, `cuda`, `cuda:device_id=1` or `openvino`; settings and reports keep that text. onnxruntime's own
 names, such as CUDAExecutionProvider, mean the same.
@@ -33,7 +33,7 @@ class Provider:
     name: str
     kernel_set: str
     package: str = "onnxruntime"
-    needs: str = ""  # what it needs to start
+    needs: str = ""  # requirements for starting
     float64: bool = True  # whether it computes in float64; one that rounds to float32 is used only if named
     coarse: tuple[str, ...] = ()  # operators whose float64 kernels nevertheless round to float32
     finds_data: bool = True  # whether it finds the external data of a model in memory

@@ -56,14 +56,14 @@ class Session:
 
         bfloat16 is `ml_dtypes.bfloat16`; a sequence becomes a list, a map the list of its keys and values, a missing
         value None. `over` are results of another run: outputs go to filled memory of their shapes, so that entries that
-        are never written show. onnxruntime refuses that for shapes that the file does not declare.
+        are never written can be detected. onnxruntime refuses that for undeclared shapes.
 
         Raises ValidationError if onnxruntime rejects the inputs or fails, MemoryError if it runs out of memory.
         """
         wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
             kinds = [self._types.get(name, "") for name in (*feeds, *wanted)]
-            # A value of onnxruntime cannot be made of a list, and crashes Python where it is missing.
+            # An OrtValue cannot be built from a list, and a missing one crashes Python.
             plain = all(kind.startswith("tensor") for kind in kinds[: len(feeds)]) and "optional" not in str(kinds)
             if plain and (over is not None or _BFLOAT16 in kinds):
                 results = _run_bound(self._session, feeds, wanted, over or {}, options)
@@ -71,7 +71,7 @@ class Session:
                 results = self._session.run(wanted, dict(feeds), options)
         except Exception as error:  # onnxruntime's exceptions share no base class
             _raise_if_out_of_memory(error)
-            told = _outside(str(error), feeds) or f"onnxruntime could not run the model: {_told(error)}"
+            told = _index_error(str(error), feeds) or f"onnxruntime could not run the model: {_message_of(error)}"
             raise ValidationError(told) from error
         return {name: _plain(result, self._types[name]) for name, result in zip(wanted, results, strict=True)}
 
@@ -82,7 +82,7 @@ def _plain(value: Any, kind: str) -> Any:
         return [_plain(each, kind) for each in value]
     if isinstance(value, dict):
         stored, keys = _MAP.search(kind), sorted(value)
-        dtype = np.float32 if stored is not None and stored[1] == "float" else None  # Python has no such number
+        dtype = np.float32 if stored is not None and stored[1] == "float" else None  # a Python float is float64
         return [np.array(keys), np.array([value[key] for key in keys], dtype)]
     return None if value is None else np.asarray(value)
 
@@ -92,11 +92,11 @@ _PLACE = re.compile(r"/onnxruntime_src/\S+:\d+ .*? was false\. (?=\S)", re.DOTAL
 _BOUNDS = re.compile(r"Name:'(.*?)'.*idx=(-?\d+) must be within the inclusive range \[-(\d+),", re.DOTALL)
 
 
-def _told(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     return one_line(_PLACE.sub("", _STATUS.sub(r"\1 '\2': ", str(error))))
 
 
-def _outside(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
+def _index_error(text: str, feeds: Mapping[str, NDArray[Any]]) -> str | None:
     """A message about an index outside its table, such as a token of another vocabulary."""
     found = _BOUNDS.search(text)
     if found is None:
@@ -126,7 +126,7 @@ def open_session(
         optimise: apply onnxruntime's default graph optimisation, or none at all.
         base_dir: directory of the external data of a model in memory.
         prepack: let kernels copy weights into their own layout; otherwise external weights stay in the page cache.
-        spin: as onnxruntime by default, for timing only: idle threads spin, and memory is kept between runs.
+        spin: onnxruntime's default, for timing only: idle threads spin, and memory is kept between runs.
         threads: per operator; by default one per core, which a small model does not repay.
 
     Raises as `require_provider`, ValidationError if it does not load, MemoryError if memory runs out.
@@ -200,7 +200,7 @@ def _with_data(model: Path | onnx.ModelProto | bytes, base_dir: Path | None) -> 
 def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:
     try:
         assignments = session.get_provider_graph_assignment_info()
-    except Exception:  # noqa: BLE001 - an older onnxruntime cannot tell
+    except Exception:  # noqa: BLE001 - older versions of onnxruntime do not report it
         return None
     return tuple(
         f"{node.op_type} '{node.name}'"
@@ -214,7 +214,7 @@ def _run_options(*, shrinks: bool) -> Any:
     options = load_onnxruntime().RunOptions()
     options.log_severity_level = 4
     if shrinks:
-        # Otherwise every session keeps what its largest run needed, and the float64 evaluation has a dozen of them.
+        # Otherwise every session keeps the memory of its largest run, and the float64 evaluation has a dozen sessions.
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
@@ -225,7 +225,7 @@ def _run_bound(
     """Run with values of onnxruntime; outputs in `over` are written into filled memory of that shape."""
     binding = session.io_binding()
     # A CPU value borrows the memory of its array, so these keep the arrays alive until the run is over.
-    held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # numbers stay so
+    held = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in feeds.items()}  # 0-D stays 0-D
     shapes = {value.name: value.shape for value in session.get_outputs()}
     arrays = {name: over[name] for name in wanted if isinstance(over.get(name), np.ndarray)}
     places = {
@@ -248,13 +248,13 @@ def _run_bound(
 
 
 def fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
-    """Whether a shape has the axes of a declared one, and its sizes where they are numbers."""
+    """Whether a shape has the rank of a declared one, and its sizes where they are fixed."""
     sizes = zip(shape, declared, strict=False)
     return len(shape) == len(declared) and all(size == dim for size, dim in sizes if isinstance(dim, int))
 
 
 def _filled(like: NDArray[Any]) -> NDArray[Any]:
-    """Memory of that type and shape, filled with NaN or -1, which results do not contain by chance."""
+    """Memory of that type and shape, filled with NaN or -1, which are improbable in results."""
     if like.dtype.kind == "b":
         return np.ones_like(like)
     return np.full(like.nbytes, 0xFF, np.uint8).view(like.dtype).reshape(like.shape)

@@ -68,7 +68,7 @@ def rounds(names: Sequence[str], number: int) -> Iterator[tuple[str, ...]]:
 def take(session: Any, feeds: Feeds, seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
     """The median seconds of a run, of runs for `seconds`, at least one.
 
-    The first fifth does not count unless nothing else is left: threads wake up and caches fill.
+    The first fifth is discarded unless it is the only run: threads wake up and caches fill.
     """
     runs: list[tuple[float, float]] = []
     first = clock()

@@ -1,1 +1,1 @@
-"""Proof that a rewritten model computes what the original computes: inputs, sessions, truth, comparison."""
+"""Proof that a rewritten model computes the same function as the original: inputs, sessions, truth, comparison."""

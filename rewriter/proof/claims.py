@@ -1,7 +1,7 @@
 """Claims about replaced blocks, and the models on which they are proved.
 
-The pass states a `Claim` for every block that it replaced: where the block is, and the numbers that take the place of
-its activation. The proof knows nothing else about the pass.
+The pass states a `Claim` for every block that it replaced: its place and the error bound of its activation. The proof
+knows nothing else about the pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Claim:
         shapes: tensors that hold shapes, now computed from the block's inputs instead of a tensor inside it.
         longest: maximum sequence length of the block; None if unlimited.
         accuracy: maximum error that the user asked for, relative to max(1, |f|); 0 if none was given.
-        exposed: tensors of the heads that are further outputs of the rewritten model, behind the original's.
+        exposed: tensors of the heads that are further outputs of the rewritten model, after the original's.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Claim:
 
     @property
     def place(self) -> Place:
-        """The output and its graph, by which blocks are known."""
+        """The graph and the output, which identify a block."""
         return self.path, self.output
 
     @property
@@ -63,12 +63,12 @@ class Claim:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tensors that what was replaced reads: of a region, or of the whole block."""
+        """The inputs of the replaced region or whole block."""
         return self.block_inputs if self.heads else self.inputs
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """The tensors that it makes, first those that are numbers and not shapes."""
+        """The outputs of the replaced region or whole block, shapes last."""
         return (*self.block_outputs, *self.shapes) if self.heads else (self.output,)
 
 
@@ -81,12 +81,10 @@ class Side:
 
     @classmethod
     def of(cls, model: LoadedModel) -> Side:
-        """Index the model."""
         return cls(model, {view.path: view for view in all_views(model.proto)})
 
     @property
     def main(self) -> GraphView:
-        """The index of the main graph."""
         return self.views[()]
 
     def extracted(self, part: Cut, path: Path = (), elem_type: int = 0) -> LoadedModel:

@@ -1,10 +1,10 @@
-"""A copy of a model with noise at chosen tensors: how far rounding, or a certified error, moves its outputs.
+"""A copy of a model with noise at chosen tensors: the effect of rounding, or of a certified error, on its outputs.
 
 At an activation x = f(y) the noise is s (eps max(|x|, |y|) + error max(1, |x|)), at a gate x = h(g) u it is
 s (eps max(|x|, |g u|) + error max(|u|, |x|)), where eps is one unit in the last place, `error` the certified bound, and
 s in [-1, 1]: sin(FREQUENCY x + phase), which is uncorrelated between values, or 1 everywhere, since errors of one sign
-may add up. Rounding is in units of the argument, since activations are y times a weight that is computed to so many
-digits. Phase and kind are inputs of the model, so that one session serves all draws.
+may add up. Rounding is in units of the argument, since activations are y times a weight of the same relative precision.
+Phase and kind are inputs of the model, so that one session serves all draws.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.rule import Results, compared
 from rewriter.proof.run import Way, run_model
 
-_STEPS = 2.0**10
-"""Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which moves the
-outputs by 1e-3 and more, and in a small model no draw may show it."""
+_UNITS_WITH_BYTES = 2.0**10
+"""Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which changes
+the outputs by 1e-3 and more, and small models may need more draws to show it."""
 
 FREQUENCY = 12345.678
-"""Makes the noise of values that differ by 1e-3 or more uncorrelated."""
+"""Decorrelates the noise of values that differ by 1e-3 or more."""
 
 _FLOAT, _DOUBLE = TensorProto.FLOAT, TensorProto.DOUBLE
 _WIDE: Mapping[int, int] = {_FLOAT: _FLOAT, TensorProto.FLOAT16: _FLOAT, _DOUBLE: _DOUBLE}
 """Types that get noise, and the type that it is computed in: onnxruntime has no float16 kernel of Sin."""
 
 _DRAWS = {"phase": 0.0, "steady": 0.0}, {"phase": 1.0, "steady": 0.0}, {"phase": 0.0, "steady": 1.0}
-"""What the models are run with: two patterns of signs, and one sign."""
+"""The draws: two patterns of signs, and one sign."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +67,26 @@ class Point:
 
     @property
     def place(self) -> Place:
-        """The tensor and its graph."""
         return self.path, self.tensor
 
 
 def nudged(model: onnx.ModelProto, points: Sequence[Point]) -> tuple[onnx.ModelProto, Sequence[Mapping[str, Array]]]:
-    """A copy with noise at those points that it has, and its further inputs, draw by draw; none without noise."""
+    """A copy with noise at the points that exist in it, and its further inputs, draw by draw; none without noise."""
     copy = inlined(model)
     taken = {name for node in copy.graph.node for name in (*node.input, *node.output)}
     prefix = "noise/"
     while any(name.startswith(prefix) for name in taken):
         prefix = f"_{prefix}"
-    kinds, units = set(), _STEPS if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
+    kinds, units = set(), _UNITS_WITH_BYTES if any(map(rounds_to_bytes, copy.graph.node)) else 1.0
     views = {view.path: view for view in all_views(copy)}
-    # Bodies before what holds them: a path is followed by names of nodes, which noise does not change.
+    # Bodies before the nodes that hold them: paths consist of names of nodes, which noise does not change.
     for point in sorted(points, key=lambda each: -len(each.path)):
         view = views.get(point.path)
         if view is None or point.tensor not in view.producer or point.elem_type not in _WIDE:
             continue
         outer = (views[point.path[:depth]] for depth in range(len(point.path) + 1))
         there = {name for each in outer for name in (*each.producer, *each.inputs, *each.initializers)}
-        # A certificate writes fused operators out, so that a model may lack what it names.
+        # A certificate expands fused operators, so that a model may lack tensors that it names.
         if not point.value or point.value in there:
             argument = point.argument if point.argument in there else ""
             made = view.type_of(point.tensor).elem_type or point.elem_type
@@ -112,7 +111,7 @@ def rounds_to_bytes(node: onnx.NodeProto) -> bool:
 def noisy(
     model: LoadedModel, cases: Sequence[Case], points: Sequence[Point], ways: Sequence[Way], **options: Any
 ) -> Mapping[Way, Sequence[Results]]:
-    """The results of a model with noise at the points that it has, draw by draw, in each way; empty if it fails."""
+    """The results of a model with noise at its points, draw by draw, in each way; empty if it fails."""
     proto, draws = nudged(model.proto, points)
     drawn = [Case(case.name, {**case.feeds, **draw}) for draw in draws for case in cases]
     starts = range(0, len(drawn), len(cases) or 1)
@@ -128,9 +127,9 @@ def rounded(
 ) -> list[Results]:
     """Results of a model, or of a part of one, that differ from `plain` by rounding alone.
 
-    With graph optimisation; with noise, draw by draw; and in float64, except outputs where an operator decides
-    something by rounding, which makes another function of it there. A run that fails is left out. `plain` are the
-    results without optimisation.
+    With graph optimisation; with noise, draw by draw; and in float64, except outputs of operators that decide by
+    rounding, which compute a different function there. A failed run is left out. `plain` are the results without
+    optimisation.
     """
     fused, unfused = Way(provider, optimise=True), Way(provider, optimise=False)
     found: list[Results] = []
@@ -165,7 +164,7 @@ _NOISE = """noise (float raw, float argument, float factor, float value, float p
 
 
 def _inject(graph: onnx.GraphProto, point: Point, made: int, prefix: str, units: float) -> None:
-    """Let the producer write to another name, and the noise to the old one, so that nothing has to be renamed."""
+    """Rename the producer's output and give its name to the noisy tensor, so that consumers stay unchanged."""
     place, node = next((place, node) for place, node in enumerate(graph.node) if point.tensor in node.output)
     output = list(node.output).index(point.tensor)
     own, wide = f"{prefix}{point.tensor}/", _WIDE[point.elem_type]

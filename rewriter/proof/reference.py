@@ -29,7 +29,7 @@ _REFUSED = re.compile("Quant|Integer|QLinear|Random|Multinomial|Bernoulli|Hardma
 
 
 class NoReference(RewriteError):  # noqa: N818 - not an error: the proof does without
-    """There is no float64 evaluation of the model; the message is the reason."""
+    """The model has no float64 evaluation; the message is the reason."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,15 +1,15 @@
-"""The rule: how far one model may be from another in a run.
+"""The rule: the allowed difference between two models in a run.
 
-A certificate proves what two models compute over the reals. A run only has to find what no certificate can see: a
-runtime that does something else. What rounding may amount to is measured on the original alone: by onnxruntime's own
-optimisation, and by noise of one unit in the last place at the outputs of the blocks. For each output of each case,
+A certificate proves that two models agree over the reals. A run only has to detect errors outside the certificate's
+scope: in the runtime. The effect of rounding is measured on the original alone: by onnxruntime's own optimisation, and
+by noise of one unit in the last place at the outputs of the blocks. For each output of each case,
 
     ||B - A|| <= FACTOR max(||A_optimised - A||, ||A_noisy - A||, eps ||A||)        (Euclidean norms)
 
-A graph that a runtime compiles wrongly is off by the size of its outputs; rounding is orders of magnitude below it.
-Where it is not, `Judgement.proves_nothing` says so, and the verdict rests on the certificate. Shapes, element types
-and the places of NaN and infinities must be the same; integers and booleans may differ only as often as noise changes
-them. The rule is the same for `rewrite`, `validate` and `diff`, whatever options made the file.
+The error of a miscompiled graph is as large as its outputs; rounding is orders of magnitude smaller. If it is not,
+`Judgement.proves_nothing` is true, and the verdict rests on the certificate. Shapes, element types and the places of
+NaN and infinities must be the same; integers and booleans may differ only as often as noise changes them. The rule is
+the same for `rewrite`, `validate` and `diff`, and does not depend on the options of the rewriting.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rewriter.arrays import Array
 from rewriter.proof.inputs.specs import is_float
 
 FACTOR = 16.0
-"""How much further than its own rounding a model may be: the noise that was tried is a sample of what rounding does,
-and heads round a few times as often as the operator that they replace."""
+"""Allowed error in units of the original's rounding: the noise is only a sample of rounding errors, and heads round a
+few times as often as the operator that they replace."""
 
 NOTHING = 0.5
-"""An allowance of this share of an output's norm excuses any result: such an output proves nothing."""
+"""An allowance of this share of an output's norm makes the comparison vacuous."""
 
 SMALL = 1e-2
-"""A case whose entries are smaller than this share of another case's is measured on that share: where terms cancel to
-almost nothing, rounding is that of the terms."""
+"""A case whose entries are smaller than this share of another case's is measured on that share: if terms nearly cancel,
+the rounding error is that of the terms."""
 
 Results = Sequence[Mapping[str, Array]]
 """Case by case, an output's name to its values."""
@@ -45,8 +45,8 @@ class Judgement:
 
     Attributes:
         name: name of the output.
-        error: ||B - A|| / ||A|| of the case that uses most of what is allowed.
-        rounding: what rounding amounts to in the original there, in the same unit.
+        error: ||B - A|| / ||A|| of the case that is closest to its limit.
+        rounding: the original's rounding error there, in the same unit.
         allowed: the largest error that the rule allows there.
         reason: why the rule does not hold; empty where it does.
         max_abs: largest |B - A| over all cases, in the output's units, where both are finite; infinite where shapes,
@@ -64,12 +64,11 @@ class Judgement:
 
     @property
     def holds(self) -> bool:
-        """Whether the rule holds."""
         return not self.reason
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether rounding alone moves this output as far as it is large."""
+        """Whether rounding alone changes this output by its own magnitude."""
         return self.allowed >= NOTHING
 
 
@@ -80,7 +79,7 @@ def compared(
     rewritten: Results,
     tolerance: tuple[float, float] | None = None,
 ) -> Judgement:
-    """Apply the rule to one output, or an element of a sequence, which not every case need have.
+    """Apply the rule to one output, or an element of a sequence, which some cases may lack.
 
     `variants` are results of the original that differ by rounding alone: with optimisation, with noise. A `tolerance`
     (atol, rtol) replaces the rule for floats: |B - A| <= atol + rtol |A| for every finite entry; errors are then in the
@@ -98,7 +97,7 @@ def compared(
         if changed:
             return Judgement(name, np.inf, 0.0, 0.0, changed, case=place)
     if not ours or not is_float(ours[0].dtype):
-        return replace(_whole(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
+        return replace(_exact(name, ours, others, theirs), max_abs=largest_gap(ours, theirs))
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wrong = _misplaced(a, b, [other[number] for other in others])
         if wrong.any():
@@ -108,17 +107,17 @@ def compared(
             )
             return Judgement(name, np.inf, 0.0, 0.0, reason, case=cases[number])
     if tolerance is not None:
-        return _within(name, ours, theirs, *tolerance)
+        return _by_tolerance(name, ours, theirs, *tolerance)
     eps = float(ml_dtypes.finfo(ours[0].dtype).eps)
     sizes = _sizes(ours)
     moved = [
-        max([eps, *(_share(a, other[place], size) for other in others)])
+        max([eps, *(_relative_error(a, other[place], size) for other in others)])
         for place, (a, size) in enumerate(zip(ours, sizes, strict=True))
     ]
-    # A case of few entries may be lucky: it is granted what half of the cases show.
+    # A case of few entries may round less by chance: it is granted the median of all cases.
     usual = float(np.median(moved))
     found = [
-        Judgement(name, _share(a, b, size), max(own, usual), FACTOR * max(own, usual))
+        Judgement(name, _relative_error(a, b, size), max(own, usual), FACTOR * max(own, usual))
         for a, b, size, own in zip(ours, theirs, sizes, moved, strict=True)
     ]
     worst = max(found, key=lambda each: -1.0 if each.proves_nothing else each.error / each.allowed)
@@ -129,7 +128,7 @@ def compared(
     a, b = ours[place], theirs[place]
     reason = (
         f"is off by {worst.error:.3g} of its norm, where {worst.allowed:.3g} is allowed: {FACTOR:g} x "
-        f"{worst.rounding:.3g} of rounding{_entry(a, b, np.nan_to_num(_gaps(a, b), posinf=0.0))}"
+        f"{worst.rounding:.3g} of rounding{_entry(a, b, np.nan_to_num(_differences(a, b), posinf=0.0))}"
     )
     return replace(worst, case=place, reason=reason)
 
@@ -139,7 +138,7 @@ def names_in(*runs: Results) -> list[str]:
     return list(dict.fromkeys(name for results in runs for case in results for name in case))
 
 
-def _gaps(a: Array, b: Array) -> Array:
+def _differences(a: Array, b: Array) -> Array:
     with np.errstate(all="ignore"):
         return np.abs(b.astype(np.float64) - a.astype(np.float64))
 
@@ -151,12 +150,12 @@ def _entry(a: Array, b: Array, weight: Array) -> str:
     return f"; {where}{b[index]!s} instead of {a[index]!s}"
 
 
-def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:
+def _by_tolerance(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: float, rtol: float) -> Judgement:
     excess, gap, worst, where = 0.0, largest_gap(ours, theirs), None, ""
     for place, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         wide = a.astype(np.float64)
         with np.errstate(all="ignore"):
-            over = _gaps(a, b) - (atol + rtol * np.abs(wide))
+            over = _differences(a, b) - (atol + rtol * np.abs(wide))
         over = np.where(np.isfinite(wide), np.where(np.isnan(over), np.inf, over), 0.0)
         if np.max(over, initial=0.0) > excess:
             excess, worst, where = float(np.max(over)), place, _entry(a, b, over)
@@ -165,14 +164,14 @@ def _within(name: str, ours: Sequence[Array], theirs: Sequence[Array], atol: flo
 
 
 def _sizes(values: Sequence[Array]) -> list[float]:
-    """The norm of each case, at least `SMALL` of what it would be if its entries were as large as in the largest."""
+    """The norm of each case, at least `SMALL` times the norm with entries as large as in the largest case."""
     norms = [_norm(each) for each in values]
     top = max((norm / math.sqrt(each.size) for norm, each in zip(norms, values, strict=True) if each.size), default=0.0)
     return [max(norm, SMALL * top * math.sqrt(each.size)) for norm, each in zip(norms, values, strict=True)]
 
 
 def uncompared(values: Sequence[Array]) -> str:
-    """Why nothing of an output can be compared in any case; empty if something can.
+    """Why an output cannot be compared in any case; empty if it can.
 
     An output may be empty in some cases, such as a cache before the first token, but not in all.
     """
@@ -189,7 +188,7 @@ def largest_gap(ours: Sequence[Array], theirs: Sequence[Array]) -> float:
         if a.shape != b.shape or a.dtype.kind in "OUS":
             found.append(0.0 if np.array_equal(a, b) else math.inf)
         else:
-            found.append(magnitude(_gaps(a, b)))
+            found.append(magnitude(_differences(a, b)))
     return max(found)
 
 
@@ -201,16 +200,16 @@ def _norm(values: Array) -> float:
     return top * float(np.linalg.norm(wide / top)) if top else 0.0
 
 
-def _share(a: Array, b: Array, size: float) -> float:
+def _relative_error(a: Array, b: Array, size: float) -> float:
     """||b - a|| over the norm of the original; over entries that are finite in both."""
     if a.shape != b.shape:
         return 0.0
-    apart = _norm(_gaps(a, b))
+    apart = _norm(_differences(a, b))
     return apart / size if size else (np.inf if apart else 0.0)
 
 
 def _misplaced(a: Array, b: Array, others: Sequence[Array]) -> Array:
-    """Where NaN or infinities differ, and no variant of the original moves them."""
+    """The entries where NaN or infinities differ although they are the same in all variants of the original."""
     wrong: Array = np.asarray(_kinds(a) != _kinds(b))
     for other in others:
         if other.shape == a.shape:
@@ -224,7 +223,7 @@ def _kinds(values: Array) -> Array:
     return np.where(np.isnan(wide), 1, np.where(np.isposinf(wide), 2, np.where(np.isneginf(wide), 3, 0)))
 
 
-def _whole(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> Judgement:
+def _exact(name: str, ours: Sequence[Array], others: Sequence[Sequence[Array]], theirs: Sequence[Array]) -> Judgement:
     """Integers, booleans and strings: as many may differ as noise changes, times the factor."""
     count = max(sum(a.size for a in ours), 1)
     moved = [

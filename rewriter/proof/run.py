@@ -4,9 +4,9 @@ For each segment in turn, every way of running it loads that segment alone and c
 computed itself, so the weights of a segment are read from disk once. onnxruntime fuses nodes within segments only, and
 only a whole model is evaluated in float64.
 
-A cache may be larger than what is in it, and its rest is whatever the memory held. So the original runs twice in fresh
-sessions, the second time into memory filled with a pattern; elements that differ by more than rounding are left out of
-every comparison, and named. What is the same in both runs is compared as ever.
+Caches may be over-allocated, and the unused tail is uninitialised. So the original runs twice in fresh sessions, the
+second time into memory filled with a pattern; elements that differ by more than rounding are excluded from every
+comparison, and named. All others are compared as usual.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from rewriter.text import counted, first_of, quoted
 SEGMENT = 2**27
 """Maximum size of the weights of a segment in bytes; a larger weight forms a segment by itself."""
 
-_CLOSE = 1e-3
-"""Runs on a GPU may differ by rounding, relative to the element; that is the rule's affair."""
+_MAX_ROUNDING = 1e-3
+"""Smaller relative differences between runs on a GPU are rounding, which the rule judges."""
 
 Gaps = Sequence[Mapping[str, Array]]
-"""Case by case, an output to a mask of the elements that say nothing; outputs without such elements are missing."""
+"""Case by case, an output to a mask of uninitialised elements; outputs without such elements are missing."""
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the current step, the number of steps done, and the number of all steps."""
@@ -51,7 +51,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run a model: a provider, with or without graph optimisation, once more to see what it never writes."""
+    """Session settings: a provider, with or without graph optimisation; `again` is a run to find unwritten outputs."""
 
     provider: str
     optimise: bool
@@ -64,7 +64,7 @@ class Way:
 
 @dataclass(eq=False)
 class Ran:
-    """The results of one way of running a model, case by case, unless it was run for its gaps alone."""
+    """The results of a model in one way, case by case, unless it was run for its gaps alone."""
 
     results: Results = ()
     cpu_nodes: tuple[str, ...] | None = ()
@@ -86,7 +86,7 @@ class ModelRuns:
         skipped: the names of the others, with reasons.
         ways: the results of each way, with zeros at the gaps.
         truth: its float64 evaluation, likewise; None if there is none.
-        segments: number of parts that were loaded one after the other.
+        segments: number of parts that were loaded in turn.
     """
 
     cases: tuple[Case, ...]
@@ -134,10 +134,10 @@ def run_model(
 ) -> ModelRuns:
     """Run a model, or a part of one.
 
-    Of a case, what a part does not read is left out. `outputs` are by default the graph's; those inside the model keep
-    onnxruntime from fusing nodes. `wide` evaluates it in float64 too, unless `by_blocks`. With `may_refuse`, cases that
-    the first way cannot run are dropped. `gaps` are elements to leave out, by default those that differ between two
-    runs in the same way; where there are more cases, they repeat.
+    Inputs that a part does not read are left out. `outputs` are by default the graph's; inner tensors keep onnxruntime
+    from fusing nodes. `wide` evaluates it in float64 too, unless `by_blocks`. With `may_refuse`, cases that the first
+    way cannot run are dropped. `gaps` are elements to exclude, by default the ones that differ between two runs in the
+    same way; with more cases they repeat.
 
     Raises:
         ValidationError: onnxruntime cannot load it, or refuses a case although `may_refuse` is not set.
@@ -151,7 +151,7 @@ def run_model(
         )
     wanted = tuple(outputs) or side.main.outputs
     cuts: Sequence[Cut | None] = split(side.main, wanted, SEGMENT) if by_blocks else (None,)
-    # Of each way, the values of the tensors that later segments read, case by case.
+    # For each way, the values of the tensors that later segments read, case by case.
     flows: list[list[dict[str, Any]]] = [[dict(case.feeds) for case in cases] for _ in ways]
     runs = {way: Ran() for way in ways}
     kept, skipped = list(cases), list[str]()
@@ -190,7 +190,7 @@ def _run_part(
     *,
     may_refuse: bool,
 ) -> dict[int, str]:
-    """Run one segment in one way; add what it computes to the values of each case. The refused cases, with reasons."""
+    """Run one segment in one way, add its outputs to the values of each case; return refused cases with reasons."""
     refused: dict[int, str] = {}
     if not flow:
         return refused
@@ -224,10 +224,10 @@ def _in_float64(model: LoadedModel, cases: Sequence[Case], progress: Progress) -
 
 
 def fed(part: LoadedModel, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a part of a model reads, cast to the element types that it declares; open types are declared here.
+    """The inputs of a part of a model, cast to the element types that it declares; open types are declared here.
 
-    Inference knows no types behind custom operators. And a model may compute in another precision than the one whose
-    values its parts are fed.
+    Inference stops at custom operators, and a model may compute in another precision than the one whose values its
+    parts are fed.
     """
     given: dict[str, Any] = {}
     for declared in part.proto.graph.input:
@@ -253,14 +253,14 @@ def open_model(model: LoadedModel, provider: str, *, optimise: bool, prepack: bo
 
 
 def tapped(side: Side, names: Sequence[str]) -> LoadedModel:
-    """The model with tensors inside it as further outputs."""
+    """The model with inner tensors as further outputs."""
     inside = [name for name in dict.fromkeys(names) if name not in side.main.outputs and name not in side.main.inputs]
     if not inside:
         return side.model
     return replace(side.model, proto=with_outputs(side.model.proto, side.main, inside), path=None)
 
 
-# -- what onnxruntime never writes -----------------------------------------------------------------------------------
+# -- elements that onnxruntime never writes --------------------------------------------------------------------------
 
 
 def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
@@ -271,14 +271,14 @@ def gaps_of(runs: Mapping[Way, Ran]) -> Gaps:
         found = found or [{} for _ in once]
         for masks, first, second in zip(found, once, again, strict=True):
             for name, values in first.items():
-                mask = _apart(values, second.get(name))
+                mask = _differing(values, second.get(name))
                 if mask.any():
                     masks[name] = mask | masks.get(name, False)
     return found
 
 
 def cleared(results: Results, gaps: Gaps) -> Results:
-    """The same results with zeros at the gaps; an array of another shape stays, and will be refused."""
+    """The same results with zeros at the gaps; an array of another shape stays, and is refused later."""
     return [
         {
             name: np.where(masks[name], np.zeros((), values.dtype), values)
@@ -291,7 +291,7 @@ def cleared(results: Results, gaps: Gaps) -> Results:
 
 
 def told(runs: ModelRuns) -> Iterator[str]:
-    """Which elements are left out, in words."""
+    """The excluded elements in words."""
     results = next(iter(runs.ways.values())).results
     names: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name in {name: None for masks in runs.gaps for name in masks}:
@@ -316,14 +316,14 @@ def misdeclared(side: Side, runs: ModelRuns) -> Iterator[str]:
         yield f"{counted(len(each), 'output')} ({first_of(each)}) of the original, when run: {text}"
 
 
-def _apart(one: Array, other: Array | None) -> Array:
+def _differing(one: Array, other: Array | None) -> Array:
     if other is None or one.shape != other.shape:
         return np.ones(one.shape, np.bool_)
     if not is_float(one.dtype):
         return np.asarray(one != other, np.bool_)
     with np.errstate(all="ignore"):
         a, b = (each.astype(np.float64) for each in (one, other))
-        apart = ~np.isclose(a, b, rtol=_CLOSE, atol=0.0, equal_nan=True)
-    # What still is the NaN that memory was filled with; arithmetic makes NaN of other bits.
+        apart = ~np.isclose(a, b, rtol=_MAX_ROUNDING, atol=0.0, equal_nan=True)
+    # Entries that still hold the fill pattern; arithmetic produces NaN with other bits.
     bits = np.ascontiguousarray(other).view(f"u{other.itemsize}").reshape(other.shape)
     return np.asarray(apart | (bits == np.iinfo(bits.dtype).max), np.bool_)

@@ -1,6 +1,6 @@
 """The options of the proof, and the inputs that callers give.
 
-The module imports little at the top, because the command line loads it even when nothing will be proved.
+The module imports little at the top, because the command line always loads it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rewriter.errors import UsageError
 from rewriter.options import option
 
 Given = Path | Mapping[str, Any]
-"""An npz file, or what would be in one: arrays by `input`, or by `case/input`."""
+"""An npz file, or its content: arrays by `input`, or by `case/input`."""
 
 Inputs = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """The path of an npz file, arrays by input name, or several cases of those."""
 
 PROOFS = ("auto", "whole", "blocks")
-"""How much of a model is loaded at a time: all of it (`whole`), or one block or segment (`blocks`)."""
+"""The part of a model that is loaded at a time: all of it (`whole`), or one block or segment (`blocks`)."""
 
 LARGE = 5 * 10**8
 """Bytes of model and weights above which `auto` means `blocks`."""
@@ -29,7 +29,7 @@ LARGE = 5 * 10**8
 
 @dataclass(frozen=True)
 class Settings:
-    """How to prove. Each field is the option of that name; without providers, all that work here are tried."""
+    """The options of the proof, by field; by default all working providers are used."""
 
     providers: tuple[str, ...] = option(
         (),
@@ -70,7 +70,7 @@ def checked(settings: Settings) -> Settings:
 
 
 def as_given(inputs: Inputs) -> Given:
-    """What a caller passes as `inputs`, in one of two forms. Raises UsageError for anything else."""
+    """The caller's `inputs` in one of two forms. Raises UsageError for anything else."""
     if isinstance(inputs, (str, os.PathLike)):
         return Path(inputs)
     cases = (inputs,) if isinstance(inputs, Mapping) else tuple(inputs)
@@ -83,5 +83,5 @@ def as_given(inputs: Inputs) -> Given:
 
 
 def spelled(given: Given) -> str:
-    """What messages call the inputs."""
+    """The name of the inputs in messages."""
     return given.name if isinstance(given, Path) else "inputs"

@@ -47,9 +47,9 @@ _COARSE = (
     "--accuracy, or keep the products of gates in the graph with --gate product"
 )
 
-_BYTES = (
-    "activations are rounded to 8 bits, where one unit in the last place flips a rounding here and there: other tokens "
-    "may come out, as on another processor"
+_ROUNDS_TO_BYTES = (
+    "activations are rounded to 8 bits, where one unit in the last place can change individual rounding decisions, so "
+    "generated tokens may differ, as on another processor"
 )
 
 _EMPTY = (
@@ -58,7 +58,7 @@ _EMPTY = (
 
 _NOT_RUN = "neither model was run, so what a runtime makes of the result is not shown"
 
-_ROUNDED = "{} rounds {} in float64 to float32, which these heads cannot bear: use form local, or --gate product"
+_ROUNDED = "{} rounds {} in float64 to float32, which these heads do not tolerate: use form local, or --gate product"
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class ProviderRun:
 
     Attributes:
         compared: the rule, output by output; the worse of both optimisation levels.
-        failures: what differs, with the input.
-        uncompared: outputs that hold nothing to compare, and why.
+        failures: differences, with the input.
+        uncompared: outputs that cannot be compared, and why.
         error_ratio: largest error against float64, rewritten over original; None where that was not evaluated.
-        cpu_nodes: nodes that fell back to the CPU, but for those that do in the original too, and those that compute
+        cpu_nodes: nodes that fell back to the CPU, except nodes that do in the original too, and nodes that compute
             shapes, which onnxruntime leaves there on purpose.
-        cpu_nodes_of_original: how many nodes of the original do; None where onnxruntime cannot tell.
+        cpu_nodes_of_original: number of such nodes in the original; None if onnxruntime does not report them.
     """
 
     compared: Mapping[str, Judgement]
@@ -88,16 +88,16 @@ class Validation:
     """The verdict.
 
     Attributes:
-        certificate: what was proved for every input; None if the models could not be compared at all.
+        certificate: the proof for every input; None if the models could not be compared at all.
         providers: the runs, by execution provider as requested: cpu, cuda:device_id=1.
         cases: inputs that were run.
         skipped: inputs that the original model itself refused, with the reason.
-        failures: what differs, each with a counterexample: an input that was run, or a number that refutes a region.
-        unproved: what a rewriting has to prove and did not, without a counterexample.
-        uncompared: what the run should have compared, and could not.
+        failures: differences, each with a counterexample: an input that was run, or a number that refutes a region.
+        unproved: requirements of a rewriting that were neither proved nor refuted.
+        uncompared: outputs that the run should have compared, and could not.
         by_blocks: whether neither model was ever loaded as a whole.
         segments: number of consecutive parts in which original and rewritten model were run; 1 if loaded as a whole.
-        notes: what the reader of a verdict should know, such as outputs whose run proves nothing.
+        notes: remarks on the verdict, such as outputs whose run proves nothing.
     """
 
     certificate: Certificate | None
@@ -119,12 +119,12 @@ class Validation:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What did not hold."""
+        """Failures, and parts that could not be proved."""
         return (*self.failures, *self.unproved, *self.uncompared)
 
     @property
     def certified(self) -> bool:
-        """Whether the rewritten model is proved to compute what the original does."""
+        """Whether the rewritten model is proved to compute the same function as the original."""
         return self.certificate is not None and self.certificate.certified
 
     @property
@@ -168,7 +168,7 @@ class Judge:
         """The certificate and the run. Raises as `run_accepted`."""
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
-        # Only tensors that kept their names, and what replaced a block, are surely meant to be the same.
+        # Only tensors that kept their names, and replaced blocks, are certainly meant to be the same.
         names = {
             (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
         }
@@ -178,7 +178,7 @@ class Judge:
         for each in [each for each in refusals if each.settled] or refusals:  # others may follow from these
             told = f"{'refuted' if each.refuted else 'not proved'}: {each.text}"
             text = each.text if each.node in of_blocks else f"{names.get((each.path, each.original), '')}{told}"
-            # A tolerance excuses what is refuted, unless it is claimed.
+            # A tolerance excuses refuted regions, unless they are claimed.
             refused[each.refuted and bool(self.claims or self.tolerance is None)][text] = None
         refuted, unproved = (tuple(refused[each]) for each in (True, False))
         if unproved and certificate.departure is not None and certificate.departure.first:
@@ -188,7 +188,7 @@ class Judge:
         try:
             return self._judged(certificate, refuted, unproved)
         except (ValidationError, LookupError, ValueError) as error:
-            # The file may be so wrong that it does not run; what is known already says more than that.
+            # The file may be too broken to run; the refutation is more informative.
             if not (refuted or unproved):
                 raise
             return Validation(certificate, {}, (), (), refuted, unproved, (str(error),))
@@ -272,7 +272,7 @@ class Judge:
             cases=tuple(case.name for case in before.cases),
             skipped=before.skipped,
             failures=tuple(dict.fromkeys(failures)),
-            unproved=(*unproved, *_beyond(watched, reached), *_foreign(claims, new)),
+            unproved=(*unproved, *_left_domain(watched, reached), *_foreign(claims, new)),
             uncompared=tuple(dict.fromkeys(uncompared)),
             by_blocks=self._by_blocks,
             segments=(before.segments, after.segments),
@@ -285,7 +285,7 @@ class Judge:
     def _provider(
         self, provider: str, sides: tuple[Side, Side], before: ModelRuns, after: ModelRuns, points: Sequence[Point]
     ) -> ProviderRun:
-        """What the runs on one provider show; noise at `points` tells how far rounding moves the original's outputs."""
+        """Judge the runs on one provider; noise at `points` measures how rounding affects the original's outputs."""
         ways = [Way(provider, optimise) for optimise in (False, True)]
         (plain, old), new = (before.ways[way] for way in ways), after.ways[ways[1]]
         outputs = [value.name for value in self.original.proto.graph.output]
@@ -295,18 +295,18 @@ class Judge:
                 self.original, before.cases, points, ways[:1],
                 by_blocks=self._by_blocks, gaps=before.gaps, progress=self.progress,
             )  # fmt: skip
-            # If that does not run, what optimisation changes in the original is all that is known of its rounding.
+            # If that does not run, only the effect of optimisation measures the original's rounding.
             variants = [old.results, *noise.get(ways[0], ())]
             return {
                 (output, way): compared(output, plain.results, variants, after.ways[way].results, self.tolerance)
                 for output in names_in(plain.results, *(after.ways[way].results for way in ways))
-                if any(output == name or output.startswith(f"{name}[") for name in outputs)  # B may have further ones
+                if any(output == name or output.startswith(f"{name}[") for name in outputs)  # B may have more
                 for way in ways
             }
 
         judged = strict = judgements(points)
         if any(each.error for each in points) and any(each.proves_nothing for each in judged.values()):
-            # What a certificate allows is no excuse where it is as large as the output, and rounding is not.
+            # The certified error is not an excuse if it is as large as the output, and rounding is not.
             strict = judgements([replace(point, error=0.0) for point in points])
         failures: list[str] = []
         found: dict[str, Judgement] = {}
@@ -323,7 +323,7 @@ class Judge:
             if output not in found or each.error > found[output].error:
                 found[output] = each
         nothing = {output: uncompared([case[output] for case in old.results if output in case]) for output in found}
-        coarse = _coarse(provider, sides[1]) if failures else ()
+        coarse = _coarse_operators(provider, sides[1]) if failures else ()
         if coarse:
             failures.append(_ROUNDED.format(provider, ", ".join(coarse)))
         told = old.cpu_nodes is not None and new.cpu_nodes is not None
@@ -356,7 +356,7 @@ def _foreign(claims: Sequence[Claim], rewritten: Side) -> Iterator[str]:
 
 
 def _by_definition(before: ModelRuns, after: ModelRuns) -> Iterator[str]:
-    """Operators that onnxruntime has no kernel for, and whether the rewritten model still has them."""
+    """Operators without an onnxruntime kernel, and whether the rewritten model still has them."""
     old, new = ({name for ran in runs.ways.values() for name in ran.defined} for runs in (before, after))
     for name in sorted(old | new):
         rest = "the rewritten model has it too" if name in new else "the rewritten model runs"
@@ -373,7 +373,7 @@ def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tupl
             yield claim.gate, (claim.name, claim.domain)
 
 
-def _beyond(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, float]) -> Iterator[str]:
+def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, float]) -> Iterator[str]:
     """Blocks whose pre-activations left the domain of their program on some input."""
     for tensor, (name, domain) in watched.items():
         largest = reached.get(tensor, 0.0)
@@ -385,7 +385,7 @@ def _beyond(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, floa
 
 
 def longest_of(claims: Sequence[Claim]) -> int | None:
-    """The longest sequence that all blocks take; None for any."""
+    """The longest sequence that all blocks accept; None for any."""
     return min((claim.longest for claim in claims if claim.longest), default=None)
 
 
@@ -419,7 +419,7 @@ def _nodes(side: Side) -> Iterator[tuple[GraphView, onnx.NodeProto]]:
     return ((view, node) for view in side.views.values() for node in view.nodes)
 
 
-def _coarse(provider: str, side: Side) -> list[str]:
+def _coarse_operators(provider: str, side: Side) -> list[str]:
     """The operators in a model whose float64 kernels round to float32 on a provider."""
     kinds = parse_provider(provider).coarse
     nodes = ((view, node) for view, node in _nodes(side) if node.op_type in kinds)
@@ -428,7 +428,7 @@ def _coarse(provider: str, side: Side) -> list[str]:
 
 
 def _without_shapes(nodes: Sequence[str], side: Side) -> list[str]:
-    """Those of the nodes, as a session names them, that compute anything else than 64-bit integers."""
+    """The nodes, as a session names them, except nodes that compute 64-bit integers only."""
     of_shapes = {
         f"{node.op_type} '{node.name}'" for view, node in (_nodes(side) if nodes else ())
         if all(view.type_of(name).elem_type == onnx.TensorProto.INT64 for name in node.output if name)
@@ -447,6 +447,6 @@ def _error_ratio(before: ModelRuns, after: ModelRuns, ways: Sequence[Way]) -> fl
             own, theirs = ([case[output] for case in runs.ways[way].results] for runs in (before, after))
             least = 0.5 * float(ml_dtypes.finfo(own[0].dtype).eps) * max(map(magnitude, exact))
             old, new = (max(largest_gap(exact, values), least) for values in (own, theirs))
-            # An evaluation that is far from the original, because an operator decides by rounding, tells nothing.
+            # An evaluation far from the original, because an operator decides by rounding, is not informative.
             ratios += [new / old] if 0.0 < old * old < least * max(map(magnitude, exact)) else []
     return max(ratios, default=None)

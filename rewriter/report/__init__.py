@@ -1,1 +1,1 @@
-"""What a run found, as data, as JSON, in the terminal and as a page."""
+"""The results of a run as data, as JSON, in the terminal and as a page."""

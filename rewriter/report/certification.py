@@ -1,7 +1,7 @@
-"""What `rewrite certify` proved about two models, as data and as JSON.
+"""The result of `rewrite certify` for two models, as data and as JSON.
 
-`certificate.schema.json` beside this file is the contract of the JSON. Whoever has the two files can have it computed
-again: `rewrite certify --check`.
+`certificate.schema.json` beside this file is the contract of the JSON. Given the two files, `rewrite certify --check`
+computes it again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Certification(Result):
     Attributes:
         original: the specification.
         rewritten: the model that was judged.
-        certificate: what was proved.
+        certificate: the proof.
         wrong: how a certificate that was read differs from this one; None if none was.
     """
 
@@ -80,7 +80,7 @@ class Certification(Result):
 
     @property
     def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if certified, and what was stated holds; otherwise 1."""
+        """0 if certified, and a certificate that was read holds; otherwise 1."""
         return ExitStatus(bool(self.problems))
 
     @property
@@ -90,7 +90,7 @@ class Certification(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it was not certified, or what was stated does not hold."""
+        """Why it was not certified, or why a certificate that was read does not hold."""
         reasons = tuple(refusal.text for refusal in self.certificate.refusals)
         return (*(self.wrong or ()), *(() if self.certificate.certified else reasons or ("not certified",)))
 

@@ -52,11 +52,11 @@ class Comparison(Result):
 
     @property
     def graph(self) -> GraphDifference:
-        return self._there(self.files, "comparison of the files")
+        return self._required(self.files, "comparison of the files")
 
     @property
     def validation(self) -> Validation:
-        return self._there(self.proof, "run")
+        return self._required(self.proof, "run")
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ class Comparison(Result):
 
     @property
     def verdict(self) -> Verdict:
-        """What was found.
+        """One of four words.
 
         `certified`: proved for every size, and the run agrees; `certified at the sizes tried`: proved for these;
         `agrees`: not proved, but B agrees with A on the inputs that were run; `not proved`: nothing was run, or the run
@@ -94,7 +94,7 @@ class Comparison(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What differs, and what could not be decided."""
+        """Differences and undecided parts."""
         return (*self.failures, *self.undecided)
 
     @property
@@ -103,7 +103,7 @@ class Comparison(Result):
         return f"{loud(self.verdict)}  {self._told}"
 
     @property
-    def _told(self) -> str:
+    def _finding(self) -> str:
         pair, proof = f"{self.a} and {self.b}", self.proof
         if proof is None:
             return f"{pair} have different inputs or outputs; rename them with --map OLD=NEW"

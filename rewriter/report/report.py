@@ -1,4 +1,4 @@
-"""The report: what was done to a model, as data.
+"""The report of a rewriting, as data.
 
 `Report` collects the results of planning, rewriting, saving and proving. The command line prints it; the Python API
 returns it. `report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is
@@ -44,7 +44,7 @@ class Result(ABC):
 
     @property
     def problems(self) -> Sequence[str]:
-        """What failed, in words."""
+        """The failures in words."""
         return ()
 
     def __bool__(self) -> bool:
@@ -75,7 +75,7 @@ class Result(ABC):
         kind = NothingToConvertError if self.exit_status is ExitStatus.NOTHING_TO_CONVERT else ValidationError
         raise kind(message)
 
-    def _there(self, part: _Part | None, what: str) -> _Part:
+    def _required(self, part: _Part | None, what: str) -> _Part:
         """A part that only some results have. Raises as `raise_for_status`, or UsageError."""
         if part is None:
             self.raise_for_status()
@@ -104,9 +104,8 @@ class BlockRow:
         type: element type of the block, such as float32.
         max_error: the claimed error of the program over max(1, |f|), in exact arithmetic with coefficients rounded to
             the type in which the heads compute; the certificate of `validation` proves it.
-        measured: whether `max_error` was measured on a dense grid instead, as for programs that were fitted for this
-            model.
-        domain: largest |pre-activation| up to which that holds; None where it holds for all.
+        measured: whether `max_error` was measured on a dense grid instead, as for programs fitted to this model.
+        domain: largest |pre-activation| for which that holds; None if unlimited.
         reason: why it was left.
         node: the node to which the reason refers.
         part_of: the block that this one is a part of, such as the clip of the value of its gate; otherwise empty.
@@ -188,17 +187,17 @@ class Report(Result):
 
     @property
     def validation(self) -> Validation:
-        return self._there(self.proof, "proof")
+        return self._required(self.proof, "proof")
 
     @property
     def after(self) -> Shape:
-        return self._there(self.made, "rewritten model")
+        return self._required(self.made, "rewritten model")
 
     @cached_property
     def rewritten(self) -> onnx.ModelProto:
         """The rewritten model: of the kind that `rewrite` got; a ModelProto, read from the file once, for a path."""
         found = onnx.load(self.output) if self.output and self.in_memory is None else self.in_memory
-        return self._there(found, "rewritten model")
+        return self._required(found, "rewritten model")
 
     @property
     def converted(self) -> tuple[BlockRow, ...]:
@@ -226,7 +225,7 @@ class Report(Result):
 
     @property
     def summary(self) -> str:
-        """The verdict in one line: what became of the model, how sure that is, and where it is."""
+        """The verdict in one line: the result, its certainty, and its path."""
         if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             why = f"{counted(len(self.left), 'candidate')} left" if self.left else "no candidate was found"
             return f"NOTHING TO CONVERT  in {self.model}: {why}"
@@ -268,7 +267,7 @@ def reach(certificate: Certificate) -> str:
 
 
 def json_text(data: Mapping[str, Any]) -> str:
-    """What a JSON file of this package looks like; characters that could drive a terminal are escaped."""
+    """JSON text of this package; characters that could drive a terminal are escaped."""
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text) + "\n"
 

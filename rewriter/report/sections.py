@@ -1,4 +1,4 @@
-"""What the report of a rewriting says, as sentences and tables: made once, for the terminal and for pages."""
+"""The report of a rewriting as sentences and tables, shared by the terminal and pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rewriter.text import clean, counted, first_of, size
 
 _MAX_FAILURES = 200
 _MEANING = {"local": ": activations written as their softmax over {self, bias tokens}, to be read as heads"}
-"""What a form does, where its name does not say it."""
+"""Descriptions of forms whose names do not explain them."""
 _LABEL = 10
 _STEPS = {**{each: each for each in ("load", "plan", "calibrate", "apply", "save")}, "validate": "proof"}
 Part = str | Sequence[str] | Table  # a paragraph, the entries of a list, or a table
@@ -83,7 +83,7 @@ def block_parts(report: Report) -> list[Part]:
 
 
 def warnings(report: Report, *, verbose: bool = False) -> list[str]:
-    """What limits the proof: skipped inputs, parts of the model at a time, a missing reference, nodes on the CPU."""
+    """Limits of the proof: skipped inputs, parts of the model at a time, a missing reference, nodes on the CPU."""
     proof = report.proof
     if proof is None:
         return []

@@ -13,13 +13,13 @@ from rewriter.proof.rule import Judgement
 from rewriter.proof.validate import Validation
 from rewriter.report.report import BlockRow, reach
 
-_NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero a range would lose
+_NUMBER = re.compile(r"(?<!\d)(0|[1-9]\d*)(?!\d)")  # not 01, whose zero would be lost in a range
 _MAX_GROUPS = 3
 _FORMATS = {"count": ",", "change": "+,", "error": ".1e", "ratio": ".2f", "share": ".1f"}
 _LARGE_RATIO = 1e4
 Kind = Literal["text", "name", "operators", "count", "change", "error", "ratio", "share"]
-"""How values are written. A name is one from a model; operators are those around an activation; a share of 1 is written
-in per cent."""
+"""Formats of values. A name comes from a model; operators are those around an activation; a share is shown in per
+cent."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def folded(names: Iterable[str]) -> str:
 
 def _group(fixed: Sequence[str], numbers: Sequence[tuple[int, ...]]) -> list[str]:
     varying = [place for place in range(len(fixed) - 1) if len({each[place] for each in numbers}) > 1]
-    if len(varying) > 1:  # one range at the first place that varies would claim names that are not there
+    if len(varying) > 1:  # a range of the first varying number would include names that do not exist
         first = varying[0]
         parts: dict[int, list[tuple[int, ...]]] = {}
         for each in numbers:
@@ -134,7 +134,7 @@ def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
 
 
 def region_table(certificate: Certificate) -> Table:
-    """The activations that were replaced, with what is proved of them for every input; those alike share a row."""
+    """The replaced activations, with their proof for every input; equal ones share a row."""
     alike: dict[Row, list[str]] = {}
     for each in certificate.regions:
         bound = each.bound

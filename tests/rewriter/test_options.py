@@ -114,7 +114,7 @@ def test_rare_options_by_name(text: str, name: str, value: Any) -> None:
     [
         ("hed-dim=8", "unknown option 'hed_dim'; did you mean 'head_dim'?"),
         ("=3", "unknown option ''"),
-        ("form=local", "'form' has a flag of its own: --form"),
+        ("form=local", "'form' has its own flag: --form"),
         ("precision=bold", "unknown precision 'bold'; known are: model, double"),
         ("precision", "precision has no value; write --option precision=VALUE"),
         ("domain=", "domain has no value; write --option domain=R"),

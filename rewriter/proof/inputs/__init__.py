@@ -1,1 +1,1 @@
-"""The inputs of the proof: made for the model, or read from a file."""
+"""The inputs of the proof: generated for the model, or read from a file."""

@@ -1,9 +1,9 @@
-"""Inputs made for a model, valid by construction: ids within their tables, masks with padding, matching lengths.
+"""Inputs generated for a model, valid by construction: ids within their tables, masks with padding, matching lengths.
 
 Each `Setting` exercises one aspect of the model (padding, one token, a past, a long sequence), instead of all
-combinations. A dimension has the size that is declared, or that the caller gives its name, or that an operator needs,
-or that the setting has for what it counts. Random numbers depend on the seed, the name of the input and the number of
-the case only, so an additional input does not change the values of the others.
+combinations. The size of a dimension is declared, given by the caller for its name, required by an operator, or chosen
+by the setting for its kind. Random numbers depend on the seed, the name of the input and the number of the case only,
+so an additional input does not change the values of the others.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rewriter.text import quoted
 _NAMED = (Kind.BATCH, Kind.SEQUENCE, Kind.PAST, Kind.ENCODER, Kind.FRAMES, Kind.SAMPLES)
 _USUAL = {Kind.CHOICES: 2, Kind.CHANNELS: 3, Kind.FEATURES: 80, Kind.ONE: 1}
 _COUNTS = {Role.PAST_LENGTH: (Kind.PAST, 0), Role.TOTAL_LENGTH: (Kind.TOTAL, 0), Role.LAST_INDEX: (Kind.TOTAL, 1)}
-"""Roles that are one number: the size of a kind of dimension, less something."""
+"""Roles of scalars: the size of a kind of dimension, minus an offset."""
 _VOCABULARY = 100
-"""Number of token ids if no table tells how many there are."""
+"""Number of token ids if no table bounds them."""
 _PATCHES = 24
 """Number of patches of an image: 4 x 6."""
 
 Texts = Sequence[Sequence[int]]
 """The token ids of texts."""
 States = Callable[[tuple[int, ...], int], NDArray[Any] | None]
-"""What an encoder makes of a case of a shape and number; None if it makes nothing of that shape."""
+"""An encoder's output of a shape for a case by number; None if no output has that shape."""
 
 Setting = tuple[int, int, int]
 """Number of rows, of tokens, and of past tokens, for dimensions that the model leaves open."""
@@ -63,7 +63,7 @@ def make_cases(
     settings += with_past if maker.cached else ((1, 1, 0), (3, 2, 0))
     if full and most is not None and most > max(tokens for _, tokens, _ in settings):
         settings.append((1, most, 0))
-    # Settings collapse into one where the model fixes what distinguishes them.
+    # Settings collapse into one if the model fixes the dimensions in which they differ.
     distinct: dict[object, Setting] = {}
     for setting in settings:
         distinct.setdefault(maker.key(setting), setting)
@@ -79,11 +79,11 @@ class Maker:
     """Makes inputs for one model.
 
     Attributes:
-        longest: the largest number of tokens; None if nothing limits it.
+        longest: the largest number of tokens; None if unlimited.
         varied: the kinds of dimensions that the model leaves open, so that a setting decides.
-        free: those of them whose size the caller has not fixed.
-        branches: whether an input says if there is a past.
-        texts: texts as token ids, which take turns with random numbers, if the model has these tokens.
+        free: the varied kinds whose size the caller has not fixed.
+        branches: whether an input indicates a past.
+        texts: texts as token ids, which alternate with random numbers, if the model has these tokens.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class Maker:
         texts: Texts = (),
         states: States | None = None,
     ) -> None:
-        """Read what the model needs; its weights are not read.
+        """Read the model's requirements; its weights are not read.
 
         The values of an input depend on `seed`, not on the other inputs. `dims` are sizes of symbolic dimensions and
-        `kinds` of kinds of dimensions, in every case; no sequence has more than `most` tokens. `states` is what an
-        encoder computes from `texts`, for a decoder. Raises UsageError where `dims` names a dimension that the model
-        lacks, or no values can be generated for an input.
+        `kinds` of kinds of dimensions, in every case; sequences have at most `most` tokens. `states` is the output of
+        an encoder on `texts`, for a decoder. Raises UsageError where `dims` names a dimension that the model lacks, or
+        no values can be generated for an input.
         """
         inputs = Inputs(model)
         self.specs = tuple(inputs.specs.values())
@@ -124,7 +124,7 @@ class Maker:
             self.varied |= {Kind.PAST, Kind.SEQUENCE}
         self.free = self.varied - self._pinned().keys()
         self._packed = any(spec.role is Role.FLOATS and spec.kinds[:1] == (Kind.PATCHES,) for spec in self.specs)
-        self._worded = {spec.name for spec in self.specs if _takes(spec, texts)}
+        self._worded = {spec.name for spec in self.specs if _takes_text(spec, texts)}
         self.texts = texts if self._worded else ()
         self._states = states if self.texts else None
 
@@ -158,7 +158,7 @@ class Maker:
         def total(terms: Mapping[str, int]) -> int:
             return sum(factor * values.get(name, 0) for name, factor in terms.items())
 
-        # A name by itself comes first, where an operator says how large it is, then what it counts; then sums.
+        # Single names first, sizes required by operators before sizes by kind; then sums.
         order = sorted(self._symbols, key=lambda each: (len(each[2]), *each[2].values(), each[1] not in each[0].sizes))
         for spec, axis, terms in order:
             for name, factor in terms.items():
@@ -204,7 +204,7 @@ class Maker:
         }
 
     def _pinned(self) -> dict[Kind, int]:
-        """Sizes of kinds that the caller fixes, or that an input declares as a number; token ids take precedence."""
+        """Sizes of kinds that the caller or an input's declared shape fixes; token ids take precedence."""
         pinned = dict(self._kinds)
         for spec, axis, terms in self._symbols:
             if terms.keys() <= self._fixed.keys() and axis not in spec.least:
@@ -230,7 +230,7 @@ class Maker:
         return Case(name, feeds)
 
     def _texts(self, shape: tuple[int, ...], number: int) -> Iterator[tuple[tuple[int, ...], Sequence[int]]]:
-        """The rows that are text, in one case: texts and random numbers take turns."""
+        """The rows of one case that are text: texts and random numbers alternate."""
         for place, row in enumerate(np.ndindex(shape[:-1]), number):
             if self.texts and place % (len(self.texts) + 1) < len(self.texts):
                 yield row, self.texts[place % (len(self.texts) + 1)]
@@ -246,7 +246,7 @@ class Maker:
                 made = self._states(shape, number) if self._states and encoded else None
                 made = random.standard_normal(shape) if made is None else made
             case Role.IDS | Role.TOKEN_TYPES | Role.INTEGERS:
-                made = random.integers(0, _most(spec), shape)
+                made = random.integers(0, _id_bound(spec), shape)
                 words = spec.name in self._worded
                 past = kinds[Kind.PAST] if spec.kinds[-1:] == (Kind.SEQUENCE,) else 0
                 for row, text in self._texts(shape, number) if words or spec.role is Role.TOKEN_TYPES else ():
@@ -260,12 +260,12 @@ class Maker:
                 # A single switch alternates from case to case, so that both of its positions occur.
                 made = number % 2 == 0 if np.prod(shape) == 1 else random.integers(0, 2, shape) == 1
             case Role.MASK:
-                # A bounded cache takes new tokens that are all there.
+                # A bounded cache accepts new tokens without padding only.
                 made = _mask(spec, shape, kinds[Kind.PAST if any(each.least for each in self.specs) else Kind.TOTAL])
             case Role.POSITIONS:
                 made = kinds[Kind.PAST] + np.arange((shape or (1,))[-1])
                 made = made if spec.rows is None else np.minimum(made, spec.rows - 1)
-            case Role.LENGTHS:  # full lengths, but a shorter one for the last row of a batch
+            case Role.LENGTHS:  # full lengths, except a shorter one for the last row of a batch
                 kind = next((kind for kind in (Kind.FRAMES, Kind.SAMPLES) if kind in self.varied), Kind.SEQUENCE)
                 made = np.full(shape, kinds[kind])
                 made.reshape(-1)[1:][-1:] -= kinds[kind] // 3
@@ -275,18 +275,18 @@ class Maker:
         return np.resize(made, shape).astype(spec.dtype)
 
 
-def _most(spec: InputSpec) -> int:
-    """The number of ids, or of small integers, that an input may be."""
+def _id_bound(spec: InputSpec) -> int:
+    """The number of valid ids, or of small integers, of an input."""
     usual = {Role.IDS: _VOCABULARY, Role.TOKEN_TYPES: 2}
     most = spec.rows or usual.get(spec.role, 256 if spec.dtype.itemsize == 1 else 8)
     return min(most, int(np.iinfo(spec.dtype.name).max) + 1) if spec.dtype.kind in "iu" else most
 
 
 def _mask(spec: InputSpec, shape: tuple[int, ...], most: int) -> NDArray[np.bool_]:
-    """True where there is a token: the last row of a batch is padded at its end, by a third and by `most` at most.
+    """True at tokens: the last row of a batch is padded at its end, by a third but at most `most`.
 
-    With three rows or more, the second one is padded at its start. Sound is padded at the end only: models halve its
-    length repeatedly, and so the length of the mask.
+    With three rows or more, the second one is padded at its start. Audio is padded at the end only: models halve its
+    length repeatedly, and with it the length of the mask.
     """
     mask, sound = np.ones(shape, np.bool_), spec.kinds[-1:] in {(Kind.FRAMES,), (Kind.SAMPLES,)}
     if len(shape) < 2 or min(shape[0], shape[-1]) < 2 or spec.kinds[0] is not Kind.BATCH:
@@ -299,13 +299,13 @@ def _mask(spec: InputSpec, shape: tuple[int, ...], most: int) -> NDArray[np.bool
 
 
 def _terms(spec: InputSpec, dim: str) -> Mapping[str, int]:
-    """A dimension as a sum of names. `past + 1` of a mask is one name: with one new token, which exporters assume."""
+    """A dimension as a sum of names. `past + 1` of a mask is one name: exporters assume a single new token."""
     terms = terms_of(dim)
     return {dim: 1} if spec.role is Role.MASK and "" in terms else terms
 
 
-def _takes(spec: InputSpec, texts: Texts) -> bool:
-    """Whether an input is text, in a vocabulary that has the tokens of these texts."""
+def _takes_text(spec: InputSpec, texts: Texts) -> bool:
+    """Whether an input is text whose vocabulary has the tokens of these texts."""
     words = spec.role is Role.IDS and spec.kinds[-1:] in {(Kind.SEQUENCE,), (Kind.ENCODER,)}
     return words and bool(texts) and max(map(max, texts)) < (spec.rows or 0)
 

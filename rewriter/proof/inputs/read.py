@@ -1,4 +1,4 @@
-"""Inputs that a user gives, made to fit a model: arrays in Python or in an npz file.
+"""The user's inputs, converted to the types of a model: arrays in Python or in an npz file.
 
 In a file a key is the name of an input, or `case/input` if there are several cases. Nothing is unpickled.
 """
@@ -27,7 +27,7 @@ _ONLY = "the given inputs"
 
 
 def load_cases(given: Given, model: onnx.ModelProto) -> tuple[Case, ...]:
-    """The cases that a user gave, checked against `model`.
+    """The user's cases, checked against `model`.
 
     Names, element types (integers and floats may be widened), ranks and fixed dimensions are checked. Inputs with a
     default may be omitted. Raises UsageError.

@@ -1,9 +1,9 @@
-"""The inputs of a model: element type, shape, what each means, what its axes count, which numbers are valid.
+"""The inputs of a model: element type, shape, role, kinds of axes, valid numbers.
 
-Operators that read an input say it best: a convolution fixes the number of channels; attention with a past fixes the
-number of key heads and their size; a table bounds the numbers that select its rows. What they leave open follows from
-names: the role from the first line of `_NAMES` that matches, the kind of an axis from the name of its dimension,
-or else from role and place.
+The operators that read an input are the best source: a convolution fixes the number of channels; attention with a past
+fixes the number of key heads and their size; a table bounds the indices of its rows. Otherwise names decide: the role
+is that of the first matching line of `_NAMES`, the kind of an axis follows from the name of its dimension, or else from
+role and place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rewriter.text import quoted
 
 
 class Role(Enum):
-    """What an input means, and therefore which values are valid."""
+    """The meaning of an input, which determines its valid values."""
 
     BRANCH = auto()
     FLAG = auto()
@@ -45,7 +45,7 @@ class Role(Enum):
 
 
 class Kind(Enum):
-    """What a dimension counts; the values appear in the names of cases."""
+    """The quantity that a dimension counts; the values appear in the names of cases."""
 
     BATCH = "batch"
     SEQUENCE = "sequence"
@@ -68,9 +68,9 @@ class InputSpec:
     """One graph input that has no default.
 
     Attributes:
-        rows: its numbers are below this: the rows of the smallest table that it indexes; None if nothing bounds them.
-        sizes: an axis to the size that its readers need.
-        least: an axis to the size that they need at least.
+        rows: exclusive bound on its numbers: the rows of the smallest table that it indexes; None if unbounded.
+        sizes: an axis to the size that its readers require.
+        least: an axis to their minimum size.
     """
 
     name: str
@@ -89,7 +89,7 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
     (r"mask|padding", _INTEGERS + _BOOL + _FLOATS, Role.MASK),
     (r"past_seq(uence)?_len|past_len", _INTEGERS, Role.PAST_LENGTH),
     (r"grid_(thw|hws?)|spatial_shapes", _INTEGERS, Role.GRID),
-    (r"past.*(conv|recurrent|ssm)", _FLOATS, Role.STATE),  # of one size, however many tokens there were
+    (r"past.*(conv|recurrent|ssm)", _FLOATS, Role.STATE),  # of constant size, independent of the number of tokens
     (r"past|cache\.|kv_cache|(key|value)_cache|cache_(key|value)|(^|[._])mems?[._]?\d", _FLOATS, Role.PAST),
     (r"position|^pos(_ids)?$", _INTEGERS, Role.POSITIONS),
     (r"token_type|segment", _INTEGERS, Role.TOKEN_TYPES),
@@ -100,8 +100,8 @@ _NAMES: tuple[tuple[str, str, Role], ...] = (
     ("", _FLOATS, Role.FLOATS),
 )
 """Pattern in the lower-case name, kinds of numpy element types, role. The order matters: `position_ids` matches the
-pattern of token ids too. The product of a row of a grid is the number of patches of an image. Unknown booleans switch
-something on, floats are activations, integers small numbers."""
+pattern of token ids too. The product of a row of a grid is the number of patches of an image. By default booleans are
+switches, floats are activations, integers are small numbers."""
 
 _DIMENSIONS: tuple[tuple[str, Kind], ...] = (
     (r"encoder", Kind.ENCODER),
@@ -133,7 +133,7 @@ _AXES: Mapping[Role, Mapping[int, tuple[Kind, ...]]] = {
     Role.FLOATS: _axes("BATCH", "BATCH SAMPLES", "BATCH SEQUENCE FEATURES", "BATCH CHANNELS HEIGHT WIDTH")
     | _axes("BATCH FRAMES CHANNELS HEIGHT WIDTH"),
 }
-"""Maps role and rank to what the axes count; otherwise the first one counts a batch."""
+"""Maps role and rank to the kinds of the axes; otherwise the first one is a batch."""
 
 
 def numpy_type(elem_type: int) -> np.dtype[np.generic] | None:
@@ -171,16 +171,16 @@ def _spec(value: onnx.ValueInfoProto) -> InputSpec:
 
 
 def kind_of(dim: str) -> Kind | None:
-    """What a dimension of this name counts, if the name tells."""
+    """The kind of a dimension by its name, if known."""
     return next((kind for pattern, kind in _DIMENSIONS if re.search(pattern, dim.lower())), None)
 
 
 def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
-    """What the axes of an input count: by the name of the dimension, or else by role and place."""
+    """The kinds of an input's axes: by the name of the dimension, or else by role and place."""
     rank = len(shape)
     kinds = _places(role, rank)
     if role is Role.FLOATS and rank == 3 and re.search(r"feature|mel|spectro|audio", name):
-        kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # spectrograms have their frames last
+        kinds = (Kind.BATCH, Kind.FEATURES, Kind.FRAMES)  # in spectrograms the frames come last
     if "encoder" in name:
         tokens = {Kind.PAST, Kind.TOTAL, Kind.SEQUENCE}
         kinds = tuple(Kind.ENCODER if kind in tokens else kind for kind in kinds)
@@ -188,7 +188,7 @@ def _kinds(name: str, shape: tuple[Dim, ...], role: Role) -> tuple[Kind, ...]:
     for axis, (dim, place) in enumerate(zip(shape, kinds, strict=True)):
         by_name = kind_of(dim) if isinstance(dim, str) else None
         if by_name is Kind.PAST and role is Role.MASK:
-            by_name = Kind.TOTAL  # `past_sequence_length + sequence_length`, however it is written
+            by_name = Kind.TOTAL  # `past_sequence_length + sequence_length`, in any spelling
         if by_name is Kind.SEQUENCE and role is Role.FLOATS and axis == rank - 1:
             by_name = {2: Kind.SAMPLES, 3: Kind.FRAMES}.get(rank, by_name)  # speech models call them a sequence
         found.append(by_name or place)
@@ -200,7 +200,7 @@ def _places(role: Role, rank: int) -> tuple[Kind, ...]:
     return (*kinds, *(Kind.ONE,) * rank)[:rank]
 
 
-# -- what operators say ----------------------------------------------------------------------------------------------
+# -- requirements of operators ---------------------------------------------------------------------------------------
 
 _CARRIERS = frozenset(
     """
@@ -230,14 +230,14 @@ _ATTENTION: Mapping[tuple[str, str], tuple[tuple[int, int], Mapping[int, Role]]]
 keys and values are the first three operands."""
 
 _FEWEST = 8
-"""Minimum number of positions; smaller tables are of token types."""
+"""Minimum number of positions; smaller tables hold token types."""
 
-_COUNTED = ""
-"""The source of numbers that the model counts itself: Range, CumSum, stored positions up to a computed length."""
+_COMPUTED = ""
+"""The source of positions that the model computes: Range, CumSum, stored positions up to a computed length."""
 
 
 class Inputs:
-    """What is read in one walk over a model, its control-flow bodies and local functions included.
+    """The inputs of a model, from one walk over it, control-flow bodies and local functions included.
 
     Attributes:
         specs: the inputs without a default, by name.
@@ -245,7 +245,7 @@ class Inputs:
     """
 
     def __init__(self, model: onnx.ModelProto) -> None:
-        """Raises UsageError where no values can be made for an input: no tensor, no shape, or strings and the like."""
+        """Raises UsageError for inputs that cannot be generated: not tensors, without a shape, strings and the like."""
         defaults = {tensor.name for tensor in model.graph.initializer}
         self.specs = {value.name: _spec(value) for value in model.graph.input if value.name not in defaults}
         if any(spec.role is Role.GRID for spec in self.specs.values()):
@@ -253,7 +253,7 @@ class Inputs:
                 if spec.role is Role.FLOATS and len(spec.shape) in (2, 3):
                     spec.kinds = (*spec.kinds[:-2], Kind.PATCHES, Kind.ONE)
         self.longest: int | None = None
-        # The inputs, or what is counted, whose numbers a tensor carries; and the input that it is, perhaps cast.
+        # The inputs, or computed positions, whose numbers a tensor carries; and the input that it equals, perhaps cast.
         self._flows: dict[str, set[str]] = defaultdict(set, {name: {name} for name in self.specs})
         self._plain = {name: name for name in self.specs}
         for view in all_views(inlined(model) if model.functions else model):
@@ -266,23 +266,23 @@ class Inputs:
         slices = node.op_type == "Slice" and node.input[0] in view.constants
         cut = slices and not all(not name or name in view.constants for name in node.input[1:3])
         if cut:
-            self._count(view, node.input[0])
+            self._limit(view, node.input[0])
         for index, table in _LOOKUPS.get(key_of(node), ()):
             if table < len(node.input) and node.input[table]:
                 given = index < len(node.input) and node.input[index]
-                self._look_up(view, node, table, self._flows[node.input[index]] if given else {_COUNTED})
+                self._look_up(view, node, table, self._flows[node.input[index]] if given else {_COMPUTED})
         if key_of(node) in _ATTENTION:
             _note_attention(node, shapes, operands)
         if node.op_type == "TensorScatter" and operands[0] is not None:
-            self._hold(node, operands[0], operands[2])
+            self._note_cache(node, operands[0], operands[2])
         if node.op_type in {"ScatterND", "ScatterElements"}:
             (held,) = view.back(node.input[0], ("Transpose", "Identity", "Cast"))
             if held in self.specs:
-                self._hold(node, self.specs[held], None)
+                self._note_cache(node, self.specs[held], None)
         kernel = shapes[1] if node.op_type == "Conv" and len(shapes) > 1 else ()
         if len(kernel) > 1 and isinstance(kernel[1], int) and operands[0] is not None:
             operands[0].sizes[1] = kernel[1] * integer_of(node, "group", 1)
-        carried = {_COUNTED} if cut or key_of(node) in {("", "Range"), ("", "CumSum")} else set[str]()
+        carried = {_COMPUTED} if cut or key_of(node) in {("", "Range"), ("", "CumSum")} else set[str]()
         if key_of(node)[1] in _CARRIERS and not key_of(node)[0] and not slices:
             taken = node.input[:1] if node.op_type == "Gather" else node.input
             carried = carried.union(*(self._flows[name] for name in taken if name))
@@ -297,14 +297,14 @@ class Inputs:
         axis = integer_of(node, "axis", integer_of(node, "gather_axis", 0))
         rows = shape[axis] if -len(shape) <= axis < len(shape) else None
         for source in sources:
-            if source == _COUNTED:
-                self._count(view, node.input[table])
+            if source == _COMPUTED:
+                self._limit(view, node.input[table])
             elif isinstance(rows, int):
                 spec = self.specs[source]
                 spec.rows = max(min(rows, spec.rows or rows), 1)
 
-    def _hold(self, node: onnx.NodeProto, cache: InputSpec, start: InputSpec | None) -> None:
-        """A static cache, into which new tokens are written: its size is the largest number of tokens."""
+    def _note_cache(self, node: onnx.NodeProto, cache: InputSpec, start: InputSpec | None) -> None:
+        """A static cache, into which new tokens are written: its size is the maximum number of tokens."""
         if start is not None and node.op_type == "TensorScatter":
             start.role = Role.PAST_LENGTH
         elif cache.role is not Role.PAST or Kind.PAST not in cache.kinds:
@@ -317,7 +317,7 @@ class Inputs:
         kinds = [Kind.BATCH, *(Kind.ONE,) * (rank - 1)]
         cache.role, cache.kinds = Role.STATE, tuple(Kind.TOTAL if each == axis else kinds[each] for each in range(rank))
 
-    def _count(self, view: GraphView, table: str) -> None:
+    def _limit(self, view: GraphView, table: str) -> None:
         """Positions index `table`, if it is a matrix of floats."""
         shape, floats = _shape(view, table), view.type_of(table).elem_type in FLOATS
         if table in view.constants and floats and len(shape) == 2 and isinstance(shape[0], int) and shape[0] >= _FEWEST:
@@ -333,7 +333,7 @@ def _shape(view: GraphView, name: str) -> tuple[Dim, ...]:
 def _note_attention(
     node: onnx.NodeProto, shapes: Sequence[tuple[Dim, ...]], operands: Sequence[InputSpec | None]
 ) -> None:
-    """The roles of what attention reads; for past keys and values, the number of heads and their size."""
+    """The roles of attention's operands; for past keys and values, the number of heads and their size."""
     pasts, numbers = _ATTENTION[key_of(node)]
     queries = integer_of(node, "num_heads", integer_of(node, "q_num_heads", 0))
     keys = integer_of(node, "kv_num_heads", queries)
@@ -341,12 +341,12 @@ def _note_attention(
         if spec is None or place not in {*pasts, *numbers}:
             continue
         spec.role = numbers.get(place, Role.PAST)
-        spec.kinds = _places(spec.role, len(spec.shape))  # whatever names say
+        spec.kinds = _places(spec.role, len(spec.shape))  # overrides names
         if place in pasts:
             own = shapes[1 + pasts.index(place)]
             projected, heads = (own, keys) if own else (shapes[0], queries + 2 * keys)  # or all three are packed
             size = projected[-1] if projected else None
             known = {1: keys, 3: size // max(heads, 1) if isinstance(size, int) else 0}
             spec.sizes |= {axis: size for axis, size in known.items() if size}
-            if integer_of(node, "sliding_window_cache", 0) == 1:  # its capacity, however many tokens are in it
+            if integer_of(node, "sliding_window_cache", 0) == 1:  # its capacity, not the number of tokens in it
                 spec.least[2] = integer_of(node, "local_window_size", 1)

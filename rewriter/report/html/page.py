@@ -107,7 +107,7 @@ def render_heads(data: Mapping[str, Any]) -> str:
     """The page of heads; its script writes the data, JSON in the page, as text only."""
     style, made = f"{resource('style.css')}\n{resource('heads.css')}", _shortened(data)
     for head in made["heads"]:
-        # Patterns are most of the page: as whole numbers, which the script divides again, they are half as long.
+        # Patterns are most of the page: as integers, which the script divides again, they are half as long.
         head["pattern"] = head["pattern"] and [
             [[round(1e4 * v) for v in row] for row in rows] for rows in head["pattern"]
         ]

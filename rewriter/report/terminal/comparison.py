@@ -1,4 +1,4 @@
-"""Print what was found about given models: a comparison, a certificate, a measurement of time."""
+"""Print results about given models: a comparison, a certificate, a benchmark."""
 
 from __future__ import annotations
 

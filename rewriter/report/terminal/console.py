@@ -53,7 +53,7 @@ class Console:
             for text in [part] if isinstance(part, str) else [f"  {each}" for each in part]:
                 self.line(text)
             return
-        # A table's cells are padded to their column; in a pipe nobody sees that, and blanks at line ends disturb.
+        # A table's cells are padded to their column; in a pipe, trailing blanks are removed.
         with self._out.capture() as capture:
             self._out.print(drawn(part))
         for line in capture.get().splitlines():
@@ -142,7 +142,7 @@ _STYLES = {"PASSED": "bold green", "FAILED": "bold red", "PLANNED": ""}
 
 
 def show_report(console: Console, report: Report) -> None:
-    """Print a rewriting: a few lines, with -v tables, failures, and the verdict; each model of a folder by its name."""
+    """Print a rewriting: a few lines, tables with -v, failures, and the verdict; for a folder, model by model."""
     if isinstance(report, FolderReport):
         for name, each in report.models.items():
             console.line(name, "bold")
@@ -150,7 +150,7 @@ def show_report(console: Console, report: Report) -> None:
                 _show_lines(console, each)
             else:
                 left = f"{counted(len(each.left), 'candidate')} left: {each.left[0].reason}" if each.left else ""
-                console.line(f"copied    as it is: {left or 'there is no MLP block to convert'}")
+                console.line(f"copied    as is: {left or 'there is no MLP block to convert'}")
         if report.copied:
             console.line(f"copied    {', '.join(report.copied)}")
     else:

@@ -46,7 +46,7 @@ def test_all_models_and_all_files(folder: Path, capsys: pytest.CaptureFixture[st
     assert run([str(folder), "-o", str(out), "--provider", "cpu"]) == 0
     text = capsys.readouterr().out
     assert text.splitlines()[-1] == f"PASSED  1 model, 1 block, read as 8 attention heads, written to {out}"
-    assert "onnx/plain.onnx\ncopied    as it is" in text
+    assert "onnx/plain.onnx\ncopied    as is" in text
     assert ".rewrite-" not in text
     assert files(out) == files(folder) | {"attnonly-report.json"}
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -68,7 +68,7 @@ def test_what_is_left_in_a_folder_has_its_reason(folder: Path, capsys: pytest.Ca
     onnx.save(fused, folder / "onnx" / "plain.onnx")
     assert run([str(folder), "-o", str(folder.with_name("out")), "--provider", "cpu", "--no-validate"]) == 0
     reason = "its experts are inside one operator, and its weights are not initializers of the shapes that it asks for"
-    assert f"copied    as it is: 1 candidate left: com.microsoft::MoE 'out': {reason}" in capsys.readouterr().out
+    assert f"copied    as is: 1 candidate left: com.microsoft::MoE 'out': {reason}" in capsys.readouterr().out
 
 
 def test_a_failed_proof_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

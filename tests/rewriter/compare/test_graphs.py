@@ -31,7 +31,7 @@ WEIGHTS = {"W": np.asarray([1, 2, 3, 4.0]), "V": np.asarray([4, 3, 2, 1.0])}
 
 
 def named(*given: Any, **options: Any) -> onnx.ModelProto:
-    """A text model in which every node has a name, by which it is known again whatever its outputs are called."""
+    """A text model in which every node has a name, which identifies it independently of its outputs' names."""
     model = text_model(*given, **options)
     for graph in graphs(model.graph):
         for node in graph.node:
@@ -217,7 +217,7 @@ def test_weights_of_other_types_or_dims() -> None:
 
 
 def external(path: Path, values: Any, offset: int = 0) -> tuple[onnx.TensorProto, Path]:
-    """A weight in a file of its own."""
+    """A weight in a separate file."""
     array = np.asarray(values, np.float32)
     path.write_bytes(b"\x07" * offset + array.tobytes())
     tensor = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=array.shape, data_location=TensorProto.EXTERNAL)

@@ -124,7 +124,8 @@ def test_a_provider_with_coarse_kernels(monkeypatch: pytest.MonkeyPatch, form: s
     fake_cuda(monkeypatch, {False: (), True: [f"{node.op_type} '{node.name}'" for node in made.graph.node]}, noise=1.0)
     report = rewrite(model, form=form, providers=["cuda"])
     assert report.exit_status is ExitStatus.VALIDATION_FAILED
-    said = "cuda rounds Softmax in float64 to float32, which these heads cannot bear: use form local, or --gate product"
+    said = "cuda rounds Softmax in float64 to float32, which these heads do not tolerate: use form local, or --gate "
+    said += "product"
     assert any(said in failure for failure in report.problems) == coarse
     left = report.validation.providers["cuda"].cpu_nodes
     assert any(node.startswith("Softmax") for node in left) == coarse

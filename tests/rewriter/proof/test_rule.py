@@ -137,7 +137,7 @@ def test_noise_is_of_the_size_that_is_asked_for() -> None:
 
 
 def miscompile(monkeypatch: pytest.MonkeyPatch, made: LoadedModel, factor: float) -> None:
-    """Let whatever runs `made` give results that are wrong by a factor."""
+    """Let every run of `made` return results that are wrong by a factor."""
     right = run_model
 
     def miscompiled(side: Any, *arguments: Any, **options: Any) -> Any:

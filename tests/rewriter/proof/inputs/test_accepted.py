@@ -89,7 +89,7 @@ def test_a_limit_leaves_several_sizes() -> None:
 
 
 def test_a_single_token_is_not_enough() -> None:
-    """One token fits positions of any length, by broadcasting; it is not all that is tried."""
+    """One token fits positions of any length, by broadcasting; more is tried."""
     model = model_of("g (float[batch, sequence, 4] x) => (float y) <float[1, 60, 4] p> { y = Add(x, p) }")
     shapes = {run.feeds["x"].shape for run in accepted(model).cases}
     assert {(1, 1, 4), (1, 60, 4), (3, 60, 4)} <= shapes

@@ -304,7 +304,7 @@ def test_a_name_fixes_the_axis_that_it_names() -> None:
 
 
 def test_a_multiple_is_divisible() -> None:
-    """As torch.export writes dimensions that a model cuts into patches; the name stands for the number of these."""
+    """As torch.export writes dimensions that a model cuts into patches; the name is the number of these."""
     model = declare({"image": (FLOAT, ["batch", 3, "14*rows", "14*columns"]), "grid": (INT, ["rows", "columns"])})
     for case in make_cases(model):
         assert case.feeds["image"].shape[2:] == tuple(14 * size for size in case.feeds["grid"].shape)

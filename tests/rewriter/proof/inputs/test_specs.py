@@ -102,7 +102,7 @@ SIZES = {"packed": (2, 8), "three projections": (2, 8), "MultiHeadAttention": (4
 
 @pytest.mark.parametrize("case", ATTENTION)
 def test_a_past_has_the_sizes_of_its_reader(case: str) -> None:
-    """`kv_cache_dim` is a size of heads, whatever its name says."""
+    """`kv_cache_dim` is a size of heads, in spite of its name."""
     found, _ = specs(
         f"""g (float[b, s, 24] x, {PAST} k, {PAST} v, int32[b] last, int32 total)
         => (float[b, s, n] y, {PAST} kk, {PAST} vv)

@@ -1,4 +1,4 @@
-"""Examples of operators, as text: those that calculate, in what variants the float64 evaluation knows.
+"""Examples of operators that compute, as text, in the variants that the float64 evaluation supports.
 
 A line is a node on operands of `OPERANDS`, perhaps with the opsets that it is meant for and how many outputs it gives;
 `{a|b}` stands for either. Indented lines continue the one before, which ends at a space or a bar. An operator is tried
@@ -57,7 +57,7 @@ OPERANDS: dict[str, Array] = {
     "m34": _normal(3, 4), "v34": _between(0.5, 2, 3, 4), "flat": _normal(2, 3), "nchw": _normal(2, 3, 4, 5),
     # convolution
     "img": _normal(2, 4, 9, 8), "w": _normal(6, 4, 3, 2), "w2": _normal(6, 2, 3, 2), "b6": _normal(6),
-    "sound": _normal(2, 4, 9), "w1": _normal(6, 4, 3), "deep": _normal(4, 1, 3), "room": _normal(2, 4, 5, 6, 4),
+    "sound": _normal(2, 4, 9), "w1": _normal(6, 4, 3), "deep": _normal(4, 1, 3), "volume": _normal(2, 4, 5, 6, 4),
     "w3": _normal(6, 4, 3, 2, 2),
     # matrices
     "sq": _normal(3, 3), "at": _ints(0, 2, 1, -1, 0, 0).reshape(2, 3), "p34": _normal(3, 4),
@@ -142,7 +142,7 @@ Conv{|<strides = [2, 1], pads = [1, 0, 2, 1]>|<dilations = [2, 2]>|<auto_pad = "
 Conv<group = 2{|, strides = [2, 1], pads = [1, 0, 2, 1]|, auto_pad = "SAME_LOWER"}>(img, w2)
 Conv<pads = [1, 1]>(sound, w1, b6)
 Conv<group = 4, pads = [1, 1], kernel_shape = [3]>(sound, deep)
-Conv(room, w3, b6)
+Conv(volume, w3, b6)
 GlobalAveragePool({img|sound})
 CumSum(p34, n1)
 CumSum<exclusive = 1, reverse = 1>(p34, n0)
@@ -242,7 +242,7 @@ def cases_of(key: tuple[str, str]) -> dict[int, list[Case]]:
 
 
 def model_of(cases: list[Case], opset: int) -> tuple[onnx.ModelProto, dict[str, Array]]:
-    """All of these cases as one model, which gives whatever they give, and what to feed it."""
+    """All of these cases as one model with all their outputs, and its inputs."""
     names = sorted({name for case in cases for name in case.operands})
     body = "\n".join(
         f"{', '.join(f'out_{number}_{index}' for index in range(case.outputs))} = {case.node}"

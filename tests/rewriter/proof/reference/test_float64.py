@@ -42,7 +42,7 @@ def test_everything_is_widened(kind: str) -> None:
     result = run(model, x=x, i=np.array([2049, 2**24 + 1]))
     assert result.dtype == np.float64
     assert model.SerializeToString() == before
-    # 2049 and 2^24 + 1 are no float16 and no float32: nothing is rounded.
+    # 2049 is not a float16 and 2^24 + 1 not a float32: nothing is rounded.
     expected = 2 * np.array([2049, 2**24 + 1]) + 2 + float(np.float32(0.1)) + x.astype(float)
     np.testing.assert_array_equal(result, expected)
 
@@ -154,7 +154,7 @@ FUNCTION = '<domain: "local", opset_import: ["": 11]> f (a) => (b) { b = Softmax
         ),
         ("y = Cast<to = 17>(x)", r"^Cast 'y' is of type float8e4m3fn$"),
         ("y = local.thing(x)", "cannot load the model: Node type 'thing' from domain 'local' is unknown"),
-        # Up to opset 12 Softmax flattens what follows its axis: the function cannot be inlined as it is.
+        # Up to opset 12 Softmax flattens what follows its axis: the function cannot be inlined unchanged.
         ("y = local.f(x)", "cannot load the model: Node type 'f' from domain 'local' is unknown"),
         ("y = Constant()", r"^Constant 'y' holds no dense tensor of numbers$"),
         ('y = Constant<value_string = "a">()', r"^Constant 'y' holds no dense tensor of numbers$"),

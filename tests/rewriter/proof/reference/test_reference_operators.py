@@ -57,7 +57,7 @@ def test_nothing_sticks_to_float32(key: Key, opset: int) -> None:
     data = {name: value for name, value in feeds.items() if value.dtype.kind == "f"}
 
     def moved(by: float, signs: dict[str, Array]) -> Results:
-        # Where they stand, the operands are no float32 numbers and in no tie.
+        # The operands are not float32 numbers there, and none is a tie.
         base = {name: value.astype(np.float64) * (1 + 1e-4 * places[name]) for name, value in data.items()}
         return reference.run({**feeds, **{name: np.asarray(base[name] * (1 + by * signs[name])) for name in data}})
 
