@@ -175,7 +175,6 @@ class Certificate:
             "constants folded in float32, read as the exact product": self.folded,
             "tables read only in part at these sizes": self.partly,
             "why not at every size": (self.tried_only,) if self.sizes and self.tried_only else (),
-            "proved only for the inputs that were tried": () if self.every_token else ("the token ids among them",),
         }
         return tuple(f"{what}: {first_of(each)}" for what, each in found.items() if each)
 
