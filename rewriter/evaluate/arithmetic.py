@@ -32,6 +32,7 @@ from rewriter.errors import RewriteError
 _U64 = np.uint64
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
 _SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
+_CANDIDATES = 2**14
 _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
@@ -132,9 +133,13 @@ def draw_prime() -> int:
     It is 7 modulo 8, so that -1 is no square and 2 is one.
     """
     while True:
-        p = 2**30 + 8 * secrets.randbelow(2**27) + 7
-        if all(p % q in _RESIDUES[q] for q in _SMALL_PRIMES) and _is_prime(p):
-            return p
+        drawn = np.frombuffer(secrets.token_bytes(_CANDIDATES * 4), np.uint32).astype(np.int64) >> 5
+        found = 2**30 + 8 * drawn + 7
+        for q in _SMALL_PRIMES:
+            found = found[np.isin(found % q, [*_RESIDUES[q]])]
+        prime = next((p for p in found.tolist() if _is_prime(p)), None)
+        if prime is not None:
+            return int(prime)
 
 
 def _residues(q: int) -> frozenset[int]:

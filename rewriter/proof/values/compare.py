@@ -52,10 +52,10 @@ _SMALL: Setting = (1, 3, 2)
 """The size at which heads are read."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
-_FEW_ROUNDS, _MANY_ROUNDS, _SMALL_MODEL = 2, 4, 2**26
-"""Primes that are drawn, for models of more bytes than that and for smaller ones."""
-_COINS, _MOST_ROUNDS = 40, 40
-"""Signs by which a small model must have decided, in all rounds; and how many rounds are made for that."""
+_ROUNDS = 2
+"""Primes that are drawn."""
+_COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
+"""Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
 _GROSS = 0.1
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
@@ -201,7 +201,7 @@ class _Pair:
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
-        self._rounds = _FEW_ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MANY_ROUNDS
+        self._most_rounds = _ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MOST_ROUNDS
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         self.points = points(self._maker, longest=longest)
         (self._small,) = points(self._maker, [_SMALL], longest)
@@ -251,8 +251,7 @@ class _Pair:
 
     def _more(self, rounds: int) -> bool:
         """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
-        few = self._coins < _COINS and self._rounds == _MANY_ROUNDS
-        return rounds < self._rounds or (few and rounds < _MOST_ROUNDS)
+        return rounds < (self._most_rounds if self._coins < _COINS else _ROUNDS)
 
     def _drawn(self, number: int) -> list[Point]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
@@ -292,7 +291,7 @@ class _Pair:
         return Equality(
             same=True,
             sizes=self._sizes,
-            bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**self._rounds)),
+            bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**_ROUNDS)),
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
             tried_only=self._tried_only(),
