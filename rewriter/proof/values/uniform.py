@@ -256,7 +256,7 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     domain, kind = key_of(node)
     data = [each for each in node.input if each and each in side.data]
     rows = [side.rows(each) for each in (name, *data)]
-    if any(each is None or each[1] != count for each in rows):
+    if not data or any(each is None or each[1] != count for each in rows):
         return "has or reads other rows"
     fronts = [each[0] for each in rows if each is not None]
     if kind in _RESHAPING:
