@@ -49,6 +49,8 @@ SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
 
+_FEW_SETTINGS = SETTINGS[::2]
+"""Those of models of more than `_SMALL_MODEL` bytes."""
 _SMALL: Setting = (1, 3, 2)
 """The size at which heads are read."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
@@ -206,9 +208,10 @@ class _Pair:
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
-        self._most_rounds = _ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MOST_ROUNDS
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
-        self.points = points(self._maker, longest=longest)
+        large = max(a.size, b.size) > _SMALL_MODEL
+        self._most_rounds, self._settings = (_ROUNDS, _FEW_SETTINGS) if large else (_MOST_ROUNDS, SETTINGS)
+        self.points = points(self._maker, self._settings, longest)
         (self._small,) = points(self._maker, [_SMALL], longest)
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
@@ -227,6 +230,9 @@ class _Pair:
         if missing is not None:
             raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
         given = {self.names.get(name, name) for name in self.points[0].feeds}
+        default = next((n for n in sorted(self.a.overridable) if self.names.get(n, n) not in _inputs(b)), None)
+        if default is not None:
+            raise Unsupported(f"the second model has no input '{default}', which has a default in the first")
         new = next((each for each in _asked(b) if each not in given), None)
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
@@ -262,7 +268,7 @@ class _Pair:
         """The sizes with other values of integers, which are what they say, unlike floats."""
         maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
-        drawn = points(maker, longest=self._most, first=number)
+        drawn = points(maker, self._settings, self._most, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
         self.points = [each for each in drawn if each.name in sizes] + further
         return self.points
@@ -541,10 +547,14 @@ class _Pair:
         return ""
 
 
+def _inputs(model: LoadedModel) -> list[str]:
+    return [value.name for value in model.proto.graph.input]
+
+
 def _asked(model: LoadedModel) -> list[str]:
     """The inputs without a default."""
     given = {tensor.name for tensor in model.proto.graph.initializer}
-    return [value.name for value in model.proto.graph.input if value.name not in given]
+    return [name for name in _inputs(model) if name not in given]
 
 
 def _texts(f: Field) -> list[str]:
