@@ -222,7 +222,7 @@ def test_it_is_not_certified_by_chance(pair: tuple[Any, ...]) -> None:
 
 def test_an_input_with_a_default_is_a_constant() -> None:
     """Whoever feeds it gets another result."""
-    a, b = (loaded(f"(float[batch,2] x{gain}) => (float[batch,2] out)", "out = Mul(x, g)", {"g": f(0.5)}, 18)
+    a, b = (loaded(f"(float[batch,2] x{gain}) => (float[batch,2] out)", "y = Mul(x, g) out = Add(y, o)", {"g": f(0.5), "o": f(1)}, 18)
             for gain in (", float[1] g", ""))  # fmt: skip
     assert not prove(a, b).certified
 
