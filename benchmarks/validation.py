@@ -19,10 +19,10 @@ import onnx
 
 from benchmarks.common import RESULTS, interleaved, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
+from benchmarks.timing import Ratio, ratio
 from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
-from rewriter.ort.timing import Ratio, ratio
 from rewriter.proof.inputs.cases import make_cases
 
 

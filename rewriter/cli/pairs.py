@@ -21,10 +21,9 @@ from rewriter.cli.options import (
 from rewriter.compare import CompareOptions
 from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
-from rewriter.text import first_of
 
 if TYPE_CHECKING:
-    from rewriter.api.benching import Benchmark, TimeRow
+    from rewriter.api.benching import Benchmark
     from rewriter.report.certification import Certification
     from rewriter.report.comparison import Comparison
     from rewriter.report.terminal.console import Console
@@ -148,30 +147,13 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
 @command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")
 @_pair
 @click.argument("more", type=_model, nargs=-1)
-@click.option(
-    "--tokens", type=int, metavar="N", multiple=True, help="Number of tokens of a sequence (repeatable). Default: 128."
-)
-@declared_options(
-    Settings,
-    only=("providers", "inputs"),
-    providers={
-        "help": "Execution provider: cpu, cuda, cuda:device_id=1 (repeatable). Default: cpu, and cuda where it works."
-    },
-    inputs={"help": "Run on the inputs in this file, as for rewrite. Default: generated inputs."},
-)
+@click.option("--tokens", type=int, metavar="N", multiple=True, help="Tokens of a sequence (repeatable). Default: 128.")
+@declared_options(Settings, only=("providers",), providers={"help": "Execution provider, as for rewrite (repeatable)."})
 @report_option("the measurement")
-def bench(
-    original: Path,
-    rewritten: Path,
-    more: tuple[Path, ...],
-    *,
-    report: Path | None,
-    **options: Any,
-) -> int:
-    """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL.
+def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Path | None, **options: Any) -> int:
+    """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL; they take turns.
 
-    Each model runs in a separate process, and they take turns. ORIGINAL is also its own competitor, the control: a
-    ratio as close to 1 as the control's is noise. A run includes copying inputs and outputs.
+    ORIGINAL, given again among MORE, shows the noise. A run includes copying inputs and outputs.
     """
     check_report(report, (original, rewritten, *more))
     from rewriter import bench as measure
@@ -181,25 +163,10 @@ def bench(
 
 
 def _show_times(console: Console, found: Benchmark) -> None:
-    from rewriter.report.tables import Cell, Column, Row, Table
+    from rewriter.report.tables import Table, columns
 
-    several = len({row.provider for row in found.times}) > 1
-
-    def cells(row: TimeRow) -> Row:
-        over, place = row.over_original, row.provider if several else None
-        ratios = (None,) * 3 if over is None else (over.paired, f"{over.low:.3f} to {over.high:.3f}", over.of_fastest)
-        what = (row.inputs, place, row.model, row.milliseconds, *ratios, row.load_seconds, row.peak_mb)
-        return tuple(Cell(each, f"{each:.3f}") if isinstance(each, float) else each for each in what)
-
-    heads = (
-        *(Column("inputs"), Column("provider"), Column("model", "name"), Column("ms", "ratio")),
-        *(Column("over original", "ratio"), Column("its quartiles"), Column("of fastest", "ratio")),
-        *(Column("load s", "ratio"), Column("peak memory MB", "count")),
-    )
-    title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
-    console.part(Table(title, heads, tuple(map(cells, found.times))).filled())
-    left = ((row.model, row.provider, tuple(row.cpu_nodes or ())) for row in found.times)
-    for name, provider, nodes in dict.fromkeys(left):
-        if nodes:
-            console.line(f"{name} on {provider}, ran on the CPU: {first_of(nodes)}", "yellow")
+    heads = (*columns("text", "inputs", "provider", "model"), *columns("ratio", "ms", "over original", "from", "to"))
+    cells = ((*(each.inputs, each.provider, each.model, each.milliseconds), each.over_original) for each in found.times)
+    rows = tuple((*row, middle, low, high) for *row, (low, middle, high) in cells)
+    console.part(Table("Median time of one run, and the ratio within a round with its quartiles", heads, rows))
     console.line(found.summary, "bold green")
