@@ -18,7 +18,7 @@ SOURCES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-COMPOSERS = ("rewriter/api/", "rewriter/cli/", "rewriter/interpret/", "rewriter/pipeline.py")
+COMPOSERS = ("rewriter/api/", "rewriter/cli/", "rewriter/interpret/")
 """The only files of the engine that know the domain."""
 
 FRONT = (
@@ -26,7 +26,6 @@ FRONT = (
     "rewriter.api",
     "rewriter.cli",
     "rewriter.interpret",
-    "rewriter.pipeline",
     "rewriter.report",
 )
 """What composes; nothing that is composed may import it."""
