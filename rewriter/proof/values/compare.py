@@ -54,6 +54,8 @@ _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
 _FEW_ROUNDS, _MANY_ROUNDS, _SMALL_MODEL = 2, 4, 2**26
 """Primes that are drawn, for models of more bytes than that and for smaller ones."""
+_COINS, _MOST_ROUNDS = 40, 40
+"""Signs by which a small model must have decided, in all rounds; and how many rounds are made for that."""
 _GROSS = 0.1
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
@@ -211,7 +213,7 @@ class _Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._folds: Mapping[str, Fold] | None = None
-        self._reason, self._refuted = "", ()
+        self._reason, self._refuted, self._coins = "", (), 0
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Point]] = []
@@ -232,9 +234,12 @@ class _Pair:
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
-            while len(rounds) < self._rounds and (found := self._round(reading, self._drawn(len(rounds)))) is not None:
+            self._coins = 0
+            while (more := self._more(len(rounds))) and (
+                found := self._round(reading, self._drawn(len(rounds)))
+            ) is not None:
                 rounds.append(found)
-            if len(rounds) == self._rounds and (regions := self._bounded(reading)) is not None:
+            if not more and (regions := self._bounded(reading)) is not None:
                 far = self._far_in_floats()
                 if not far:
                     return self._equal(reading, rounds, regions)
@@ -243,6 +248,11 @@ class _Pair:
                 break
         departs = self._departure(isolate=isolate)
         return Equality(sizes=self._sizes, refuted=self._refuted, departure=departs, reason=self._reason)
+
+    def _more(self, rounds: int) -> bool:
+        """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
+        few = self._coins < _COINS and self._rounds == _MANY_ROUNDS
+        return rounds < self._rounds or (few and rounds < _MOST_ROUNDS)
 
     def _drawn(self, number: int) -> list[Point]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
@@ -324,6 +334,7 @@ class _Pair:
             self.points.append(further)
             return self._round(reading, self.points)
         self._last = ours, theirs
+        self._coins += sum(_COINS if each.field.coins is None else each.field.coins for each in theirs)
         unfit = self._unfit(reading, ours, theirs)
         self._reason = unfit or self._reason
         return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
