@@ -106,7 +106,7 @@ def _measure(original: Path, rewritten: Path, repeats: int) -> list[Row]:
         return once
 
     compared: dict[str, Callable[[], dict[str, float]]] = {
-        "diff --graph-only": lambda: dict(diff(original, rewritten, outputs=False).seconds),
+        "diff(outputs=False)": lambda: dict(diff(original, rewritten, outputs=False).seconds),
         "validate": lambda: dict(validate(original, rewritten).seconds),
     }
     tasks = {"plain inference": plain, **{task: comparing(task, run) for task, run in compared.items()}}

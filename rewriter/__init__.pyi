@@ -31,7 +31,7 @@ from rewriter.interpret.why import why as why
 from rewriter.report.certification import Certification as Certification
 from rewriter.report.certification import RuntimeCertification as RuntimeCertification
 from rewriter.report.comparison import Comparison as Comparison
-from rewriter.report.folder import FolderReport as FolderReport
+from rewriter.report.report import FolderReport as FolderReport
 from rewriter.report.report import Report as Report
 
 def require_own_passes() -> None: ...

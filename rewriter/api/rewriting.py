@@ -32,8 +32,7 @@ from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.run import Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
-from rewriter.report.folder import FolderReport
-from rewriter.report.report import Report, write_json
+from rewriter.report.report import FolderReport, Report, write_json
 from rewriter.text import quoted
 
 Pass = Callable[[onnx.ModelProto], onnx.ModelProto]

@@ -22,7 +22,7 @@ from rewriter.text import counted, quoted
 if TYPE_CHECKING:
     from rewriter.proof.validate import Progress
     from rewriter.report.report import Result
-    from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal import Console
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Found = TypeVar("Found", bound="Result")
@@ -141,7 +141,7 @@ def carried_out(
     **how: bool,
 ) -> int:
     """Call, write the JSON if requested, print, and return the exit status; `how` is verbose or quiet."""
-    from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal import Console
 
     console = Console(error=report == STANDARD, **how)
     with console.progress() as progress:

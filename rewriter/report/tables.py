@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
@@ -76,6 +76,13 @@ def written(value: str | float | None, kind: Kind) -> str:
     if kind == "ratio" and abs(value) >= _LARGE_RATIO:
         return f"{value:.1e}"
     return f"{value:{_FORMATS[kind]}}"
+
+
+def texts(table: Table) -> Iterator[list[str]]:
+    """The cells of each row as text."""
+    for row in table.rows:
+        cells = (each if isinstance(each, Cell) else Cell(each) for each in row)
+        yield [each.text or written(each.value, of.kind) for each, of in zip(cells, table.columns, strict=True)]
 
 
 def folded(names: Iterable[str]) -> str:
