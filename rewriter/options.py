@@ -26,33 +26,21 @@ _TRUTH = {None: True, "true": True, "false": False}
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """One option; a repeatable one is a sequence, with an entry for each time that it is given."""
 
-    Attributes:
-        name: keyword in Python; on the command line with dashes.
-        kind: the type of its value, or of its entries if it is repeatable: bool, int, float or str; object if the
-            command line parses it specially.
-        choices: the values it accepts; empty for any.
-        least: inclusive lower bound of its value; `above` and `below` are exclusive bounds.
-        repeatable: whether it is a sequence, with one entry for each time the option is given.
-        flag: name on the command line, if not derived from the keyword.
-        see: page of docs/ with more about it, with an anchor if needed.
-        rare: whether the command line has it as `--option NAME=VALUE` only.
-    """
-
-    name: str
-    kind: type
+    name: str  # keyword in Python; on the command line with dashes
+    kind: type  # of the value, or of the entries: bool, int, float, str; object if the command line parses it specially
     default: Any
     help: str
     choices: tuple[str, ...] = ()
     metavar: str = ""
-    least: float | None = None
+    least: float | None = None  # inclusive; `above` and `below` are exclusive
     above: float | None = None
     below: float | None = None
     repeatable: bool = False
-    flag: str = ""
-    see: str = ""
-    rare: bool = False
+    flag: str = ""  # if not derived from the name
+    see: str = ""  # page of docs/, with an anchor
+    rare: bool = False  # on the command line `--option NAME=VALUE` only
 
     def checked(self, value: Any) -> Any:
         """The value, or UsageError where it is unfit; a single entry of a repeatable option becomes a tuple."""

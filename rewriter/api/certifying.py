@@ -27,8 +27,7 @@ from rewriter.proof.run import Progress
 from rewriter.report.certification import Certification, FileDigest, Level, RuntimeCertification, sha256_of
 from rewriter.text import quoted
 
-NARROWEST = 1.0
-"""The smallest domain that a file may state for its own programs: no fit is narrower that nobody asked for."""
+NARROWEST = 1.0  # domain that a file may state for its own programs: no fit is narrower that nobody asked for
 
 
 @overload
@@ -61,9 +60,8 @@ def certify(
 
     Args:
         original: path of an ONNX file, or a model in memory.
-        rewritten: path of the model to be judged, or a model in memory. Default: what this onnxruntime makes of
-            `original` at each of its levels of optimisation; where one is not certified, the optimiser at fault is
-            named.
+        rewritten: the model to be judged. Default: what this onnxruntime makes of `original` at each of its levels of
+            optimisation; where one is not certified, the optimiser at fault is named.
         claims: output of an activation in `original` to (limit, domain): the largest |f_B - f_A| / max(1, |f_A|) for
             all |y| up to `domain`, or everywhere if that is None. Default: what the plan in `rewritten` claims.
         limit: the limit of all other activations.
@@ -72,8 +70,7 @@ def certify(
         progress: called with (current activity, steps done, total steps).
 
     Returns:
-        The certificate; `exit_status` is 0 if it is one. Otherwise it is 1, with the reasons in `problems`, and
-        `verdict` is `not proved`, or `different` with a counterexample.
+        The certificate; `problems` are the reasons where it is none.
 
     Raises:
         UsageError: the limit of a claim is negative, its domain empty, or the accuracy not between 0 and 1.
@@ -154,7 +151,7 @@ class _Optimised:
 def certification_of(
     original: Source, rewritten: Source, certificate: Certificate, models: Sequence[LoadedModel] = ()
 ) -> Certification:
-    """A certificate of the judge, with digests of the files that it is about; it is not computed again."""
+    """A certificate with digests of the files that it is about; it is not computed again."""
     a, b = models or [load_model(source, mapped=True) for source in (original, rewritten)]
     return Certification(_digest(original, a), _digest(rewritten, b), certificate)
 

@@ -32,14 +32,8 @@ def validate(
 ) -> Comparison:
     """Judge whether `rewritten` computes what `original` does: a proof by value, and a run on a few inputs.
 
-    Any two models with the same inputs and outputs can be compared; `names` are those that have other names.
-
-    Args:
-        original: path of an ONNX file, or a model in memory.
-        rewritten: path of the rewritten model, or a model in memory.
-        progress: called with (current activity, steps done, total steps).
-        **options: listed below. With a tolerance, outputs are judged only by
-            |rewritten - original| <= atol + rtol |original|.
+    Any two models with the same inputs and outputs can be compared, files or models in memory; `names` are those that
+    have other names. With a tolerance, outputs are judged only by |rewritten - original| <= atol + rtol |original|.
 
     Returns:
         The comparison; `verdict` says what is proved, and `exit_status` is 0 if it is certified or agrees.
@@ -66,20 +60,8 @@ def diff(
     """Compare two models: their files (operators, weights bit for bit, declarations), and what they compute.
 
     Tensors are matched by value, whatever their names and operators: `validation.certificate.departure` has the first
-    node of B that computes what A does not, and the regions that differ.
-
-    Args:
-        a: path of an ONNX file, or a model in memory.
-        b: path of the second model, or a model in memory.
-        outputs: run both and compare the outputs as `validate` does, beside the proof.
-        progress: as for `validate`.
-        **options: those of `validate`, listed below.
-
-    Returns:
-        The comparison; `exit_status` is 0 if it is certified or agrees, else 1.
-
-    Raises:
-        UsageError, ModelError, ProviderError, ValidationError, TypeError: as for `validate`.
+    node of B that computes what A does not, and the regions that differ. `outputs`: run both, too. Everything else is
+    as for `validate`.
     """
     return _compared((a, b), options, Run(progress), files=True, outputs=outputs)
 

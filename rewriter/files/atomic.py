@@ -42,7 +42,7 @@ _ADVICE = {
 
 @contextmanager
 def os_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a one-line UsageError: what failed, where, and what to do."""
+    """Turn an OSError of the block into a UsageError."""
     try:
         yield
     except OSError as error:
@@ -55,7 +55,7 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def check_directory(directory: Path) -> None:
-    """Check that a directory accepts files. Raises UsageError."""
+    """Raise UsageError unless a directory accepts files."""
     if not directory.exists():
         raise UsageError(
             f"the directory of the output, {quoted(directory)}, does not exist; create it first (mkdir -p)"

@@ -106,16 +106,12 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
 
 
 def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
-    """Load and check a model.
+    """Load and check a model. Raises ModelError.
 
     A proto in memory is used without a copy unless it has fallbacks, and may not have external data, since there is no
     directory to resolve it in. The main graph of a file is sorted; an unsorted proto in memory is refused, because it
     belongs to the caller. If `mapped`, the large weights of a file stay there, unless the rules for external data
     refuse that (a link, a strange name).
-
-    Raises:
-        ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
-            refers to external data against the rules of `rewriter.files.external`.
     """
     if not isinstance(source, (str, os.PathLike)):
         proto = _in_memory(source)
@@ -276,10 +272,7 @@ def external_bytes(references: tuple[ExternalRef, ...]) -> int:
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
-    """Read a tensor, inline or external, after checking it again; narrow types are those of `ml_dtypes`.
-
-    Raises ModelError if the data does not match the dims, or `rewriter.files.external` refuses the data file by now.
-    """
+    """Read a tensor, inline or external, after checking it again. Raises ModelError."""
     return _values(tensor, model.base_dir)
 
 

@@ -44,13 +44,10 @@ from rewriter.text import quoted
 
 @dataclass(eq=False)
 class StagedModel:
-    """An output that is complete on disk under a hidden name, `path`, with its external data.
-
-    `size` counts that file and the external ranges that it refers to, as in `LoadedModel.size`, in bytes.
-    """
+    """An output that is complete on disk under a hidden name, `path`, with its external data."""
 
     path: Path
-    size: int
+    size: int  # as `LoadedModel.size`
     _out: Path
     _data: tuple[Path, ...]
     _source: LoadedModel
@@ -89,8 +86,7 @@ class StagedModel:
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
     """Write a model built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
 
-    Raises UsageError if `out` breaks a rule of `check_output` or the disk refuses (full, read-only, quota), ModelError
-    if the model has 2 GiB or more inline, or its external data cannot be used.
+    Raises UsageError as `check_output` and if the disk refuses, ModelError if the model cannot be written.
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)
@@ -199,10 +195,7 @@ def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
 
 
 def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
-    """Copy the files of `references` beside `out`, synced: the new location for each old one.
-
-    The path of every file is added to `made` before it is created, so that it can be removed on failure.
-    """
+    """Copy the files of `references` beside `out`: old location to new; `made` gets their paths, before they exist."""
     moved: dict[str, str] = {}
     for ref in references:
         if ref.location not in moved:

@@ -39,7 +39,6 @@ class Session:
     outputs: tuple[str, ...]
     load_seconds: float
     # on another provider, the nodes on the CPU, as `Operator 'name'`; None if this onnxruntime does not report them
-    # Shapes are computed there on purpose.
     cpu_nodes: tuple[str, ...] | None
     _session: Any
     _types: Mapping[str, str]
@@ -52,13 +51,11 @@ class Session:
         outputs: Sequence[str] | None = None,
         over: Mapping[str, NDArray[Any]] | None = None,
     ) -> dict[str, Any]:
-        """Run the model once.
+        """Run the model once. Raises ValidationError, or MemoryError.
 
-        bfloat16 is `ml_dtypes.bfloat16`; a sequence becomes a list, a map the list of its keys and values, a missing
-        value None. `over` are results of another run: outputs go to filled memory of their shapes, so that entries that
-        are never written can be detected. onnxruntime refuses that for undeclared shapes.
-
-        Raises ValidationError if onnxruntime rejects the inputs or fails, MemoryError if it runs out of memory.
+        A sequence becomes a list, a map the list of its keys and values, a missing value None. `over` are results of
+        another run: outputs go to filled memory of their shapes, so that entries that are never written can be
+        detected; onnxruntime refuses that for undeclared shapes.
         """
         wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
@@ -120,14 +117,9 @@ def open_session(
 ) -> Session:
     """Load a model into onnxruntime; operators without a kernel are expanded as ONNX defines them.
 
-    Args:
-        model: the file, the protobuf (below 2 GB) or its bytes.
-        provider: with options if any; nodes without a kernel there run on the CPU.
-        optimise: apply onnxruntime's default graph optimisation, or none at all.
-        base_dir: directory of the external data of a model in memory.
-        prepack: let kernels copy weights into their own layout; otherwise external weights stay in the page cache.
-        spin: onnxruntime's default, for timing only: idle threads spin, and memory is kept between runs.
-        threads: per operator; by default one per core, which a small model does not repay.
+    `base_dir` is the directory of the external data of a model in memory. Without `prepack`, external weights stay in
+    the page cache. `spin` is onnxruntime's default, for timing only: idle threads spin, and memory is kept between
+    runs. `threads` are per operator; 0 is one per core.
 
     Raises as `require_provider`, ValidationError if it does not load, MemoryError if memory runs out.
     """

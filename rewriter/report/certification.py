@@ -1,8 +1,4 @@
-"""The result of `rewrite certify` for two models, as data and as JSON.
-
-`certificate.schema.json` beside this file is the contract of the JSON. Given the two files, `rewrite certify --check`
-computes it again.
-"""
+"""The results of `rewrite certify`, as data and as JSON; the schemas are beside this file."""
 
 from __future__ import annotations
 
@@ -90,13 +86,11 @@ class Certification(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why it was not certified, or why a certificate that was read does not hold."""
         reasons = tuple(refusal.text for refusal in self.certificate.refusals)
         return (*(self.wrong or ()), *(() if self.certificate.certified else reasons or ("not certified",)))
 
     @property
     def summary(self) -> str:
-        """The verdict, and the largest bound."""
         pair, where = f"{self.rewritten.path} against {self.original.path}", reach(self.certificate)
         if self.wrong is not None:
             return f"DOES NOT HOLD  the certificate of {pair}" if self.problems else f"HOLDS  {pair}, {where}"
@@ -158,7 +152,6 @@ class RuntimeCertification(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The levels that are not certified, and the optimiser at fault."""
         return tuple(
             f"level {each.level} is {each.verdict}"
             + ("; certified without " if each.guilty else "; no optimiser alone is at fault")
@@ -169,7 +162,6 @@ class RuntimeCertification(Result):
 
     @property
     def summary(self) -> str:
-        """The worst verdict."""
         verdicts = [each.verdict for each in self.levels]
         worst = max(verdicts, key=get_args(Verdict).index)
         levels = ", ".join(each.level for each in self.levels if each.verdict == worst)

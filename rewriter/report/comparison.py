@@ -1,8 +1,4 @@
-"""The comparison of two models, as data and as JSON.
-
-`comparison.schema.json` beside this file is the contract of the JSON. The command line prints a `Comparison`; the
-Python API returns it.
-"""
+"""The comparison of two models, as data and as JSON, which `comparison.schema.json` describes."""
 
 from __future__ import annotations
 
@@ -94,12 +90,10 @@ class Comparison(Result):
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Differences and undecided parts."""
         return (*self.failures, *self.undecided)
 
     @property
     def summary(self) -> str:
-        """The verdict in one line: what was found, on what it rests, and where the fault lies."""
         return f"{loud(self.verdict)}  {self._finding}"
 
     @property

@@ -1,8 +1,7 @@
-"""The report of a rewriting, as data.
+"""The report of a rewriting, as data: what planning, rewriting, saving and proving found.
 
-`Report` collects the results of planning, rewriting, saving and proving. The command line prints it; the Python API
-returns it. `report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is
-generated from the dataclasses, docstrings included: `python -m tools.schemas`.
+`report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is generated from the
+dataclasses, docstrings included: `python -m tools.schemas`.
 """
 
 from __future__ import annotations
@@ -68,13 +67,9 @@ class Result(ABC):
         """
         if self:
             return self
-        found = [
-            *self.problems[:_SHOWN_PROBLEMS],
-            *([f"and {len(self.problems) - _SHOWN_PROBLEMS} more"] * (len(self.problems) > _SHOWN_PROBLEMS)),
-        ]
-        message = "; ".join([self.summary, *found])
+        more = [f"and {len(self.problems) - _SHOWN_PROBLEMS} more"] * (len(self.problems) > _SHOWN_PROBLEMS)
         kind = NothingToConvertError if self.exit_status is ExitStatus.NOTHING_TO_CONVERT else ValidationError
-        raise kind(message)
+        raise kind("; ".join([self.summary, *self.problems[:_SHOWN_PROBLEMS], *more]))
 
     def _required(self, part: _Part | None, what: str) -> _Part:
         """A part that only some results have. Raises as `raise_for_status`, or UsageError."""
@@ -253,15 +248,10 @@ class Report(Result):
 
 @dataclass(frozen=True, repr=False)
 class FolderReport(Report):
-    """The result of `rewrite` for a folder; it has the blocks of all models, and each model has its own proof.
+    """The result of `rewrite` for a folder; it has the blocks of all models, and each model has its own proof."""
 
-    Attributes:
-        models: ONNX file, relative to the folder, to its report; only planned if a proof before it failed.
-        copied: the files other than models, which were copied unchanged.
-    """
-
-    models: Mapping[str, Report] = field(default_factory=dict)
-    copied: tuple[str, ...] = ()
+    models: Mapping[str, Report] = field(default_factory=dict)  # by file; only planned if a proof before it failed
+    copied: tuple[str, ...] = ()  # the other files
 
     @classmethod
     def of(cls, folder: str, output: str, models: Mapping[str, Report], copied: tuple[str, ...] = ()) -> Self:
@@ -269,22 +259,13 @@ class FolderReport(Report):
         reports = list(models.values())
         statuses = {each.exit_status for each in reports if each.converted}
         operators = sum((Counter(each.before.operators) for each in reports), Counter[str]())
-        return cls(
-            folder,
-            output,
-            reports[0].form,
-            tuple(block for each in reports for block in each.blocks),
-            Shape(operators, operators.total(), sum(each.before.bytes for each in reports)),
-            made=None,
-            proof=None,
-            seconds={"total": sum(each.seconds["total"] for each in reports)},
-            notes=(),
-            exit_status=max(statuses, default=ExitStatus.NOTHING_TO_CONVERT),
-            environment=reports[0].environment,
-            options=reports[0].options,
-            models=models,
-            copied=copied,
-        )
+        blocks = tuple(block for each in reports for block in each.blocks)
+        before = Shape(operators, operators.total(), sum(each.before.bytes for each in reports))
+        seconds = {"total": sum(each.seconds["total"] for each in reports)}
+        status = max(statuses, default=ExitStatus.NOTHING_TO_CONVERT)
+        about = reports[0].environment, reports[0].options
+        made = (folder, output, reports[0].form, blocks, before, None, None, seconds, (), status, *about)
+        return cls(*made, models=models, copied=copied)
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -154,15 +154,9 @@ def float_table(report: Report) -> Table:
 def summary(report: Report, width: int) -> list[str]:
     """The lines, wrapped between words."""
     lines: list[str] = []
+    whole = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * _LABEL}
     for label, text in summary_lines(report):
-        lines += textwrap.wrap(
-            clean(text),
-            max(width, 40),
-            initial_indent=label.ljust(_LABEL),
-            subsequent_indent=" " * _LABEL,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += textwrap.wrap(clean(text), max(width, 40), initial_indent=label.ljust(_LABEL), **whole)
     return lines
 
 
@@ -197,10 +191,8 @@ def proved(certificate: Certificate) -> str:
     regions = certificate.regions
     if not certificate.certified:
         return f"nothing: {certificate.refusals[0].text}"
-    if all(each.bound.exact for each in regions):
-        within = "each activation equal"
-    else:
-        within = f"each activation within {certificate.worst:.2g} of max(1, |f|)"
+    exact = all(each.bound.exact for each in regions)
+    within = f"each activation {'equal' if exact else f'within {certificate.worst:.2g} of max(1, |f|)'}"
     if certificate.sizes:
         sizes = "; ".join(certificate.sizes)
         return f"{reach(certificate)} ({sizes}), over the reals, up to a chance of 2^-{certificate.bits}: {within}"

@@ -117,6 +117,11 @@ def test_exit_status(capsys: Capture, arguments: list[str], status: int, last: s
     assert last in capsys.readouterr().out.splitlines()[-1]
 
 
+def test_an_unknown_dimension(capsys: Capture) -> None:
+    assert run(["validate", "a.onnx", "b.onnx", "--dim", "nonsense=3"]) == 2
+    assert "nonsense" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("option", ["--report", "--json"])
 def test_report(capsys: Capture, option: str) -> None:
     assert run(["validate", "a.onnx", "b.onnx", option, "r.json"]) == 0
@@ -132,7 +137,6 @@ def test_report(capsys: Capture, option: str) -> None:
         (["a.onnx", "missing.onnx"], 4, "missing.onnx' does not exist"),
         (["text.onnx", "a.onnx"], 4, "is a text file, not an ONNX model"),
         (["a.onnx", "cut.onnx"], 4, "cut.onnx' is not a readable ONNX model"),
-        (["a.onnx", "b.onnx", "--dim", "nonsense=3"], 2, "nonsense"),
         (["a.onnx", "b.onnx", "--inputs", "missing.npz"], 2, "missing.npz"),
         (["a.onnx", "b.onnx", "--report", "no/r.json"], 2, "does not exist; create it first"),
         (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace another file"),
