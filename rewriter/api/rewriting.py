@@ -19,7 +19,7 @@ import onnx
 
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
-from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
+from rewriter.api.rows import claims_of, domain_notes, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, taken
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
@@ -108,8 +108,6 @@ def rewrite(
             )
     if choices.forms.expose and not added:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
-    claims = tuple(replace(each, exposed=exposed_by(each.name, added)) for each in claims_of(plan, choices.accuracy))
-    lowered = replace(source, proto=plan.model, path=None)
     with ExitStack() as stack:
         staged = None
         if out is not None:
@@ -120,6 +118,7 @@ def rewrite(
             with run.step("validate", "proving"):
                 result = replace(source, proto=rewritten, path=None)
                 result = result if staged is None else load_model(staged.path, mapped=True)
+                claims, lowered = claims_of(plan, choices.accuracy, added), replace(source, proto=plan.model, path=None)
                 proof = Judge(source, result, claims, settings, run.progress, lowered, run=runs).verdict()
             status = ExitStatus.CONVERTED if proof.passed else ExitStatus.VALIDATION_FAILED
             report = replace(report, proof=proof, exit_status=status)
@@ -182,10 +181,9 @@ def _planned(
 def _calibrated(
     run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings
 ) -> tuple[Options, tuple[str, ...]]:
-    """The options, with the largest |entry| of the pre-activations whose activations must be fitted; and notes.
+    """The options with the largest |pre-activations| of activations to fit, which choose the domain; and notes.
 
-    Fitted programs hold on a bounded domain, which is chosen from these. If the model does not run, its plan has no
-    fits, and the proof will report why it does not run.
+    If the model does not run, its plan has no fits, and the proof will report why it does not run.
     """
     model = replace(source, proto=plan.model, path=None)
     side, way = Side.of(model), Way("cpu", optimise=True)
@@ -219,10 +217,7 @@ def _folder(
     dry_run: bool,
     validate: bool | Literal["certificate"],
 ) -> FolderReport:
-    """Convert and prove every ONNX file of a folder, and copy the others beside them; all of them or nothing.
-
-    `unfit`: the options that are for one model.
-    """
+    """Convert and prove every ONNX file of a folder, and copy the others; `unfit` are options for one model only."""
     one = next((name for name, given in unfit.items() if given), None)
     if one is not None:
         raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")

@@ -179,8 +179,7 @@ def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Pa
 def _show_times(console: Console, found: Benchmark) -> None:
     from rewriter.report.tables import Table, columns
 
-    heads = (*columns("text", "inputs", "provider", "model"), *columns("ratio", "ms", "over original", "from", "to"))
-    cells = ((*(each.inputs, each.provider, each.model, each.milliseconds), each.over_original) for each in found.times)
-    rows = tuple((*row, middle, low, high) for *row, (low, middle, high) in cells)
-    console.part(Table("Median time of one run, and the ratio within a round with its quartiles", heads, rows))
+    heads = (*columns("text", "inputs", "provider", "model"), *columns("ratio", "ms", "from", "over original", "to"))
+    rows = [(row.inputs, row.provider, row.model, row.milliseconds, *row.over_original) for row in found.times]
+    console.part(Table("Median time of one run, and quartiles of the ratio within a round", heads, tuple(rows)))
     console.line(found.summary, "bold green")

@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
@@ -180,18 +179,12 @@ def _serialise(
                 for entry in tensor.external_data if is_external(tensor) else ():
                     if entry.key == "location":
                         entry.value = locations.get(entry.value, entry.value)
-        size, pieces = inlined(proto, lengths, partial(_bytes_of, source))
+        size, pieces = inlined(proto, lengths, lambda tensor: read_external(tensor, source.base_dir or Path()).data)
     except (EncodeError, ValueError) as error:
         raise ModelError(TOO_LARGE) from error
     if size > MAX_FILE:
         raise ModelError(TOO_LARGE)
     return size, pieces
-
-
-def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
-    if source.base_dir is None:
-        raise ModelError(f"tensor {quoted(tensor.name)} lies in a file without a directory")
-    return read_external(tensor, source.base_dir).data
 
 
 def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:

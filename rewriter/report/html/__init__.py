@@ -63,13 +63,8 @@ def render(report: Report) -> str:
 
 def _filled(template: str, style: str, script: str, **context: Any) -> str:
     jinja = require_jinja()
-    made = jinja.Environment(
-        loader=jinja.FunctionLoader(resource),
-        autoescape=True,
-        undefined=jinja.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    strict = {"autoescape": True, "undefined": jinja.StrictUndefined}
+    made = jinja.Environment(loader=jinja.FunctionLoader(resource), trim_blocks=True, lstrip_blocks=True, **strict)
     made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
     made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_MAX_SENTENCE)}
     allowed = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
