@@ -1,9 +1,7 @@
 """Options, each declared once: a field of a frozen dataclass with its default, its help and its range.
 
-The command-line options, the keywords of the Python interface, the option tables of docs/reference.md and the options
-in a report are all derived from these fields. Rare options have no flag; `--option NAME=VALUE` sets them.
-A field without `option(...)` is not an option; a field that holds another such dataclass contributes the options of
-that class.
+Options of the command line, keywords in Python, the tables of docs/reference.md and the options in a report are derived
+from these fields. A field that holds another such dataclass contributes its options.
 """
 
 from __future__ import annotations
@@ -82,22 +80,15 @@ class Option:
         kind = Integral if self.kind is int else Real
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
             return False
-        number = float(value)
-        return (
-            (self.least is None or number >= self.least)
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
-        )
+        number, least, above, below = float(value), self.least, self.above, self.below
+        inside = (above is None or number > above) and (below is None or number < below)
+        return inside and (least is None or number >= least)
 
     @property
     def _range(self) -> str:
-        kind = "an integer" if self.kind is int else "a number"
-        parts = [
-            f"{words} {bound:g}"
-            for words, bound in (("of at least", self.least), ("above", self.above), ("below", self.below))
-            if bound is not None
-        ]
-        return f"{kind} {' and '.join(parts)}".rstrip()
+        bounds = {"of at least": self.least, "above": self.above, "below": self.below}
+        parts = [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
+        return f"{'an integer' if self.kind is int else 'a number'} {' and '.join(parts)}".rstrip()
 
 
 def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  # noqa: A002 - click's word for it

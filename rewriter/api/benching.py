@@ -61,10 +61,10 @@ def bench(
     providers: str | Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Benchmark:
-    """Measure how long models take beside the original, on onnxruntime; they take turns in this process.
+    """Measure how long models, files or in memory, take beside the original, on onnxruntime; they take turns.
 
     Args:
-        original: path of an ONNX file, or a model in memory; given again, its ratio is the noise.
+        original: given again, its ratio is the noise.
         rewritten: the model to compare it with.
         *more: further models.
         tokens: numbers of tokens of a sequence; default: 128, or what the model fixes.

@@ -24,8 +24,7 @@ from rewriter.proof.settings import Settings
 
 if TYPE_CHECKING:
     from rewriter.api.benching import Benchmark
-    from rewriter.report.certification import Certification, RuntimeCertification
-    from rewriter.report.comparison import Comparison
+    from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
     from rewriter.report.terminal import Console
 
 _model = click.Path(path_type=Path)
@@ -134,8 +133,8 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     """
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove
-    from rewriter.report.certification import read_certificate
     from rewriter.report.compared import at_levels, certified
+    from rewriter.report.comparison import read_certificate
     from rewriter.report.terminal import show
 
     if rewritten is None:

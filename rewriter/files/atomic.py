@@ -1,9 +1,8 @@
 """Write files and folders so that a reader sees the old one or the new one at any time.
 
 Every file is written under a hidden name beside OUT, synced, and renamed. The hidden name holds a digest of OUT's name,
-and the file is locked until its process ends. A hidden file of the same OUT without a lock is therefore that of a
-killed run, which the next run removes (`sweep`); without locks (Windows, some network file systems) nothing is removed.
-OSErrors become UsageErrors that say what to do.
+and the file is locked until its process ends: one without a lock is that of a killed run, which the next run removes
+(`sweep`); without locks (Windows, some network file systems) nothing is removed.
 """
 
 from __future__ import annotations

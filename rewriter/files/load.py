@@ -1,7 +1,4 @@
-"""Load a model without trusting it.
-
-The structure of the model and its external references are checked. Small tensors are read at once, so that every reader
-of constants finds them in the model, and sparse ones are expanded as runtimes do.
+"""Load a model without trusting it: its structure and its external references are checked.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
 the link, and the data files themselves may only be links inside such a cache.
@@ -66,11 +63,8 @@ class LoadedModel:
     # all references to other files, also of attributes, subgraphs, functions and sparse tensors
     external: tuple[ExternalRef, ...]
     file_size: int  # in bytes; for a proto in memory the size that it would have
-    # whether references differ from the file's: large weights stayed in it, as external data of that file, or links
-    # were replaced by the files behind them
-    mapped: bool = False
-    # local functions with names of onnxruntime's own operators, which are not in `proto` because onnxruntime never runs
-    # their bodies
+    mapped: bool = False  # whether references differ from the file's: to weights that stay in it, or behind links
+    # local functions with names of onnxruntime's operators, which never runs their bodies; they are not in `proto`
     fallbacks: tuple[onnx.FunctionProto, ...] = ()
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -88,15 +82,13 @@ class LoadedModel:
 
     @property
     def size(self) -> int:
-        """Size in bytes of the model file and the external ranges that it refers to."""
+        """In bytes, with the external ranges."""
         return self.file_size + external_bytes(self.external)
 
 
 class IrModel(Protocol):
     """A model of the onnx_ir package."""
 
-    @property
-    def graph(self) -> Any: ...
     @property
     def opset_imports(self) -> Any: ...
 

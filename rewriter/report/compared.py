@@ -9,8 +9,7 @@ from dataclasses import replace
 from rewriter.compare.graphs import GraphDifference
 from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
-from rewriter.report.certification import Certification, RuntimeCertification
-from rewriter.report.comparison import Comparison
+from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
 from rewriter.report.report import loud
 from rewriter.report.sections import proved, skipped
 from rewriter.report.tables import Table, columns, operator_table, region_table, rule_table, texts

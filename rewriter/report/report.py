@@ -55,16 +55,11 @@ class Result(ABC):
         return {"version": VERSION, **plain_data(self)}
 
     def write(self, path: Path) -> None:
-        """Write the JSON to `path`, atomically."""
+        """Write the JSON, atomically."""
         write_json(path, self.to_json())
 
     def raise_for_status(self) -> Self:
-        """Return the result itself if all is well.
-
-        Raises:
-            ValidationError: a proof or a comparison failed; the message names the first failures.
-            NothingToConvertError: the model has no block that could be converted.
-        """
+        """The result itself if all is well; otherwise raise ValidationError or NothingToConvertError."""
         if self:
             return self
         more = [f"and {len(self.problems) - _SHOWN_PROBLEMS} more"] * (len(self.problems) > _SHOWN_PROBLEMS)
@@ -146,8 +141,7 @@ class Report(Result):
     """The result of `rewrite`: true if the model was converted, and proved unless the proof was not asked for.
 
     `validation`, `after` and `rewritten` are there if it is true and no dry run, `validation` only if it was proved;
-    otherwise reading them raises what `raise_for_status` raises, or UsageError. `proof`, `made` and `in_memory` hold
-    the same, or None.
+    otherwise reading them raises. `proof`, `made` and `in_memory` hold the same, or None.
 
     Attributes:
         model: the model's path, or `<memory>`.
@@ -221,7 +215,6 @@ class Report(Result):
 
     @property
     def summary(self) -> str:
-        """The verdict in one line: the result, its certainty, and its path."""
         if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             why = f"{counted(len(self.left), 'candidate')} left" if self.left else "no candidate was found"
             return f"NOTHING TO CONVERT  in {self.model}: {why}"

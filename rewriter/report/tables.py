@@ -122,7 +122,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
-    """The blocks that become heads; empty columns are left out."""
+    """The blocks that become heads."""
     heads = (
         *(Column("block", "name"), Column("linear operators", "operators"), Column("activation")),
         *(Column("program", "name"), *columns("count", "heads", "bias tokens"), Column("error at most", "error")),
@@ -167,20 +167,16 @@ def operators(row: BlockRow) -> str:
 
 def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
     """The rule, output by output; providers are named if there are several."""
-    heads = (
-        *(Column("output", "name"), Column("provider")),
-        *columns("error", "max abs", "error", "rounding", "allowed"),
-        *columns("text", "rule", "verdict"),
-    )
+    errors = columns("error", "max abs", "error", "rounding", "allowed")
+    heads = (Column("output", "name"), Column("provider"), *errors, *columns("text", "rule", "verdict"))
 
     def row(provider: str, each: Judgement) -> Row:
         verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
         if each.holds and each.proves_nothing and not tolerated:
             verdict = Cell("proves nothing")
         rule = "the tolerance given" if tolerated else "16 x rounding"
-        errors = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
-        several = provider if len(proof.providers) > 1 else None
-        return (each.name, several, each.max_abs, *errors, rule, verdict)
+        shares = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
+        return (each.name, provider if len(proof.providers) > 1 else None, each.max_abs, *shares, rule, verdict)
 
     title = "Errors as shares of the output's norm; with a tolerance, in its units"
     rows = tuple(row(name, each) for name, run in proof.providers.items() for each in run.compared.values())

@@ -1,7 +1,6 @@
-"""The terminal: tables and lines, progress on standard error, and what `rewrite` prints.
+"""The terminal: tables and lines, progress on standard error, and results.
 
-Names from a model are plain text, never markup or control characters. Progress is a bar with the remaining time on a
-terminal, otherwise a plain line from time to time.
+Names from a model are plain text, never markup or control characters.
 """
 
 from __future__ import annotations
