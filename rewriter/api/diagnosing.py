@@ -10,11 +10,11 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from rewriter.api.run import environment
-from rewriter.errors import ExitStatus, RewriteError
+from rewriter.errors import RewriteError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import PROVIDERS, Provider, load_onnxruntime, require_provider
 from rewriter.proof.settings import LARGE
-from rewriter.report.report import Result
+from rewriter.report.report import Result, by_problems
 from rewriter.text import one_line, size
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
@@ -31,11 +31,7 @@ class Diagnosis(Result):
     model_bytes: int | None  # with external data; None without a model
     wrong: tuple[str, ...] = field(metadata={"json": "problems"})  # each with the step that fixes it
     also = ("exit_status",)
-
-    @property
-    def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 without problems, otherwise 1."""
-        return ExitStatus(bool(self.wrong))
+    exit_status = by_problems
 
     @property
     def problems(self) -> tuple[str, ...]:

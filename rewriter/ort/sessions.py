@@ -137,7 +137,7 @@ def open_session(
         options.add_session_config_entry(EXTERNAL_FOLDER, str(base_dir.resolve()))
     start = time.perf_counter()
     try:
-        source = _source(model if known.finds_data else _with_data(model, base_dir))
+        source = _source(model, None if known.finds_data else base_dir)
         # Without this onnxruntime silently falls back to the CPU, which would then be proved instead of the provider.
         session = ort.InferenceSession(source, options, providers=known.onnxruntime, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no base class
@@ -147,9 +147,8 @@ def open_session(
         if plain is None:
             raise ValidationError(f"onnxruntime could not load the model: {one_line(error)}") from error
         beside = model.parent if isinstance(model, Path) else base_dir
-        found = open_session(
-            plain[0], provider, optimise=optimise, base_dir=beside, prepack=prepack, spin=spin, threads=threads
-        )
+        how = {"optimise": optimise, "prepack": prepack, "spin": spin}
+        found = open_session(plain[0], provider, base_dir=beside, threads=threads, **how)
         return replace(found, defined=(*plain[1], *found.defined))
     return Session(
         inputs=tuple(value.name for value in session.get_inputs()),
@@ -168,9 +167,13 @@ def _raise_if_out_of_memory(error: Exception) -> None:
         raise MemoryError(one_line(error, 160)) from error
 
 
-def _source(model: Path | onnx.ModelProto | bytes) -> str | bytes:
+def _source(model: Path | onnx.ModelProto | bytes, data: Path | None) -> str | bytes:
+    """What onnxruntime loads; a model in memory gets the external data in a directory inside."""
     if isinstance(model, Path):
         return str(model)
+    if data is not None:
+        model = deepcopy(_proto(model))
+        onnx.load_external_data_for_model(model, str(data))
     return model if isinstance(model, bytes) else model.SerializeToString()
 
 
@@ -178,15 +181,6 @@ def _proto(model: Path | onnx.ModelProto | bytes) -> onnx.ModelProto:
     if isinstance(model, Path):
         return onnx.load(model, load_external_data=False)
     return onnx.load_model_from_string(model) if isinstance(model, bytes) else model
-
-
-def _with_data(model: Path | onnx.ModelProto | bytes, base_dir: Path | None) -> Path | onnx.ModelProto | bytes:
-    """The model with its external data inside, unless it is loaded from a file."""
-    if isinstance(model, Path) or base_dir is None:
-        return model
-    whole = deepcopy(_proto(model))
-    onnx.load_external_data_for_model(whole, str(base_dir))
-    return whole
 
 
 def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:

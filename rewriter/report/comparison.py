@@ -14,7 +14,7 @@ from rewriter.compare.graphs import GraphDifference
 from rewriter.errors import ExitStatus, ModelError, UsageError
 from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
-from rewriter.report.report import VERSION, Result, json_text, loud, reach
+from rewriter.report.report import VERSION, Result, by_problems, json_text, loud, reach
 from rewriter.text import counted, one_line, quoted
 
 _MAX_BYTES, _MAX_SHOWN = 2**28, 80  # of a certificate; characters of a value of it that is shown
@@ -78,10 +78,7 @@ class Certification(Result):
     wrong: tuple[str, ...] | None = field(default=None, metadata={"json": ""})
     also = ("verdict",)
 
-    @property
-    def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if certified, and a certificate that was read holds; otherwise 1."""
-        return ExitStatus(bool(self.problems))
+    exit_status = by_problems
 
     @property
     def verdict(self) -> Verdict:
@@ -149,10 +146,7 @@ class RuntimeCertification(Result):
     nodes: int
     levels: tuple[Level, ...]
 
-    @property
-    def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 if all levels are certified; otherwise 1."""
-        return ExitStatus(bool(self.problems))
+    exit_status = by_problems
 
     @property
     def problems(self) -> tuple[str, ...]:

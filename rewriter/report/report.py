@@ -77,6 +77,10 @@ class Result(ABC):
         return f"<{type(self).__name__}: {self.summary}>"
 
 
+by_problems: Any = property(lambda result: ExitStatus(bool(result.problems)))
+"""The `exit_status` of results that fail if there are problems."""
+
+
 @dataclass(frozen=True)
 class BlockRow:
     """One candidate block.
