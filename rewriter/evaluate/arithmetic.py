@@ -32,14 +32,15 @@ from rewriter.errors import RewriteError
 _U64 = np.uint64
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
 _SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
+_CANDIDATES = 2**14
 _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
 _BLOCK = 2**15
 """Entries that are lifted at once."""
-_MAX_KEPT = 2**24
-"""Entries of the largest weight whose limbs are kept; they take 16 bytes each."""
+_MAX_KEPT = 2**26
+"""Entries of the largest weight whose limbs are kept; they take 4 bytes each."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -132,9 +133,13 @@ def draw_prime() -> int:
     It is 7 modulo 8, so that -1 is no square and 2 is one.
     """
     while True:
-        p = 2**30 + 8 * secrets.randbelow(2**27) + 7
-        if all(p % q in _RESIDUES[q] for q in _SMALL_PRIMES) and _is_prime(p):
-            return p
+        drawn = np.frombuffer(secrets.token_bytes(_CANDIDATES * 4), np.uint32).astype(np.int64) >> 5
+        found = 2**30 + 8 * drawn + 7
+        for q in _SMALL_PRIMES:
+            found = found[np.isin(found % q, [*_RESIDUES[q]])]
+        prime = next((p for p in found.tolist() if _is_prime(p)), None)
+        if prime is not None:
+            return int(prime)
 
 
 def _residues(q: int) -> frozenset[int]:
@@ -428,7 +433,7 @@ class Field:
         return np.concatenate([self._product(left, limbs) for limbs in self.modulus.limbs(self, b)], -1)
 
     def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
-        (a1, a0), (b1, b0) = a, b
+        (a1, a0), (b1, b0) = a, (each.astype(np.float64) for each in b)
         if a0.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
         low, high = a0 @ b0, a1 @ b1
@@ -474,12 +479,12 @@ class Modulus:
 
 def _lifted_limbs(field: Field, weight: Array) -> tuple[Array, Array]:
     """The limbs of a weight, block by block, so that what is between stays in the processor's cache."""
-    high, low = np.empty(weight.shape), np.empty(weight.shape)
+    high, low = np.empty(weight.shape, np.uint16), np.empty(weight.shape, np.uint16)
     flat, ends = np.ascontiguousarray(weight).reshape(-1), (high.reshape(-1), low.reshape(-1))
     for start in range(0, flat.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        for end, limb in zip(ends, _limbs(field.lift(flat[block], scalar=False).entries), strict=True):
-            end[block] = limb
+        entries = field.lift(flat[block], scalar=False).entries
+        ends[0][block], ends[1][block] = entries >> 16, entries & 0xFFFF
     return high, low
 
 

@@ -36,7 +36,7 @@ from rewriter.graph.view import key_of, label, needed, opsets
 from rewriter.graph.walk import iter_nodes, reads
 from rewriter.text import one_line
 
-_RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
+RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """What numpy and attribute look-ups raise for a node that no runtime would run."""
 _TABLE_READERS = {"Gather", "Slice", "EmbedLayerNormalization", "RotaryEmbedding", "GroupQueryAttention"}
@@ -325,7 +325,7 @@ class Evaluator:
         """
         if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
             raise Unsupported("it is not in the table of operators")
-        if any(each in call.kind for each in _RANDOM):
+        if any(each in call.kind for each in RANDOM):
             raise Unsupported("it draws numbers")
         f = self.arithmetic
         drawn = [each if not isinstance(each, Value) else f.drawn(each) for each in operands]
@@ -363,7 +363,7 @@ class Evaluator:
                 return found(call, *lifted)
         if found is not None and kind in (MOVES if floats else ALWAYS):
             return found(call, *operands)
-        if any(each in kind for each in _RANDOM):
+        if any(each in kind for each in RANDOM):
             raise Unsupported("it draws numbers")
         made = None if key_of(node)[0] else in_numpy(kind, call.attributes, operands)
         return self.program.kernels.run(node, operands) if made is None else made
@@ -422,11 +422,10 @@ class Evaluator:
             return value
         ids, back = np.unique(index, return_inverse=True)
         shares = self.arithmetic.function(("blend", table.shape[0]), ids[:, None], np.arange(table.shape[0])[None])
-        flat = (
-            table.reshape(table.shape[0], -1)
-            if isinstance(table, np.ndarray)
-            else Value(table.entries.reshape(table.shape[0], -1))
-        )
+        flat: Any = table
+        if table.ndim != 2:  # else it stays the same object, whose residues are kept
+            shape = table.shape[0], -1
+            flat = Value(table.entries.reshape(shape)) if isinstance(table, Value) else table.reshape(shape)
         mixed = self.arithmetic.matmul(Value(shares), flat).reshape(len(ids), *table.shape[1:])
         return Value(mixed[back.reshape(index.shape)])
 
