@@ -34,7 +34,7 @@ from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Tracer, shapes_of_case
+from rewriter.interpret.trace import Tracer
 from rewriter.text import quoted
 
 METADATA = "__metadata__"  # key of the description of the arrays, as JSON
@@ -87,14 +87,12 @@ class AffineMap:
         return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
 
 
-def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: bool) -> Array:
+def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
     """Entries [..., channels] of a linear operator as those of heads, [..., heads, d_head], with constants added.
 
     The factor in the graph is applied to values; that of queries and keys belongs to the scale of the scores.
     """
-    total = plain[..., heads.columns]
-    for added in heads.added:
-        total = total + value_of(added.name).reshape(-1)[added.index] * added.factor.astype(plain.dtype)
+    total = plain[..., heads.columns] + heads.added.astype(plain.dtype)
     return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 
 
@@ -216,7 +214,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
     view, whole = plan.views[0], plan.recognised.positions > 0
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
-    tracer = Tracer(view, partial(shapes_of_case, source.proto, plan.model, view, read), read)
+    tracer = Tracer(source, plan.model, view)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     attending = re.compile("Softmax|.*Attention").fullmatch
@@ -306,7 +304,7 @@ class _Builder:
             return np.asarray(np.moveaxis(maps[side].weight()[:, sides[side].columns], 0, 1) * dtype.type(factor))
 
         def bias(side: str) -> Array:
-            return with_biases(sides[side], maps[side].bias(), self.value, values=side == "V")
+            return with_biases(sides[side], maps[side].bias(), values=side == "V")
 
         for side, heads in sides.items():
             count, width = heads.columns.shape

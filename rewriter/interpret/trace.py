@@ -1,14 +1,13 @@
-"""Trace tensors back to linear operators at placeholder sizes, tracking the provenance of each entry.
+"""Trace tensors back to linear operators by evaluation at small sizes.
 
-Every entry of the tensor is a sum of entries of linear operators' outputs and of constants, with factors. The tracer
-follows the indices through operators that only move entries, so that splitting, transposing or repeating heads is
-recognised by its effect.
+Between a linear operator and a product, nodes only move, scale and add entries. Three evaluations, with zeros, ones and
+1, 2, 3, ... in the place of the operator's output, show which of its entries each one is, its factor and what is added.
+So splitting, transposing or repeating heads is recognised by its effect. Rotary embeddings rotate by an angle of 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -19,112 +18,173 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import LinearOperator, linear_operator, made_linearly
-from passes.sizes import Shapes, Sizes
+from passes.sizes import BROADCAST
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
-from rewriter.graph.constants import Constants, Read, computed
-from rewriter.graph.elementwise import MICROSOFT
+from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
+from rewriter.evaluate.evaluator import Evaluator, Program
+from rewriter.files.load import LoadedModel
+from rewriter.graph.constants import Constants
+from rewriter.graph.extract import Cut, extract, upstream
 from rewriter.graph.norms import Norm, norm_before
-from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, Miss, attributes, key_of, label
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
 Indices = NDArray[np.int64]
-Array = NDArray[np.float64]
-Move = Callable[[NDArray[Any]], NDArray[Any]]  # moves, repeats or drops entries of an array
 _MAX_DEPTH = 64  # of a chain of nodes
 _CASES = (2, 3, 7), (3, 5, 11)  # batch, tokens, past; a batch of 1 would look like a broadcast axis
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
+_MAX_FACTOR = 2**12  # entries of a tensor that may be a factor
+
+_WRITES = {"ScatterND": 2, "ScatterElements": 2, "TensorScatter": 1}
+"""Operators that write entries into their first input: the place of the operand with the entries."""
+_ROWS = ("Gather", "GatherND")  # operators that take rows of a table
+_MOVES = REARRANGED | PARTS | {"Expand", "Tile"}
+"""Operators that only move, repeat or drop the entries of their first input."""
 
 
 @dataclass(frozen=True, eq=False)
-class EntrySource:
-    """One source of a tensor's entries."""
+class Traced:
+    """A tensor whose entries are `factor * source[index] + added`."""
 
-    name: str  # the output of a linear operator or normalisation, a constant, or a tensor where the caller stops
-    index: Indices  # of every entry in the flattened source, -1 for none
+    source: str  # the output of a linear operator, of a normalisation, or a tensor where the caller stops
+    index: Indices  # in the flattened source; -1 for an entry that is not from there, as those of a key-value cache
     factor: Array
+    added: Array
+    constants: tuple[str, ...]  # those in `added`
+    rotary: bool = False  # whether a rotary embedding, which is left out, was applied
+
+    def moved(self, move: Callable[[Array], Array]) -> Traced:
+        """The same with entries moved, repeated or dropped."""
+        return replace(self, index=move(self.index), factor=move(self.factor), added=move(self.added))
 
 
-@dataclass(frozen=True, eq=False)
-class Signal:
-    """A tensor as the sum of its sources."""
+class _Small(Evaluator):
+    """An evaluation that reads no matrix and rotates nothing, and notes why tensors are missing."""
 
-    shape: Shape
-    sources: tuple[EntrySource, ...]  # none for inputs of the graph, such as a key-value cache
-    rotary: bool = False  # whether a rotary embedding, which sources leave out, was applied
-    norm: Norm | None = None  # a normalisation whose operands and output are all sources
+    def __init__(
+        self, tracer: Tracer, program: Program, feeds: Mapping[str, Array], replaced: Mapping[str, Value]
+    ) -> None:
+        super().__init__(program, Floats(), feeds, replaced=replaced)
+        self.decided |= feeds.keys()
+        self.shapes: dict[str, Shape] = {name: array.shape for name, array in feeds.items()}
+        self.values: dict[str, Any] = {}  # of small tensors
+        self.lost: dict[str, LostError] = {}
+        self._tracer = tracer
 
-    def moved(self, move: Move) -> Signal:
-        shape = move(np.broadcast_to(np.int8(0), self.shape)).shape
-        if prod(shape) > MAX_ENTRIES:
-            raise LostError(f"it has {prod(shape)} entries, too many to follow", "a tensor that is repeated")
-        sources = (replace(each, index=move(each.index), factor=move(each.factor)) for each in self.sources)
-        return replace(self, shape=shape, sources=tuple(sources))
+    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
+        name, missing = node.output[0], [self.lost[each] for each in node.input if each in self.lost]
+        width = self._tracer.widths.get(name)
+        try:
+            if missing:
+                raise missing[0]
+            if width is None and node.op_type != "RotaryEmbedding":
+                super().node(node, environment)
+                return
+            data = environment[node.input[0]]
+            environment[name] = data if width is None else Value(np.zeros((*data.shape[:-1], width)))
+            self.decided.add(name)
+            self.computed(node, name, environment)
+        except Unsupported as error:
+            if self._broadcast(node, environment):
+                return
+            reason = "its nodes do not fit together" if error.__cause__ else str(error).removeprefix(f"{label(node)}: ")
+            self.lost |= dict.fromkeys(node.output, LostError(reason, label(node)))
+        except LostError as lost:
+            self.lost |= dict.fromkeys(node.output, lost)
 
-    def spread(self, shape: Shape) -> Signal:
-        return self.moved(lambda array: np.broadcast_to(array, shape))
+    def _broadcast(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> bool:
+        """Whether operands do not fit at these sizes, as a mask that broadcasts at batch 1 only: it is left out."""
+        known = [environment[each] for each in node.input if each in environment]
+        if node.op_type in BROADCAST and len(known) == len(node.input):
+            environment[node.output[0]] = Value(np.zeros(max((each.shape for each in known), key=len)))
+            self.computed(node, node.output[0], environment)
+            return True
+        return False
 
-    def scaled(self, factor: Array | float) -> Signal:
-        return replace(self, sources=tuple(replace(each, factor=each.factor * factor) for each in self.sources))
+    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
+        value = environment[name]
+        if node.op_type == "Cast" and isinstance(value, Value) and name not in self.decided:
+            kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(integer_of(node, "to", 0)))
+            environment[name] = value = value.entries.astype(kind) if kind.kind in "iub" else value  # a size
+        if isinstance(value, list):
+            return
+        self.shapes[name] = value.shape
+        if prod(value.shape) > MAX_ENTRIES:
+            raise LostError(f"it has {prod(value.shape)} entries, too many to follow", label(node))
+        if self._tracer.is_wave(name) and is_float(value):
+            rows = environment[node.input[0]] if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
+            row = (rows.entries if isinstance(rows, Value) else rows)[0]
+            if value.shape[value.ndim - row.ndim :] == row.shape:
+                value = Value(np.broadcast_to(row.astype(np.float64), value.shape))
+                environment[name] = value
+        entries = value.entries if isinstance(value, Value) else value
+        if entries.size and (entries == entries.flat[0]).all():
+            self.values[name] = np.broadcast_to(entries.flat[0], entries.shape)
+        elif entries.size <= _MAX_FACTOR:
+            self.values[name] = entries
 
-
-def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphView, read: Read, number: int) -> Shapes:
-    """The shapes of the main graph in a small case; `model` is `file` with operators expanded."""
-    given, integers = dict[str, Shape](), dict[str, NDArray[Any]]()
-    batch, tokens, past = _CASES[number]
-    with suppress(UsageError):  # inputs cannot be generated
-        maker = Maker(file)
-        feeds = maker.case((batch, tokens, past if maker.cached else 0)).feeds
-        given = {name: array.shape for name, array in feeds.items()}
-        integers = {name: array for name, array in feeds.items() if array.dtype.kind in "iu"}
-    skeleton, symbols = skeleton_of(model), dict[str, int]()
-    for value in skeleton.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            name = dim.dim_param or f"{value.name}[{axis}]"
-            size = given[value.name][axis] if value.name in given else 2 * len(symbols) + tokens if axis else batch
-            dim.dim_value = dim.dim_value or symbols.setdefault(name, size)
-    forget_symbols(skeleton)  # declared shapes would override those inferred from these sizes
-    shapes = Shapes(view, symbols, read=read, given=integers)
-    for tensor, sizes in shapes_in_numbers(inferred_graph(skeleton)).items():
-        shapes.set(tensor, sizes)
-    for node in view.nodes:  # where inference stopped
-        shapes.note(node)
-    return shapes
+    def read_in_part(self, *_: Any) -> None:
+        """Tables need not be told apart."""
 
 
 class Tracer:
     """Follows tensors of one main graph."""
 
-    def __init__(self, view: GraphView, shapes: Callable[[int], Shapes], read: Read) -> None:
-        """`shapes` gives the shapes of a case; `read` reads initializers."""
-        self.view = view
-        self.constants = Constants(view)
-        self._shapes, self._others = shapes(0), cache(lambda: shapes(1))
-        # The bounds of slices are those of the case; the factors of scores must not depend on it.
-        self._exact = Constants(view, read, self._fixed_sizes)
+    def __init__(self, source: LoadedModel, model: onnx.ModelProto, view: GraphView) -> None:
+        """`model` is that of `source` with operators expanded, and `view` its main graph."""
+        self.view, self.constants = view, Constants(view)
+        self._source, self._model = source, replace(source, proto=model)
+        self.operator: Callable[[str], LinearOperator | None] = cache(
+            lambda tensor: made_linearly(view, self.constants, tensor)
+        )
+        self.is_wave = cache(self._is_wave)
+        made = {name: self.operator(name) for node in view.nodes for name in node.output[:1]}
+        self.widths = {name: each.out_features for name, each in made.items() if each is not None and each.axis == -1}
+        # The same graph without the weights of these.
+        nodes = list(view.nodes)
+        for name, each in made.items():
+            if each is not None and self.widths.get(name):
+                nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
+        self._light = replace(view, nodes=tuple(nodes))
+        self._case = cache(self._evaluated)
 
-    def _fixed_sizes(self, tensor: str) -> Sizes | None:
-        pair = [shapes.of(tensor) for shapes in (self._shapes, self._others())]
-        known = [sizes for sizes in pair if sizes is not None]
-        return tuple(a if a == b else None for a, b in zip(*known, strict=True)) if len(known) == len(pair) else None
+    def _evaluated(self, number: int) -> _Small:
+        """The whole graph in a small case."""
+        feeds, (batch, tokens, past) = dict[str, Array](), _CASES[number]
+        try:
+            maker = Maker(self._source.proto)
+            feeds |= maker.case((batch, tokens, past if maker.cached else 0)).feeds
+        except UsageError:  # inputs cannot be generated
+            symbols = dict[str, int]()
+            for name in self.view.inputs:
+                kind = self.view.type_of(name)
+                dims = [dim or f"{name}[{axis}]" for axis, dim in enumerate(kind.shape or ())]
+                for axis, dim in enumerate(dims):
+                    if isinstance(dim, str):
+                        symbols.setdefault(dim, 2 * len(symbols) + tokens if axis else batch)
+                shape = [dim if isinstance(dim, int) else symbols[dim] for dim in dims]
+                feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        return self._run(upstream(self._light, frozenset(), self.view.outputs), feeds, {})
+
+    def _run(self, part: Cut, feeds: Mapping[str, Array], replaced: Mapping[str, Array]) -> _Small:
+        program = Program(replace(self._model, proto=extract(self._model.proto, self._light, part)))
+        found = _Small(self, program, feeds, {name: Value(each) for name, each in replaced.items()})
+        for _ in found.steps():
+            pass
+        return found
 
     def shape(self, tensor: str) -> Shape:
-        """The shape of a tensor. Raises LostError."""
-        known = self._size(tensor)
-        if known is None:
-            node = self.view.made_by(tensor)
-            raise LostError("the shape of its output is not known", label(node) if node is not None else tensor)
-        return known
+        """The shape of a tensor in the small case. Raises LostError."""
+        case = self._case(0)
+        if tensor in case.lost:
+            raise case.lost[tensor]
+        if tensor not in case.shapes:
+            raise LostError("the shape of its output is not known", tensor)
+        return case.shapes[tensor]
 
-    def _size(self, tensor: str) -> Shape | None:
-        sizes = self._shapes.of(tensor)
-        known = tuple(size for size in sizes or () if size is not None)
-        return known if sizes is not None and len(known) == len(sizes) else None
-
-    def operator(self, tensor: str) -> LinearOperator | None:
-        return made_linearly(self.view, self.constants, tensor)
-
+    # -- factors
     def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:
         """(operand, factor) of a Mul or Div; None for factors that depend on inputs or are infinite."""
         for slot in (1, 0) if node.op_type == "Mul" else (1,):
@@ -135,190 +195,112 @@ class Tracer:
 
     def _fixed(self, tensor: str) -> Array | None:
         """The value of a small tensor that is the same for all inputs; else None."""
-        try:
-            value = np.asarray(self._exact.of(tensor), dtype=np.float64)
-        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; the value is then unknown
-            return None
-        return value if np.isfinite(value).all() else None
-
-    def trace(self, tensor: str, ends: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Signal:
-        """Follow a tensor to linear operators, constants and inputs, or to where `ends` holds. Raises LostError."""
-        if ends(tensor) or tensor in self.constants or self.operator(tensor) is not None:
-            return self._entries(tensor, self.shape(tensor))
-        node = self.view.made_by(tensor)
-        if node is None:
-            return Signal(self.shape(tensor), ())
-        if depth > _MAX_DEPTH:
-            raise LostError("the way back is too long", label(node))
-        found = self._through(node, tensor, lambda name: self.trace(name, ends, depth + 1))
-        known = self._size(tensor)
-        if known is not None and found.shape != known:
-            raise LostError(f"its output has shape {list(known)}, not {list(found.shape)}", label(node))
-        return found
-
-    def _entries(self, tensor: str, shape: Shape) -> Signal:
-        if prod(shape) > MAX_ENTRIES:
-            raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
-        return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
-
-    def _through(self, node: onnx.NodeProto, output: str, follow: Callable[[str], Signal]) -> Signal:
-        key, norm = key_of(node), norm_before(self.view, self.constants, output)
-        if norm is not None and norm.output == output:
-            return self._normed(norm, follow(norm.data))
-        if key in (("", "RotaryEmbedding"), (MICROSOFT, "RotaryEmbedding")):
-            return replace(follow(node.input[0]), rotary=True)
-        if key in _MOVES:
-            return self._moved(node, output, follow(node.input[0]))
-        if key == ("", "Concat"):
-            return _concatenated([follow(name) for name in node.input], attributes(node)["axis"])
-        if key in _WRITES:
-            return self._written(node, follow)
-        if key == ("", "Neg"):
-            return follow(node.input[0]).scaled(-1.0)
-        if key in (("", "Mul"), ("", "Div")):
-            return self._scaled(node, follow)
-        if key in (("", "Add"), ("", "Sub"), ("", "Sum")):
-            return self._added(node, follow)
-        product = linear_operator(self.view, self.constants, self.view.producer[output])
-        reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
-        raise LostError(reason, label(node))
-
-    def _written(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        """Entries written into others, such as new keys into a cache, at the places of the case."""
-        old, new, where = (node.input[place] for place in (0, *_WRITES[key_of(node)]))
-        try:
-            places = {where: self._shapes.values.of(where)}
-        except Exception as error:  # onnx's evaluator raises any exception
-            raise LostError("where it writes is not known", label(node)) from error
-
-        def write(pieces: list[NDArray[Any]]) -> NDArray[Any]:
-            given = dict(zip((old, new), pieces, strict=True))
-            return np.asarray(computed([node], given | places, node.output, {"": self.view.opsets.get("", 1)})[0])
-
-        return _joined([follow(old), follow(new)], write)
-
-    def _normed(self, norm: Norm, data: Signal) -> Signal:
-        if data.rotary or data.norm is not None or not data.sources:
-            raise LostError("what it normalises is rotated or normalised", norm.output)
-        own = self._entries(norm.output, data.shape)
-        return replace(own, sources=(*data.sources, *own.sources), norm=norm)
-
-    def _scaled(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        scale = self.scale(node)
-        if scale is None:
-            raise LostError("it multiplies with something that the inputs change", label(node))
-        found, factor = follow(scale[0]), scale[1]
-        return found.spread(np.broadcast_shapes(found.shape, factor.shape)).scaled(factor)
-
-    def _added(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        """Add, Sub, Sum; and the rotation x cos + R x sin, as x."""
-        turned = self._before_rotation(node)
-        if turned is not None:
-            return replace(follow(turned), rotary=True)
-        operands = [follow(name) for name in node.input]
-        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        if not all(operand.sources for operand in operands) or any(operand.norm for operand in operands):
-            raise LostError("it adds something that comes from the inputs, or to what is normalised", label(node))
-        signs = [-1.0 if place and node.op_type == "Sub" else 1.0 for place in range(len(operands))]
-        terms = [operand.spread(shape).scaled(sign) for operand, sign in zip(operands, signs, strict=True)]
-        sources = tuple(source for term in terms for source in term.sources)
-        return Signal(shape, sources, any(term.rotary for term in terms))
-
-    def _before_rotation(self, node: onnx.NodeProto) -> str | None:
-        """The x of x cos + R x sin; None for any other sum."""
-        if node.op_type not in ("Add", "Sub") or len(node.input) != 2:
-            return None
-        factors: dict[str, str] = {}
-        for name in node.input:
-            product = self.view.made_by(name)
-            if product is None or product.op_type != "Mul":
+        found = []
+        for number in (0,) if tensor in self.constants else (0, 1):
+            case = self._case(number)
+            held = tensor in self.view.initializers and tensor not in self.view.overridable
+            value = case.program.weights(case.program.graph)[tensor] if held else case.values.get(tensor)
+            if value is None or tensor in case.decided or value.dtype.kind in "OUS":
                 return None
-            for slot in (0, 1):
-                wave = self._cos_or_sin(product.input[slot])
-                if wave in ("Cos", "Sin"):
-                    factors[wave] = product.input[1 - slot]
-        return factors.get("Cos") if len(factors) == 2 else None
+            found.append(np.asarray(value, dtype=np.float64))
+        fixed = np.isfinite(found[0]).all() and all(np.array_equal(found[0], each) for each in found[1:])
+        return found[0] if fixed else None
 
-    def _cos_or_sin(self, tensor: str) -> str:
-        """`Cos` or `Sin` if all entries of a tensor are moved and scaled values of it; else empty."""
-        try:
-            kinds = {self._kind(source) for source in self.trace(tensor, self._is_cos_or_sin).sources}
-        except LostError:
-            return ""
-        return kinds.pop() if len(kinds) == 1 else ""
-
-    def _is_cos_or_sin(self, tensor: str) -> bool:
+    def _is_wave(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
         node = self.view.made_by(tensor)
         if node is None or tensor in self.constants:
             return False
-        return node.op_type in ("Cos", "Sin") or (node.op_type in _ROWS and node.input[0] in self.constants)
+        if node.op_type in _ROWS:
+            return node.input[0] in self.constants and integer_of(node, "axis", 0) == 0
+        return node.op_type in ("Cos", "Sin")
 
-    def _kind(self, source: EntrySource) -> str:
-        """The operator, or `Cos` or `Sin` by row 0 of a table, where cos is 1 and sin is 0."""
-        node = self.view.made_by(source.name)
-        if node is None or node.op_type not in _ROWS:
-            return "" if node is None else node.op_type
-        rows = self._fixed(node.input[0])
-        if rows is None or rows.ndim < 2 or len(rows) < 2 or self.shape(source.name)[1 - rows.ndim :] != rows.shape[1:]:
-            return ""
-        first, second = (row.reshape(-1)[source.index % row.size] for row in rows[:2])
-        if (first == second).all():
-            return ""
-        return "Cos" if (first == 1.0).all() else "Sin" if (first == 0.0).all() else ""
+    def _turns(self, tensor: str) -> bool:
+        """Whether all entries of a tensor are moved and scaled cosines, or sines: 1 or 0 for the angle 0."""
+        case, kinds = self._case(0), set[str]()
+        for name in self.view.back(tensor, _MOVES - {*_ROWS} | {"Concat", "Mul"}):
+            if self.is_wave(name):
+                kinds.add(name)
+            elif name in case.decided:
+                return False
+        value = case.values.get(tensor)
+        return bool(kinds) and value is not None and value.size > 0 and bool((value == value.flat[0]).all())
 
-    def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
-        """A node that only moves, repeats or drops entries does the same to their indices."""
-        known = self._size(output)
-        if node.op_type in ("Cast", "Identity", "Dropout"):
-            return data
-        if node.op_type in SAME_ENTRIES and known is not None:
-            return data.moved(lambda array: array.reshape(known))
-        operands = {name: self._shapes.values.of(name) for name in node.input[1:] if name}
-        if node.op_type == "Expand":
-            return data.spread(np.broadcast_shapes(data.shape, self._shapes.values.numbers(node.input[1])))
-        place, versions = list(node.output).index(output), {"": self.view.opsets.get("", 1)}
+    # -- the way back
+    def trace(self, tensor: str, end: str = "") -> Traced:
+        """Follow a tensor to one linear operator or normalisation, or to `end`. Raises LostError."""
+        turned = list[str]()
+        names = list(dict.fromkeys(self._sources(tensor, end, turned)))
+        made = [name for name in names if name not in self.constants]
+        if len(made) != 1:
+            reason = "it is a sum of several linear operators' outputs" if made else "no linear operator makes it"
+            raise LostError(reason, made[0] if made else "its inputs")
+        (source,) = made
+        entries = np.arange(1.0, prod(self.shape(source)) + 1).reshape(self.shape(source))
+        held = tuple(name for name in names if name in self.constants)
+        added = self._with(tensor, {source: np.zeros_like(entries)})
+        nothing = {name: np.zeros(self.constants.shape(name) or ()) for name in held}
+        factor, numbers = (self._with(tensor, {source: probe, **nothing}) for probe in (np.ones_like(entries), entries))
+        index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
+        return Traced(source, index, factor, added, held, bool(turned))
 
-        def move(array: NDArray[Any]) -> NDArray[Any]:
-            made = computed([node], {node.input[0]: array, **operands}, node.output, versions)[place]
-            return np.asarray(made)
+    def _with(self, tensor: str, given: Mapping[str, Array]) -> Array:
+        """The value of a tensor with other entries in some tensors."""
+        if tensor in given:
+            return given[tensor]
+        case = self._case(0)
+        ends = self.widths.keys() & case.shapes.keys() | given.keys()
+        part = upstream(self._light, frozenset(ends), [tensor])
+        whole = {name: each for name, each in case.feeds.items() if not is_float(each)}
+        feeds = {name: whole.get(name, np.zeros(case.shapes[name])) for name in part.inputs if name not in given}
+        found = self._run(part, feeds, given)
+        if tensor in found.lost:
+            raise found.lost[tensor]
+        value = found.environment[tensor]
+        return np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
-        try:
-            return data.moved(move)
-        except Exception as error:  # onnx's evaluator raises any exception
-            raise LostError("its nodes do not fit together", label(node)) from error
+    def norm(self, tensor: str) -> Norm | None:
+        """The normalisation whose output a tensor is."""
+        norm = norm_before(self.view, self.constants, tensor)
+        return norm if norm is not None and norm.output == tensor else None
 
-
-def _concatenated(pieces: list[Signal], axis: int) -> Signal:
-    """Concat: of the new keys with a cache, of a rotated part with the rest."""
-    # Operands from the inputs, such as a cache, may have other placeholder sizes.
-    known = next((piece.shape for piece in pieces if piece.sources), pieces[0].shape)
-    sizes = (piece.shape[axis] for piece in pieces)
-    apart = [[*known[: axis % len(known)], size, *known[axis % len(known) + 1 :]] for size in sizes]
-    pieces = [
-        piece if piece.sources else replace(piece, shape=tuple(shape))
-        for piece, shape in zip(pieces, apart, strict=True)
-    ]
-    return _joined(pieces, lambda arrays: np.concatenate(arrays, axis))
-
-
-def _joined(pieces: list[Signal], join: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Signal:
-    found = []
-    for name in dict.fromkeys(source.name for piece in pieces for source in piece.sources):
-        index, factor = [], []
-        for piece in pieces:
-            own = next((source for source in piece.sources if source.name == name), None)
-            index.append(np.full(piece.shape, -1) if own is None else own.index)
-            factor.append(np.ones(piece.shape) if own is None else own.factor)
-        found.append(EntrySource(name, join(index), join(factor)))
-    shape = join([np.zeros(piece.shape, np.int8) for piece in pieces]).shape
-    norm = next((piece.norm for piece in pieces if piece.norm), None)
-    return Signal(shape, tuple(found), any(piece.rotary for piece in pieces), norm)
-
-
-_WRITES = {("", "ScatterND"): (2, 1), ("", "ScatterElements"): (2, 1), ("", "TensorScatter"): (1, 2)}
-"""Operators that write entries into their first input: the operand with the entries, and that with the indices."""
-
-_ROWS = ("Gather", "GatherND")  # operators that take rows of a table
-_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "GatherND", "Tile"}}
-"""Operators that only move, repeat or drop the entries of their first input."""
+    def _sources(self, tensor: str, end: str, turned: list[str], depth: int = 0) -> Iterator[str]:
+        """Where the entries of a tensor are from, except inputs; adds rotated tensors to `turned`. Raises LostError."""
+        if tensor == end or tensor in self.constants or self.operator(tensor) is not None:
+            yield tensor
+            return
+        node = self.view.made_by(tensor)
+        if node is None:
+            return
+        if self.norm(tensor) is not None:
+            yield tensor
+            return
+        if depth > _MAX_DEPTH:
+            raise LostError("the way back is too long", label(node))
+        domain, kind = key_of(node)
+        parts: list[str] = []
+        if kind == "RotaryEmbedding":
+            turned.append(tensor)
+            parts = [node.input[0]]
+        elif domain == "" and (kind in _MOVES or kind == "Neg"):
+            parts = [node.input[0]]
+        elif domain == "" and kind in _WRITES:
+            parts = [node.input[0], node.input[_WRITES[kind]]]
+        elif domain == "" and kind in ("Concat", "Add", "Sub", "Sum"):
+            parts = list(node.input)
+        elif domain == "" and kind in ("Mul", "Div"):
+            scale = self.scale(node)
+            waves = [slot for slot in (0, 1) if kind == "Mul" and scale is None and self._turns(node.input[slot])]
+            if scale is None and len(waves) != 1:
+                raise LostError("it multiplies with something that the inputs change", label(node))
+            turned += [tensor] if waves else []
+            parts = [scale[0] if scale is not None else node.input[1 - waves[0]]]
+        else:
+            product = linear_operator(self.view, self.constants, self.view.producer[tensor])
+            reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
+            raise LostError(reason, label(node))
+        for part in parts:
+            found = list(self._sources(part, end, turned, depth + 1))
+            if kind in ("Add", "Sub", "Sum") and not found:
+                raise LostError("it adds something that comes from the inputs", label(node))
+            yield from found
