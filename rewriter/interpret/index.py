@@ -207,7 +207,7 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
     read = partial(read_tensor, source)
-    plain = with_plain(source.proto, left=(PACKED,))
+    plain = with_plain(source.proto)
     smooth = with_dequantised(plain)
     plan = make_plan(smooth, Options(), read)
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model

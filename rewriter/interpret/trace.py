@@ -7,7 +7,7 @@ So splitting, transposing or repeating heads is recognised by its effect. Rotary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -27,7 +27,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import Constants
 from rewriter.graph.extract import Cut, extract, upstream
 from rewriter.graph.norms import Norm, norm_before
-from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, key_of, label
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
@@ -37,11 +37,16 @@ _CASES = (2, 3, 7), (3, 5, 11)  # batch, tokens, past; a batch of 1 would look l
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
 _MAX_FACTOR = 2**12  # entries of a tensor that may be a factor
 
-_WRITES = {"ScatterND": 2, "ScatterElements": 2, "TensorScatter": 1}
-"""Operators that write entries into their first input: the place of the operand with the entries."""
 _ROWS = ("Gather", "GatherND")  # operators that take rows of a table
 _MOVES = REARRANGED | PARTS | {"Expand", "Tile"}
-"""Operators that only move, repeat or drop the entries of their first input."""
+_FOLLOWED: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys((*_MOVES, "Neg", "RotaryEmbedding"), (0,)),
+    "ScatterND": (0, 2),
+    "ScatterElements": (0, 2),
+    "TensorScatter": (0, 1),
+}
+"""Operators that move, repeat, drop or write entries: the operands with these."""
+_JOINING = ("Concat", "Add", "Sub", "Sum")  # all of their operands
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +69,10 @@ class _Small(Evaluator):
     """An evaluation that reads no matrix and rotates nothing, and notes why tensors are missing."""
 
     def __init__(
-        self, tracer: Tracer, program: Program, feeds: Mapping[str, Array], replaced: Mapping[str, Value]
+        self, tracer: Tracer, program: Program, feeds: Mapping[str, Array], given: Mapping[str, Array]
     ) -> None:
-        super().__init__(program, Floats(), feeds, replaced=replaced)
+        """`given`: entries that replace those of some tensors."""
+        super().__init__(program, Floats(), feeds, replaced={name: Value(each) for name, each in given.items()})
         self.decided |= feeds.keys()
         self.shapes: dict[str, Shape] = {name: array.shape for name, array in feeds.items()}
         self.values: dict[str, Any] = {}  # of small tensors
@@ -87,21 +93,15 @@ class _Small(Evaluator):
             self.decided.add(name)
             self.computed(node, name, environment)
         except Unsupported as error:
-            if self._broadcast(node, environment):
+            shapes = [self.shapes[each] for each in node.input if each in self.shapes]
+            if node.op_type in BROADCAST and shapes:  # a mask that broadcasts at batch 1 only
+                environment[name] = Value(np.zeros(max(shapes, key=len)))
+                self.shapes[name] = environment[name].shape
                 return
             reason = "its nodes do not fit together" if error.__cause__ else str(error).removeprefix(f"{label(node)}: ")
             self.lost |= dict.fromkeys(node.output, LostError(reason, label(node)))
         except LostError as lost:
             self.lost |= dict.fromkeys(node.output, lost)
-
-    def _broadcast(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> bool:
-        """Whether operands do not fit at these sizes, as a mask that broadcasts at batch 1 only: it is left out."""
-        known = [environment[each] for each in node.input if each in environment]
-        if node.op_type in BROADCAST and len(known) == len(node.input):
-            environment[node.output[0]] = Value(np.zeros(max((each.shape for each in known), key=len)))
-            self.computed(node, node.output[0], environment)
-            return True
-        return False
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         value = environment[name]
@@ -157,20 +157,18 @@ class Tracer:
             maker = Maker(self._source.proto)
             feeds |= maker.case((batch, tokens, past if maker.cached else 0)).feeds
         except UsageError:  # inputs cannot be generated
-            symbols = dict[str, int]()
+            sizes = dict[str, int]()
             for name in self.view.inputs:
-                kind = self.view.type_of(name)
-                dims = [dim or f"{name}[{axis}]" for axis, dim in enumerate(kind.shape or ())]
-                for axis, dim in enumerate(dims):
-                    if isinstance(dim, str):
-                        symbols.setdefault(dim, 2 * len(symbols) + tokens if axis else batch)
-                shape = [dim if isinstance(dim, int) else symbols[dim] for dim in dims]
+                kind, shape = self.view.type_of(name), list[int]()
+                for axis, dim in enumerate(kind.shape or ()):
+                    made = 2 * len(sizes) + tokens if axis else batch
+                    shape.append(dim if isinstance(dim, int) else sizes.setdefault(dim or f"{name}[{axis}]", made))
                 feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
         return self._run(upstream(self._light, frozenset(), self.view.outputs), feeds, {})
 
-    def _run(self, part: Cut, feeds: Mapping[str, Array], replaced: Mapping[str, Array]) -> _Small:
+    def _run(self, part: Cut, feeds: Mapping[str, Array], given: Mapping[str, Array]) -> _Small:
         program = Program(replace(self._model, proto=extract(self._model.proto, self._light, part)))
-        found = _Small(self, program, feeds, {name: Value(each) for name, each in replaced.items()})
+        found = _Small(self, program, feeds, given)
         for _ in found.steps():
             pass
         return found
@@ -178,10 +176,8 @@ class Tracer:
     def shape(self, tensor: str) -> Shape:
         """The shape of a tensor in the small case. Raises LostError."""
         case = self._case(0)
-        if tensor in case.lost:
-            raise case.lost[tensor]
         if tensor not in case.shapes:
-            raise LostError("the shape of its output is not known", tensor)
+            raise case.lost.get(tensor) or LostError("the shape of its output is not known", tensor)
         return case.shapes[tensor]
 
     # -- factors
@@ -217,14 +213,12 @@ class Tracer:
 
     def _turns(self, tensor: str) -> bool:
         """Whether all entries of a tensor are moved and scaled cosines, or sines: 1 or 0 for the angle 0."""
-        case, kinds = self._case(0), set[str]()
-        for name in self.view.back(tensor, _MOVES - {*_ROWS} | {"Concat", "Mul"}):
-            if self.is_wave(name):
-                kinds.add(name)
-            elif name in case.decided:
-                return False
-        value = case.values.get(tensor)
-        return bool(kinds) and value is not None and value.size > 0 and bool((value == value.flat[0]).all())
+        case = self._case(0)
+        ends = list(self.view.back(tensor, _MOVES - {*_ROWS} | {"Concat", "Mul"}))
+        waves, value = [name for name in ends if self.is_wave(name)], case.values.get(tensor)
+        if not waves or value is None or any(name in case.decided for name in ends if name not in waves):
+            return False
+        return bool((value == value.flat[0]).all())
 
     # -- the way back
     def trace(self, tensor: str, end: str = "") -> Traced:
@@ -266,41 +260,36 @@ class Tracer:
 
     def _sources(self, tensor: str, end: str, turned: list[str], depth: int = 0) -> Iterator[str]:
         """Where the entries of a tensor are from, except inputs; adds rotated tensors to `turned`. Raises LostError."""
-        if tensor == end or tensor in self.constants or self.operator(tensor) is not None:
-            yield tensor
-            return
         node = self.view.made_by(tensor)
-        if node is None:
-            return
-        if self.norm(tensor) is not None:
+        if tensor == end or tensor in self.constants or self.operator(tensor) or self.norm(tensor):
             yield tensor
+            return
+        if node is None:
             return
         if depth > _MAX_DEPTH:
             raise LostError("the way back is too long", label(node))
-        domain, kind = key_of(node)
-        parts: list[str] = []
+        kind, parts = node.op_type, list(node.input)
         if kind == "RotaryEmbedding":
             turned.append(tensor)
-            parts = [node.input[0]]
-        elif domain == "" and (kind in _MOVES or kind == "Neg"):
-            parts = [node.input[0]]
-        elif domain == "" and kind in _WRITES:
-            parts = [node.input[0], node.input[_WRITES[kind]]]
-        elif domain == "" and kind in ("Concat", "Add", "Sub", "Sum"):
-            parts = list(node.input)
-        elif domain == "" and kind in ("Mul", "Div"):
-            scale = self.scale(node)
-            waves = [slot for slot in (0, 1) if kind == "Mul" and scale is None and self._turns(node.input[slot])]
-            if scale is None and len(waves) != 1:
-                raise LostError("it multiplies with something that the inputs change", label(node))
-            turned += [tensor] if waves else []
-            parts = [scale[0] if scale is not None else node.input[1 - waves[0]]]
-        else:
+        elif kind in ("Mul", "Div"):
+            parts = [self._scaled(node, turned)]
+        elif kind not in (*_FOLLOWED, *_JOINING) or not self.view.is_onnx(node):
             product = linear_operator(self.view, self.constants, self.view.producer[tensor])
             reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
             raise LostError(reason, label(node))
-        for part in parts:
+        for part in (parts[place] for place in _FOLLOWED.get(kind, range(len(parts)))):
             found = list(self._sources(part, end, turned, depth + 1))
-            if kind in ("Add", "Sub", "Sum") and not found:
+            if kind in _JOINING[1:] and not found:
                 raise LostError("it adds something that comes from the inputs", label(node))
             yield from found
+
+    def _scaled(self, node: onnx.NodeProto, turned: list[str]) -> str:
+        """The operand that a Mul or Div scales, or multiplies with cosines or sines. Raises LostError."""
+        scale = self.scale(node)
+        if scale is not None:
+            return scale[0]
+        waves = [slot for slot in (0, 1) if node.op_type == "Mul" and self._turns(node.input[slot])]
+        if len(waves) != 1:
+            raise LostError("it multiplies with something that the inputs change", label(node))
+        turned.append(node.output[0])
+        return str(node.input[1 - waves[0]])
