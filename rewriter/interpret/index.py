@@ -30,11 +30,10 @@ from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
 from rewriter.graph.constants import UNFIT, Constants
-from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Tracer
+from rewriter.interpret.trace import Norm, Tracer, norm_before
 from rewriter.text import quoted
 
 METADATA = "__metadata__"  # key of the description of the arrays, as JSON

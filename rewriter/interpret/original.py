@@ -20,9 +20,8 @@ from rewriter.arrays import Array
 from rewriter.graph.attention import definition
 from rewriter.graph.constants import UNFIT
 from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.norms import Norm
 from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
-from rewriter.interpret.trace import Indices, Shape, Traced, Tracer
+from rewriter.interpret.trace import Indices, Norm, Shape, Traced, Tracer
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,11 +33,11 @@ class HeadNorm:
     shape: Shape  # of the output for each token
     columns: Indices  # [heads, d_head], entries of that, flattened
 
-    def of_heads(self, constant: NDArray[Any]) -> NDArray[Any]:
+    def of_heads(self, constant: Array) -> Array:
         """[heads, d_head] of a scale or bias."""
         return np.asarray(np.broadcast_to(constant.reshape(-1), self.shape).reshape(-1)[self.columns])
 
-    def by_head(self, output: NDArray[Any], batch: int) -> NDArray[Any]:
+    def by_head(self, output: Array, batch: int) -> Array:
         """[batch, tokens, heads, d_head] of the output."""
         rows = np.moveaxis(output, self.axis, 1).reshape(batch, -1, prod(self.shape))
         return np.asarray(rows[..., self.columns])
@@ -91,14 +90,9 @@ def heads_in(tracer: Tracer, tensor: str, shape: Callable[[Array], Array]) -> He
         raise LostError(f"the constant '{traced.constants[0]}' that is added differs from token to token", where)
     held = None
     if norm is not None:
-        held = _norm_of(tracer, norm, shape_of_heads(normed.index, count)[:, :, kept])
+        held = _norm_of(tracer, norm, normed.index.reshape(-1, count, *normed.index.shape[-2:])[:, :, kept])
         factor = _single_factor(normed, where)
     return HeadColumns(operator, columns[:count], factor, added / _single_factor(traced, where), normed.rotary, held)
-
-
-def shape_of_heads(array: Indices, count: int) -> Indices:
-    """[batch, heads, tokens, d_head]."""
-    return array.reshape(-1, count, *array.shape[-2:])
 
 
 def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
@@ -310,16 +304,8 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
 
 
 def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
-    name = z
-    for _ in range(_MAX_DEPTH):
-        readers = tracer.view.readers(name)
-        operators = [found for node in readers if (found := tracer.operator(node.output[0])) is not None]
-        operators = [found for found in operators if found.data == name]
-        if operators:
-            return operators[0]
-        where = label(readers[0]) if readers else where
-        onward = [node.output[0] for node in readers if node.op_type in REARRANGED and node.input[0] == name]
-        if len(onward) != 1:
-            break
-        (name,) = onward
+    for name in tracer.widths:
+        operator = tracer.operator(name)
+        if operator is not None and z in tracer.view.back(operator.data, REARRANGED, {z}):
+            return operator
     raise LostError("no linear operator reads its heads", where)

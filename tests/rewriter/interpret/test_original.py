@@ -257,7 +257,7 @@ PARTS = {"linear": QUERIES, "split": SPLIT, "scores": SCORES, "join": JOIN, "out
         ({"split": BY_ZERO}, "it multiplies with something that the inputs change", "Div 'q'"),
         ({"linear": SUMMED}, "it is a sum of several linear operators' outputs", "qm"),
         ({"join": MIXED}, "the output projection does not read all heads of one token", "MatMul 'z'"),
-        ({"out": "\n  y = Softplus(z2)"}, "no linear operator reads its heads", "Softplus 'y'"),
+        ({"out": "\n  y = Softplus(z2)"}, "no linear operator reads its heads", "MatMul 'z'"),
         ({"scores": SIGMOID}, NO_SOFTMAX, "MatMul 's0'"),
         ({"scores": SOFTPICK}, NO_SOFTMAX, "MatMul 's0'"),
         ({"scores": JOINED_SCORES}, "its scores are joined of several products", "Concat 's'"),
