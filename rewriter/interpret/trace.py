@@ -7,7 +7,7 @@ So splitting, transposing or repeating heads is recognised by its effect. Rotary
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -25,6 +25,7 @@ from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program
 from rewriter.files.load import LoadedModel
 from rewriter.graph.constants import Constants
+from rewriter.graph.elementwise import NONLINEAR
 from rewriter.graph.extract import Cut, extract, upstream
 from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
 from rewriter.proof.inputs.cases import Maker
@@ -74,33 +75,45 @@ class _Small(Evaluator):
         super().__init__(program, Floats(), feeds, replaced={name: Value(each) for name, each in given.items()})
         self.decided |= feeds.keys()
         self.shapes: dict[str, Shape] = {name: array.shape for name, array in feeds.items()}
-        self.values: dict[str, Any] = {}  # of small tensors
+        self.values: dict[str, Any] = dict(feeds)  # of small tensors
         self.lost: dict[str, LostError] = {}
         self._tracer = tracer
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         name, missing = node.output[0], [self.lost[each] for each in node.input if each in self.lost]
-        width = self._tracer.widths.get(name)
         try:
             if missing:
                 raise missing[0]
-            if width is None and node.op_type != "RotaryEmbedding":
+            shape = self._shape(node, [environment[each] for each in node.input if each])
+            if shape is None and node.op_type != "RotaryEmbedding":
                 super().node(node, environment)
                 return
-            data = environment[node.input[0]]
-            environment[name] = data if width is None else Value(np.zeros((*data.shape[:-1], width)))
+            environment[name] = environment[node.input[0]] if shape is None else Value(np.broadcast_to(0.0, shape))
             self.decided.add(name)
             self.computed(node, name, environment)
-        except Unsupported as error:
+        except (Unsupported, ValueError) as error:
             shapes = [self.shapes[each] for each in node.input if each in self.shapes]
             if node.op_type in BROADCAST and shapes:  # a mask that broadcasts at batch 1 only
                 environment[name] = Value(np.zeros(max(shapes, key=len)))
                 self.shapes[name] = environment[name].shape
                 return
-            reason = "its nodes do not fit together" if error.__cause__ else str(error).removeprefix(f"{label(node)}: ")
+            unfit = error.__cause__ or isinstance(error, ValueError)
+            reason = "its nodes do not fit together" if unfit else str(error).removeprefix(f"{label(node)}: ")
             self.lost |= dict.fromkeys(node.output, LostError(reason, label(node)))
         except LostError as lost:
             self.lost |= dict.fromkeys(node.output, lost)
+
+    def _shape(self, node: onnx.NodeProto, operands: Sequence[Any]) -> Shape | None:
+        """The shape of an output whose entries do not matter; None of any other one."""
+        width = self._tracer.widths.get(node.output[0])
+        if width is not None:
+            return (*operands[0].shape[:-1], width)
+        if not operands or {*node.input} - self.decided or not isinstance(operands[0], Value):
+            return None
+        shapes = [each.shape for each in operands]
+        if node.op_type == "MatMul":
+            return (*np.broadcast_shapes(*(each[:-2] for each in shapes)), *shapes[0][-2:-1], *shapes[1][-1:])
+        return shapes[0] if node.op_type in {*NONLINEAR, "Softmax"} else None
 
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         value = environment[name]
@@ -163,10 +176,12 @@ class Tracer:
                     made = 2 * len(sizes) + tokens if axis else batch
                     shape.append(dim if isinstance(dim, int) else sizes.setdefault(dim or f"{name}[{axis}]", made))
                 feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        return self._run(upstream(self._light, frozenset(), self.view.outputs), feeds, {})
+        return self._run(self._program(upstream(self._light, frozenset(), self.view.outputs)), feeds, {})
 
-    def _run(self, part: Cut, feeds: Mapping[str, Array], given: Mapping[str, Array]) -> _Small:
-        program = Program(replace(self._model, proto=extract(self._model.proto, self._light, part)))
+    def _program(self, part: Cut) -> Program:
+        return Program(replace(self._model, proto=extract(self._model.proto, self._light, part)))
+
+    def _run(self, program: Program, feeds: Mapping[str, Array], given: Mapping[str, Array]) -> _Small:
         found = _Small(self, program, feeds, given)
         for _ in found.steps():
             pass
@@ -195,7 +210,7 @@ class Tracer:
             case = self._case(number)
             held = tensor in self.view.initializers and tensor not in self.view.overridable
             value = case.program.weights(case.program.graph)[tensor] if held else case.values.get(tensor)
-            if value is None or tensor in case.decided or value.dtype.kind in "OUS":
+            if value is None or value.dtype.kind in "OUS" or (number, tensor in case.decided) == (1, True):
                 return None
             found.append(np.asarray(value, dtype=np.float64))
         fixed = np.isfinite(found[0]).all() and all(np.array_equal(found[0], each) for each in found[1:])
@@ -222,8 +237,8 @@ class Tracer:
     # -- the way back
     def trace(self, tensor: str, end: str = "") -> Traced:
         """Follow a tensor to one linear operator or normalisation, or to `end`. Raises LostError."""
-        turned = list[str]()
-        names = list(dict.fromkeys(self._sources(tensor, end, turned)))
+        path = dict[str, bool]()
+        names = list(dict.fromkeys(self._sources(tensor, end, path)))
         made = [name for name in names if name not in self.constants]
         if len(made) != 1:
             reason = "it is a sum of several linear operators' outputs" if made else "no linear operator makes it"
@@ -231,34 +246,45 @@ class Tracer:
         (source,) = made
         entries = np.arange(1.0, prod(self.shape(source)) + 1).reshape(self.shape(source))
         held = tuple(name for name in names if name in self.constants)
-        added = self._with(tensor, {source: np.zeros_like(entries)})
         nothing = {name: np.zeros(self.constants.shape(name) or ()) for name in held}
-        factor, numbers = (self._with(tensor, {source: probe, **nothing}) for probe in (np.ones_like(entries), entries))
+        probes = (
+            {source: np.zeros_like(entries)},
+            {source: np.ones_like(entries), **nothing},
+            {source: entries, **nothing},
+        )
+        added, factor, numbers = self._values(tensor, path, probes)
         index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
-        return Traced(source, index, factor, added, held, bool(turned))
+        return Traced(source, index, factor, added, held, any(path.values()))
 
-    def _with(self, tensor: str, given: Mapping[str, Array]) -> Array:
-        """The value of a tensor with other entries in some tensors."""
-        if tensor in given:
-            return given[tensor]
+    def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
+        """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
         case = self._case(0)
-        ends = self.widths.keys() & case.shapes.keys() | given.keys()
+        known = {name: each for name, each in case.values.items() if name not in path}
+        ends = {source for source in probes[0] if source != tensor} | known.keys() | self.widths.keys() - {tensor}
         part = upstream(self._light, frozenset(ends), [tensor])
-        whole = {name: each for name, each in case.feeds.items() if not is_float(each)}
-        feeds = {name: whole.get(name, np.zeros(case.shapes[name])) for name in part.inputs if name not in given}
-        found = self._run(part, feeds, given)
-        if tensor in found.lost:
-            raise found.lost[tensor]
-        value = found.environment[tensor]
-        return np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
+        program = self._program(part)
+        for probe in probes:
+            if tensor in probe:
+                yield probe[tensor]
+                continue
+            made = {name: known[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
+            found = self._run(program, {name: each for name, each in made.items() if name not in probe}, probe)
+            if tensor in found.lost:
+                raise found.lost[tensor]
+            value = found.environment[tensor]
+            yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
     def norm(self, tensor: str) -> Norm | None:
         """The normalisation whose output a tensor is."""
         norm = norm_before(self.view, self.constants, tensor)
         return norm if norm is not None and norm.output == tensor else None
 
-    def _sources(self, tensor: str, end: str, turned: list[str], depth: int = 0) -> Iterator[str]:
-        """Where the entries of a tensor are from, except inputs; adds rotated tensors to `turned`. Raises LostError."""
+    def _sources(self, tensor: str, end: str, path: dict[str, bool], depth: int = 0) -> Iterator[str]:
+        """Where a tensor's entries are from, except inputs. Raises LostError.
+
+        Adds the tensors on the way to `path`, and whether they are rotated there.
+        """
+        path[tensor] = False
         node = self.view.made_by(tensor)
         if tensor == end or tensor in self.constants or self.operator(tensor) or self.norm(tensor):
             yield tensor
@@ -269,20 +295,20 @@ class Tracer:
             raise LostError("the way back is too long", label(node))
         kind, parts = node.op_type, list(node.input)
         if kind == "RotaryEmbedding":
-            turned.append(tensor)
+            path[tensor] = True
         elif kind in ("Mul", "Div"):
-            parts = [self._scaled(node, turned)]
+            parts = [self._scaled(node, path)]
         elif kind not in (*_FOLLOWED, *_JOINING) or not self.view.is_onnx(node):
             product = linear_operator(self.view, self.constants, self.view.producer[tensor])
             reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
             raise LostError(reason, label(node))
         for part in (parts[place] for place in _FOLLOWED.get(kind, range(len(parts)))):
-            found = list(self._sources(part, end, turned, depth + 1))
+            found = list(self._sources(part, end, path, depth + 1))
             if kind in _JOINING[1:] and not found:
                 raise LostError("it adds something that comes from the inputs", label(node))
             yield from found
 
-    def _scaled(self, node: onnx.NodeProto, turned: list[str]) -> str:
+    def _scaled(self, node: onnx.NodeProto, path: dict[str, bool]) -> str:
         """The operand that a Mul or Div scales, or multiplies with cosines or sines. Raises LostError."""
         scale = self.scale(node)
         if scale is not None:
@@ -290,7 +316,7 @@ class Tracer:
         waves = [slot for slot in (0, 1) if node.op_type == "Mul" and self._turns(node.input[slot])]
         if len(waves) != 1:
             raise LostError("it multiplies with something that the inputs change", label(node))
-        turned.append(node.output[0])
+        path[node.output[0]] = True
         return str(node.input[1 - waves[0]])
 
 
