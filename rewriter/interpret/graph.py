@@ -51,34 +51,21 @@ class GraphNode:
 
 @dataclass(frozen=True, eq=False)
 class AttributionGraph:
-    """All nodes and edges, and which of them pruning keeps.
+    """All nodes and edges, and which of them pruning keeps."""
 
-    Attributes:
-        logit: the model's logit or difference, before a cap.
-        entries: the entry, and the subtracted one, as shown.
-        probability: the softmax of all entries at this one.
-        adjacency: [N, N], contributions of the column's node to the row's activation.
-        kept, links: [N] and [N, N], whether pruning keeps the node, and the edge.
-        cumulative: [N], the share of all influence of nodes with at least this influence.
-        shown: the tokens as shown: spelled where the inputs are a text, else their ids.
-        ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
-        constants: biases that only queries or keys read.
-        why: place of a head's node to the score of the token with its largest attention weight; sources are ids.
-    """
-
-    logit: float
-    entries: tuple[str, ...]
-    probability: float
+    logit: float  # or a difference, before a cap
+    entries: tuple[str, ...]  # the entry, and the subtracted one, as shown
+    probability: float  # the softmax of all entries at this one
     nodes: tuple[GraphNode, ...]
-    adjacency: Array
-    kept: Array
-    links: Array
-    cumulative: Array
-    shown: tuple[str, ...]
+    adjacency: Array  # [N, N], contributions of the column's node to the row's activation
+    kept: Array  # [N], whether pruning keeps the node
+    links: Array  # [N, N], whether it keeps the edge
+    cumulative: Array  # [N], the share of all influence of nodes with at least this influence
+    shown: tuple[str, ...]  # the tokens: spelled where the inputs are a text, else their ids
     prompt: str
-    ids: tuple[str, ...]
-    constants: tuple[GraphNode, ...]
-    why: Mapping[int, Why]
+    ids: tuple[str, ...]  # `{layer}_{index}_{token}` of the nodes, then of the constants
+    constants: tuple[GraphNode, ...]  # biases that only queries or keys read
+    why: Mapping[int, Why]  # a head's node to the score of the token that it attends to most; sources are ids
 
     @cached_property
     def residuals(self) -> Array:
@@ -295,7 +282,7 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
 
 
 def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Array) -> Members:
-    """Add the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at their outputs."""
+    """Adds the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at their outputs."""
     places, effects = np.zeros(chosen.shape, np.int64), (at * step.written).sum(axis=-1)
     for token, row in enumerate(chosen):
         if not row.all():

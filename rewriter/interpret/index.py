@@ -97,27 +97,18 @@ def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class HeadIndex(Mapping[str, Array]):
-    """The heads of a model: a read-only mapping from names such as `blocks.3.attn.W_Q` to arrays.
+    """The heads of a model: a read-only mapping from names such as `blocks.3.attn.W_Q` to arrays."""
 
-    Attributes:
-        sublayers: attention sublayers and MLP blocks, with their names, in the order of the graph.
-        missed: structures that are not understood, with the node; attention sublayers have the kind `attention`.
-        proto: the model whose tensors sublayers name, with local functions inlined where needed.
-        runs: the same model with activations rounded by DynamicQuantizeLinear, if any.
-        value_of: reads constants of the graph; raises LostError if its weights cannot be read.
-        whole: whether the file is of form `whole`, whose tensors have rows of bias tokens and columns of positions.
-    """
-
-    sublayers: tuple[Named, ...]
-    missed: tuple[Miss, ...]
+    sublayers: tuple[Named, ...]  # attention and MLP blocks in the order of the graph
+    missed: tuple[Miss, ...]  # what is not understood; attention has the kind `attention`
     source: LoadedModel
-    proto: onnx.ModelProto
-    runs: onnx.ModelProto
+    proto: onnx.ModelProto  # whose tensors sublayers name, with local functions inlined where needed
+    runs: onnx.ModelProto  # the same with activations rounded by DynamicQuantizeLinear, if any
     view: GraphView
     tensors: Mapping[str, HeadTensor]
-    value_of: ValueOf
+    value_of: ValueOf  # reads constants of the graph; raises LostError
     folded: Callable[[str], Norm | None]
-    whole: bool = False
+    whole: bool = False  # of form `whole`, whose tensors have rows of bias tokens and columns of positions
 
     def __getitem__(self, name: str) -> Array:
         """One tensor, computed from the model's weights. Raises KeyError, or ModelError for unreadable weights."""

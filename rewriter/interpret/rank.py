@@ -159,16 +159,11 @@ class Composition:
 
 @dataclass(frozen=True, eq=False)
 class Compositions:
-    """The strongest compositions of each head.
-
-    Attributes:
-        reads: kind to the writers that each head reads most.
-        baseline: the root mean square of scores between unrelated weights.
-    """
+    """The strongest compositions of each head."""
 
     heads: tuple[str, ...]
-    reads: Mapping[str, Best]
-    baseline: float
+    reads: Mapping[str, Best]  # kind to the writers that each head reads most
+    baseline: float  # the root mean square of scores between unrelated weights
 
     def of(self, head: str, kind: str) -> list[Composition]:
         """The writers that a head reads, the strongest first. Raises ValueError or KeyError for an unknown one."""
@@ -292,14 +287,10 @@ class TokenScores:
 
 @dataclass(frozen=True, eq=False)
 class HeadTokens:
-    """The tokens of all requested heads.
-
-    Attributes:
-        missing: `reads` or `writes` to why it is missing.
-    """
+    """The tokens of all requested heads."""
 
     rows: tuple[TokenScores, ...]
-    missing: Mapping[str, str]
+    missing: Mapping[str, str]  # `reads` or `writes` to why it is missing
     text_of: TokenText
 
     def selective(self, count: int) -> list[TokenScores]:
