@@ -244,9 +244,7 @@ class _Expansion(Writer):
         key, value = (self.repeated(each, shared) for each in (key, value))
         scale = self.float(self.number("scale", 0.0))
         if not self.number("scale", 0.0):
-            turned = [node for node in self.nodes if node.output[0] == query and node.op_type == "RotaryEmbedding"]
-            width = self.size(turned[0].input[0] if turned else query, 3)  # shape inference does not know it
-            scale = self.put("Reciprocal", self.put("Sqrt", self.put("Cast", width, to=self.kind)))
+            scale = self.put("Reciprocal", self.put("Sqrt", self.put("Cast", self.size(query, 3), to=self.kind)))
         scores = self.put("MatMul", query, self.put("Transpose", key, perm=[0, 1, 3, 2]), name="product")
         scores = self.put("Mul", scores, scale)
         if cap := self.number("softcap", 0.0):

@@ -78,6 +78,10 @@ class _Small(Evaluator):
         self.values: dict[str, Any] = dict(feeds)  # of small tensors
         self.lost: dict[str, LostError] = {}
         self._tracer = tracer
+        declared = [(tracer.view.type_of(name).shape or (), array.shape) for name, array in feeds.items()]
+        self._symbols = {
+            dim: size for each in declared for dim, size in zip(*each, strict=False) if isinstance(dim, str)
+        }
 
     def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
         name, missing = node.output[0], [self.lost[each] for each in node.input if each in self.lost]
@@ -91,17 +95,26 @@ class _Small(Evaluator):
             environment[name] = environment[node.input[0]] if shape is None else Value(np.broadcast_to(0.0, shape))
             self.decided.add(name)
             self.computed(node, name, environment)
-        except (Unsupported, ValueError) as error:
-            shapes = [self.shapes[each] for each in node.input if each in self.shapes]
-            if node.op_type in BROADCAST and shapes:  # a mask that broadcasts at batch 1 only
-                environment[name] = Value(np.zeros(max(shapes, key=len)))
-                self.shapes[name] = environment[name].shape
+        except (Unsupported, ValueError, LostError) as error:
+            shape = None if self.replaced else self._declared(node)
+            if shape is not None and prod(shape) <= MAX_ENTRIES:
+                environment[name], self.shapes[name] = Value(np.broadcast_to(0.0, shape)), shape
                 return
-            unfit = error.__cause__ or isinstance(error, ValueError)
-            reason = "its nodes do not fit together" if unfit else str(error).removeprefix(f"{label(node)}: ")
-            self.lost |= dict.fromkeys(node.output, LostError(reason, label(node)))
-        except LostError as lost:
-            self.lost |= dict.fromkeys(node.output, lost)
+            if not isinstance(error, LostError):
+                unfit = error.__cause__ or isinstance(error, ValueError)
+                reason = str(error).removeprefix(f"{label(node)}: ")
+                error = LostError("its nodes do not fit together" if unfit else reason, label(node))
+            self.lost |= dict.fromkeys(node.output, error)
+
+    def _declared(self, node: onnx.NodeProto) -> Shape | None:
+        """The shape of an output that cannot be evaluated, such as a mask that broadcasts at batch 1 only."""
+        shapes = [self.shapes[each] for each in node.input if each in self.shapes]
+        if node.op_type in BROADCAST and shapes:
+            return max(shapes, key=len)
+        dims = self._tracer.view.type_of(node.output[0]).shape
+        sizes = [dim if isinstance(dim, int) else self._symbols.get(dim or "") for dim in dims or ()]
+        known = tuple(size for size in sizes if size is not None)
+        return known if dims is not None and len(known) == len(dims) else None
 
     def _shape(self, node: onnx.NodeProto, operands: Sequence[Any]) -> Shape | None:
         """The shape of an output whose entries do not matter; None of any other one."""

@@ -120,12 +120,6 @@ BY_ENTRY = "\n  at0 = Reshape(cache_position, column)" + "".join(
   {each}s = ScatterElements<axis = 2>({name}_cache_0, {each}at, {each}n)"""
     for each, name in (("k", "key"), ("v", "value"))
 )
-UNKNOWN = """
-  same = Equal(by_head, by_head)
-  told = Where(same, by_head, by_head)
-  k8 = Reshape(k0, told)
-  k9 = Unsqueeze(k8, zero)
-  k1 = Squeeze(k9, zero)"""
 PLAIN_K = SPLIT.replace("kt = Transpose<perm = [0, 2, 3, 1]>", "k = Transpose<perm = [0, 2, 1, 3]>")
 COUNTS = f"q_num_heads = {HEADS}, kv_num_heads = {HEADS}"
 LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
@@ -142,10 +136,6 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "a cache": ((QUERIES, CACHED, JOINED, SCORES, JOIN, OUT), {"more": PAST}),
     "a static cache, row by row": ((QUERIES, APART, BY_ROW, READ, SCORES, JOIN, OUT), {"more": PLACES}),
     "a static cache, entry by entry": ((QUERIES, APART, BY_ENTRY, READ, SCORES, JOIN, OUT), {"more": PLACES}),
-    "sizes that inference does not know": (
-        (QUERIES, SPLIT.replace("\n  k1 = Reshape(k0, by_head)", UNKNOWN), SCORES, JOIN, OUT),
-        {},
-    ),
     "an operator, flat": ((QUERIES, f"\n  z2 = Attention<{COUNTS}, scale = 0.5>(q0, k0, v0)", OUT), {"opset": 23}),
     "an operator": ((QUERIES, PLAIN_K, "\n  z = Attention<scale = 0.5>(q, k, v)", JOIN, OUT), {"opset": 23}),
     "an operator of onnxruntime": (
