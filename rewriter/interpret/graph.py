@@ -82,12 +82,9 @@ class AttributionGraph:
     def to_json(self) -> dict[str, Any]:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
 
-        Layers are numbers as text, "E" for embeddings and the number of layers plus one for logits; ids are
-        `{layer}_{index}_{token}`. In a layer neurons have the first indices, original heads the next, then the
-        rest. Feature types are `embedding` and `logit` as there, and `neuron`, `attention head`, `other heads` and
-        `bias`: the schema leaves them open, and a new name keeps viewers from looking for transcoder features.
-        Heads have the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`;
-        nodes that only scores read are `qk_only_nodes`.
+        The schema leaves feature types open: new names keep viewers from looking for transcoder features. Heads have
+        the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`; nodes that
+        only scores read are `qk_only_nodes`.
         """
         targets, sources = np.nonzero(self.links)
         ids, left = self.ids, self.kept.nonzero()[0].tolist()
@@ -160,6 +157,7 @@ def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) -> tuple[str, ...]:
+    """`{layer}_{index}_{token}`, "E" for embeddings; a layer begins with neurons, then heads, then the rest."""
     starts: dict[str, tuple[str, int]] = {}
     left = dict.fromkeys(node.name for node in nodes if node.kind in ("rest", "bias"))
     for number, sublayers in enumerate(index.layers.values()):
