@@ -47,7 +47,8 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         *_BASE,
     ),
     "rewriter/interpret/": (
-        *("rewriter.interpret", "passes", "rewriter.compare", "rewriter.proof", "rewriter.ort", *_GROUND),
+        *("rewriter.interpret", "passes", "rewriter.evaluate", "rewriter.compare", "rewriter.proof", "rewriter.ort"),
+        *_GROUND,
     ),
     "passes/": ("passes", "rewriter.graph", "rewriter.options"),
 }
