@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Arithmetic, Value
-
-if TYPE_CHECKING:
-    from rewriter.evaluate.evaluator import Evaluator
 
 MICROSOFT = "com.microsoft"
 
@@ -43,17 +40,18 @@ class Call:
     node: onnx.NodeProto
     kind: str
     attributes: Mapping[str, Any]
-    evaluator: Evaluator
+    evaluator: Any  # `rewriter.evaluate.evaluator.Evaluator`, which imports the rows
     decided: bool = False
 
     @property
     def f(self) -> Arithmetic:
-        return self.evaluator.arithmetic
+        arithmetic: Arithmetic = self.evaluator.arithmetic
+        return arithmetic
 
     @property
     def opset(self) -> int:
         """The version of the operator set of ONNX."""
-        return self.evaluator.opsets.get("", 1)
+        return int(self.evaluator.opsets.get("", 1))
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute."""
