@@ -32,6 +32,7 @@ from rewriter.evaluate.kernels import Kernels, constant, in_numpy
 from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
+from rewriter.graph.mixtures import EXPERTS, plain_experts
 from rewriter.graph.view import key_of, label, needed, opsets
 from rewriter.graph.walk import iter_nodes, reads
 from rewriter.text import one_line
@@ -314,7 +315,7 @@ class Evaluator:
         found = row(domain, kind)
         if found is not None:
             return found(call, *operands)
-        defined = self._by_definition(call, operands)
+        defined = self._mixture(call, operands) if key_of(node) in EXPERTS else self._by_definition(call, operands)
         return self._opaque(call, operands) if defined is None else defined
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
@@ -381,6 +382,29 @@ class Evaluator:
             return None
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 
+    def _mixture(self, call: Call, operands: list[Any]) -> Any:
+        """A mixture of experts, as it is written out; None where it cannot be."""
+        node, weights = call.node, {}
+        for name, each in zip(call.node.input, operands, strict=True):
+            if each is not None:
+                kind = (
+                    onnx.TensorProto.FLOAT if isinstance(each, Value) else helper.np_dtype_to_tensor_dtype(each.dtype)
+                )
+                weights[name] = onnx.TensorProto(dims=each.shape, data_type=kind)
+        parts = plain_experts(node, weights, call.opset)
+        if parts is None or isinstance(parts, str):
+            return None
+        inner = dict(zip(node.input, operands, strict=True))
+        self._parts(parts, inner)
+        return inner[node.output[0]]
+
+    def _parts(self, parts: Sequence[onnx.NodeProto], environment: MutableMapping[str, Any]) -> None:
+        """Evaluate the nodes that define an operator."""
+        self._depth += 1
+        for part in parts:
+            self.node(part, environment)
+        self._depth -= 1
+
     def _by_definition(self, call: Call, operands: list[Any]) -> Any:
         """An operator that ONNX defines by others; None for any other one."""
         node, domain = call.node, key_of(call.node)[0]
@@ -393,10 +417,7 @@ class Evaluator:
         body, prefix = schema.function_body, f"{node.output[0]}/{node.op_type}/"
         inner: dict[str, Any] = {f"{prefix}{formal.name}": None for formal in schema.inputs}
         inner |= {f"{prefix}{formal.name}": each for formal, each in zip(schema.inputs, operands, strict=False)}
-        self._depth += 1
-        for part in self.program.definition(node, schema, prefix):
-            self.node(part, inner)
-        self._depth -= 1
+        self._parts(self.program.definition(node, schema, prefix), inner)
         return tuple(inner.get(f"{prefix}{name}") for name in body.output)
 
     # -- tables

@@ -227,14 +227,6 @@ def _minus_one(f: Arithmetic, x: Array) -> Array:
     return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
 
 
-@operator("Shrink")
-def _shrink(call: Call, x: Value) -> Any:
-    f, entries = call.f, x.entries
-    bias, limit = call.number(call.get("bias", 0.0)), call.number(call.get("lambd", 0.5))
-    low, high = f.sign(f.add(entries, limit)) < 0, f.sign(f.sub(entries, limit)) > 0
-    return Value(np.where(low, f.add(entries, bias), np.where(high, f.sub(entries, bias), 0)))
-
-
 @operator("HardSigmoid")
 def _hard_sigmoid(call: Call, x: Value) -> Any:
     return Value(_clamped_line(call, x, call.number(call.get("alpha", 0.2)), call.number(call.get("beta", 0.5))))
@@ -271,12 +263,6 @@ def _gelu(call: Call, x: Value) -> Any:
 def _bias_gelu(call: Call, x: Any, bias: Any = None) -> Any:
     total = call.lift(x) if bias is None else _add(call, x, bias)
     return Value(gelu(call, total.entries, "tanh" if call.kind == "FastGelu" else "none"))
-
-
-@operator("BiasSplitGelu", domain=MICROSOFT)
-def _bias_split_gelu(call: Call, x: Any, bias: Any) -> Any:
-    left, right = np.split(_add(call, x, bias).entries, 2, -1)
-    return Value(call.f.mul(left, gelu(call, right)))
 
 
 @operator("Swish", "QuickGelu")
