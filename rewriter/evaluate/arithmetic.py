@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -87,39 +87,6 @@ def is_float(value: Any) -> bool:
     if not isinstance(value, np.ndarray):
         return False
     return value.dtype.kind == "f" or (value.dtype.kind == "V" and "float" in value.dtype.name)
-
-
-class Arithmetic(Protocol):
-    """The methods on entries that operators use; see `Field` and `Floats`."""
-
-    snaps: bool
-    reads_masks: bool
-
-    def add(self, a: Array, b: Array) -> Array: ...
-    def sub(self, a: Array, b: Array) -> Array: ...
-    def mul(self, a: Array, b: Array) -> Array: ...
-    def neg(self, a: Array) -> Array: ...
-    def inv(self, a: Array) -> Array: ...
-    def power(self, a: Array, exponent: int) -> Array: ...
-    def sqrt(self, a: Array) -> Array: ...
-    def sign(self, a: Array) -> Array: ...
-    def exp(self, a: Array) -> Array: ...
-    def log(self, a: Array) -> Array: ...
-    def softplus(self, a: Array) -> Array: ...
-    def sigmoid(self, a: Array) -> Array: ...
-    def tanh(self, a: Array) -> Array: ...
-    def odd(self, name: str, a: Array) -> Array: ...
-    def even(self, name: str, a: Array) -> Array: ...
-    def function(self, name: object, *operands: Array) -> Array: ...
-    def order(self, a: Array) -> Array: ...
-    def anchor(self, a: Array) -> Array: ...
-    def maximum(self, a: Array, b: Array) -> Array: ...
-    def minimum(self, a: Array, b: Array) -> Array: ...
-    def rational(self, number: float | Fraction) -> Any: ...
-    def lift(self, x: Any, *, scalar: bool = True) -> Value: ...
-    def matmul(self, a: Any, b: Any) -> Array: ...
-    def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array: ...
-    def reduced(self, a: Array) -> Array: ...
 
 
 # -- residues --------------------------------------------------------------------------------------------------------
@@ -192,11 +159,14 @@ class Field:
         snaps: whether a scalar constant that is a rounded sqrt(2), 1/3 or the like is that number.
         snapped: the constants that were, and what they are.
         low: constants of at most this count as masking constants.
+        reads_masks: whether large negative numbers are masks.
+        reads_values: whether entries are the numbers of the model, so that they may decide shapes.
+        real: the type of a number that a definition states and no attribute holds.
         conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
             the field, so that other conditions may give the same result.
     """
 
-    reads_masks = True
+    reads_masks, reads_values, real = True, False, np.float32
 
     def __init__(
         self,
@@ -273,7 +243,7 @@ class Field:
     def minimum(self, a: Array, b: Array) -> Array:
         return np.where(self.sign(self.sub(a, b)) > 0, b, a)
 
-    def rational(self, number: float | Fraction) -> int:
+    def rational(self, number: float | Fraction) -> Any:
         """The residue of a rational number."""
         exact = Fraction(number)
         return exact.numerator * pow(exact.denominator, -1, self.p) % self.p
@@ -503,23 +473,24 @@ _NUMPY: Mapping[str, Callable[..., Array]] = {
 """Functions that the field hashes, in float64."""
 
 
+_Of = Callable[..., Array]
+
+
 class Floats:
     """float64, for the reference evaluation."""
 
-    snaps = False
-    reads_masks = False
-    add = staticmethod(np.add)
-    sub = staticmethod(np.subtract)
-    mul = staticmethod(np.multiply)
-    neg = staticmethod(np.negative)
-    sqrt = staticmethod(np.sqrt)
-    sign = staticmethod(np.sign)
-    exp = staticmethod(np.exp)
-    log = staticmethod(np.log)
-    tanh = staticmethod(np.tanh)
-    maximum = staticmethod(np.maximum)
-    minimum = staticmethod(np.minimum)
-    matmul_of = staticmethod(np.matmul)
+    reads_masks, reads_values, real = False, True, np.float64
+    add: _Of = staticmethod(np.add)
+    sub: _Of = staticmethod(np.subtract)
+    mul: _Of = staticmethod(np.multiply)
+    neg: _Of = staticmethod(np.negative)
+    sqrt: _Of = staticmethod(np.sqrt)
+    sign: _Of = staticmethod(np.sign)
+    exp: _Of = staticmethod(np.exp)
+    log: _Of = staticmethod(np.log)
+    tanh: _Of = staticmethod(np.tanh)
+    maximum: _Of = staticmethod(np.maximum)
+    minimum: _Of = staticmethod(np.minimum)
 
     def reduced(self, a: Array) -> Array:
         return a
@@ -555,7 +526,7 @@ class Floats:
     def anchor(self, a: Array) -> Array:
         return a.max(-1, keepdims=True, initial=-np.inf)
 
-    def rational(self, number: float | Fraction) -> float:
+    def rational(self, number: float | Fraction) -> Any:
         return float(number)
 
     def lift(self, x: Any, *, scalar: bool = True) -> Value:  # noqa: ARG002 - as in the field
@@ -569,6 +540,9 @@ class Floats:
 
     def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array:
         return np.asarray(a.sum(axis=axes, keepdims=keepdims))
+
+
+Arithmetic = Field | Floats
 
 
 def integers(x: Any) -> list[int]:

@@ -74,9 +74,9 @@ def _attended(
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = (call.move(each, lambda t: np.repeat(t, shared, 1)) for each in (key, value))
-    scale = call.get("scale") or 1 / math.sqrt(query.shape[-1])
+    scale = np.float32(call.get("scale", 0)) or call.f.real(1 / math.sqrt(query.shape[-1]))
     product = call.apply("MatMul", query, call.move(key, lambda t: np.swapaxes(t, -1, -2)))
-    product = capped = call.apply("Mul", product, np.float32(scale))
+    product = capped = call.apply("Mul", product, scale)
     if cap := call.get("softcap", 0.0):
         capped = call.apply("Tanh", call.apply("Div", capped, np.float32(cap)))
         capped = call.apply("Mul", capped, np.float32(cap))

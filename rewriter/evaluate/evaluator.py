@@ -28,12 +28,12 @@ import rewriter.evaluate.scalar
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
-from rewriter.evaluate.kernels import Kernels, constant, in_numpy
+from rewriter.evaluate.kernels import Kernels, in_numpy
 from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
 from rewriter.graph.mixtures import EXPERTS, plain_experts
-from rewriter.graph.view import key_of, label, needed, opsets
+from rewriter.graph.view import constant_of, key_of, label, needed, opsets
 from rewriter.graph.walk import iter_nodes, reads
 from rewriter.text import one_line
 
@@ -126,9 +126,19 @@ class Program:
         yield from (each for each in self.weights(self.graph).values() if each.dtype.kind not in "OUS")
         for node, _ in self.nodes(self.graph):
             if node.op_type == "Constant" and not any(each.HasField("sparse_tensor") for each in node.attribute):
-                value = constant(self.attributes(node))
+                value = self.constant(node)
                 if value.dtype.kind not in "OUS":
                     yield value
+
+    def constant(self, node: onnx.NodeProto) -> Array:
+        """The value of a Constant node. Raises Unsupported for a sparse one."""
+        tensor = constant_of(node)
+        if tensor is None:
+            raise Unsupported("a constant of another kind")
+        try:
+            return read_tensor(self._model, tensor)
+        except ModelError as error:
+            raise Unsupported(str(error)) from error
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         if id(node) not in self._attributes:
@@ -351,9 +361,9 @@ class Evaluator:
         """A node on plain arrays."""
         node, kind = call.node, call.kind
         if kind == "Constant" and not key_of(node)[0]:
-            return constant(call.attributes)
+            return self.program.constant(node)
         found = row(key_of(node)[0], kind)
-        if self.in_reals and found is not None and kind not in MOVES and kind not in ("Cast", "CastLike"):
+        if self.in_reals and found is not None and kind not in ALWAYS:
             lifted = self._in_reals(call, operands)
             if lifted is not None:
                 return found(call, *lifted)

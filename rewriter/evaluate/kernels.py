@@ -24,21 +24,6 @@ _INTEGER_OPERATORS: Mapping[str, Callable[..., Array]] = {
     "Not": np.logical_not, "Neg": np.negative,
 }  # fmt: skip
 """Exact on integers and Booleans, which wrap around as in the runtime."""
-_WIDE = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
-
-
-def constant(attributes: Mapping[str, Any]) -> Array:
-    """The value of a Constant node. Raises Unsupported for a sparse one."""
-    for name, value in attributes.items():
-        if name == "value":
-            return numpy_helper.to_array(value)
-        if name in ("value_float", "value_floats"):
-            return np.asarray(value, np.float32)
-        if name in ("value_int", "value_ints"):
-            return np.asarray(value, np.int64)
-        if name in ("value_string", "value_strings"):
-            return np.asarray(value, object)
-    raise Unsupported("a constant of another kind")
 
 
 def in_numpy(kind: str, attributes: Mapping[str, Any], operands: Sequence[Any]) -> Array | None:
@@ -46,8 +31,6 @@ def in_numpy(kind: str, attributes: Mapping[str, Any], operands: Sequence[Any]) 
     whole = all(isinstance(each, np.ndarray) and each.dtype.kind in "biu" for each in operands)
     if kind in _INTEGER_OPERATORS and whole:
         return np.asarray(_INTEGER_OPERATORS[kind](*operands))
-    if kind == "Cast" and whole and attributes["to"] in _WIDE:
-        return np.asarray(operands[0].astype(helper.tensor_dtype_to_np_dtype(attributes["to"])))
     if kind == "ConstantOfShape":
         value = numpy_helper.to_array(attributes["value"]) if "value" in attributes else np.zeros(1, np.float32)
         return np.broadcast_to(value.reshape(()), integers(operands[0]))

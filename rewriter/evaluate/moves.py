@@ -305,25 +305,31 @@ def _put(t: Array, places: Sequence[Array], updates: Array, *, added: bool) -> A
 # -- types
 
 
-@operator("Cast")
+@operator("Cast", always=True)
 def _cast(call: Call, x: Any) -> Any:
     return _as_type(call, x, helper.tensor_dtype_to_np_dtype(call.get("to")))
 
 
-@operator("CastLike")
+@operator("CastLike", always=True)
 def _cast_like(call: Call, x: Any, like: Any) -> Any:
-    if isinstance(x, Value):
-        return _as_type(call, x, np.dtype(np.float32) if isinstance(like, Value) else like.dtype)
-    return x if is_float(x) else x.astype(np.float32)
+    return _as_type(call, x, np.dtype(np.float32) if isinstance(like, Value) else like.dtype)
 
 
-def _as_type(call: Call, x: Value, dtype: Any) -> Any:
+def _as_type(call: Call, x: Any, dtype: Any) -> Any:
+    real = dtype.kind == "f" or "float" in dtype.name
+    if dtype.kind in "OUS" or dtype.name.startswith(("float8", "float6_", "float4")):
+        if isinstance(x, Value):
+            raise Unsupported(f"a conversion to {dtype.name}")
+        return call.evaluator.program.kernels.run(call.node, [x])
+    if not isinstance(x, Value) and not (real and call.f.reads_values):
+        return x if real and is_float(x) else x.astype(dtype)
+    x = call.lift(x)
     if dtype.kind == "b":
         return (x.entries != 0) | (masks_of(x) > 0)
-    if dtype.kind in "OUS" or dtype.name.startswith(("float8", "float6_", "float4")):
-        raise Unsupported(f"a conversion to {dtype.name}")
-    if dtype.kind == "f" or "float" in dtype.name:
+    if real:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)
+    if call.f.reads_values and not x.grid:
+        return np.trunc(x.entries).astype(dtype)
     if x.whole or (x.origin and x.origin[0] == "rounded"):
         return Value(x.entries, x.masks, whole=True, grid=x.grid)
     return Value(call.f.odd("truncated", x.entries), whole=True)
@@ -377,4 +383,6 @@ def _concat_from_sequence(call: Call, sequence: list[Any]) -> Any:
 
 @operator("NonZero", "Unique", "ConstantOfShape", "Range")
 def _sized_by_data(call: Call, *operands: Any) -> Any:
-    raise Unsupported("data decides the shape of its output")
+    if not call.f.reads_values:
+        raise Unsupported("data decides the shape of its output")
+    return call.evaluator.program.kernels.run(call.node, [x.entries if isinstance(x, Value) else x for x in operands])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Unsupported, Value, lifted
+from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Floats, Unsupported, Value, lifted
 from rewriter.evaluate.moves import masks_of
 from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
@@ -346,9 +346,9 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
     last = np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
     if number == (-np.inf if below else np.inf) or number == last:
         return call.f.reads_masks
-    if not call.f.snaps or abs(number) < _UNREACHED or (number > 0) == below:
+    if isinstance(call.f, Floats) or not call.f.snaps or abs(number) < _UNREACHED or (number > 0) == below:
         return False
-    call.f.snapped[number] = "a bound that no value reaches"  # type: ignore[attr-defined]
+    call.f.snapped[number] = "a bound that no value reaches"
     return True
 
 
