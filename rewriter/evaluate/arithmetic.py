@@ -458,12 +458,24 @@ def _limbs(entries: Array) -> tuple[Array, Array]:
 # -- float64 ---------------------------------------------------------------------------------------------------------
 
 
-def _each(function: Callable[[float], float], x: Array) -> Array:
-    return np.asarray(np.vectorize(function, otypes=[np.float64])(x)) if np.size(x) else np.zeros(np.shape(x))
+def each(function: Callable[[float], float], x: Array) -> Array:
+    """A function, entry by entry; nearly twice as fast as numpy.vectorize."""
+    return np.fromiter(map(function, np.asarray(x).flat), np.float64, np.size(x)).reshape(np.shape(x))
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), with a small relative error on both tails."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)  # exp of a non-positive number cannot overflow
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)) without overflow."""
+    return np.asarray(np.logaddexp(0.0, x))
 
 
 _NUMPY: Mapping[str, Callable[..., Array]] = {
-    "erf": lambda x: _each(math.erf, x),
+    "erf": lambda x: each(math.erf, x),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin, "acos": np.arccos,
     "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "pow": np.power, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "truncated": np.trunc,
@@ -489,6 +501,8 @@ class Floats:
     exp: _Of = staticmethod(np.exp)
     log: _Of = staticmethod(np.log)
     tanh: _Of = staticmethod(np.tanh)
+    softplus: _Of = staticmethod(softplus)
+    sigmoid: _Of = staticmethod(sigmoid)
     maximum: _Of = staticmethod(np.maximum)
     minimum: _Of = staticmethod(np.minimum)
 
@@ -500,13 +514,6 @@ class Floats:
 
     def power(self, a: Array, exponent: int) -> Array:
         return np.asarray(a) ** exponent
-
-    def softplus(self, a: Array) -> Array:
-        return np.logaddexp(0.0, a)
-
-    def sigmoid(self, a: Array) -> Array:
-        small = np.exp(-np.abs(a))
-        return np.where(a >= 0, 1.0, small) / (1.0 + small)
 
     def function(self, name: object, *operands: Array) -> Array:
         function = _NUMPY.get(str(name))

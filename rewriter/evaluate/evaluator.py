@@ -28,7 +28,8 @@ import rewriter.evaluate.scalar
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
-from rewriter.evaluate.kernels import Kernels, in_numpy
+from rewriter.evaluate.kernels import Kernels
+from rewriter.evaluate.scalar import INTEGERS
 from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import inlined
@@ -374,8 +375,9 @@ class Evaluator:
             return found(call, *operands)
         if any(each in kind for each in _RANDOM):
             raise Unsupported("it draws numbers")
-        made = None if key_of(node)[0] else in_numpy(kind, call.attributes, operands)
-        return self.program.kernels.run(node, operands) if made is None else made
+        if kind in INTEGERS and all(each.dtype.kind in "biu" for each in operands):
+            return np.asarray(INTEGERS[kind](*operands))
+        return self.program.kernels.run(node, operands)
 
     def _in_reals(self, call: Call, operands: list[Any]) -> list[Any] | None:
         """Constant floats as entries, where arithmetic on them is meant to be that of the reals."""

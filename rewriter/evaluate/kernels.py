@@ -1,42 +1,22 @@
-"""Nodes on plain arrays: integers in numpy, anything else by the runtime's own kernel, bit by bit."""
+"""Nodes on plain arrays, by the runtime's own kernel, bit by bit."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, integers
+from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.text import one_line
 
 _KEPT = 2**20
 """Results of at most this many entries are kept."""
 _MAX_IR = 11
-
-_INTEGER_OPERATORS: Mapping[str, Callable[..., Array]] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Equal": np.equal, "Less": np.less, "Greater": np.greater,
-    "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal, "And": np.logical_and, "Or": np.logical_or,
-    "Not": np.logical_not, "Neg": np.negative,
-}  # fmt: skip
-"""Exact on integers and Booleans, which wrap around as in the runtime."""
-
-
-def in_numpy(kind: str, attributes: Mapping[str, Any], operands: Sequence[Any]) -> Array | None:
-    """A node on integers, without a session; None where a kernel has to compute it."""
-    whole = all(isinstance(each, np.ndarray) and each.dtype.kind in "biu" for each in operands)
-    if kind in _INTEGER_OPERATORS and whole:
-        return np.asarray(_INTEGER_OPERATORS[kind](*operands))
-    if kind == "ConstantOfShape":
-        value = numpy_helper.to_array(attributes["value"]) if "value" in attributes else np.zeros(1, np.float32)
-        return np.broadcast_to(value.reshape(()), integers(operands[0]))
-    if kind == "Range" and whole:
-        return np.arange(*(each.item() for each in operands), dtype=operands[0].dtype)
-    return None
 
 
 class Kernels:

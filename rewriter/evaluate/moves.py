@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, integers, is_float
@@ -35,12 +35,12 @@ def first(x: Any) -> int:
 # -- shapes
 
 
-@operator("Identity", moves=True)
+@operator("Identity", moves=True, elementwise=True)
 def _identity(call: Call, x: Any) -> Any:
     return x
 
 
-@operator("Dropout", moves=True)
+@operator("Dropout", moves=True, elementwise=True)
 def _dropout(call: Call, x: Any, ratio: Any = None, training: Any = None) -> Any:
     if training is not None and plain(training).any():
         raise Unsupported("dropout in training")
@@ -223,7 +223,7 @@ def _equal(a: Any, b: Any) -> bool:
         return False
 
 
-@operator("Where", moves=True)
+@operator("Where", moves=True, elementwise=True)
 def _where(call: Call, condition: Any, x: Any, y: Any) -> Any:
     chosen = condition.entries != 0 if isinstance(condition, Value) else condition
     if not isinstance(x, Value) and not isinstance(y, Value):
@@ -305,12 +305,12 @@ def _put(t: Array, places: Sequence[Array], updates: Array, *, added: bool) -> A
 # -- types
 
 
-@operator("Cast", always=True)
+@operator("Cast", always=True, elementwise=True)
 def _cast(call: Call, x: Any) -> Any:
     return _as_type(call, x, helper.tensor_dtype_to_np_dtype(call.get("to")))
 
 
-@operator("CastLike", always=True)
+@operator("CastLike", always=True, elementwise=True)
 def _cast_like(call: Call, x: Any, like: Any) -> Any:
     return _as_type(call, x, np.dtype(np.float32) if isinstance(like, Value) else like.dtype)
 
@@ -381,8 +381,17 @@ def _concat_from_sequence(call: Call, sequence: list[Any]) -> Any:
     return joined(call, sequence, axis)
 
 
-@operator("NonZero", "Unique", "ConstantOfShape", "Range")
+# -- sizes that operands decide
+
+
+@operator("ConstantOfShape", always=True)
+def _constant_of_shape(call: Call, shape: Any) -> Any:
+    value = numpy_helper.to_array(call.get("value")).reshape(()) if call.get("value") else np.float32(0)
+    return np.broadcast_to(value, integers(shape))
+
+
+@operator("NonZero", "Unique", "Range", always=True)
 def _sized_by_data(call: Call, *operands: Any) -> Any:
-    if not call.f.reads_values:
+    if any(isinstance(x, Value) for x in operands) and not call.f.reads_values:
         raise Unsupported("data decides the shape of its output")
     return call.evaluator.program.kernels.run(call.node, [x.entries if isinstance(x, Value) else x for x in operands])
