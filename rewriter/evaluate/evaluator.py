@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,8 @@ from rewriter.evaluate.kernels import Kernels
 from rewriter.evaluate.scalar import INTEGERS
 from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.edit import inlined
-from rewriter.graph.mixtures import EXPERTS, plain_experts
+from rewriter.graph.edit import by_definition, inlined
+from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import constant_of, key_of, label, needed, opsets
 from rewriter.graph.walk import iter_nodes, reads
 from rewriter.text import one_line
@@ -83,7 +84,7 @@ class Weights(Mapping[str, Array]):
 
 
 class Program:
-    """A model as it is evaluated: functions inlined, weights read once.
+    """A model as it is evaluated: functions inlined, operators without a row written out, weights read once.
 
     Attributes:
         graph: its main graph.
@@ -95,7 +96,7 @@ class Program:
         """Raises Unsupported where local functions cannot be inlined."""
         self._model = model
         try:
-            self.proto = inlined(model.proto) if model.proto.functions else model.proto
+            self.proto = _with_definitions(inlined(model.proto) if model.proto.functions else model.proto)
         except (RuntimeError, onnx.checker.ValidationError) as error:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
         self.graph = self.proto.graph
@@ -105,7 +106,6 @@ class Program:
         self._attributes: dict[int, dict[str, Any]] = {}
         self._nodes: dict[int, list[tuple[onnx.NodeProto, list[str]]]] = {}
         self._held: list[Any] = []
-        self._definitions: dict[int, list[onnx.NodeProto]] = {}
         used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
         missing = next((each for each in sorted(used) if each not in self.opsets), None)
         if missing is not None:
@@ -147,16 +147,6 @@ class Program:
             self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         return self._attributes[id(node)]
 
-    def definition(self, node: onnx.NodeProto, schema: Any, prefix: str) -> list[onnx.NodeProto]:
-        """The nodes of an operator's definition, with the attributes that a node gives it and names of its own."""
-        if id(node) not in self._definitions:
-            self._held.append(node)
-            defaults = [each.default_value for each in schema.attributes.values() if each.default_value.type]
-            given = {each.name: each for each in (*defaults, *node.attribute)}
-            body = schema.function_body.node
-            self._definitions[id(node)] = [_with_attributes(part, given, prefix) for part in body]
-        return self._definitions[id(node)]
-
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
         """The nodes of a graph, each with the tensors that nothing behind it reads."""
         if id(graph) not in self._nodes:
@@ -169,6 +159,20 @@ class Program:
                 dead[last[name]].append(name)
             self._nodes[id(graph)] = list(zip(nodes, dead, strict=True))
         return self._nodes[id(graph)]
+
+
+def _with_definitions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model in which mixtures of experts, and operators that only ONNX defines by others, are written out."""
+    model = with_plain_experts(model)
+    version = opsets(model.opset_import).get("", 1)
+    used = {key_of(node) for node in iter_nodes(model.graph.node)}
+    defined = [
+        (domain, name)
+        for domain, name in used
+        if not domain and row(domain, name) is None and onnx.defs.has(name, version)
+        if onnx.defs.get_schema(name, version).has_function  # type: ignore[attr-defined]
+    ]
+    return by_definition(deepcopy(model), defined) if defined else model
 
 
 class Evaluator:
@@ -326,8 +330,7 @@ class Evaluator:
         found = row(domain, kind)
         if found is not None:
             return found(call, *operands)
-        defined = self._mixture(call, operands) if key_of(node) in EXPERTS else self._by_definition(call, operands)
-        return self._opaque(call, operands) if defined is None else defined
+        return self._opaque(call, operands)
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as a function of which nothing is known but its operator and operands.
@@ -394,44 +397,6 @@ class Evaluator:
             return None
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 
-    def _mixture(self, call: Call, operands: list[Any]) -> Any:
-        """A mixture of experts, as it is written out; None where it cannot be."""
-        node, weights = call.node, {}
-        for name, each in zip(call.node.input, operands, strict=True):
-            if each is not None:
-                kind = (
-                    onnx.TensorProto.FLOAT if isinstance(each, Value) else helper.np_dtype_to_tensor_dtype(each.dtype)
-                )
-                weights[name] = onnx.TensorProto(dims=each.shape, data_type=kind)
-        parts = plain_experts(node, weights, call.opset)
-        if parts is None or isinstance(parts, str):
-            return None
-        inner = dict(zip(node.input, operands, strict=True))
-        self._parts(parts, inner)
-        return inner[node.output[0]]
-
-    def _parts(self, parts: Sequence[onnx.NodeProto], environment: MutableMapping[str, Any]) -> None:
-        """Evaluate the nodes that define an operator."""
-        self._depth += 1
-        for part in parts:
-            self.node(part, environment)
-        self._depth -= 1
-
-    def _by_definition(self, call: Call, operands: list[Any]) -> Any:
-        """An operator that ONNX defines by others; None for any other one."""
-        node, domain = call.node, key_of(call.node)[0]
-        try:
-            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
-        except onnx.defs.SchemaError:
-            return None
-        if not schema.has_function:  # type: ignore[attr-defined]
-            return None
-        body, prefix = schema.function_body, f"{node.output[0]}/{node.op_type}/"
-        inner: dict[str, Any] = {f"{prefix}{formal.name}": None for formal in schema.inputs}
-        inner |= {f"{prefix}{formal.name}": each for formal, each in zip(schema.inputs, operands, strict=False)}
-        self._parts(self.program.definition(node, schema, prefix), inner)
-        return tuple(inner.get(f"{prefix}{name}") for name in body.output)
-
     # -- tables
     def takes_rows(self, call: Call, operands: Sequence[Any]) -> bool:
         """Whether rows of a table of floats are taken by the value of an input."""
@@ -482,19 +447,6 @@ class Evaluator:
 
     def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:  # noqa: ARG002
         self.partial[content(table)] = name, table.shape
-
-
-def _with_attributes(part: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto], prefix: str) -> onnx.NodeProto:
-    copy = onnx.NodeProto.FromString(part.SerializeToString())
-    for names in (copy.input, copy.output):
-        names[:] = [name and f"{prefix}{name}" for name in names]
-    for attribute in [each for each in copy.attribute if each.ref_attr_name]:
-        copy.attribute.remove(attribute)
-        if attribute.ref_attr_name in given:
-            stated = onnx.AttributeProto.FromString(given[attribute.ref_attr_name].SerializeToString())
-            stated.name = attribute.name
-            copy.attribute.append(stated)
-    return copy
 
 
 def content(table: Array) -> bytes:
