@@ -97,31 +97,12 @@ def draw_prime() -> int:
 
     It is 7 modulo 8, so that -1 is no square and 2 is one.
     """
+    from flint import fmpz
+
     while True:
         p = 2**30 + 8 * secrets.randbelow(2**27) + 7
-        if all(p % q in _RESIDUES[q] for q in _SMALL_PRIMES) and _is_prime(p):
+        if all(pow(q, p // 2, p) == 1 for q in _SMALL_PRIMES) and fmpz(p).is_prime():
             return p
-
-
-def _residues(q: int) -> frozenset[int]:
-    """The residues modulo q of primes that are 3 modulo 4 and have q as a square: quadratic reciprocity."""
-    squares = {x * x % q for x in range(1, q)}
-    return frozenset(squares if q % 4 == 1 else set(range(1, q)) - squares)
-
-
-_RESIDUES = {q: _residues(q) for q in _SMALL_PRIMES}
-
-
-def _is_prime(n: int) -> bool:
-    """Miller-Rabin with bases that decide every n below 3.2e9."""
-    odd, twos = n - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    for base in (2, 3, 5, 7):
-        x = pow(base, odd, n)
-        if x not in (1, n - 1) and all((x := x * x % n) != n - 1 for _ in range(twos - 1)):
-            return False
-    return True
 
 
 Product = tuple[float, str, Callable[["Field"], int]]

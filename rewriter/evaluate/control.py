@@ -13,7 +13,7 @@ from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value
-from rewriter.evaluate.moves import joined
+from rewriter.evaluate.moves import concatenated
 from rewriter.evaluate.table import Call
 
 CONTROL = {"If", "Loop", "Scan"}
@@ -111,7 +111,7 @@ def _stacked(
             continue
         rank = slices[0].ndim + 1
         wide = [call.move(each, functools.partial(np.expand_dims, axis=axis % rank)) for each in slices]
-        made.append(joined(call, wide[::-1] if turned else wide, axis % rank))
+        made.append(concatenated(call, wide[::-1] if turned else wide, axis % rank))
     return made
 
 

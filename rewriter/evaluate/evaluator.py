@@ -31,7 +31,7 @@ from rewriter.errors import ModelError
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
 from rewriter.evaluate.kernels import Kernels
 from rewriter.evaluate.scalar import INTEGERS
-from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
+from rewriter.evaluate.table import ALWAYS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.mixtures import with_plain_experts
@@ -42,8 +42,6 @@ from rewriter.text import one_line
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """What numpy and attribute look-ups raise for a node that no runtime would run."""
-_TABLE_READERS = {"Gather", "Slice", "EmbedLayerNormalization", "RotaryEmbedding", "GroupQueryAttention"}
-_PRODUCTS = {"MatMul", "Gemm", "Conv", "FusedMatMul"}
 _SHAPES = {"Shape", "Size"}
 _SMALL_TABLE, _SMALL_WEIGHT = 32, 64
 _MAX_SMALL, _MAX_HELD = 2**16, 4
@@ -318,7 +316,7 @@ class Evaluator:
             return rewriter.evaluate.control.control(call, operands, environment)
         self._note_tables(call, operands)
         depends = any(isinstance(each, (Value, list)) for each in operands)
-        if call.decided and kind in _PRODUCTS and not depends:
+        if call.decided and kind in PRODUCTS and not depends:
             # Floats made of integer inputs (a time step) enter the arithmetic where they meet a weight.
             a, b = operands[:2]
             if a.ndim > 1 and a.shape[-1] > 1 and b.size > _SMALL_WEIGHT:
@@ -428,7 +426,7 @@ class Evaluator:
 
     def _note_tables(self, call: Call, operands: Sequence[Any]) -> None:
         """Note constant tables of which one size may read only a part."""
-        if call.kind not in _TABLE_READERS or all(name in self.fixed for name in call.node.input if name):
+        if call.kind not in TABLES or all(name in self.fixed for name in call.node.input if name):
             return
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
             if (

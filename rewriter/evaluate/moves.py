@@ -117,7 +117,7 @@ def _clamped(start: int, end: int, step: int, size: int) -> slice:
     return slice(start, None if end < 0 else end, step)
 
 
-@operator("Slice", moves=True)
+@operator("Slice", moves=True, table=True)
 def _slice(call: Call, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None) -> Any:
     first_ones = integers(starts) if starts is not None else call.get("starts")
     last_ones = integers(ends) if ends is not None else call.get("ends")
@@ -137,7 +137,7 @@ def _from_end(index: Any, size: int) -> Array:
     return np.asarray(np.where(index < 0, index + size, index))
 
 
-@operator("Gather", moves=True)
+@operator("Gather", moves=True, table=True)
 def _gather(call: Call, x: Any, index: Any) -> Any:
     axis = call.get("axis", 0)
     places = _from_end(index, x.shape[axis])
@@ -195,10 +195,10 @@ def _trilu(call: Call, x: Any, k: Any = None) -> Any:
 
 @operator("Concat", moves=True)
 def _concat(call: Call, *operands: Any) -> Any:
-    return joined(call, operands, call.get("axis", 1))
+    return concatenated(call, operands, call.get("axis", 1))
 
 
-def joined(call: Call, operands: Sequence[Any], axis: int) -> Any:
+def concatenated(call: Call, operands: Sequence[Any], axis: int) -> Any:
     """Concatenate tensors."""
     if not any(isinstance(each, Value) for each in operands):
         return np.concatenate(operands, axis)
@@ -224,7 +224,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 @operator("Where", moves=True, elementwise=True)
-def _where(call: Call, condition: Any, x: Any, y: Any) -> Any:
+def where(call: Call, condition: Any, x: Any, y: Any) -> Any:
     chosen = condition.entries != 0 if isinstance(condition, Value) else condition
     if not isinstance(x, Value) and not isinstance(y, Value):
         return np.where(chosen, x, y)
@@ -378,7 +378,7 @@ def _concat_from_sequence(call: Call, sequence: list[Any]) -> Any:
     axis = call.get("axis")
     if call.get("new_axis", 0):
         sequence = [call.move(each, lambda t: np.expand_dims(t, axis)) for each in sequence]
-    return joined(call, sequence, axis)
+    return concatenated(call, sequence, axis)
 
 
 # -- sizes that operands decide

@@ -10,7 +10,7 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
-from rewriter.evaluate.scalar import activated
+from rewriter.evaluate.scalar import activated, add, mul
 from rewriter.evaluate.table import Call, operator
 
 NCHWC = "com.microsoft.nchwc"
@@ -49,8 +49,8 @@ def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
     return made if (np.abs(made) <= _LARGEST_COUNT).all() else None
 
 
-@operator("MatMul")
-def _matmul(call: Call, x: Any, y: Any) -> Value:
+@operator("MatMul", product=True)
+def matmul(call: Call, x: Any, y: Any) -> Value:
     row, column = x.ndim == 1, y.ndim == 1
     x = call.move(x, lambda t: t[None]) if row else x
     y = call.move(y, lambda t: t[:, None]) if column else y
@@ -60,36 +60,36 @@ def _matmul(call: Call, x: Any, y: Any) -> Value:
 
 
 def _scaled(call: Call, x: Any, factor: float) -> Any:
-    return x if factor == 1.0 else call.apply("Mul", x, np.float32(factor))
+    return x if factor == 1.0 else mul(call, x, np.float32(factor))
 
 
 def _turned(call: Call, x: Any) -> Any:
     return call.move(x, lambda t: np.swapaxes(t, -1, -2))
 
 
-@operator("Gemm", "FusedGemm")
+@operator("Gemm", "FusedGemm", product=True)
 def _gemm(call: Call, x: Any, y: Any, z: Any = None) -> Any:
     x, y = (_turned(call, each) if call.get(name) else each for each, name in ((x, "transA"), (y, "transB")))
-    made = _scaled(call, call.apply("MatMul", x, y), call.get("alpha", 1.0))
+    made = _scaled(call, matmul(call, x, y), call.get("alpha", 1.0))
     beta = call.get("beta", 1.0)
     if z is not None and beta != 0.0:
-        made = call.apply("Add", made, _scaled(call, z, beta))
+        made = add(call, made, _scaled(call, z, beta))
     return activated(call, made)
 
 
-@operator("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul")
+@operator("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul", product=True)
 def _fused_matmul(call: Call, *operands: Any) -> Any:
     sides = []
     for side, x in zip("AB", operands, strict=True):
         batched = call.get(f"transBatch{side}") and x.ndim > 1
         moved = call.move(x, lambda t: np.moveaxis(t, 0, -2)) if batched else x
         sides.append(_turned(call, moved) if call.get(f"trans{side}") and x.ndim > 1 else moved)
-    return activated(call, _scaled(call, call.apply("MatMul", *sides), call.get("alpha", 1.0)))
+    return activated(call, _scaled(call, matmul(call, *sides), call.get("alpha", 1.0)))
 
 
 @operator("GemmFastGelu")
 def _gemm_fast_gelu(call: Call, x: Any, y: Any, bias: Any = None) -> Any:
-    return call.apply("FastGelu", call.apply("MatMul", x, y), bias)
+    return call.apply("FastGelu", matmul(call, x, y), bias)
 
 
 def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:
@@ -194,7 +194,7 @@ def _shared(needed: Sequence[int], mode: str) -> list[int]:
     return less + more if mode == "SAME_UPPER" else more + less
 
 
-@operator("Conv", "FusedConv")
+@operator("Conv", "FusedConv", product=True)
 def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -> Any:
     f, entries, weights = call.f, call.entries(x), call.lift(weight, scalar=False).entries
     groups, kernel = call.get("group", 1), weights.shape[2:]
@@ -208,7 +208,7 @@ def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -
         shape = part.shape[2:]
     made = Value(f.reduced(total).reshape(batch, channels, *shape))
     made = _with_bias(call, made, bias)
-    return activated(call, made if skip is None else call.apply("Add", made, skip))
+    return activated(call, made if skip is None else add(call, made, skip))
 
 
 def _with_bias(call: Call, made: Value, bias: Any) -> Value:

@@ -15,6 +15,8 @@ from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
+from rewriter.evaluate.products import matmul
+from rewriter.evaluate.scalar import add, mul
 from rewriter.evaluate.table import Call, operator
 
 _AXIS_ALONE = 13
@@ -118,7 +120,7 @@ def _dynamic(call: Call, x: Any) -> tuple[Value, Value, Value]:
 @operator("MatMulInteger")
 def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Any:
     left, right = Value(_centred(call, x, x_zero, -2)), Value(_centred(call, y, y_zero, -1))
-    return Value(call.apply("MatMul", left, right).entries, whole=True)
+    return Value(matmul(call, left, right).entries, whole=True)
 
 
 @operator("MatMulIntegerToFloat")
@@ -128,7 +130,7 @@ def _matmul_to_float(
     made = _matmul_integer(call, x, y, x_zero, y_zero)
     scale = call.f.mul(_scale(call, made, x_scale, -2), _scale(call, made, y_scale, -1))
     made = Value(call.f.mul(made.entries, scale))
-    return made if bias is None else call.apply("Add", made, bias)
+    return made if bias is None else add(call, made, bias)
 
 
 @operator("DynamicQuantizeMatMul")
@@ -154,7 +156,7 @@ def _qgemm(
     made = call.entries(_matmul_integer(call, x, y, x_zero, y_zero))
     made = made if bias is None else call.f.add(made, call.entries(bias))
     factor = call.f.mul(_scale(call, x, x_scale, -2), _scale(call, y, y_scale, -1))
-    result = call.apply("Mul", Value(call.f.mul(made, factor)), np.float32(call.get("alpha", 1.0)))
+    result = mul(call, Value(call.f.mul(made, factor)), np.float32(call.get("alpha", 1.0)))
     return result if scale is None else call.apply("QuantizeLinear", result, scale, zero)
 
 
@@ -231,8 +233,8 @@ def _matmul_of_bits(
     zero, scale = (call.lift(each, scalar=False).entries for each in (zeros, scales))
     centred = call.f.sub(call.entries(numbers), zero[:, of_column])
     weight = Value(call.f.mul(centred, scale.reshape(rows, blocks)[:, of_column]).T)
-    made = call.apply("MatMul", x, weight)
-    return made if bias is None else call.apply("Add", made, bias)
+    made = matmul(call, x, weight)
+    return made if bias is None else add(call, made, bias)
 
 
 @operator("GatherBlockQuantized")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, integers
+from rewriter.evaluate.arithmetic import Unsupported, Value, integers, lifted
 from rewriter.evaluate.moves import first
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
@@ -250,11 +250,11 @@ def _skip_rms_norm(call: Call, x: Any, skip: Any, scale: Any, bias: Any = None) 
 
 
 def _with_skip(call: Call, x: Any, skip: Any, bias: Any) -> Value:
-    total: Value = call.apply("Add", x, skip)
-    return total if bias is None else call.apply("Add", total, bias)
+    operands = lifted(call.f, [x, skip] if bias is None else [x, skip, bias])
+    return Value(functools.reduce(call.f.add, operands))
 
 
-@operator("EmbedLayerNormalization", domain=MICROSOFT)
+@operator("EmbedLayerNormalization", domain=MICROSOFT, table=True)
 def _embed_layer_norm(
     call: Call, ids: Any, kinds: Any, words: Any, places: Any, segments: Any, scale: Any, bias: Any,
     mask: Any = None, positions: Any = None,
@@ -265,9 +265,8 @@ def _embed_layer_norm(
         total = call.lift(call.move(places, lambda t: t[None, : ids.shape[1]]), scalar=False)
     else:
         total = call.evaluator.rows(places, positions, decided=names[8] in decided)
-    total = call.apply("Add", call.evaluator.rows(words, ids, decided=names[0] in decided), total)
-    if kinds is not None:
-        total = call.apply("Add", total, call.evaluator.rows(segments, kinds, decided=names[1] in decided))
+    kind = None if kinds is None else call.evaluator.rows(segments, kinds, decided=names[1] in decided)
+    total = _with_skip(call, call.evaluator.rows(words, ids, decided=names[0] in decided), total, kind)
     made = layer_norm(call, total, scale, bias, epsilon=call.get("epsilon", 1e-12))[0]
     lengths = np.zeros(ids.shape[0], np.int32) if mask is None else mask.sum(1).astype(np.int32)
     return made, lengths, total

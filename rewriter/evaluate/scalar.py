@@ -32,7 +32,7 @@ def real(call: Call, value: float) -> Any:
 
 
 @elementwise("Add")
-def _add(call: Call, x: Any, y: Any) -> Any:
+def add(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     masks = None if x.masks is None and y.masks is None else masks_of(x) + masks_of(y)
     return Value(call.f.add(x.entries, y.entries), masks, whole=x.whole and y.whole)
@@ -52,7 +52,7 @@ def _sub(call: Call, x: Any, y: Any) -> Any:
 def _sum(call: Call, x: Any, *others: Any) -> Any:
     total = call.lift(x)
     for each in others:
-        total = _add(call, total, each)
+        total = add(call, total, each)
     return total
 
 
@@ -62,7 +62,7 @@ def _mean(call: Call, *operands: Any) -> Any:
 
 
 @elementwise("Mul")
-def _mul(call: Call, x: Any, y: Any) -> Any:
+def mul(call: Call, x: Any, y: Any) -> Any:
     masks = None
     for one, factor in ((x, y), (y, x)):
         if isinstance(one, Value) and one.masks is not None and not isinstance(factor, Value) and (factor > 0).all():
@@ -72,7 +72,7 @@ def _mul(call: Call, x: Any, y: Any) -> Any:
 
 
 @elementwise("Div")
-def _div(call: Call, x: Any, y: Any) -> Any:
+def div(call: Call, x: Any, y: Any) -> Any:
     f, positive = call.f, not isinstance(y, Value) and bool((y > 0).all())
     x, y = call.lift(x), call.lift(y)
     if x.origin and y.origin and x.origin[0] == "exp" and y.origin[0] == "sumexp" and x.origin[1] is y.origin[1]:
@@ -294,7 +294,7 @@ def _gelu(call: Call, x: Value) -> Any:
 
 @elementwise("BiasGelu", "FastGelu", domain=MICROSOFT)
 def _bias_gelu(call: Call, x: Any, bias: Any = None) -> Any:
-    total = call.lift(x) if bias is None else _add(call, x, bias)
+    total = call.lift(x) if bias is None else add(call, x, bias)
     return Value(gelu(call, total.entries, "tanh" if call.kind == "FastGelu" else "none"))
 
 
