@@ -36,7 +36,7 @@ from rewriter.files.load import LoadedModel, read_tensor
 from rewriter.graph.edit import by_definition, inlined
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.view import constant_of, key_of, label, needed, opsets
-from rewriter.graph.walk import iter_nodes, reads
+from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.text import one_line
 
 _RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
@@ -337,8 +337,8 @@ class Evaluator:
         """
         if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
             raise Unsupported("it is not in the table of operators")
-        if any(each in call.kind for each in _RANDOM):
-            raise Unsupported("it draws numbers")
+        if any(each in call.kind for each in _RANDOM) or subgraphs(call.node):
+            raise Unsupported("it draws numbers, or has a body")
         f = self.arithmetic
         drawn = [each if not isinstance(each, Value) else f.drawn(each) for each in operands]
         attributes = sorted(each.SerializeToString() for each in call.node.attribute)
