@@ -172,15 +172,15 @@ class Field:
     # arithmetic
     def reduced(self, a: Array) -> Array:
         """Entries of any size (int64) modulo p."""
-        return a - (a // self.p) * self.p
+        return np.asarray(a - (a // self.p) * self.p)
 
-    def add(self, a: Array, b: Array) -> Array:
+    def add(self, a: Any, b: Any) -> Array:
         total = a + b
-        return np.where(total >= self.p, total - self.p, total)
+        return np.asarray(np.where(total >= self.p, total - self.p, total))
 
-    def sub(self, a: Array, b: Array) -> Array:
+    def sub(self, a: Any, b: Any) -> Array:
         difference = a - b
-        return np.where(difference < 0, difference + self.p, difference)
+        return np.asarray(np.where(difference < 0, difference + self.p, difference))
 
     def mul(self, a: Array, b: Array) -> Array:
         return self.reduced(a * b)
@@ -215,7 +215,7 @@ class Field:
         distinct = np.unique(a)
         scale = self.reduced(distinct.sum()) if distinct.size > 1 else np.int64(1)
         if distinct.size:
-            scaled = self.mul(distinct, self.inv(scale)) if scale else distinct
+            scaled = self.mul(distinct, self.inv(np.asarray(scale))) if scale else distinct
             self.conditions.add(int(self.hash64("condition", scaled).sum(dtype=_U64)))
 
     def maximum(self, a: Array, b: Array) -> Array:
@@ -429,7 +429,7 @@ def mix(h: Array) -> Array:
     """The finaliser of splitmix64, a bijection of 64-bit words."""
     h = (h ^ (h >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return h ^ (h >> _U64(31))
+    return np.asarray(h ^ (h >> _U64(31)))
 
 
 def _limbs(entries: Array) -> tuple[Array, Array]:
@@ -512,7 +512,7 @@ class Floats:
         return a
 
     def anchor(self, a: Array) -> Array:
-        return a.max(-1, keepdims=True, initial=-np.inf)
+        return np.asarray(a.max(-1, keepdims=True, initial=-np.inf))
 
     def rational(self, number: float | Fraction) -> Any:
         return float(number)
@@ -524,7 +524,7 @@ class Floats:
         return Value(x.astype(np.float64), whole=x.dtype.kind in "biu")
 
     def matmul(self, a: Any, b: Any) -> Array:
-        return np.matmul(self.lift(a).entries, self.lift(b).entries)
+        return np.asarray(np.matmul(self.lift(a).entries, self.lift(b).entries))
 
     def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array:
         return np.asarray(a.sum(axis=axes, keepdims=keepdims))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
@@ -58,7 +59,7 @@ def _loop(call: Call, operands: list[Any], environment: MutableMapping[str, Any]
 def _round(
     call: Call, body: onnx.GraphProto, given: list[Any], environment: MutableMapping[str, Any], states: int
 ) -> tuple[bool, list[Any], list[Any]]:
-    inner = environment | dict(zip((value.name for value in body.input), given, strict=True))
+    inner = ChainMap(dict(zip((value.name for value in body.input), given, strict=True)), environment)
     going, *made = call.evaluator.body(body, inner)
     return bool(_known(going, "when a loop ends")), made[:states], made[states:]
 

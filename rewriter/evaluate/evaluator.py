@@ -47,6 +47,13 @@ _SMALL_TABLE, _SMALL_WEIGHT = 32, 64
 _MAX_SMALL, _MAX_HELD = 2**16, 4
 
 
+def _read(model: LoadedModel, tensor: onnx.TensorProto) -> Array:
+    try:
+        return read_tensor(model, tensor)
+    except ModelError as error:
+        raise Unsupported(str(error)) from error
+
+
 class Weights(Mapping[str, Array]):
     """Initializers by name. Small ones are kept; of large ones the last few, since evaluations go in step."""
 
@@ -59,10 +66,7 @@ class Weights(Mapping[str, Array]):
         found = self._small.get(name)
         found = self._large.get(name) if found is None else found
         if found is None:
-            try:
-                found = read_tensor(self._model, self._tensors[name])
-            except ModelError as error:
-                raise Unsupported(str(error)) from error
+            found = _read(self._model, self._tensors[name])
             if found.size <= _MAX_SMALL:
                 self._small[name] = found
             else:
@@ -113,8 +117,8 @@ class Program:
         listed = {tensor.name for tensor in self.graph.initializer}
         self.overridable = frozenset() if listed <= names else frozenset(listed & names)
 
-    def weights(self, graph: onnx.GraphProto) -> Weights:
-        """The initializers of a graph, which are read when they are asked for."""
+    def weights(self, graph: onnx.GraphProto) -> Any:
+        """The initializers of a graph, as `Weights`, which are read when they are asked for."""
         if id(graph) not in self._weights:
             self._held.append(graph)  # its id is the key, and must not become another one's
             self._weights[id(graph)] = Weights(self._model, {tensor.name: tensor for tensor in graph.initializer})
@@ -134,10 +138,7 @@ class Program:
         tensor = constant_of(node)
         if tensor is None:
             raise Unsupported("a constant of another kind")
-        try:
-            return read_tensor(self._model, tensor)
-        except ModelError as error:
-            raise Unsupported(str(error)) from error
+        return _read(self._model, tensor)
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         if id(node) not in self._attributes:
@@ -260,7 +261,7 @@ class Evaluator:
             self.decided.add(name)
         self.record(name, self.environment[name])
 
-    def body(self, graph: onnx.GraphProto, environment: Mapping[str, Any]) -> list[Any]:
+    def body(self, graph: onnx.GraphProto, environment: MutableMapping[str, Any]) -> list[Any]:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
         given = {value.name: environment[value.name] for value in graph.input if value.name in environment}
         inner = ChainMap(given, self.program.weights(graph), environment)
