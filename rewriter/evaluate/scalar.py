@@ -309,7 +309,7 @@ def _swished(call: Call, x: Array, alpha: float) -> Array:
     return f.mul(x, f.sigmoid(x if alpha == 1 else f.mul(x, call.number(alpha))))
 
 
-@elementwise("SwiGLU")
+@operator("SwiGLU")
 def _swiglu(call: Call, gate: Any, x: Any) -> Any:
     return Value(call.f.mul(_swished(call, call.entries(gate), call.get("alpha", 1.0)), call.entries(x)))
 
