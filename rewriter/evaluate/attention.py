@@ -127,20 +127,11 @@ def _refuse(**given: Any) -> None:
 # -- onnxruntime -------------------------------------------------------------------------------------------------------
 
 
-def heads_of_product(call: Call, made: Any, mask: Any, past: Any, bias: Any) -> tuple[Any, Any]:
-    """Heads on queries, keys and values side by side; their output, and the cache."""
-    _refuse(**{name: call.get(name) for name in ("do_rotary", "past_present_share_buffer")})
-    heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
-    query, key, value = (by_head(call, each, heads) for each in _split(call, made, sizes))
-    if past is not None:
-        key, value = (_cached(call, _at(call, past, i), x) for i, x in enumerate((key, value)))
+def _masked(call: Call, query: Any, key: Any, value: Any, mask: Any, bias: Any) -> Any:
     tokens, keys = query.shape[2], key.shape[2]
     biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
     seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
-    z = joined(call, _attended(call, query, key, value, biases, seen)[0])
-    if not any(call.node.output[1:]):
-        return z, None
-    return z, call.apply("Concat", *(call.move(each, lambda t: t[None]) for each in (key, value)), axis=0)
+    return joined(call, _attended(call, query, key, value, biases, seen)[0])
 
 
 @operator("Attention", domain=MICROSOFT)
@@ -148,9 +139,19 @@ def _packed(
     call: Call, x: Any, weight: Any, offset: Any = None, mask: Any = None, past: Any = None, bias: Any = None,
     length: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    _refuse(past_sequence_length=length)
+    _refuse(
+        past_sequence_length=length, **{each: call.get(each) for each in ("do_rotary", "past_present_share_buffer")}
+    )
     made = matmul(call, x, weight)
-    return heads_of_product(call, made if offset is None else add(call, made, offset), mask, past, bias)
+    made = made if offset is None else add(call, made, offset)
+    heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
+    query, key, value = (by_head(call, each, heads) for each in _split(call, made, sizes))
+    if past is not None:
+        key, value = (_cached(call, _at(call, past, i), x) for i, x in enumerate((key, value)))
+    z = _masked(call, query, key, value, mask, bias)
+    if not any(call.node.output[1:]):
+        return z, None
+    return z, call.apply("Concat", *(call.move(each, lambda t: t[None]) for each in (key, value)), axis=0)
 
 
 @operator("MultiHeadAttention")
@@ -172,10 +173,7 @@ def _multi_head(
         query, key, value = (x if x.ndim == _HEADED else add(call, x, each) for x, each in sides)
     query, key, value = (x if x.ndim == _HEADED else by_head(call, x, heads) for x in (query, key, value))
     key, value = _cached(call, past_key, key), _cached(call, past_value, value)
-    tokens, keys = query.shape[2], key.shape[2]
-    biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
-    seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
-    return joined(call, _attended(call, query, key, value, biases, seen)[0]), key, value
+    return _masked(call, query, key, value, mask, bias), key, value
 
 
 @operator("GroupQueryAttention", table=True)

@@ -353,14 +353,9 @@ def _as_type(call: Call, x: Any, dtype: Any) -> Any:
 # -- sequences
 
 
-@operator("SequenceConstruct", moves=True)
+@operator("SequenceConstruct", "SequenceEmpty", moves=True)
 def _sequence(call: Call, *operands: Any) -> Any:
     return list(operands)
-
-
-@operator("SequenceEmpty", moves=True)
-def _sequence_empty(call: Call) -> Any:
-    return []
 
 
 @operator("SequenceInsert", moves=True)

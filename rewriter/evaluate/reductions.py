@@ -277,17 +277,9 @@ def _by_channel(call: Call, x: Any, rank: int) -> Array:
     return call.lift(x, scalar=False).entries.reshape(-1, *[1] * (rank - 2))
 
 
-@operator("InstanceNormalization")
-def _instance_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
-    f, entries = call.f, call.entries(x)
-    rank = entries.ndim
-    made = normalised(call, entries, tuple(range(2, rank)), call.get("epsilon", 1e-5))[0]
-    return Value(f.add(f.mul(made, _by_channel(call, scale, rank)), _by_channel(call, bias, rank)))
-
-
-@operator("GroupNormalization")
+@operator("GroupNormalization", "InstanceNormalization")
 def _group_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
-    entries, groups = call.entries(x), call.get("num_groups")
+    entries, groups = call.entries(x), call.get("num_groups", x.shape[1])
     n, channels, *rest = entries.shape
     grouped = entries.reshape(n, groups, channels // groups * math.prod(rest))
     made = normalised(call, grouped, (2,), call.get("epsilon", 1e-5))[0].reshape(entries.shape)
