@@ -32,14 +32,15 @@ from rewriter.errors import RewriteError
 _U64 = np.uint64
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
 _SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
+_CANDIDATES = 2**14
 _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
 _BLOCK = 2**15
 """Entries that are lifted at once."""
-_MAX_KEPT = 2**24
-"""Entries of the largest weight whose limbs are kept; they take 16 bytes each."""
+_MAX_KEPT = 2**26
+"""Entries of the largest weight whose limbs are kept; they take 4 bytes each."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -100,9 +101,10 @@ def draw_prime() -> int:
     from flint import fmpz
 
     while True:
-        p = 2**30 + 8 * secrets.randbelow(2**27) + 7
-        if all(pow(q, p // 2, p) == 1 for q in _SMALL_PRIMES) and fmpz(p).is_prime():
-            return p
+        drawn = np.frombuffer(secrets.token_bytes(_CANDIDATES * 4), np.uint32).astype(np.int64) >> 5
+        for p in (2**30 + 8 * drawn + 7).tolist():
+            if all(pow(q, p // 2, p) == 1 for q in _SMALL_PRIMES) and fmpz(p).is_prime():
+                return int(p)
 
 
 Product = tuple[float, str, Callable[["Field"], int]]
@@ -145,6 +147,7 @@ class Field:
         real: the type of a number that a definition states and no attribute holds.
         conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
             the field, so that other conditions may give the same result.
+        coins: the fewest signs that were taken at once; None for none.
     """
 
     reads_masks, reads_values, real = True, False, np.float32
@@ -165,6 +168,7 @@ class Field:
         self._powers = self.modulus.powers
         self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         self.conditions: set[int] = set()
+        self.coins: int | None = None
         self.snapped: dict[float, str] = {}
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
@@ -210,11 +214,17 @@ class Field:
         symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
         return np.where(symbol > 1, -1, symbol)
 
+    def vanishes(self, a: Array) -> Array:
+        """Whether entries are 0: a coin of each, since what may be 0, such as a mask, never is at random residues."""
+        self._note(np.asarray(a, np.int64))
+        return np.asarray((a == 0) | (self.hash64("zero", np.minimum(a, self.neg(a))) % _U64(2) == 0))
+
     def _note(self, a: Array) -> None:
         """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none."""
         distinct = np.unique(a)
         scale = self.reduced(distinct.sum()) if distinct.size > 1 else np.int64(1)
         if distinct.size:
+            self.coins = min(distinct.size, self.coins or distinct.size)
             scaled = self.mul(distinct, self.inv(np.asarray(scale))) if scale else distinct
             self.conditions.add(int(self.hash64("condition", scaled).sum(dtype=_U64)))
 
@@ -370,7 +380,7 @@ class Field:
         return np.concatenate([self._product(left, limbs) for limbs in self.modulus.limbs(self, b)], -1)
 
     def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
-        (a1, a0), (b1, b0) = a, b
+        (a1, a0), (b1, b0) = a, (each.astype(np.float64) for each in b)
         if a0.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
         low, high = a0 @ b0, a1 @ b1
@@ -416,12 +426,12 @@ class Modulus:
 
 def _lifted_limbs(field: Field, weight: Array) -> tuple[Array, Array]:
     """The limbs of a weight, block by block, so that what is between stays in the processor's cache."""
-    high, low = np.empty(weight.shape), np.empty(weight.shape)
+    high, low = np.empty(weight.shape, np.uint16), np.empty(weight.shape, np.uint16)
     flat, ends = np.ascontiguousarray(weight).reshape(-1), (high.reshape(-1), low.reshape(-1))
     for start in range(0, flat.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        for end, limb in zip(ends, _limbs(field.lift(flat[block], scalar=False).entries), strict=True):
-            end[block] = limb
+        entries = field.lift(flat[block], scalar=False).entries
+        ends[0][block], ends[1][block] = entries >> 16, entries & 0xFFFF
     return high, low
 
 
@@ -489,6 +499,9 @@ class Floats:
 
     def reduced(self, a: Array) -> Array:
         return a
+
+    def vanishes(self, a: Array) -> Array:
+        return np.asarray(a) == 0
 
     def inv(self, a: Array) -> Array:
         return 1.0 / np.asarray(a, np.float64)

@@ -275,6 +275,22 @@ def _pad(call: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = No
     return Value(np.pad(x.entries[cut], around, constant_values=fill.entries.item()), masks, whole=x.whole, grid=grid)
 
 
+@operator("OneHot", moves=True)
+def _one_hot(call: Call, index: Any, depth: Any, values: Any) -> Any:
+    size, index = first(depth), plain(index)
+    axis = call.get("axis", -1)
+    if call.decided and is_float(values):  # as rows of a table
+        off, on = (call.lift(values[place]).entries for place in (0, 1))
+        hot = call.evaluator.rows(np.eye(size, dtype=np.float32), index).entries
+        made = call.f.add(off, call.f.mul(hot, call.f.sub(on, off)))
+        return Value(np.moveaxis(made, -1, axis))
+    axis = axis + index.ndim + 1 if axis < 0 else axis
+    shape = [size if place == axis else 1 for place in range(index.ndim + 1)]
+    index = np.where(index < 0, index + size, index)
+    hot = (np.expand_dims(index, axis) == np.arange(size).reshape(shape)).astype(np.int64)
+    return call.move(values, lambda t: t[hot])
+
+
 # -- scattering
 
 
@@ -336,11 +352,11 @@ def _as_type(call: Call, x: Any, dtype: Any) -> Any:
         if isinstance(x, Value):
             raise Unsupported(f"a conversion to {dtype.name}")
         return call.evaluator.program.kernels.run(call.node, [x])
-    if not isinstance(x, Value) and not (real and call.f.reads_values):
+    if not isinstance(x, Value) and not (real and call.f.reads_values and call.evaluator.in_reals):
         return x if real and is_float(x) else x.astype(dtype)
     x = call.lift(x)
     if dtype.kind == "b":
-        return (x.entries != 0) | (masks_of(x) > 0)
+        return ~call.f.vanishes(x.entries) | (masks_of(x) > 0)
     if real:
         return Value(x.entries, x.masks, x.origin, grid=x.grid)
     if call.f.reads_values and not x.grid:

@@ -67,6 +67,8 @@ MOVES: list[tuple[str, list[Any], dict[str, Any]]] = [
     ("Where", [np.array([[True], [False]]), (2, 3), (3,)], {}),
     ("Trilu", [(2, 3, 4), np.array(-1)], {}),
     ("Trilu", [(3, 4), np.array(1)], {"upper": 0}),
+    ("OneHot", [ints(1, -1, 0), np.array(4), (2,)], {}),
+    ("OneHot", [ints(1, -1, 0), np.array(4), (2,)], {"axis": 0}),
     ("Shape", [(2, 3, 4)], {"start": -2}),
     ("Size", [(2, 3, 4)], {}),
     ("Dropout", [(2, 3)], {"outputs": 2}),
