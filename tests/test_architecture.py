@@ -34,8 +34,10 @@ _OWN_FRONT = ("rewriter/report/", "rewriter/adapters/", "rewriter/interpret/")
 
 _BASE = ("rewriter.arrays", "rewriter.errors", "rewriter.options", "rewriter.text")
 _GROUND = (*_BASE, "rewriter.files", "rewriter.graph")
+_TABLE = tuple(f"rewriter.evaluate.{each}" for each in ("arithmetic", "kernels", "moves", "scalar", "table"))
+"""The table of operators, which knows nothing of graphs; the evaluator does."""
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "rewriter/graph/": ("rewriter.graph", *_BASE),
+    "rewriter/graph/": ("rewriter.graph", *_TABLE, *_BASE),
     "rewriter/files/": ("rewriter.files", "rewriter.graph", *_BASE),
     "rewriter/ort/": ("rewriter.ort", *_GROUND),
     "rewriter/evaluate/": ("rewriter.evaluate", *_GROUND),
@@ -50,7 +52,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
         *("rewriter.interpret", "passes", "rewriter.evaluate", "rewriter.compare", "rewriter.proof", "rewriter.ort"),
         *_GROUND,
     ),
-    "passes/": ("passes", "rewriter.graph", "rewriter.options"),
+    "passes/": ("passes", "rewriter.graph", *_TABLE, "rewriter.arrays", "rewriter.options"),
 }
 """Each package, and what it may import of this project."""
 

@@ -45,8 +45,8 @@ class Call:
 
     @property
     def f(self) -> Arithmetic:
-        arithmetic: Arithmetic = self.evaluator.arithmetic
-        return arithmetic
+        found: Arithmetic = self.evaluator.arithmetic
+        return found
 
     @property
     def opset(self) -> int:
@@ -96,14 +96,32 @@ ALWAYS: set[str] = set()
 """Operators whose rows are used for plain arrays too, instead of the runtime's kernel."""
 
 
+ELEMENTWISE: set[tuple[str, str]] = set()
+"""Operators that compute an entry from entries at the same place."""
+
+PRODUCTS: set[str] = set()
+"""Operators that multiply by a weight."""
+TABLES: set[str] = set()
+"""Operators that may read a part of a table."""
+
+
 def operator(
-    *names: str, domain: str = "", moves: bool = False, always: bool = False
+    *names: str,
+    domain: str = "",
+    moves: bool = False,
+    always: bool = False,
+    elementwise: bool = False,
+    product: bool = False,
+    table: bool = False,
 ) -> Callable[[Operator], Operator]:
     """Register the row of operators."""
 
     def put(function: Operator) -> Operator:
         OPERATORS.update({(domain, name): function for name in names})
+        ELEMENTWISE.update((domain, name) for name in names if elementwise)
         MOVES.update(names if moves else ())
+        PRODUCTS.update(names if product else ())
+        TABLES.update(names if table else ())
         ALWAYS.update(names if moves or always else ())
         return function
 

@@ -24,7 +24,7 @@ from onnx import TensorProto
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
 from rewriter.graph.edit import drop_dead
 from rewriter.graph.elementwise import MICROSOFT
-from rewriter.graph.fused import PRODUCTS, Writer, with_parts
+from rewriter.graph.fused import SKIP_NORMS, Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs
@@ -419,7 +419,7 @@ class _Expansion(Writer):
 
     def added(self) -> None:
         """SkipLayerNormalization and its variants: a sum, and its norm."""
-        parts = PRODUCTS[key_of(self.node)](self.node)
+        parts = SKIP_NORMS[key_of(self.node)](self.node)
         if parts is None:
             raise self.lost("how its mean and deviation are computed is not known")
         self.nodes.extend(parts)

@@ -29,7 +29,6 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content
-from rewriter.evaluate.kernels import constant
 from rewriter.graph.view import constant_of, label
 from rewriter.text import one_line, quoted
 
@@ -108,7 +107,7 @@ def _product(a: float, b: float, field: Field, *, inverse: bool) -> int:
 def constants_of(program: Program) -> dict[str, Array]:
     """The constants of the main graph that are not text, by name."""
     stated = {
-        node.output[0]: constant(program.attributes(node))
+        node.output[0]: program.constant(node)
         for node in program.graph.node
         if constant_of(node) is not None
     }
