@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
@@ -25,9 +24,10 @@ SMALLEST_OPSET = 7  # the first in which Mul and Add broadcast without attribute
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
-    """The data from which the heads of one block are emitted; `passes.record.BlockRecord` stores it in the file."""
+class Conversion:
+    """A block and its heads; what is needed to emit them. Rewritten files carry it (`passes.record`)."""
 
+    block: Block
     program: Program
     form: str
     inline: bool = False  # whether the heads are nodes instead of calls of a model-local function
@@ -39,23 +39,12 @@ class Heads:
     carried: int = 0
     # the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty
     stream: str = ""
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(Heads)}
+    by_reference: str = ""  # why a form that replaces blocks keeps W1 and W2
 
     @property
     def longest(self) -> int | None:
         """The longest sequence that the form can process; None for any."""
         return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversion(Heads):
-    """A block and how it will be converted; `by_reference` is why a form that replaces blocks keeps W1 and W2."""
-
-    block: Block
-    by_reference: str = ""
 
     @property
     def compute_type(self) -> int:
@@ -97,11 +86,6 @@ class Conversion(Heads):
         if self.projections is not None:
             return (self.projections.result,)
         return tuple(operator.output for operator in self.block.second) or (self.block.output,)
-
-    @property
-    def heads_tensor(self) -> str:
-        """The tensor [batch, tokens + bias tokens, neurons] of a replaced whole block's heads; empty otherwise."""
-        return "" if self.projections is None else f"{self.block.name}/heads/z_side_by_side"
 
     @property
     def heads(self) -> int | None:

@@ -13,6 +13,7 @@ _USUAL_HEAD_DIMENSION = 64  # d_head where the model's own attention is not foun
 LOCAL = "local"  # without offsets in exponentials, with the fewest operations
 WHOLE = "whole"  # the network on one stream, which its own heads read too
 FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)  # as in FORMS, which imports this
+ALREADY = "it is attention heads already"  # why blocks of an earlier run are left
 EXPOSED = ("q", "scores", "pattern", "z")  # tensors of a sublayer that can be outputs of the model
 
 

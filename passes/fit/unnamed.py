@@ -9,6 +9,8 @@ import math
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
+
 from passes.fit.runtime import fit_function
 from passes.match.identify import Identified, Unknown
 from passes.programs.activations import Activation
@@ -17,7 +19,8 @@ from passes.programs.gates import gate, needs_line, with_line
 from passes.programs.program import Program
 from passes.programs.solve import Function, Parameters
 
-NAME = "f"  # of an unnamed function in reports
+UNNAMED = Activation("f", (), lambda y, _: np.full_like(y, np.nan), lambda _: None, None, usual=())
+"""Of a function that is known by its values alone, which `function` gives."""
 MAX_DEFAULT_ERROR = 1e-5  # over max(1,
 _MAX_FLOAT32_ROUNDING = 4.0  # in tolerances; a fit that rounds by more is evaluated in float64
 _GATE_TOLERANCE = 8.0  # in tolerances: the bound on a gate's additional error is not sharp
@@ -86,4 +89,4 @@ def _rounded_up(error: float) -> str:
 
 @cache
 def _activation(function: Function) -> Activation:
-    return Activation(NAME, (), lambda y, _: function(y), lambda _: None, None, usual=())
+    return replace(UNNAMED, function=lambda y, _: function(y))

@@ -78,18 +78,18 @@ def _why_not_expanded(view: GraphView, node: onnx.NodeProto) -> str:
     return _FUSED if named else _UNEXPANDABLE.get(node.op_type, "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """One MLP block."""
 
     name: str  # unique in the model; the module path where the exporter recorded one
-    where: str  # the scope, empty for the main graph
-    path: Path
+    where: str = ""  # the scope, empty for the main graph
+    path: Path = ()
     region: Region
     gate: str  # the pre-activation y (of the gate, in a gated block)
     value: str  # the factor of the activation in a gated block; the gate itself otherwise
-    first: tuple[LinearOperator, ...]
-    second: tuple[LinearOperator, ...]
+    first: tuple[LinearOperator, ...] = ()
+    second: tuple[LinearOperator, ...] = ()
     identified: Identified
     # of the activation's output, 0 when unknown; that of gate and value differ if the region contains casts
     elem_type: int

@@ -19,7 +19,7 @@ import onnx
 
 from passes.options import Options
 from passes.plan import Plan
-from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
+from rewriter.api.rows import claim_of, domain_notes, longest_of, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, taken
 from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
@@ -98,7 +98,10 @@ def rewrite(
     if dry_run or not report.converted:
         return run.finish(report)
     models, claims, report = _applied(run, report, source, applying, unit, choices)
-    report = _finished(run, report, models, claims, settings if validate else None, out, force=force, run_models=runs)
+    longest = longest_of(unit.plan.conversions)
+    report = _finished(
+        run, report, models, claims, settings if validate else None, out, longest, force=force, run_models=runs
+    )
     if report.in_memory is not None:
         report = replace(report, in_memory=like(model, source.complete(report.in_memory)))
     return run.finish(report)
@@ -125,11 +128,11 @@ def _applied(
         raise ValidationError(
             "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
         )
-    claims = (replace(claim, exposed=exposed_by(claim.name, added)) for claim in claims_of(plan, choices.accuracy))
+    claims = tuple(claim_of(each, choices.accuracy, added) for each in plan.conversions)
     if choices.forms.expose and not added:
         report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
     lowered = replace(source, proto=plan.model, path=None)
-    return (source, rewritten, lowered), tuple(claims), report
+    return (source, rewritten, lowered), claims, report
 
 
 def _planned(
@@ -190,6 +193,7 @@ def _finished(
     claims: tuple[Claim, ...],
     settings: Settings | None,
     out: Path | None,
+    longest: int | None,
     *,
     force: bool,
     run_models: bool,
@@ -206,7 +210,7 @@ def _finished(
             with run.step("validate", "proving"):
                 in_memory = replace(source, proto=rewritten, path=None)
                 result = in_memory if staged is None else load_model(staged.path, mapped=True)
-                judge = Judge(source, result, claims, settings, run.progress, lowered, run=run_models)
+                judge = Judge(source, result, claims, settings, run.progress, lowered, run=run_models, longest=longest)
                 validation = judge.verdict()
             status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
             report = replace(report, proof=validation, exit_status=status)

@@ -1,8 +1,4 @@
-"""Claims about replaced blocks, and the models on which they are proved.
-
-The pass states a `Claim` for every block that it replaced: its place and the error bound of its activation. The proof
-knows nothing else about the pass.
-"""
+"""What the pass claims of the blocks that it replaced, which is all that the proof knows of it; and one model."""
 
 from __future__ import annotations
 
@@ -12,44 +8,21 @@ from dataclasses import dataclass
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import Cut, extract
 from rewriter.graph.view import GraphView, Path, Place, all_views
+from rewriter.proof.records import Claimed
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The claim about one replaced block.
-
-    Attributes:
-        inputs: the tensors that the replaced region reads: the pre-activation and, for a gated block, the value.
-        output: the tensor that the region produces.
-        block_inputs: data inputs of the first linear operators.
-        block_outputs: outputs of the second linear operators.
-        max_error: certified maximum error against the original function f in exact arithmetic, relative
-            to max(1, |f|); for a gated block h(g) u, relative to max(1, |h|) |u|.
-        elem_type: the least precise element type at the ends of the region, by which accuracy is judged.
-        domain: largest |pre-activation| that the claim covers; the proof fails if the model's own exceed it.
-        heads: if the whole block was replaced, the tensor of the rewritten model that holds the output of its heads,
-            [batch, tokens and further rows, channels]; its first rows are `output`. Empty if only the region was
-            replaced.
-        shapes: tensors that hold shapes, now computed from the block's inputs instead of a tensor inside it.
-        longest: maximum sequence length of the block; None if unlimited.
-        accuracy: maximum error that the user asked for, relative to max(1, |f|); 0 if none was given.
-        exposed: tensors of the heads that are further outputs of the rewritten model, after the original's.
-    """
+    """The claim about one replaced block."""
 
     name: str
-    inputs: tuple[str, ...]
-    output: str
-    block_inputs: tuple[str, ...]
-    block_outputs: tuple[str, ...]
-    max_error: float
-    elem_type: int
+    output: str  # of the activation
+    reads: tuple[str, ...]  # the inputs of what was replaced: an activation, or the whole block
+    makes: tuple[str, ...]  # its outputs, shapes last
+    held: Claimed
+    elem_type: int  # the least precise one at the ends of the activation, by which accuracy is judged
     path: Path = ()
-    domain: float = float("inf")
-    heads: str = ""
-    shapes: tuple[str, ...] = ()
-    longest: int | None = None
-    accuracy: float = 0.0
-    exposed: tuple[str, ...] = ()
+    exposed: tuple[str, ...] = ()  # tensors of the heads that are further outputs of the rewritten model
 
     @property
     def place(self) -> Place:
@@ -59,17 +32,7 @@ class Claim:
     @property
     def gate(self) -> str:
         """The pre-activation."""
-        return self.inputs[0]
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The inputs of the replaced region or whole block."""
-        return self.block_inputs if self.heads else self.inputs
-
-    @property
-    def makes(self) -> tuple[str, ...]:
-        """The outputs of the replaced region or whole block, shapes last."""
-        return (*self.block_outputs, *self.shapes) if self.heads else (self.output,)
+        return self.held.leaves[0]
 
 
 @dataclass(frozen=True)

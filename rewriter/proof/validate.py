@@ -15,7 +15,6 @@ from math import nan
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 import onnx
 
 from rewriter.errors import ValidationError
@@ -169,9 +168,7 @@ class Judge:
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
         # Only tensors that kept their names, and replaced blocks, are certainly meant to be the same.
-        names = {
-            (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
-        }
+        names = {(each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.makes)}
         of_blocks = {each.name for each in self.claims}
         refusals = [each for each in certificate.refusals if self.claims or each.refuted]
         refused: dict[bool, dict[str, None]] = {True: {}, False: {}}
@@ -200,23 +197,14 @@ class Judge:
         return self.original if lowered is None or lowered.proto is self.original.proto else lowered
 
     @property
-    def _longest(self) -> int | None:
-        return longest_of(self.claims) or self.longest
-
-    @property
     def _by_blocks(self) -> bool:
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
     def _certificate(self) -> Certificate:
-        held = dict(self.held) | {
-            each.place: Claimed(
-                each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
-            )
-            for each in self.claims
-        }
+        held = dict(self.held) | {each.place: each.held for each in self.claims}
         dims = self.settings.dims
         further: dict[str, Any] = {
-            "claims": held, "blocks": self.claims, "dims": dims, "longest": self._longest, "isolate": self.isolate,
+            "claims": held, "blocks": self.claims, "dims": dims, "longest": self.longest, "isolate": self.isolate,
         }  # fmt: skip
         found = prove(self.original, self.rewritten, names=self.names, **further)
         if not found.certified and self.claims and self._named is not self.original:
@@ -239,7 +227,7 @@ class Judge:
         wide = self.original.size <= CHEAP
         before = run_accepted(
             old, (*ways, *again), self.settings,
-            most=self._longest, few=certificate.certified and not watched,
+            most=self.longest, few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
@@ -369,8 +357,8 @@ def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tupl
         if not region.path and region.bound.domain is not None and region.leaves:
             yield region.leaves[0], (region.original, region.bound.domain)
     for claim in claims:  # last: these know the names of blocks
-        if not claim.path and np.isfinite(claim.domain):
-            yield claim.gate, (claim.name, claim.domain)
+        if not claim.path and claim.held.domain is not None:
+            yield claim.gate, (claim.name, claim.held.domain)
 
 
 def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, float]) -> Iterator[str]:
@@ -382,11 +370,6 @@ def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str,
                 f"{name}: pre-activations reach {largest:.4g}, its program holds up to {domain:.4g}; exclude it with "
                 "--skip, or fit it on a larger one with --option domain=R"
             )
-
-
-def longest_of(claims: Sequence[Claim]) -> int | None:
-    """The longest sequence that all blocks accept; None for any."""
-    return min((claim.longest for claim in claims if claim.longest), default=None)
 
 
 def noise_points(certificate: Certificate | None, further: Sequence[Point] = ()) -> tuple[Point, ...]:
