@@ -252,7 +252,7 @@ def run_line(entry: Line, g: Any) -> Any:
     weights = [entry.end, *(weight for _, weight in entry.pairs), *middle]
     inputs = {"query": g, "step": np.float32(-entry.step), "rates": np.asarray(rates, np.float32)}
     inputs["weights"] = np.asarray([entry.step * weight for weight in weights], np.float32)
-    function = function_of(line_of(inputs, len(entry.pairs), middle=bool(entry.middle), double=False), 17)
+    function = function_of(line_of, "NeuronLine", tuple(inputs), 17, pairs=len(entry.pairs), middle=bool(entry.middle))
     return ReferenceEvaluator(function).run(None, inputs, attributes={})[0]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from passes.fit.unnamed import domain_of, fitted
+from passes.fit import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
@@ -111,7 +111,7 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
         why = f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in"
     if why:
         raise LostError(why, block.output)
-    program = _program(block, options, quick=factored and options.precision == "model")
+    program = _program(block, options, quick=factored)
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     dtype = np.float64 if wide else np.float32
     program = program.rounded(dtype, factored=factored)

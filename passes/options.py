@@ -81,13 +81,6 @@ class Options:
         choices=("heads", "product"),
         see="decisions/0009-gates-in-the-models-precision.md",
     )
-    precision: str = option(
-        "model",
-        "Compute heads in the model's precision, or gates in float64 with fewer keys (as forms other than local do).",
-        choices=("model", "double"),
-        see="decisions/0009-gates-in-the-models-precision.md",
-        rare=True,
-    )
     fit: bool = option(True, "Fit heads to activations that the table does not name; false leaves these.", rare=True)
     lower_experts: bool = option(
         False,

@@ -26,7 +26,7 @@ import numpy as np
 import onnx
 
 from passes.conversion import Conversion
-from passes.fit.unnamed import UNNAMED
+from passes.fit import UNNAMED
 from passes.forms import FORMS
 from passes.match.blocks import Block, Dataflow
 from passes.match.linear import LinearOperator

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from passes.fit.unnamed import unnamed
+from passes.fit import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
 from passes.match.linear import LINEAR_OPERATORS, LinearOperator, linear_operator
 from passes.match.names import Namer

@@ -111,7 +111,6 @@ class RewriteKeywords(RunKeywords, total=False):
     only: str | Sequence[str]
     skip: str | Sequence[str]
     gate: str
-    precision: str
     fit: bool
     lower_experts: bool
     accuracy: float | None

@@ -12,7 +12,7 @@ import pytest
 from passes.forms import FORMS
 from passes.options import Options
 from passes.plan import make_plan
-from passes.record import KEY, MAX_BYTES, Record, PlanError, read_record
+from passes.record import KEY, MAX_BYTES, PlanError, Record, read_record
 from rewriter import rewrite
 from tests.changes import copied, run
 from tests.committed import FOLDER

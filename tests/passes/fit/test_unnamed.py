@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.fit.unnamed import fitted
+from passes.fit import fitted
 from passes.programs.activations import Activation
 from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.program import Program
