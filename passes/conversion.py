@@ -76,7 +76,6 @@ class Conversion:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Linear operators included, as in `outputs`."""
         if self.projections is not None:
             return (self.projections.query.data,)
         return tuple(dict.fromkeys(operator.data for operator in self.block.first))

@@ -319,7 +319,6 @@ def _described(node: onnx.NodeProto) -> tuple[object, ...]:
 
 
 def _check_activation(conversion: Conversion) -> None:
-    """Whether the program computes the activation. Raises PlanError."""
     named, program, block = conversion.block.identified, conversion.program, conversion.block
     if named.activation is UNNAMED:
         return

@@ -26,7 +26,7 @@ from passes.forms.sublayer import (
     write_output,
 )
 from passes.match.projections import projections_of
-from passes.programs.groups import as_written, groups_of
+from passes.programs.groups import groups_of, spread_error
 from passes.programs.head import BiasToken, Head
 from passes.programs.program import Program, largest_change
 from rewriter.graph.edit import Replacement
@@ -50,8 +50,7 @@ def _as_written(prepared: Conversion) -> Conversion:
     if not prepared.widened or prepared.program.double or _beyond_float32(prepared.program):
         return prepared
     program = _narrowed(prepared.program)
-    before, after = (as_written(each, np.float64) for each in (prepared.program, program))
-    change = largest_change(before, after) if after != before else 0.0
+    change = largest_change(prepared.program, program) + spread_error(program, np.float32)
     program = replace(program, coefficient_error=program.coefficient_error + change)
     return replace(prepared, program=program, double=False)
 
@@ -119,7 +118,6 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
 
 
 def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) -> Tensor:
-    """The pattern times the values."""
     constants = [head.d, *(token.value for token in head.bias_tokens)]
     if not any(constants) and head.c:
         parts = (1, len(head.bias_tokens)), (f"self_weight{suffix}", f"bias_weight{suffix}")

@@ -105,7 +105,6 @@ class Block:
 
     @property
     def place(self) -> Place:
-        """The graph and the output, which identify a block."""
         return self.path, self.output
 
     @property

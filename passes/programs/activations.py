@@ -163,7 +163,6 @@ def _within(whole: Activation, name: str, usual: Parameters, *wanted: float | No
 
 
 def _clipped(whole: Activation, make: Make) -> Activation:
-    """An activation of the clipped y."""
     return Activation(
         f"{whole.name}_clipped",
         (*whole.parameters, "low", "high"),

@@ -60,7 +60,6 @@ class Head:
 
     @property
     def logits(self) -> list[tuple[float, float]]:
-        """(slope, offset) of every key, its own first."""
         return [(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]
 
     def logits_at(self, y: Array) -> Array:
@@ -105,7 +104,6 @@ class Head:
 
     @property
     def zero_bias(self) -> bool:
-        """As in Theorem 3."""
         return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
 
     @property

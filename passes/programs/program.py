@@ -83,7 +83,6 @@ class Program:
 
     @property
     def crossings(self) -> Array:
-        """1-D, as of `Head`."""
         return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:

@@ -26,12 +26,10 @@ class Claim:
 
     @property
     def place(self) -> Place:
-        """The graph and the output, which identify a block."""
         return self.path, self.output
 
     @property
     def gate(self) -> str:
-        """The pre-activation."""
         return self.held.leaves[0]
 
 
