@@ -124,7 +124,6 @@ def judged(a: LoadedModel, b: LoadedModel) -> dict[str, Any]:
     first = found.departure.first if found.departure is not None else None
     return {
         "same": found.same,
-        "every_token": found.every_token,
         "bits": found.bits,
         "folded": len(found.folded),
         "reason": one_line(f"{found.reason}: {first}" if first else found.reason, 240),
@@ -151,7 +150,7 @@ def row_of(folder: Path, cell: Cell) -> dict[str, Any]:
     try:
         return row | judged(*map(load_model, files))
     except RewriteError as error:
-        return row | {"same": False, "every_token": False, "folded": 0, "reason": one_line(str(error), 240)}
+        return row | {"same": False, "folded": 0, "reason": one_line(str(error), 240)}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

@@ -32,6 +32,7 @@ from rewriter.errors import RewriteError
 _U64 = np.uint64
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
 _SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
+_CANDIDATES = 2**14
 _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
@@ -103,6 +104,7 @@ class Arithmetic(Protocol):
     def power(self, a: Array, exponent: int) -> Array: ...
     def sqrt(self, a: Array) -> Array: ...
     def sign(self, a: Array) -> Array: ...
+    def vanishes(self, a: Array) -> Array: ...
     def exp(self, a: Array) -> Array: ...
     def log(self, a: Array) -> Array: ...
     def softplus(self, a: Array) -> Array: ...
@@ -131,9 +133,13 @@ def draw_prime() -> int:
     It is 7 modulo 8, so that -1 is no square and 2 is one.
     """
     while True:
-        p = 2**30 + 8 * secrets.randbelow(2**27) + 7
-        if all(p % q in _RESIDUES[q] for q in _SMALL_PRIMES) and _is_prime(p):
-            return p
+        drawn = np.frombuffer(secrets.token_bytes(_CANDIDATES * 4), np.uint32).astype(np.int64) >> 5
+        found = 2**30 + 8 * drawn + 7
+        for q in _SMALL_PRIMES:
+            found = found[np.isin(found % q, [*_RESIDUES[q]])]
+        prime = next((p for p in found.tolist() if _is_prime(p)), None)
+        if prime is not None:
+            return int(prime)
 
 
 def _residues(q: int) -> frozenset[int]:
@@ -194,6 +200,7 @@ class Field:
         low: constants of at most this count as masking constants.
         conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
             the field, so that other conditions may give the same result.
+        coins: the fewest signs that were taken at once; None for none.
     """
 
     reads_masks = True
@@ -214,6 +221,7 @@ class Field:
         self._powers = self.modulus.powers
         self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         self.conditions: set[int] = set()
+        self.coins: int | None = None
         self.snapped: dict[float, str] = {}
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
@@ -259,11 +267,17 @@ class Field:
         symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
         return np.where(symbol > 1, -1, symbol)
 
+    def vanishes(self, a: Array) -> Array:
+        """Whether entries are 0: a coin of each, since what may be 0, such as a mask, never is at random residues."""
+        self._note(np.asarray(a, np.int64))
+        return np.asarray((a == 0) | (self.hash64("zero", np.minimum(a, self.neg(a))) % _U64(2) == 0))
+
     def _note(self, a: Array) -> None:
         """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none."""
         distinct = np.unique(a)
         scale = self.reduced(distinct.sum()) if distinct.size > 1 else np.int64(1)
         if distinct.size:
+            self.coins = min(distinct.size, self.coins or distinct.size)
             scaled = self.mul(distinct, self.inv(scale)) if scale else distinct
             self.conditions.add(int(self.hash64("condition", scaled).sum(dtype=_U64)))
 
@@ -523,6 +537,9 @@ class Floats:
 
     def reduced(self, a: Array) -> Array:
         return a
+
+    def vanishes(self, a: Array) -> Array:
+        return np.asarray(a) == 0
 
     def inv(self, a: Array) -> Array:
         return 1.0 / np.asarray(a, np.float64)

@@ -36,7 +36,7 @@ from rewriter.graph.view import key_of, label, needed, opsets
 from rewriter.graph.walk import iter_nodes, reads
 from rewriter.text import one_line
 
-_RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
+RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """What numpy and attribute look-ups raise for a node that no runtime would run."""
 _TABLE_READERS = {"Gather", "Slice", "EmbedLayerNormalization", "RotaryEmbedding", "GroupQueryAttention"}
@@ -165,7 +165,7 @@ class Evaluator:
     Attributes:
         environment: tensor to value, of what is still needed.
         data: tensors that hold entries, in the order in which they were computed.
-        decided: tensors that depend on the values of integer inputs.
+        decided: tensors that depend on the values of integer inputs, and integers that data decides.
         fixed: tensors that are made of constants alone, the same at every size.
         partial: tables of which this size may read only a part, by content: name and shape.
         largest: entries of the largest tensor.
@@ -189,7 +189,7 @@ class Evaluator:
             arithmetic: what it is evaluated in.
             feeds: its inputs; the values of floats are replaced by random residues in a field.
             blend: whether rows of tables are random combinations.
-            in_reals: whether arithmetic on constant floats is that of the reals instead of the runtime's.
+            in_reals: whether arithmetic on constant floats is that of the reals (of float64) instead of the runtime's.
             replaced: values of tensors that take the place of what nodes compute.
             names: for inputs, the names under which their residues are drawn, if these are others.
         """
@@ -263,6 +263,7 @@ class Evaluator:
             raise Unsupported(f"{label(node)} reads '{missing[0]}' before it is computed")
         operands = [environment[name] if name else None for name in node.input]
         decided = node.op_type not in _SHAPES and any(name in self.decided for name in node.input)
+        chosen = node.op_type not in _SHAPES and any(isinstance(each, Value) for each in operands)
         call = Call(node, node.op_type, self.program.attributes(node), self, decided)
         try:
             made = tuple_of(self._computed(call, operands, environment))
@@ -277,7 +278,7 @@ class Evaluator:
             if name:
                 given = self.replaced.get(name, value)
                 environment[name] = np.asarray(given) if isinstance(given, np.generic) else given
-                if decided:
+                if decided or (chosen and not is_float(environment[name])):
                     self.decided.add(name)
                 elif own:
                     self.decided.discard(name)  # of a body
@@ -324,7 +325,7 @@ class Evaluator:
         """
         if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
             raise Unsupported("it is not in the table of operators")
-        if any(each in call.kind for each in _RANDOM):
+        if any(each in call.kind for each in RANDOM):
             raise Unsupported("it draws numbers")
         f = self.arithmetic
         drawn = [each if not isinstance(each, Value) else f.drawn(each) for each in operands]
@@ -352,16 +353,17 @@ class Evaluator:
         if kind == "Constant" and not key_of(node)[0]:
             return constant(call.attributes)
         found = row(key_of(node)[0], kind)
-        if self.in_reals and found is not None and kind not in MOVES and kind not in ("Cast", "CastLike"):
+        floats = any(is_float(each) for each in operands)
+        if self.in_reals and found is not None and isinstance(self.arithmetic, Floats):
+            if floats:
+                return found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
+        elif self.in_reals and found is not None and kind not in MOVES and kind not in ("Cast", "CastLike"):
             lifted = self._in_reals(call, operands)
             if lifted is not None:
                 return found(call, *lifted)
-        floats = any(is_float(each) for each in operands)
-        if floats and found is not None and isinstance(self.arithmetic, Floats):
-            return found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
         if found is not None and kind in (MOVES if floats else ALWAYS):
             return found(call, *operands)
-        if any(each in kind for each in _RANDOM):
+        if any(each in kind for each in RANDOM):
             raise Unsupported("it draws numbers")
         made = None if key_of(node)[0] else in_numpy(kind, call.attributes, operands)
         return self.program.kernels.run(node, operands) if made is None else made
@@ -402,7 +404,7 @@ class Evaluator:
     # -- tables
     def takes_rows(self, call: Call, operands: Sequence[Any]) -> bool:
         """Whether rows of a table of floats are taken by the value of an input."""
-        if call.kind == "EmbedLayerNormalization":
+        if call.kind == "EmbedLayerNormalization" or (call.kind == "OneHot" and is_float(operands[2])):
             return True
         if call.kind != "Gather" or call.node.input[0] in self.decided or call.get("axis", 0) != 0:
             return False

@@ -307,6 +307,11 @@ def _pad(call: Call, x: Any, pads: Any = None, value: Any = None, axes: Any = No
 def _one_hot(call: Call, index: Any, depth: Any, values: Any) -> Any:
     size, index = first(depth), plain(index)
     axis = call.get("axis", -1)
+    if call.decided and is_float(values):  # as rows of a table
+        off, on = (call.lift(values[place]).entries for place in (0, 1))
+        hot = call.evaluator.rows(np.eye(size, dtype=np.float32), index).entries
+        made = call.f.add(off, call.f.mul(hot, call.f.sub(on, off)))
+        return Value(np.moveaxis(made, -1, axis))
     axis = axis + index.ndim + 1 if axis < 0 else axis
     shape = [size if place == axis else 1 for place in range(index.ndim + 1)]
     index = np.where(index < 0, index + size, index)
@@ -455,7 +460,7 @@ def _cast_like(call: Call, x: Any, like: Any) -> Any:
 
 def _as_type(call: Call, x: Value, dtype: Any) -> Any:
     if dtype.kind == "b":
-        return (x.entries != 0) | (masks_of(x) > 0)
+        return ~call.f.vanishes(x.entries) | (masks_of(x) > 0)
     if dtype.kind in "OUS" or dtype.name.startswith(("float8", "float6_", "float4")):
         raise Unsupported(f"a conversion to {dtype.name}")
     if dtype.kind == "f" or "float" in dtype.name:

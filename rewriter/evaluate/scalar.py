@@ -379,7 +379,7 @@ _COMPARED: Mapping[str, Callable[[Array], Array]] = {
 def _compared(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     difference = call.f.sub(x.entries, y.entries)
-    sign = difference != 0 if call.kind == "Equal" else call.f.sign(difference)
+    sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)
     sign = np.where(x.entries == y.entries, 0, sign)
     if x.masks is not None or y.masks is not None:
         more = masks_of(x) - masks_of(y)

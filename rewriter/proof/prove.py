@@ -16,12 +16,11 @@ import onnx
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
-from rewriter.graph.extract import cut
 from rewriter.graph.fused import in_parts, with_parts
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name, type_of
-from rewriter.graph.view import GraphView, Place, all_views
-from rewriter.graph.walk import iter_nodes, iter_tensors, reads, subgraphs
+from rewriter.graph.view import Place, all_views
+from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.proof.claims import Claim
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed, Refusal
 from rewriter.proof.values.compare import Equality, compare
@@ -139,45 +138,11 @@ def _types(proto: onnx.ModelProto) -> set[int]:
 
 
 def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:
-    """Blocks that are said to be replaced, and are as they were, or hold no softmax over what they read."""
-    if not blocks:
-        return
-    a, b = ({view.path: view for view in all_views(_plain(each))} for each in (original, rewritten))
+    """Blocks that are said to be replaced, and whose activation is computed as before."""
+    models = (inlined(each.proto) if each.proto.functions else each.proto for each in (original, rewritten))
+    a, b = ({view.path: view for view in all_views(each)} for each in models) if blocks else ({}, {})
     for block in blocks:
-        old, new = a.get(block.path), b.get(block.path)
-        if old is None or new is None:
-            text = "the graph that holds it is not in both models"
-        else:
-            ends = [name for name in block.makes if name in old.producer and name in new.producer]
-            if _nodes(old, block, ends) == _nodes(new, block, ends):
-                text = "reported as converted, but the original's activation is still there"
-            elif not _attends(new, block.reads, ends):
-                text = "reported as converted, but there is no softmax between its ends"
-            else:
-                continue
-        yield Refusal(block.makes[0], block.makes[0], block.name, text, settled=True, path=block.path)
-
-
-def _plain(model: LoadedModel) -> onnx.ModelProto:
-    return inlined(model.proto) if model.proto.functions else model.proto
-
-
-def _nodes(view: GraphView, block: Claim, ends: Sequence[str]) -> list[tuple[object, ...]]:
-    inside = (view.nodes[index] for index in cut(view, block.reads, ends).nodes)
-    return [(each.op_type, *each.input, *each.output) for each in inside]
-
-
-def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
-    """Whether a softmax is taken, between tensors, of what the first of them reach."""
-    reached, powers = set(starts), set[str]()
-    for node in (view.nodes[index] for index in cut(view, starts, ends).nodes):
-        read = set(reads(node))
-        if not read & reached:
-            continue
-        inner = {node.op_type, *(each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node))}
-        if inner & {"Softmax", "Attention"} or (node.op_type == "Div" and node.input[1] in powers):
-            return True
-        reached.update(node.output)
-        if node.op_type == "Exp" or read & powers:
-            powers.update(node.output)
-    return False
+        old, new = (each[block.path].made_by(block.output) if block.path in each else None for each in (a, b))
+        if old is not None and new is not None and (old.op_type, *old.input) == (new.op_type, *new.input):
+            text = "reported as converted, but the original's activation is still there"
+            yield Refusal(block.output, block.output, block.name, text, settled=True, path=block.path)

@@ -23,6 +23,7 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
+from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.expressions import listing, ordered
@@ -41,7 +42,7 @@ from rewriter.proof.values.heads import (
     proposals,
 )
 from rewriter.proof.values.prints import Fingerprints, same_value
-from rewriter.proof.values.uniform import departs
+from rewriter.proof.values.uniform import departs, identical
 from rewriter.proof.values.walk import wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
@@ -52,8 +53,11 @@ _SMALL: Setting = (1, 3, 2)
 """The size at which heads are read."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
-_FEW_ROUNDS, _MANY_ROUNDS, _SMALL_MODEL = 2, 4, 2**26
-"""Primes that are drawn, for models of more bytes than that and for smaller ones."""
+_ROUNDS = 2
+"""Primes that are drawn."""
+_COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
+"""Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
+_LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 _GROSS = 0.1
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
@@ -174,6 +178,8 @@ def compare(
     try:
         pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest)
         found = pair.compared(isolate=isolate)
+        if pair.unable and not found.same and identical(pair.a, pair.b, pair.names):
+            found = Equality(same=True)
     except Unsupported as error:
         found = Equality(reason=str(error))
     return replace(found, seconds=time.perf_counter() - start)
@@ -185,6 +191,7 @@ class _Pair:
     Attributes:
         points: the sizes at which A can be evaluated.
         cover: which entries of constant tables were read.
+        unable: whether an evaluation could not be carried out.
     """
 
     def __init__(
@@ -199,7 +206,7 @@ class _Pair:
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
-        self._rounds = _FEW_ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MANY_ROUNDS
+        self._most_rounds = _ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MOST_ROUNDS
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
         self.points = points(self._maker, longest=longest)
         (self._small,) = points(self._maker, [_SMALL], longest)
@@ -211,7 +218,7 @@ class _Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._folds: Mapping[str, Fold] | None = None
-        self._reason, self._refuted = "", ()
+        self._reason, self._refuted, self._coins, self.unable = "", (), 0, False
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Point]] = []
@@ -232,9 +239,12 @@ class _Pair:
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
-            while len(rounds) < self._rounds and (found := self._round(reading, self._drawn(len(rounds)))) is not None:
+            self._coins = 0
+            while (more := self._more(len(rounds))) and (
+                found := self._round(reading, self._drawn(len(rounds)))
+            ) is not None:
                 rounds.append(found)
-            if len(rounds) == self._rounds and (regions := self._bounded(reading)) is not None:
+            if not more and (regions := self._bounded(reading)) is not None:
                 far = self._far_in_floats()
                 if not far:
                     return self._equal(reading, rounds, regions)
@@ -243,6 +253,10 @@ class _Pair:
                 break
         departs = self._departure(isolate=isolate)
         return Equality(sizes=self._sizes, refuted=self._refuted, departure=departs, reason=self._reason)
+
+    def _more(self, rounds: int) -> bool:
+        """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
+        return rounds < (self._most_rounds if self._coins < _COINS else _ROUNDS)
 
     def _drawn(self, number: int) -> list[Point]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
@@ -282,7 +296,7 @@ class _Pair:
         return Equality(
             same=True,
             sizes=self._sizes,
-            bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**self._rounds)),
+            bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**_ROUNDS)),
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
             tried_only=self._tried_only(),
@@ -300,6 +314,7 @@ class _Pair:
 
         ours, failed = self._evaluated(self.a, fields(), cases, reading)
         if all(failed):
+            self.unable = True
             self._reason = f"the first model cannot be evaluated: {failed[0]}"
             return None
         if any(failed):  # sizes that it does not take
@@ -309,6 +324,7 @@ class _Pair:
         ours, cases, keys = ([each[place] for place in kept] for each in (ours, cases, keys))
         theirs, failed = self._evaluated(self.b, fields(self._products), cases, reading)
         if any(failed):
+            self.unable = True
             self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
             return None
         for a, b, case in zip(ours, theirs, cases, strict=True):
@@ -324,6 +340,7 @@ class _Pair:
             self.points.append(further)
             return self._round(reading, self.points)
         self._last = ours, theirs
+        self._coins += sum(_COINS if each.field.coins is None else each.field.coins for each in theirs)
         unfit = self._unfit(reading, ours, theirs)
         self._reason = unfit or self._reason
         return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
@@ -379,10 +396,17 @@ class _Pair:
             if region.bound is None or not region.bound.holds:
                 reason = "" if region.bound is None else region.bound.reason
                 self._reason = f"{reason} (the activation {region.output})"
-                if region.bound is not None and region.bound.at_least > region.bound.limit:
+                beyond = region.bound is not None and region.bound.at_least > region.bound.limit
+                if beyond and self._takes_every_number(region.leaves[0]):
                     self._refuted = (region.output,)
                 return None
         return tuple(map(self._certified, regions))
+
+    def _takes_every_number(self, name: str) -> bool:
+        """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
+        while (node := self._types.made_by(name)) is not None and node.op_type in (*MOVES, "Cast"):
+            name = node.input[0]
+        return node is None or node.op_type in _LINEAR
 
     def _elem_type(self, name: str) -> int:
         return self._types.type_of(name).elem_type or onnx.TensorProto.FLOAT
@@ -501,7 +525,8 @@ class _Pair:
     def _unfit(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
         """Why equal values prove nothing; empty if they do."""
         outputs = a[0].outputs()
-        fixed = next((n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n])), None)
+        known = (n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n]))
+        fixed = next((n for n in known if n not in a[0].decided), None)
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         for ours, theirs in zip(a, b, strict=True):
