@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from rewriter.options import option
 
 DEFAULT_MAX_TOKENS = 512  # positions in the forms with one-hot position columns
-_USUAL_HEAD_DIMENSION = 64  # d_head where the model's own attention is not found
 LOCAL = "local"  # without offsets in exponentials, with the fewest operations
 WHOLE = "whole"  # the network on one stream, which its own heads read too
 FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)  # as in FORMS, which imports this
@@ -35,23 +34,12 @@ class FormOptions:
         metavar="NAMES[:GLOB]",
         see="forms.md#tensors-as-outputs",
     )
-    head_dimension: int | None = option(
-        None,
-        "d_head of the linear sublayers of form staged, which split the rank of W1 and W2. Default: that of the "
-        "model's own attention, or 64.",
-        name="head_dim",
-        metavar="N",
-        least=1,
-        rare=True,
-    )
+    # of the linear sublayers of form `staged`, which split the rank of W1 and W2: that of the model's own attention
+    d_head: int = 64
 
     @property
     def positions(self) -> int:
         return self.max_tokens or DEFAULT_MAX_TOKENS
-
-    @property
-    def d_head(self) -> int:
-        return self.head_dimension or _USUAL_HEAD_DIMENSION
 
     def exposed(self, block: str) -> tuple[str, ...]:
         asked = [each.partition(":") for each in self.expose]

@@ -17,7 +17,7 @@ from passes.forms import FORMS, convert
 from passes.match.blocks import QUANTISING, Block, Finder, Left
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
-from passes.options import ALREADY, WHOLE, Options
+from passes.options import ALREADY, WHOLE, FormOptions, Options
 from passes.record import Recognised, inline_values, recognise, with_record
 from passes.whole.route import Whole, unfit, whole_for
 from passes.whole.widen import carry_whole
@@ -118,8 +118,8 @@ def _functions_conflict(model: onnx.ModelProto, replacements: list[Replacement])
 def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
-    d_head = chosen.forms.head_dimension or own_attention(views, recognised)[1]
-    options = replace(chosen, forms=replace(chosen.forms, head_dimension=d_head))
+    d_head = own_attention(views, recognised)[1] or FormOptions.d_head
+    options = replace(chosen, forms=replace(chosen.forms, d_head=d_head))
     namer = Namer(_taken_names(views).union(each.block.name for each in recognised.blocks))
     notes = list(recognised.notes)
     plain = _why_no_functions(model, views[0].opsets.get("", 1))
