@@ -19,10 +19,9 @@ from passes.forms.local import emit_local, function_of, line_of
 from passes.match.blocks import Block
 from passes.match.identify import Identified, Region
 from passes.programs.activations import ACTIVATIONS, Activation
-from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.exponentials import Line
 from passes.programs.fitted import fitted_programs, lines
-from passes.programs.line import Line
-from passes.programs.program import Program
+from passes.programs.program import ARITHMETIC, Program
 from rewriter.graph.view import all_views
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE

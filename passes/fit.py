@@ -17,10 +17,9 @@ import numpy as np
 
 from passes.match.identify import Identified, Unknown
 from passes.programs.activations import Activation
-from passes.programs.arithmetic import Arithmetic
 from passes.programs.gates import gate, needs_line, with_line
 from passes.programs.head import FACTORED, Array, BiasToken, Head
-from passes.programs.program import MARGIN, Program, grid
+from passes.programs.program import MARGIN, Arithmetic, Program, grid
 from passes.programs.solve import Function, Parameters
 
 UNNAMED = Activation("f", (), lambda y, _: np.full_like(y, np.nan), lambda _: None, None, usual=())

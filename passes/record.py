@@ -17,7 +17,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -34,7 +34,6 @@ from passes.options import WHOLE, Options
 from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
 from passes.programs.program import grid
 from rewriter.graph.constants import UNFIT, Constants, Read
-from rewriter.graph.edit import Replacement
 from rewriter.graph.view import SAME_NUMBERS, GraphView, all_views
 from rewriter.options import values_of
 
@@ -240,57 +239,36 @@ def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
         return Recognised(notes=(f"the plan in the file's metadata is ignored: {error}",))
     if record is None:
         return Recognised()
-    graphs = {view.path: _Graph(model, view, read) for view in all_views(model)}
+    views = {view.path: view for view in all_views(model)}
+    flow_of = cache(lambda path: Dataflow(views[path], Constants(views[path])))
     made: list[Made] = []
     notes: list[str] = []
     for each in record.blocks:
         try:
-            made.append(graphs[each.block.path].made(each))
+            view, flow = views[each.block.path], flow_of(each.block.path)
+            made.append(_made(model, view, replace(each, block=with_operators(view, flow, each)), read))
         except (KeyError, PlanError) as error:
             reason = "the graph that should contain it does not exist" if isinstance(error, KeyError) else error
             notes.append(f"the plan in the file's metadata is ignored for block {each.block.name}: {reason}")
     return Recognised(tuple(made), tuple(notes))
 
 
-@dataclass(frozen=True, eq=False)
-class _Graph:
-    model: onnx.ModelProto
-    view: GraphView
-    read: Read
-
-    @cached_property
-    def _flow(self) -> Dataflow:
-        return Dataflow(self.view, Constants(self.view))
-
-    def made(self, conversion: Conversion) -> Made:
-        _check_activation(conversion)
-        self._check_weights(conversion)
-        conversion = replace(conversion, block=with_operators(self.view, self._flow, conversion))
-        try:
-            with np.errstate(all="ignore"):
-                written = FORMS[conversion.form].emit(self.view, conversion)
-        except (ArithmeticError, *UNFIT) as error:
-            raise PlanError(f"no heads can be written for {conversion.program.name}") from error
-        parts = (written, *written.further)
-        nodes = [name for part in parts for name in self._same_nodes(part)]
-        nodes += [name for part in parts for name in self._same_constants(part)]
-        for function in written.functions:
-            if function not in self.model.functions:
-                raise PlanError(f"its function '{function.name}' is another one")
-        functions = frozenset((each.domain, each.name) for each in written.functions)
-        return Made(conversion, frozenset(nodes), functions)
-
-    def _same_nodes(self, part: Replacement) -> Iterator[str]:
-        """The outputs of the nodes. Raises PlanError if the graph has others."""
+def _made(model: onnx.ModelProto, view: GraphView, conversion: Conversion, read: Read) -> Made:
+    """The block, if the graph has the nodes, constants and functions of its heads. Raises PlanError."""
+    _check_activation(conversion)
+    _check_weights(view, conversion)
+    try:
+        with np.errstate(all="ignore"):
+            written = FORMS[conversion.form].emit(view, conversion)
+    except (ArithmeticError, *UNFIT) as error:
+        raise PlanError(f"no heads can be written for {conversion.program.name}") from error
+    values, outputs = Constants(view, read, lambda _: None), set[str]()
+    for part in (written, *written.further):
         for node in part.nodes:
-            found = self.view.made_by(node.output[0])
-            if found is None or _described(found) != _described(node):
+            there = view.made_by(node.output[0])
+            if there is None or _described(there) != _described(node):
                 raise PlanError(f"'{node.output[0]}' is not what the heads of the plan would be")
-            yield from node.output
-
-    def _same_constants(self, part: Replacement) -> Iterator[str]:
-        """The outputs of Constant nodes, as in old models. Raises PlanError if the graph has others."""
-        values = Constants(self.view, self.read, lambda _: None)
+            outputs.update(node.output)
         for tensor in part.initializers:
             wanted = onnx.numpy_helper.to_array(tensor)
             try:
@@ -299,19 +277,23 @@ class _Graph:
                 raise PlanError(f"'{tensor.name}' cannot be read") from error
             if found.dtype != wanted.dtype or not np.array_equal(found, wanted):
                 raise PlanError(f"'{tensor.name}' has other values than the heads of the plan")
-            if tensor.name in self.view.producer:
-                yield tensor.name
+            outputs.add(tensor.name)  # of a Constant node in old models
+    for function in written.functions:
+        if function not in model.functions:
+            raise PlanError(f"its function '{function.name}' is another one")
+    return Made(conversion, frozenset(outputs), frozenset((each.domain, each.name) for each in written.functions))
 
-    def _check_weights(self, conversion: Conversion) -> None:
-        whole, constants = conversion.projections, Constants(self.view)
-        for each in () if whole is None else (whole.query, whole.value, whole.output):
-            shape = constants.shape(each.weight) if each.weight in constants else None
-            rows, columns = (shape[::-1] if each.transposed else shape) if shape and len(shape) == 2 else (0, 0)
-            stop = columns if each.stop is None else each.stop
-            if not rows or (rows, stop - each.start) != (each.in_features, each.out_features) or stop > columns:
-                raise PlanError(f"'{each.weight}' has another shape than in the plan, or is not constant")
-            if any(bias.name not in constants for bias in each.biases):
-                raise PlanError(f"a bias beside '{each.weight}' is not constant")
+
+def _check_weights(view: GraphView, conversion: Conversion) -> None:
+    whole, constants = conversion.projections, Constants(view)
+    for each in () if whole is None else (whole.query, whole.value, whole.output):
+        shape = constants.shape(each.weight) if each.weight in constants else None
+        rows, columns = (shape[::-1] if each.transposed else shape) if shape and len(shape) == 2 else (0, 0)
+        stop = columns if each.stop is None else each.stop
+        if not rows or (rows, stop - each.start) != (each.in_features, each.out_features) or stop > columns:
+            raise PlanError(f"'{each.weight}' has another shape than in the plan, or is not constant")
+        if any(bias.name not in constants for bias in each.biases):
+            raise PlanError(f"a bias beside '{each.weight}' is not constant")
 
 
 def _described(node: onnx.NodeProto) -> tuple[object, ...]:

@@ -24,10 +24,9 @@ from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
+from passes.programs.exponentials import HIGHEST, LOWEST, REACH, Line, Powers
 from passes.programs.groups import SharedKey, by_keys, progression_of
 from passes.programs.head import FACTORED, Head
-from passes.programs.line import HIGHEST, LOWEST, Line
-from passes.programs.powers import REACH, Powers
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 
 from passes.programs import closed_forms, solve
-from passes.programs.arithmetic import Arithmetic
 from passes.programs.fitted import cheapest, cheapest_gate, in_powers
 from passes.programs.gates import gate, line, needs_line, with_line
 from passes.programs.head import Array
-from passes.programs.program import Program
+from passes.programs.program import Arithmetic, Program
 from passes.programs.solve import Function, Parameters, Solve
 from rewriter.graph import elementwise
 

@@ -12,10 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from passes.programs.arithmetic import Arithmetic
 from passes.programs.gates import gate
 from passes.programs.head import BiasToken, Head, heads_over
-from passes.programs.program import Program
+from passes.programs.program import Arithmetic, Program
 from passes.programs.solve import Parameters
 
 KINK = 0.278464542762

@@ -1,12 +1,12 @@
 """Gates: from a program of h(y) to a program of h(g) u, whose self values read u (docs/programs.md).
 
 `with_line` makes any program a gate in the arithmetic of its model, through the line g as attention
-(`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, but also float64: h(g) becomes a
+(`exponentials.Line`); form `local` uses it. `gate` needs the fewest heads and keys, but also float64: h(g) becomes a
 small difference of weights divided by a small number e. The self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over
 e^(s g) + sum_j e^(t_j g) is split in two, s + e and s - e, with the values c/e + d and -c/e + d; every key with a
 nonzero value becomes the self key of a head with value u. A linear term l g becomes l tanh(e g) / e. With x = e g,
-weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and
-p' = p / (1 + p B), the change is
+weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and p' = p /
+(1 + p B), the change is
 
     p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
 
@@ -23,12 +23,11 @@ from functools import cache
 
 import numpy as np
 
-from passes.programs.arithmetic import Arithmetic
+from passes.programs.exponentials import Line
 from passes.programs.fitted import lines
 from passes.programs.groups import spread, spreads
 from passes.programs.head import FACTORED, LARGEST_QUERY, Array, BiasToken, Head, heads_over
-from passes.programs.line import Line
-from passes.programs.program import MARGIN, Program, grid, largest_change
+from passes.programs.program import MARGIN, Arithmetic, Program, grid, largest_change
 
 _PAIRING_ERROR = 4e-15  # what rounding the coefficients of pairs of keys to float64 adds; the certificate proves it
 

@@ -26,9 +26,9 @@ from rewriter.files.atomic import check_new_folder, copied_folder, files_of, pub
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
 from rewriter.pipeline import Pass, Unit, keeps_signature, pipeline, run_passes, split
-from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.accepted import run_accepted
-from rewriter.proof.run import Way
+from rewriter.proof.records import Claim
+from rewriter.proof.run import Side, Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
 from rewriter.report.folder import FolderReport

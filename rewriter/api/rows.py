@@ -21,8 +21,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import operator_of
 from rewriter.graph.walk import iter_nodes
 from rewriter.options import values_of
-from rewriter.proof.claims import Claim
-from rewriter.proof.records import Claimed
+from rewriter.proof.records import Claim, Claimed
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.text import counted, first_of
 

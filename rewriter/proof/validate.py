@@ -24,15 +24,14 @@ from rewriter.graph.mixtures import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
-from rewriter.proof.records import Certificate, Claimed
+from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, renaming, run_model, told
+from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, renaming, run_model, told
 from rewriter.proof.settings import Settings
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]

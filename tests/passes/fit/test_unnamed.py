@@ -8,8 +8,7 @@ import pytest
 
 from passes.fit import fitted
 from passes.programs.activations import Activation
-from passes.programs.arithmetic import ARITHMETIC
-from passes.programs.program import Program
+from passes.programs.program import ARITHMETIC, Program
 from passes.programs.solve import Function
 from tests.conftest import slow
 
