@@ -153,10 +153,8 @@ def _fitted(block: Block, options: Options, arithmetic: Arithmetic, *, gated: bo
         domain = domain_of(options.reached[block.gate])
     if domain is None:
         raise LostError(NEEDS_DOMAIN, block.output, "domain")
-    named, strict = block.identified, options.accuracy is not None
-    program = fitted(
-        named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick
-    )
+    strict = options.accuracy is not None
+    program = fitted(block.identified, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick)
     if isinstance(program, str):
         raise LostError(program, block.output)
     return program

@@ -20,7 +20,7 @@ from passes.programs.activations import Activation
 from passes.programs.gates import gate, needs_line, with_line
 from passes.programs.head import FACTORED, Array, BiasToken, Head
 from passes.programs.program import MARGIN, Arithmetic, Program, grid
-from passes.programs.solve import Function, Parameters
+from passes.programs.solve import Function
 
 UNNAMED = Activation("f", (), lambda y, _: np.full_like(y, np.nan), lambda _: None, None, usual=())
 """Of a function that is known by its values alone, which `function` gives."""
@@ -51,23 +51,20 @@ def domain_of(reached: float) -> float:
 
 @cache
 def fitted(
-    activation: Activation,
-    parameters: Parameters,
-    domain: float,
-    arithmetic: Arithmetic,
-    *,
-    gated: bool,
-    strict: bool,
-    quick: bool = False,
+    named: Identified, domain: float, arithmetic: Arithmetic, *, gated: bool, strict: bool, quick: bool = False
 ) -> Program | str:
     """The program of an activation on |y| <= `domain`, or why there is none.
 
     It uses float64 where float32's rounding would exceed the arithmetic's tolerance by far. `strict` requires that
     tolerance; otherwise `MAX_DEFAULT_ERROR` is enough where it cannot be reached. `quick` is as in `decide`.
     """
-    name = f"{activation.name}_fitted"
+    name = f"{named.activation.name}_fitted"
     allowed = arithmetic.tolerance if strict else max(arithmetic.tolerance, MAX_DEFAULT_ERROR)
-    program = fit_function(lambda y: activation.function(y, parameters), domain, arithmetic.tolerance, name, allowed)
+
+    def function(y: Array) -> Array:
+        return named.activation.function(y, named.parameters)
+
+    program = fit_function(function, domain, arithmetic.tolerance, name, allowed)
     if isinstance(program, str):
         return program
     if program.rounding > _MAX_FLOAT32_ROUNDING * arithmetic.tolerance:

@@ -2,7 +2,7 @@
 
 It is the `Conversion` of every block, field by field:
 
-    {"version": 2, "tool": "0.1.0", "options": {"form": "compact"}, "blocks": [{"program": {...}, ...}]}
+    {"version": 2, "options": {"form": "compact"}, "blocks": [{"program": {...}, ...}]}
 
 with the options of the last run that differ from their defaults. Real numbers are hexadecimal floats; fields at their
 defaults are left out. `read_record` checks shape and types but not the truth: a plan is a claim, to be proved or to be
@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -52,9 +51,8 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Record:
-    """A plan as a file carries it: the version of the tool, options that differ from their defaults, and blocks."""
+    """A plan as a file carries it: options that differ from their defaults, and blocks."""
 
-    tool: str
     options: Mapping[str, Any]
     blocks: tuple[Conversion, ...]
 
@@ -63,11 +61,7 @@ def with_record(model: onnx.ModelProto, conversions: Iterable[Conversion], optio
     """Put the plan into `model`, in place."""
     usual = values_of(Options())
     unusual = {name: value for name, value in values_of(options).items() if value != usual[name]}
-    try:
-        tool = version("attnonly")
-    except PackageNotFoundError:  # it runs without being installed
-        tool = "unknown"
-    record = Record(tool, unusual, tuple(map(_without_places, conversions)))
+    record = Record(unusual, tuple(map(_without_places, conversions)))
     for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
         model.metadata_props.remove(entry)
     text = json.dumps({"version": VERSION} | _as_json(record), separators=(",", ":"), ensure_ascii=False)

@@ -85,7 +85,7 @@ DAMAGE = (
     ("plan = [plan]", "the plan is not an object"),
     ("plan['version'] = 1", "its version is not 2"),
     ("plan['version'] = True", "its version is not 2"),
-    ("del plan['tool']", "the plan has no 'tool'"),
+    ("del plan['options']", "the plan has no 'options'"),
     ("plan['options'] = []", "options is not an object"),
     ("plan['blocks'] = {}", "blocks is not a list"),
     ("plan['blocks'][0] = None", r"blocks\[0\] is not an object"),
