@@ -152,16 +152,10 @@ def _fitted(block: Block, options: Options, arithmetic: Arithmetic, *, gated: bo
     if domain is None and block.gate in options.reached:
         domain = domain_of(options.reached[block.gate])
     if domain is None:
-        raise LostError(NEEDS_DOMAIN, block.output, "domain")
+        what = "`rewrite` fits heads to it on the values that the model reaches, or up to --option domain=R"
+        raise LostError(f"the table has no program for it; {what}", block.output, "domain")
     strict = options.accuracy is not None
     program = fitted(block.identified, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick)
     if isinstance(program, str):
         raise LostError(program, block.output)
     return program
-
-
-NEEDS_DOMAIN = (
-    "the table has no program for it; `rewrite` fits heads to it on the values that the model reaches, or up to "
-    "--option domain=R"
-)
-"""Why a block with an unnamed activation is left if the model was not run to measure its pre-activations."""

@@ -63,9 +63,9 @@ def _named(name: str, **given: bool) -> str:
 def zero_bias(b: Builder, inputs: Inputs, *, steep: bool) -> Variable:
     """Softmax attention of each neuron's head over {self, bias token}, fused with what follows.
 
-    Self has the logit query * key and the value `value`; key and value of the bias token are zero: Theorem 3 of
-    Huben and Morris 2023, arXiv 2309.08593. W1 and W2 are the stacked projections, the mask is structural, and as
-    in FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
+    Self has the logit query * key and the value `value`; key and value of the bias token are zero: Theorem 3 of Huben
+    and Morris 2023, arXiv 2309.08593. W1 and W2 are the stacked projections, the mask is structural, and as in
+    FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
     """
     # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
     logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
@@ -115,8 +115,8 @@ def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variabl
     """Softmax attention of n heads of each neuron over the same k keys.
 
     Logits are query * keys[j] + log(weights[j]), plus offsets[j] if there are any. Key j is head j's own for j < n,
-    with the value parts[j] / weights[j] * value, and a bias token's of value 0 otherwise; the sum of the heads is
-    value times the mean of these multiples. query, value: [..., heads]; all others: [k].
+    with the value parts[j] / weights[j] * value, and a bias token's of value 0 otherwise; the sum of the heads is value
+    times the mean of these multiples. query, value: [..., heads]; all others: [k].
     """
     names = [f"key_{j}" for j in range(keys)]
     query = b.bounded(inputs["query"], "finite_query")
@@ -136,10 +136,9 @@ def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variabl
 def line_of(b: Builder, inputs: Inputs, *, pairs: int, middle: bool) -> Variable:
     """The line g = query as softmax attention.
 
-    With x = -step * query, the shares are e^(-r x) times the weights, for r = 0, r = 1 and r = rates[1] ..., each
-    with its mirror image 1 - r (none for 1/2). The keys r = 0 and r = 1 have opposite values, the others are bias
-    tokens of value 0. query: [..., heads]; step: a scalar; rates, weights: of the mirrored pairs, that of 0 and 1
-    first.
+    With x = -step * query, the shares are e^(-r x) times the weights, for r = 0, r = 1 and r = rates[1] ..., each with
+    its mirror image 1 - r (none for 1/2). The keys r = 0 and r = 1 have opposite values, the others are bias tokens of
+    value 0. query: [..., heads]; step: a scalar; rates, weights: of the mirrored pairs, that of 0 and 1 first.
     """
     one = b.numbers("self_share", 1.0)
     score = b.node("Mul", [inputs["query"], inputs["step"]], "score")
@@ -160,10 +159,10 @@ def line_of(b: Builder, inputs: Inputs, *, pairs: int, middle: bool) -> Variable
 def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variable:
     """Softmax attention of each neuron's heads over the same 2 m + 3 keys.
 
-    Logits are j * step * query + log(w_j), so that the shares are powers of one exponential r. With z = r + 1/r and
-    h = base + parts[j] / (z + shifts[j]) + ..., the weight of value is r + h and the total weight r + 1/r + 2 h. In
-    the pairs, which come last, shifts[j] has parts[j + 1] / (z + shifts[j + 1]) beside it. step is 1 and base 0
-    unless given. query, value: [..., heads]; parts, shifts: [m]; step, base: scalars.
+    Logits are j * step * query + log(w_j), so that the shares are powers of one exponential r. With z = r + 1/r and h =
+    base + parts[j] / (z + shifts[j]) + ..., the weight of value is r + h and the total weight r + 1/r + 2 h. In the
+    pairs, which come last, shifts[j] has parts[j + 1] / (z + shifts[j + 1]) beside it. step is 1 and base 0 unless
+    given. query, value: [..., heads]; parts, shifts: [m]; step, base: scalars.
     """
     # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
     share = b.node("Exp", [b.clipped(_stepped(b, inputs), (-np.inf, REACH), "logit")], "share")
@@ -193,9 +192,9 @@ def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variab
 def progression_over(b: Builder, inputs: Inputs, *, keys: int, steep: bool) -> Variable:
     """Softmax attention of each neuron's heads over the same k keys.
 
-    Logits are j * step * query + log(weights[j]), j = 0 ... k - 1, so that the shares are powers of one
-    exponential; the last weight is 1. The first key has the value part / weights[0] * value, the others have
-    value. step is 1 and part 0 unless given. query, value: [..., heads]; weights: [k - 1]; step, part: scalars.
+    Logits are j * step * query + log(weights[j]), j = 0 ... k - 1, so that the shares are powers of one exponential;
+    the last weight is 1. The first key has the value part / weights[0] * value, the others have value. step is 1 and
+    part 0 unless given. query, value: [..., heads]; weights: [k - 1]; step, part: scalars.
     """
     # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
     ends = _lowest(b) if steep else -np.inf, REACH / (keys - 1)
