@@ -39,8 +39,8 @@ _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
 _BLOCK = 2**15
 """Entries that are lifted at once."""
-_MAX_KEPT = 2**24
-"""Entries of the largest weight whose limbs are kept; they take 16 bytes each."""
+_MAX_KEPT = 2**26
+"""Entries of the largest weight whose limbs are kept; they take 4 bytes each."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -433,7 +433,7 @@ class Field:
         return np.concatenate([self._product(left, limbs) for limbs in self.modulus.limbs(self, b)], -1)
 
     def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
-        (a1, a0), (b1, b0) = a, b
+        (a1, a0), (b1, b0) = a, (each.astype(np.float64) for each in b)
         if a0.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
         low, high = a0 @ b0, a1 @ b1
@@ -479,12 +479,12 @@ class Modulus:
 
 def _lifted_limbs(field: Field, weight: Array) -> tuple[Array, Array]:
     """The limbs of a weight, block by block, so that what is between stays in the processor's cache."""
-    high, low = np.empty(weight.shape), np.empty(weight.shape)
+    high, low = np.empty(weight.shape, np.uint16), np.empty(weight.shape, np.uint16)
     flat, ends = np.ascontiguousarray(weight).reshape(-1), (high.reshape(-1), low.reshape(-1))
     for start in range(0, flat.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        for end, limb in zip(ends, _limbs(field.lift(flat[block], scalar=False).entries), strict=True):
-            end[block] = limb
+        entries = field.lift(flat[block], scalar=False).entries
+        ends[0][block], ends[1][block] = entries >> 16, entries & 0xFFFF
     return high, low
 
 

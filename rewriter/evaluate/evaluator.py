@@ -422,11 +422,10 @@ class Evaluator:
             return value
         ids, back = np.unique(index, return_inverse=True)
         shares = self.arithmetic.function(("blend", table.shape[0]), ids[:, None], np.arange(table.shape[0])[None])
-        flat = (
-            table.reshape(table.shape[0], -1)
-            if isinstance(table, np.ndarray)
-            else Value(table.entries.reshape(table.shape[0], -1))
-        )
+        flat: Any = table
+        if table.ndim != 2:  # else it stays the same object, whose residues are kept
+            shape = table.shape[0], -1
+            flat = Value(table.entries.reshape(shape)) if isinstance(table, Value) else table.reshape(shape)
         mixed = self.arithmetic.matmul(Value(shares), flat).reshape(len(ids), *table.shape[1:])
         return Value(mixed[back.reshape(index.shape)])
 

@@ -27,7 +27,7 @@ from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.expressions import listing, ordered
-from rewriter.proof.inputs.cases import Maker, Setting
+from rewriter.proof.inputs.cases import Case, Maker, Setting
 from rewriter.proof.records import UNCLAIMED, CertifiedRegion, Claimed
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
@@ -49,6 +49,8 @@ SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
 
+_FEW_SETTINGS = SETTINGS[::2]
+"""Those of models of more than `_SMALL_MODEL` bytes."""
 _SMALL: Setting = (1, 3, 2)
 """The size at which heads are read."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
@@ -94,6 +96,7 @@ class Equality:
         tried_only: why it is the same at these sizes only; empty if it is at every size.
         partly: tables of B that A lacks and that these sizes read only in part.
         regions: activations that became heads, with what is proved about them.
+        unable: whether A could not be evaluated at any of the sizes.
         departure: where B departs from A; None where it does not, or could not be evaluated.
         reason: why it is not decided; empty if `same`.
         seconds: how long it took.
@@ -108,6 +111,7 @@ class Equality:
     tried_only: str = ""
     partly: tuple[str, ...] = ()
     regions: tuple[CertifiedRegion, ...] = ()
+    unable: bool = False
     departure: Departure | None = None
     reason: str = ""
     seconds: float = 0.0
@@ -158,6 +162,7 @@ def compare(
     dims: Mapping[str, int] | None = None,
     longest: int | None = None,
     isolate: bool = False,
+    cases: Sequence[Case] = (),
 ) -> Equality:
     """Whether `b` computes the outputs of `a`, at the sizes tried.
 
@@ -170,13 +175,14 @@ def compare(
         dims: sizes of symbolic dimensions, where they are not free.
         longest: the longest sequence that `b` takes; None for any.
         isolate: distinguish several differences of small models, in many evaluations.
+        cases: inputs of `a` in place of generated ones.
 
     Raises:
         UsageError: `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
-        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest)
+        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest, cases)
         found = pair.compared(isolate=isolate)
         if pair.unable and not found.same and identical(pair.a, pair.b, pair.names):
             found = Equality(same=True)
@@ -203,13 +209,16 @@ class _Pair:
         claims: Mapping[Place, Claimed],
         limit: float,
         longest: int | None,
+        cases: Sequence[Case],
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
-        self._most_rounds = _ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MOST_ROUNDS
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
-        self.points = points(self._maker, longest=longest)
-        (self._small,) = points(self._maker, [_SMALL], longest)
+        large = max(a.size, b.size) > _SMALL_MODEL
+        self._most_rounds, self._settings = (_ROUNDS, _FEW_SETTINGS) if large else (_MOST_ROUNDS, SETTINGS)
+        self._given = [Point(each.name, each.feeds) for each in cases]
+        self.points = self._given or points(self._maker, self._settings, longest)
+        (self._small,) = self._given[:1] or points(self._maker, [_SMALL], longest)
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}
@@ -227,6 +236,9 @@ class _Pair:
         if missing is not None:
             raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
         given = {self.names.get(name, name) for name in self.points[0].feeds}
+        default = next((n for n in sorted(self.a.overridable) if self.names.get(n, n) not in _inputs(b)), None)
+        if default is not None:
+            raise Unsupported(f"the second model has no input '{default}', which has a default in the first")
         new = next((each for each in _asked(b) if each not in given), None)
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
@@ -252,7 +264,8 @@ class _Pair:
             if self._refuted:
                 break
         departs = self._departure(isolate=isolate)
-        return Equality(sizes=self._sizes, refuted=self._refuted, departure=departs, reason=self._reason)
+        found = Equality(sizes=self._sizes, refuted=self._refuted, departure=departs, reason=self._reason)
+        return replace(found, unable=self.unable and not self._differ)
 
     def _more(self, rounds: int) -> bool:
         """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
@@ -260,9 +273,11 @@ class _Pair:
 
     def _drawn(self, number: int) -> list[Point]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
+        if self._given:
+            return self.points
         maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
-        drawn = points(maker, longest=self._most, first=number)
+        drawn = points(maker, self._settings, self._most, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
         self.points = [each for each in drawn if each.name in sizes] + further
         return self.points
@@ -541,10 +556,14 @@ class _Pair:
         return ""
 
 
+def _inputs(model: LoadedModel) -> list[str]:
+    return [value.name for value in model.proto.graph.input]
+
+
 def _asked(model: LoadedModel) -> list[str]:
     """The inputs without a default."""
     given = {tensor.name for tensor in model.proto.graph.initializer}
-    return [value.name for value in model.proto.graph.input if value.name not in given]
+    return [name for name in _inputs(model) if name not in given]
 
 
 def _texts(f: Field) -> list[str]:

@@ -32,6 +32,7 @@ _BODY = "{{ {}  r = Constant<value_floats=[1.0]>() }}"
 _TABLE = np.random.default_rng(0).standard_normal((300, 4)).astype(np.float32)
 _OTHER = _TABLE + np.float32([[0]] * 299 + [[1]])
 _LARGE = np.resize(_TABLE, (60_000, 4))
+_WEIGHTED = "(float[batch,seq,4] x) => (float[batch,seq,4] out)"
 _STEPS = np.linspace(0.1, 1, 128, dtype=np.float32)
 
 
@@ -92,6 +93,13 @@ ALWAYS: Mapping[str, tuple[Any, ...]] = {
     "a float mask": (
         "(float[batch,4] x, float[batch,4] m) => (float[batch,4] out)",
         "c = Cast<to=9>(m) z = Neg(x) out = Where(c, x, z)", "out = Identity(x)"),
+    # functions
+    "an error that a factor hides": (
+        _WEIGHTED, *(f"a = Div(x, r) e = Erf(a) p = Add(e, {one}) q = Mul(x, p) h = Mul(q, o) out = MatMul(h, w)"
+        for one in ("i", "k")), {"r": f(2**0.5), "i": f(1), "k": f(1.00000009), "o": f(0.5), "w": _TABLE[:4]}),
+    "a function that stops at 600": (
+        _WEIGHTED, "s = Sigmoid(x) h = Mul(x, s) out = MatMul(h, w)",
+        "y = Min(x, k) s = Sigmoid(y) h = Mul(y, s) out = MatMul(h, w)", {"k": f(600), "w": _TABLE[:4]}),
     # integers that are computed with
     "a flag": (
         "(float[1,4] x, bool[1] flag) => (float[1,4] out)", "z = Neg(x) out = Where(flag, x, z)", "out = Identity(x)"),
@@ -210,6 +218,13 @@ def test_it_is_not_certified(pair: tuple[Any, ...]) -> None:
 @pytest.mark.parametrize("pair", cases(CHANCE))
 def test_it_is_not_certified_by_chance(pair: tuple[Any, ...]) -> None:
     assert not any(certified(*pair) for _ in range(_CHANCES))
+
+
+def test_an_input_with_a_default_is_a_constant() -> None:
+    """Whoever feeds it gets another result."""
+    a, b = (loaded(f"(float[batch,2] x{gain}) => (float[batch,2] out)", "y = Mul(x, g) out = Add(y, o)", {"g": f(0.5), "o": f(1)}, 18)
+            for gain in (", float[1] g", ""))  # fmt: skip
+    assert not prove(a, b).certified
 
 
 def test_a_product_that_every_prime_divides() -> None:
