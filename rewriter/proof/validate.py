@@ -223,7 +223,7 @@ class Judge:
             ways = [Way("cpu", optimise=False)] if self.run else []
             by_blocks, side = self._by_blocks, Side.of(self.original)
             return (
-                run_accepted(side, ways, self.settings, most=self._longest, by_blocks=by_blocks).cases if ways else ()
+                run_accepted(side, ways, self.settings, most=self.longest, by_blocks=by_blocks).cases if ways else ()
             )
         return ()
 

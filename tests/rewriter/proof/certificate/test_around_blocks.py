@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from math import isfinite
 from pathlib import Path
 
 import numpy as np
