@@ -17,9 +17,8 @@ from passes.forms import FORMS, convert
 from passes.match.blocks import QUANTISING, Block, Finder, Left
 from passes.match.lower import Lowered, lower
 from passes.match.names import Namer
-from passes.options import WHOLE, Options
-from passes.recognise import Recognised, inline_values, recognise
-from passes.record import with_record
+from passes.options import ALREADY, WHOLE, FormOptions, Options
+from passes.record import Recognised, inline_values, recognise, with_record
 from passes.whole.route import Whole, unfit, whole_for
 from passes.whole.widen import carry_whole
 from rewriter.graph.constants import Read
@@ -106,8 +105,8 @@ def apply(plan: Plan) -> onnx.ModelProto:
             splice(result, view, by_path[view.path])
     if not conversions:
         return result
-    earlier = [each.record for each in plan.recognised.blocks]
-    return with_record(result, conversions, plan.options, earlier)
+    earlier = [each.conversion for each in plan.recognised.blocks]
+    return with_record(result, [*earlier, *conversions], plan.options)
 
 
 def _functions_conflict(model: onnx.ModelProto, replacements: list[Replacement]) -> bool:
@@ -119,9 +118,9 @@ def _functions_conflict(model: onnx.ModelProto, replacements: list[Replacement])
 def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     model = lowered.model
     views = all_views(model)
-    d_head = chosen.forms.head_dimension or own_attention(views, recognised)[1]
-    options = replace(chosen, forms=replace(chosen.forms, head_dimension=d_head))
-    namer = Namer(_taken_names(views).union(each.record.name for each in recognised.blocks))
+    d_head = own_attention(views, recognised)[1] or FormOptions.d_head
+    options = replace(chosen, forms=replace(chosen.forms, d_head=d_head))
+    namer = Namer(_taken_names(views).union(each.block.name for each in recognised.blocks))
     notes = list(recognised.notes)
     plain = _why_no_functions(model, views[0].opsets.get("", 1))
     inline = options.inline or plain is not None
@@ -129,9 +128,9 @@ def _plan(lowered: Lowered, chosen: Options, recognised: Recognised) -> Plan:
     left: list[Left] = []
     for view in views:
         blocks, rejected = Finder(view, namer, options).run(recognised.nodes(view))
-        for made in (each for each in recognised.blocks if each.record.path == view.path):
-            miss = Miss("it is attention heads already", made.record.output)
-            left.append(Left(made.record.name, view.where, made.label, "", "", miss))
+        for made in (each.block for each in recognised.blocks if each.block.path == view.path):
+            miss = Miss(ALREADY, made.output)
+            left.append(Left(made.name, view.where, made.identified.label, "", "", miss))
         for block in blocks:
             decision = _excluded(block, options) or convert(view, block, options, inline=inline)
             if isinstance(decision, Conversion):

@@ -13,7 +13,8 @@ from typing import NamedTuple, overload
 
 import onnx
 
-from passes.record import UnreadableError, read_record
+from passes.record import PlanError, read_record
+from rewriter.api.rows import held_by, longest_of
 from rewriter.api.run import environment, name_of, silent
 from rewriter.compare.graphs import check_names
 from rewriter.errors import UsageError
@@ -161,7 +162,7 @@ def stated(model: onnx.ModelProto, accuracy: float | None) -> Stated:
     """What the plan in a model states, to be proved; `accuracy` is the largest error that the user accepts."""
     try:
         record = read_record(model)
-    except UnreadableError as error:
+    except PlanError as error:
         return Stated(notes=(f"the plan in the metadata of the second model is ignored: {error}",))
     if record is None:
         return Stated()
@@ -169,17 +170,8 @@ def stated(model: onnx.ModelProto, accuracy: float | None) -> Stated:
     notes: tuple[str, ...] = ()
     if isinstance(coarser, float) and coarser > (accuracy or 0.0):
         notes = (f"the second model was written with accuracy {coarser:.2g}, which counts only if given here too",)
-    held = {
-        block.place: Claimed(
-            block.bound,
-            block.program.domain if NARROWEST <= block.program.domain < math.inf else None,
-            tuple(name for name in (block.y, block.value) if name),
-            accuracy or 0.0,
-        )
-        for block in record.blocks
-    }
-    longest = min((each.longest for each in record.blocks if each.longest), default=None)
-    return Stated(held, longest, notes)
+    held = {each.block.place: held_by(each, accuracy, NARROWEST) for each in record.blocks}
+    return Stated(held, longest_of(record.blocks), notes)
 
 
 def _digest(source: Source, model: LoadedModel) -> FileDigest:

@@ -19,8 +19,8 @@ from rewriter.compare import CompareOptions
 from rewriter.compare.graphs import check_names, difference, signature_differences
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.options import build
-from rewriter.proof.claims import Side
 from rewriter.proof.nudge import Point
+from rewriter.proof.run import Side
 from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Judge, Progress, Validation
 from rewriter.report.comparison import Comparison

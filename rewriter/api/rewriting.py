@@ -19,7 +19,7 @@ import onnx
 
 from passes.options import Options
 from passes.plan import Plan, apply, make_plan
-from rewriter.api.rows import claims_of, domain_notes, planned_report, shape_of
+from rewriter.api.rows import claim_of, domain_notes, longest_of, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, taken
 from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
@@ -27,9 +27,8 @@ from rewriter.files.load import LoadedModel, Source, like, load_model, read_tens
 from rewriter.files.save import check_output, staged_output
 from rewriter.files.soundness import check_structure
 from rewriter.graph.walk import all_graphs
-from rewriter.proof.claims import Side
 from rewriter.proof.inputs.accepted import run_accepted
-from rewriter.proof.run import Way
+from rewriter.proof.run import Side, Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
 from rewriter.report.report import FolderReport, Report, write_json
@@ -118,8 +117,10 @@ def rewrite(
             with run.step("validate", "proving"):
                 result = replace(source, proto=rewritten, path=None)
                 result = result if staged is None else load_model(staged.path, mapped=True)
-                claims, lowered = claims_of(plan, choices.accuracy, added), replace(source, proto=plan.model, path=None)
-                proof = Judge(source, result, claims, settings, run.progress, lowered, run=runs).verdict()
+                claims = tuple(claim_of(each, choices.accuracy, added) for each in plan.conversions)
+                lowered, longest = replace(source, proto=plan.model, path=None), longest_of(plan.conversions)
+                judge = Judge(source, result, claims, settings, run.progress, lowered, run=runs, longest=longest)
+                proof = judge.verdict()
             status = ExitStatus.CONVERTED if proof.passed else ExitStatus.VALIDATION_FAILED
             report = replace(report, proof=proof, exit_status=status)
         if report.exit_status is ExitStatus.CONVERTED and staged is not None and out is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite
 
 import onnx
 
@@ -18,7 +18,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import operator_of
 from rewriter.graph.walk import iter_nodes
 from rewriter.options import values_of
-from rewriter.proof.claims import Claim
+from rewriter.proof.records import Claim, Claimed
 from rewriter.report.report import BlockRow, Report, Shape
 from rewriter.text import counted, first_of
 
@@ -51,40 +51,37 @@ def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
     return (note,) if domains else ()
 
 
-def claims_of(plan: Plan, accuracy: float | None, added: Sequence[str]) -> tuple[Claim, ...]:
-    """The claims of a plan; `accuracy` is the error that the user asked for, `added` are outputs for its heads."""
-    whole = [each for each in plan.conversions if each.projections is not None]
-    gone = {each.block.output for each in whole} - {name for each in whole for name in each.inputs}
-    claims = (claim_of(each, accuracy, added) for each in plan.conversions)
-    # A first operator that is also the last one of a whole block reads a tensor that no longer exists.
-    return tuple(
-        replace(claim, block_inputs=claim.inputs) if gone.intersection(claim.block_inputs) else claim
-        for claim in claims
-    )
-
-
-def claim_of(conversion: Conversion, accuracy: float | None = None, added: Sequence[str] = ()) -> Claim:
-    """The claim of a conversion about its block."""
-    block = conversion.block
+def claim_of(conversion: Conversion, accuracy: float | None = None, added: Collection[str] = ()) -> Claim:
+    """The claim about one block; `accuracy` is the error that the user asked for, `added` are outputs of the model."""
+    block, whole = conversion.block, conversion.projections
+    held = held_by(conversion, accuracy)
     return Claim(
         name=block.name,
-        inputs=tuple(dict.fromkeys((block.gate, block.value))),
-        output=block.output,
-        elem_type=block.coarsest,
         path=block.path,
-        block_inputs=conversion.inputs,
-        block_outputs=conversion.outputs,
-        max_error=conversion.max_error,
-        domain=conversion.program.domain,
-        heads=conversion.heads_tensor,
-        shapes=() if conversion.projections is None else conversion.projections.shapes,
-        longest=conversion.longest,
-        accuracy=accuracy or 0.0,
+        output=block.output,
+        reads=held.leaves if whole is None else conversion.inputs,
+        makes=(block.output,) if whole is None else (*conversion.outputs, *whole.shapes),
+        held=held,
+        elem_type=block.coarsest,
         exposed=tuple(sorted(name for name in added if name.startswith(f"{block.name}/heads/"))),
     )
 
 
+def held_by(conversion: Conversion, accuracy: float | None, narrowest: float = 0.0) -> Claimed:
+    """What the heads of a block are held to, on a domain of at least `narrowest`."""
+    block, domain = conversion.block, conversion.program.domain
+    leaves = tuple(dict.fromkeys((block.gate, block.value)))
+    known = domain if narrowest <= domain < inf else None
+    return Claimed(conversion.max_error, known, leaves, accuracy or 0.0)
+
+
+def longest_of(conversions: Iterable[Conversion]) -> int | None:
+    """The longest sequence that all blocks accept; None for any."""
+    return min((each.longest for each in conversions if each.longest), default=None)
+
+
 def _converted(conversion: Conversion) -> BlockRow:
+    """The row of a block that is converted."""
     block, program = conversion.block, conversion.program
     return BlockRow(
         name=block.name,

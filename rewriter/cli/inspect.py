@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from passes.options import ALREADY
 from rewriter.cli.options import MODEL, carried_out, check_report, command, report_option
 from rewriter.text import size
 
@@ -57,7 +58,7 @@ def _show(console: Console, found: Inspection) -> None:
         heads = "" if accounting.attention_heads is None else f"{accounting.attention_heads} heads per sublayer, "
         console.line(f"the model's own attention: {heads}head dimension {accounting.head_dimension}")
     console.line(f"purity once converted, nonlinearities that remain: {accounting.purity}")
-    made = Counter(row.activation for row in found.report.left if row.reason == "it is attention heads already")
+    made = Counter(row.activation for row in found.report.left if row.reason == ALREADY)
     for activation, count in made.most_common():
         console.line(f"{count} {'MLP is' if count == 1 else 'MLPs are'} attention already: {activation}")
     if not found.report.converted:

@@ -27,10 +27,9 @@ from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, cases_of
-from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference import NoReference, open_reference
-from rewriter.proof.run import open_model
+from rewriter.proof.run import Side, open_model
 
 Values = Mapping[str, Array]
 _TENSORS_AT_ONCE = 16  # evaluated in float64

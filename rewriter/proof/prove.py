@@ -21,9 +21,8 @@ from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name, type_of
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes, iter_tensors
-from rewriter.proof.claims import Claim
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.records import UNCLAIMED, Certificate, Claimed, Refusal
+from rewriter.proof.records import UNCLAIMED, Certificate, Claim, Claimed, Refusal
 from rewriter.proof.values.compare import compare
 
 _DIGITS = {

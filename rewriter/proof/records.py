@@ -10,7 +10,7 @@ from typing import ClassVar
 import onnx
 from flint import fmpq
 
-from rewriter.graph.view import Path
+from rewriter.graph.view import Path, Place
 from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.values.departure import Departure
 from rewriter.text import first_of
@@ -66,6 +66,28 @@ class Claimed:
     domain: float | None = None
     leaves: tuple[str, ...] = ()
     accuracy: float = math.inf
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The claim about one replaced block."""
+
+    name: str
+    output: str  # of the activation
+    reads: tuple[str, ...]  # the inputs of what was replaced: an activation, or the whole block
+    makes: tuple[str, ...]  # its outputs, shapes last
+    held: Claimed
+    elem_type: int  # the least precise one at the ends of the activation, by which accuracy is judged
+    path: Path = ()
+    exposed: tuple[str, ...] = ()  # tensors of the heads that are further outputs of the rewritten model
+
+    @property
+    def place(self) -> Place:
+        return self.path, self.output
+
+    @property
+    def gate(self) -> str:
+        return self.held.leaves[0]
 
 
 @dataclass(frozen=True)

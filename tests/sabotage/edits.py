@@ -86,8 +86,9 @@ def _heads(model: onnx.ModelProto, plan: Plan, at: str, what: str) -> None:
     In forms that replace a whole block there is no `y`, and the rows of the bias tokens come after those of the tokens.
     """
     conversion = plan.conversions[int(at or 0)]
-    if conversion.heads_tensor:
-        _replace(model, conversion.heads_tensor, what, conversion.compute_type, {})
+    if conversion.projections is not None:
+        z = f"{conversion.block.name}/heads/z_side_by_side"
+        _replace(model, z, what, conversion.compute_type, {})
     else:
         block = conversion.block
         _replace(model, block.output, what, block.elem_type, {"y": block.gate, "u": block.value})
