@@ -9,7 +9,7 @@ Everything else between embedding and unembedding must be a converted block, lin
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -23,16 +23,14 @@ from rewriter.graph.walk import iter_nodes, reads, subgraphs
 Step = tuple[int, int]
 """Index of a node, and which of its operands is the scores or the pattern."""
 
-_SAME_SCORES = ("Cast", "Identity", "Dropout")
-_SCORING = frozenset(
-    (*_SAME_SCORES, "Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh", "Reshape", "Unsqueeze", "Squeeze")
-)
-"""Operators between a product and its softmax."""
-_GUARDING = frozenset((*_SAME_SCORES, "Where", "Mul", "Reshape"))
+SAME_SCORES = frozenset(("Cast", "Identity", "Dropout"))
+LAYOUT = frozenset(("Reshape", "Unsqueeze", "Squeeze"))
+_SCORING = SAME_SCORES | LAYOUT | {"Add", "Sub", "Mul", "Div", "Where", "Max", "Tanh"}
+_GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}
 """Operators between a softmax and the product with values."""
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
-_MIXING = ("CumSum", "ReduceSum", "ReduceMean", "ReduceMax", "TopK")  # where over tokens
-_STAYS = "it would stay in a network of attention only"
+_NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
+_MIXED = "it mixes tokens outside a softmax"
 
 
 @dataclass(frozen=True)
@@ -45,6 +43,10 @@ class Core:
     after: tuple[Step, ...]
     values: int
 
+    @property
+    def nodes(self) -> set[int]:
+        return {self.product, self.softmax, self.values, *(index for index, _ in (*self.before, *self.after))}
+
 
 def data_of(view: GraphView) -> frozenset[str]:
     """The tensors that depend on the values of inputs, not on their shapes alone."""
@@ -55,20 +57,26 @@ def data_of(view: GraphView) -> frozenset[str]:
     return frozenset(found)
 
 
-def cores_of(view: GraphView, blocks: Container[int], ends: Sequence[str]) -> tuple[Core, ...]:
+def cores_of(
+    view: GraphView, blocks: Container[int], ends: Sequence[str], tokens: Callable[[str], Container[int]]
+) -> tuple[Core, ...]:
     """All attention of a main graph; `ends` are the results of its blocks, whose nodes are `blocks`.
 
-    Raises LostError where something else than heads, linear operators, norms and gates would remain.
+    `tokens` gives the axes of a tensor, from the end, whose lengths depend on the inputs. Raises LostError where
+    something else than heads, linear operators, norms and gates would remain.
     """
     finder = _Finder(view)
     softmaxes = [index for index, node in enumerate(view.nodes) if node.op_type == "Softmax" and index not in blocks]
     cores = tuple(core for index in softmaxes if (core := finder.core(index)) is not None)
-    taken = {index for core in cores for index in finder.nodes(core)}
-    way = ancestors(view, frozenset(), [*ends, *(view.nodes[core.values].output[0] for core in cores)])
-    behind = finder.behind(cores, ends)
+    ends = [*ends, *(view.nodes[core.values].output[0] for core in cores)]
+    way, made, taken = ancestors(view, frozenset(), ends), set(ends), set[int]().union(*(core.nodes for core in cores))
     for index, node in enumerate(view.nodes):
+        behind = not made.isdisjoint(reads(node))  # a sublayer
+        made.update(node.output if behind else ())
         if index not in taken and index not in blocks and not finder.data.isdisjoint(node.output):
-            finder.check(node, on_way=index in way, mixed=index in way and index in behind)
+            finder.check_sublayer(node)
+            if index in way:
+                finder.check_operator(node, tokens, behind=behind)
     return cores
 
 
@@ -77,82 +85,70 @@ class _Finder:
         self.view = view
         self.data = data_of(view)
 
-    def nodes(self, core: Core) -> set[int]:
-        return {core.product, core.softmax, core.values, *(index for index, _ in (*core.before, *core.after))}
-
     def core(self, softmax: int) -> Core | None:
         """The attention around a softmax; None if that weighs no values. Raises LostError."""
         node, rank = self.view.nodes[softmax], self.view.type_of(self.view.nodes[softmax].input[0]).rank
         after = self._after(node.output[0])
         if after is None:
             return None
-        axis = integer_of(node, "axis", -1)
-        if axis != -1 and (rank is None or axis != rank - 1):
-            raise LostError.at(node, "its softmax is not over the last axis")
-        steps, values = after
+        if integer_of(node, "axis", -1) not in (-1, (rank or 0) - 1):
+            raise LostError.at(node, "it is not over the last axis")
         product, before = self._before(node)
-        return Core(product, before, softmax, steps, values)
+        return Core(product, before, softmax, *after)
 
     def _after(self, pattern: str) -> tuple[tuple[Step, ...], int] | None:
         steps = list[Step]()
         while True:
-            readers = [
+            found = [
                 (index, [*self.view.nodes[index].input].index(pattern))
                 for index in dict.fromkeys(self.view.consumers.get(pattern, ()))
-                if self.view.nodes[index].op_type in _GUARDING | {"MatMul"} and pattern in self.view.nodes[index].input
+                if pattern in self.view.nodes[index].input
             ]
-            products = [step for step in readers if self._is_product(self.view.nodes[step[0]]) and step[1] == 0]
+            products = [index for index, place in found if not place and self._is_product(self.view.nodes[index])]
             if len(products) == 1:
-                return tuple(steps), products[0][0]
-            readers = [step for step in readers if self.view.nodes[step[0]].op_type in _GUARDING]
-            if len(readers) != 1:
+                return tuple(steps), products[0]
+            found = [step for step in found if self.view.nodes[step[0]].op_type in _GUARDING]
+            if len(found) != 1:
                 return None
-            steps += readers
-            pattern = self.view.nodes[readers[0][0]].output[0]
+            steps += found
+            pattern = self.view.nodes[found[0][0]].output[0]
 
     def _before(self, softmax: onnx.NodeProto) -> tuple[int, tuple[Step, ...]]:
         scores, steps = softmax.input[0], list[Step]()
         while not self._is_product(node := self.view.made_by(scores)):
             ways = [place for place, name in enumerate(() if node is None else node.input) if self._leads(name)]
             if node is None or node.op_type not in _SCORING or not ways:
-                at = softmax if node is None else node
-                raise LostError.at(at, "its scores are not a product of queries and keys, scaled, masked or capped")
+                reason = "its scores are not a product of queries and keys, scaled, masked or capped"
+                raise LostError.at(softmax if node is None else node, reason)
             steps.append((self.view.producer[scores], ways[0]))
             scores = node.input[ways[0]]
         return self.view.producer[scores], tuple(reversed(steps))
 
     def _leads(self, tensor: str) -> bool:
         """Whether scores come from a tensor."""
-        return tensor in self.data and any(
-            self._is_product(self.view.made_by(name)) for name in self.view.back(tensor, _SCORING)
-        )
+        return any(self._is_product(self.view.made_by(name)) for name in self.view.back(tensor, _SCORING))
 
     def _is_product(self, node: onnx.NodeProto | None) -> bool:
         """Whether a node multiplies two tensors that depend on data."""
         return node is not None and node.op_type == "MatMul" and self.data.issuperset(node.input)
 
-    def behind(self, cores: Sequence[Core], ends: Sequence[str]) -> set[int]:
-        """The nodes that depend on a sublayer."""
-        made = {*ends, *(self.view.nodes[core.values].output[0] for core in cores)}
-        found = set[int]()
-        for index, node in enumerate(self.view.nodes):
-            if not made.isdisjoint(reads(node)):
-                found.add(index)
-                made.update(node.output)
-        return found
-
-    def check(self, node: onnx.NodeProto, *, on_way: bool, mixed: bool) -> None:
-        """Raise LostError for a node that is data and belongs to no sublayer, if attention alone cannot have it."""
-        kind, known = node.op_type, self.view.type_of(node.output[0])
-        inner = {each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node)}
-        if _SUBLAYER.fullmatch(kind) or "Softmax" in inner or any(map(_SUBLAYER.fullmatch, inner)):
+    def check_sublayer(self, node: onnx.NodeProto) -> None:
+        """Raise LostError for a node that holds attention, or anything like it."""
+        inner = [each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node)]
+        if "Softmax" in inner or any(_SUBLAYER.fullmatch(each) for each in (node.op_type, *inner)):
             raise LostError.at(node, "no heads were found in this sublayer")
-        if not on_way or (known.elem_type and known.elem_type not in FLOATS):
+
+    def check_operator(self, node: onnx.NodeProto, tokens: Callable[[str], Container[int]], *, behind: bool) -> None:
+        """Raise LostError for a node between sublayers if a network of attention only cannot have it."""
+        kind, known = node.op_type, self.view.type_of(node.output[0])
+        if known.elem_type and known.elem_type not in FLOATS:
             return
-        if kind in NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}:
-            raise LostError.at(node, _STAYS)
-        if self._is_product(node):
-            raise LostError.at(node, "it mixes tokens outside a softmax")
-        sizes = integers_of(node, "kernel_shape")
-        if mixed and "Conv" in kind and (sizes is None or max(sizes) > 1):
-            raise LostError.at(node, "it mixes tokens by a convolution")
+        if kind in _NO_HEADS:
+            raise LostError.at(node, "it would stay in a network of attention only")
+        if self._is_product(node) or (kind in ("MatMul", "Gemm") and -1 in tokens(node.input[0])):
+            raise LostError.at(node, _MIXED)
+        sizes, axes = integers_of(node, "kernel_shape"), integers_of(node, "axes") or [integer_of(node, "axis", -1)]
+        rank = self.view.type_of(node.input[0]).rank or 0
+        over = any((axis - rank if axis >= 0 else axis) in tokens(node.input[0]) for axis in axes)
+        if behind and (("Conv" in kind and max(sizes or [2]) > 1) or kind == "CumSum" or ("Reduce" in kind and over)):
+            raise LostError.at(node, _MIXED)

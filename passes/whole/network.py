@@ -23,7 +23,7 @@ from passes.forms.square import BIAS_ROWS, POSITION_ROWS, PREFIX, neuron_scores,
 from passes.forms.sublayer import LARGEST_PATTERN, default_omega
 from passes.options import DEFAULT_MAX_TOKENS
 from passes.programs.groups import groups_of
-from passes.whole.cores import Core, cores_of
+from passes.whole.cores import SAME_SCORES, Core, cores_of
 from passes.whole.tables import OMEGA, Array, Data, Mask, Reader, Scores
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import LOOSE_INITIALIZERS, Replacement
@@ -31,6 +31,7 @@ from rewriter.graph.extract import cut
 from rewriter.graph.surgeon import Tensor
 from rewriter.graph.view import GraphView, LostError, Miss, attributes
 
+_END = 2**31  # of a slice
 SMALLEST_OPSET = 13  # Pad of booleans, Softmax over one axis, Squeeze with axes as an input
 
 
@@ -115,9 +116,9 @@ def _whole(
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     inside = frozenset(index for each in conversions for index in cut(view, each.inputs, each.outputs).nodes)
-    cores = cores_of(view, inside, [name for each in conversions for name in each.outputs])
     fitting = min(_longest_fitting(each) for each in conversions)
     reader = Reader(model, view, read, longest or min(fitting, DEFAULT_MAX_TOKENS))
+    cores = cores_of(view, inside, [name for each in conversions for name in each.outputs], reader.tokens)
     scores = [(core, reader.scores(core)) for core in cores]
     groups = [group for each in conversions for group in groups_of(each.program)]
     kinds = {type_of_positions(each) for each in conversions}
@@ -151,90 +152,90 @@ def joined(whole: Whole, view: GraphView, core: Core, scores: Scores) -> list[Re
 class _Join:
     def __init__(self, whole: Whole, view: GraphView, core: Core, scores: Scores) -> None:
         self.whole, self.view, self.core, self.scores = whole, view, core, scores
-        softmax = view.nodes[core.softmax]
-        self.given = view.type_of(softmax.output[0]).elem_type or whole.elem_type
+        self.product, self.softmax, self.last = (view.nodes[at] for at in (core.product, core.softmax, core.values))
+        self.given = view.type_of(self.softmax.output[0]).elem_type or whole.elem_type
         self.kind = TensorProto.DOUBLE if self.given == TensorProto.DOUBLE else TensorProto.FLOAT
-        self.b = Builder(f"{PREFIX}/{softmax.output[0]}", opset=view.opsets.get("", 1), compute_type=self.kind)
+        self.b = self._builder(f"{PREFIX}/{self.softmax.output[0]}")
 
     def parts(self) -> list[Replacement]:
         """The replacement of the heads' outputs, and of a pattern that something else reads, without bias tokens."""
-        b, softmax = self.b, self.view.nodes[self.core.softmax]
-        pattern: Tensor = b.node("Softmax", [self._scores()], "pattern", axis=-1)
+        pattern: Tensor = self.b.node("Softmax", [self._scores()], "pattern", axis=-1)
         if self.given != self.kind:
-            pattern = b.node("Cast", [pattern], "pattern_narrow", to=self.given)
-        earlier = []
-        if self._read_elsewhere(softmax.output[0]):
-            own = [b.integers(0), b.rows(self._shape(self.key, "k_shape"), -1, 2**31, 0, "own_keys"), b.integers(-1)]
-            b.node("Slice", [pattern, *own], "own_pattern", output=softmax.output[0])
-            earlier.append(self._replacement(softmax.output[0]))
-            self.b = b = Builder(f"{b.prefix}/values", opset=self.view.opsets.get("", 1), compute_type=self.kind)
-            pattern = b.tensor(str(pattern.name))
-        product, last = self.view.nodes[self.core.values], softmax.output[0]
-        value = self._padded(b.tensor(product.input[1]), self._rank(product.input[1]), -2, 0.0, "v_joined")
+            pattern = self.b.node("Cast", [pattern], "pattern_narrow", to=self.given)
+        name, earlier = self.softmax.output[0], []
+        if self._read_elsewhere(name):
+            own = [self.b.integers(0), self.keys, self.b.integers(-1)]
+            self.b.node("Slice", [pattern, *own], "own_pattern", output=name)
+            earlier.append(self._replacement(name))
+            self.b = self._builder(f"{self.b.prefix}/values")
+            pattern = self.b.tensor(str(pattern.name))
+        value = self._padded(self.b.tensor(self.last.input[1]), self._rank(self.last.input[1]), -2, "v")
         for index, place in self.core.after:
-            node = self.view.nodes[index]
-            pattern = self._guarded(node, place, last, pattern, value)
-            last = node.output[0]
-        b.node("MatMul", [pattern, value], "z", output=product.output[0])
-        return [*earlier, self._replacement(product.output[0])]
+            pattern = self._guarded(self.view.nodes[index], place, pattern, value)
+        self.b.node("MatMul", [pattern, value], "z", output=self.last.output[0])
+        return [*earlier, self._replacement(self.last.output[0])]
+
+    def _builder(self, prefix: str) -> Builder:
+        return Builder(prefix, opset=self.view.opsets.get("", 1), compute_type=self.kind)
 
     def _replacement(self, output: str) -> Replacement:
         return Replacement(output, tuple(self.b.nodes({})), tuple(self.b.initializers()))
 
     def _read_elsewhere(self, pattern: str) -> bool:
-        steps = {self.core.values, *(index for index, _ in self.core.after)}
-        readers = (index for index in self.view.consumers.get(pattern, ()) if index not in steps)
-        return pattern in self.view.outputs or any(self.view.nodes[index].op_type != "IsNaN" for index in readers)
+        readers = set(self.view.consumers.get(pattern, ())) - self.core.nodes
+        return pattern in self.view.outputs or any(self.view.nodes[each].op_type != "IsNaN" for each in readers)
 
-    def _guarded(self, node: onnx.NodeProto, place: int, last: str, pattern: Tensor, value: Tensor) -> Tensor:
+    def _guarded(self, node: onnx.NodeProto, place: int, pattern: Tensor, value: Tensor) -> Tensor:
         """A step behind the softmax, on the joined pattern."""
-        b, operands = self.b, [self.b.tensor(name) for name in node.input]
+        b, name, operands = self.b, node.output[0], [self.b.tensor(each) for each in node.input]
         operands[place] = pattern
         if node.op_type == "Reshape":
-            lead, own = (
-                b.rows(self._shape(each, f"{name}_shape"), *ends, 0, name)
-                for each, name, ends in ((value, "lead_of_v", (0, -2)), (pattern, "pattern_square", (-2, 2**31)))
-            )
-            return b.reshape(pattern, b.concat([lead, own], 0, f"{node.output[0]}/shape"), node.output[0])
+            lead, square = self._shape(value, 0, -2, f"{name}/v"), self._shape(pattern, -2, _END, f"{name}/pattern")
+            return b.reshape(pattern, b.concat([lead, square], 0, f"{name}/shape"), name)
         if node.op_type == "Where" and place:
             maker = self.view.made_by(node.input[0])
-            if maker is not None and maker.op_type == "IsNaN" and maker.input[0] == last:
-                operands[0] = b.node("IsNaN", [pattern], f"{node.output[0]}/nan")
+            if maker is not None and maker.op_type == "IsNaN" and maker.input[0] == node.input[place]:
+                operands[0] = b.node("IsNaN", [pattern], f"{name}/nan")
             elif (self.whole.reader.sizes(node.input[0]) or (0,))[-1] != 1:
-                operands[0] = self._padded(operands[0], self._rank(node.input[0]), -1, None, f"{node.output[0]}/kept")
-        return b.node(node.op_type, operands, node.output[0], domain=node.domain, **attributes(node))
-
-    # -- scores
+                operands[0] = self._padded(operands[0], self._rank(node.input[0]), -1, f"{name}/kept")
+        return b.node(node.op_type, operands, name, domain=node.domain, **attributes(node))
 
     def _scores(self) -> Tensor:
-        b, scores, product = self.b, self.scores, self.view.nodes[self.core.product]
-        query, self.key = (self._wide(name, side) for name, side in zip(product.input, "qk", strict=True))
+        """[..., N, S + R]: q k^T + p P p^T in one product, plus data; with a cap, the second term stands behind it."""
+        b, scores, steps = self.b, self.scores, dict(self.core.before)
+        query, key = (self._wide(name, side) for name, side in zip(self.product.input, "qk", strict=True))
+        rank = self._rank(self.product.input[1])
         for index in scores.scales:
-            query = self._copy(index, product, query, f"q_scaled_{index}")
+            query = self._copy(index, steps[index], query, f"q_scaled_{index}")
         for index in scores.layout:
-            query, self.key = (
-                self._laid_out(index, each, f"{side}_laid_out_{index}")
-                for side, each in (("q", query), ("k", self.key))
-            )
-        rank = self._rank(self.view.nodes[scores.layout[-1]].output[0] if scores.layout else product.input[1])
-        positions, keys = self._positions(query)
-        key = self._padded(self.key, rank, -1, 0.0, "k_padded")
+            query, key = (self._laid_out(index, each, f"{side}_{index}") for each, side in ((query, "q"), (key, "k")))
+            rank = self._rank(self.view.nodes[index].output[0])
+        self.keys, count = self._shape(key, -1, _END, "key_count"), self._shape(query, -2, -1, "query_count")
+        # Behind a cache, queries are the last tokens.
+        last = self.scores.by_position
+        self.first = b.node("Sub", [self.keys, count], "first_query") if last else b.integers(0)
+        weight = b.read(self.whole.name_of(scores.table, scores.bias), self.whole.elem_type, "W_QK_positions")
+        weighed = b.node("MatMul", [self._columns(self.first, self.keys if last else count, "p_q"), weight], "p_q_W_QK")
+        bias = b.rows(b.read(BIAS_ROWS, self.whole.elem_type, "bias_token_rows"), 1, _END, 2, "p_bias")
+        both = b.concat([self._columns(b.integers(0), self.keys, "p_k"), bias], 1, "p_k_joined")
+        positions = self._spread(weighed, query, "q_positions")
+        turned = self._spread(b.transpose(both, (0, 2, 1), "p_k_turned"), key, "k_positions")
+        key = self._padded(key, rank, -1, "k")
         if scores.cap:
             made = b.node("MatMul", [query, key], "content")
             for index, place in scores.cap:
-                made = self._copy(index, product, made, f"content_{index}", place)
-            made = b.node("Add", [made, b.node("MatMul", [positions, keys], "position_scores")], "scores")
-        else:
+                made = self._copy(index, place, made, f"content_{index}")
             made = b.node(
-                "MatMul",
-                [
-                    b.concat([query, positions], -1, f"query/{self._limit}"),
-                    b.concat([key, keys], -2, f"key/{self._limit}"),
-                ],
-                "scores",
+                "Add", [made, b.node("MatMul", [positions, turned], "position_scores")], f"scores/{self._limit}"
             )
+        else:
+            joined = (
+                b.concat([query, positions], -1, f"q/{self._limit}"),
+                b.concat([key, turned], -2, f"k/{self._limit}"),
+            )
+            made = b.node("MatMul", [*joined], "scores")
         for number, each in enumerate(scores.data):
-            made = b.node("Add", [made, self._data(each, number)], f"scores_with_data_{number}")
+            made = b.node("Add", [made, self._data(each, f"data_{number}")], f"scores_with_data_{number}")
         return made
 
     @property
@@ -242,67 +243,40 @@ class _Join:
         """Name of nodes whose operands do not fit together if a sequence is too long."""
         return f"sequence_longer_than_max_tokens_{self.whole.max_tokens}"
 
-    def _positions(self, query: Tensor) -> tuple[Tensor, Tensor]:
-        """p P of queries [..., N, R + T], and the positions of keys and bias tokens [..., R + T, S + R]."""
-        b, whole = self.b, self.whole
-        of_query, of_key = self._shape(query, "q_shape"), self._shape(self.key, "k_shape")
-        self.stop = b.rows(of_key, -1, 2**31, 0, "key_count")
-        count, self.start = b.rows(of_query, -2, -1, 0, "query_count"), b.integers(0)
-        last = count
-        if self.scores.by_position:  # behind a cache, queries are the last tokens
-            self.start, last = b.node("Sub", [self.stop, count], "first_query"), self.stop
-        slots, axes = b.integers(1), b.integers(1, 2)
+    def _columns(self, start: Tensor, stop: Tensor, name: str) -> Tensor:
+        """The one-hot positions [1, rows, R + T] of some tokens."""
+        ends = ((start, self.b.integers(1), "start"), (stop, self.b.integers(_END), "stop"))
+        bounds = [self.b.concat([row, column], 0, f"{name}_{end}") for row, column, end in ends]
+        table = self.b.read(POSITION_ROWS, self.whole.elem_type, "token_columns")
+        return self.b.node("Slice", [table, *bounds, self.b.integers(1, 2)], name)
 
-        def columns(start: Tensor, stop: Tensor, name: str) -> Tensor:
-            ends = [
-                b.concat(each, 0, f"{name}_{end}")
-                for end, each in (("start", [start, slots]), ("stop", [stop, b.integers(2**31)]))
-            ]
-            return b.node("Slice", [b.read(POSITION_ROWS, whole.elem_type, "token_columns"), *ends, axes], name)
+    def _spread(self, tensor: Tensor, like: Tensor, name: str) -> Tensor:
+        """A tensor for every batch and head of another."""
+        each = self.b.concat([self._shape(like, 0, -2, f"{name}_lead"), self.b.integers(1, 1)], 0, f"{name}_each")
+        return self.b.node("Expand", [tensor, each], name)
 
-        weight = b.read(whole.name_of(self.scores.table, self.scores.bias), whole.elem_type, "W_QK_positions")
-        weighed = b.node("MatMul", [columns(self.start, last, "p_q"), weight], "p_q_W_QK")
-        bias = b.rows(b.read(BIAS_ROWS, whole.elem_type, "bias_token_rows"), 1, 2**31, 2, "p_bias")
-        keys = b.transpose(
-            b.concat([columns(b.integers(0), self.stop, "p_k"), bias], 1, "p_keys"), (0, 2, 1), "p_keys_turned"
-        )
-        return self._spread(weighed, of_query, "q_positions"), self._spread(keys, of_key, "k_positions")
-
-    def _spread(self, tensor: Tensor, shape: Tensor, name: str) -> Tensor:
-        """A tensor for every batch and head of a shape."""
-        lead = self.b.concat([self.b.rows(shape, 0, -2, 0, f"{name}_lead"), self.b.integers(1, 1)], 0, f"{name}_each")
-        return self.b.node("Expand", [tensor, lead], name)
-
-    def _data(self, each: Data, number: int) -> Tensor:
-        """[..., N or 1, S + R or 1] of data that is added."""
-        b, term, name = self.b, each.term, f"data_{number}"
-        made: Tensor = b.tensor(term.tensor)
+    def _data(self, each: Data, name: str) -> Tensor:
+        """What depends on data, [..., N or 1, S + R or 1]."""
+        b, term, zero = self.b, each.term, self.b.numbers("nought", 0.0)
+        made: Tensor = self._wide(term.tensor, name)
         if term.other:
             other = self._wide(term.other, f"{name}_other")
-            zero = b.numbers("nought", 0.0)
-            made = b.node("Where", [made, *((zero, other) if term.kept else (other, zero))], f"{name}_chosen")
-        else:
-            made = self._wide(term.tensor, name)
-        if term.negative:
-            made = b.node("Neg", [made], f"{name}_negative")
+            chosen = [zero, other] if term.kept else [other, zero]
+            made = b.node("Where", [b.tensor(term.tensor), *chosen], f"{name}_chosen")
+        made = b.node("Neg", [made], f"{name}_negative") if term.negative else made
         for index in each.scales:
-            made = self._copy(index, self.view.nodes[self.core.product], made, f"{name}_scaled_{index}")
+            made = self._copy(index, dict(self.core.before)[index], made, f"{name}_scaled_{index}")
         if each.allowed is not None:
-            own = [
-                b.concat([self.start, b.integers(0)], 0, f"{name}_start"),
-                b.concat([self.stop, self.stop], 0, f"{name}_stop"),
-                b.integers(0, 1),
-            ]
-            allowed = b.node("Slice", [b.tensor(self.whole.name_of(each.allowed)), *own], f"{name}_not_by_position")
-            made = b.node("Where", [allowed, made, b.numbers("nought", 0.0)], f"{name}_without_positions")
+            ends = ([self.first, b.integers(0)], "start"), ([self.keys, self.keys], "stop")
+            bounds = [b.concat(end, 0, f"{name}_{which}") for end, which in ends]
+            table = b.tensor(self.whole.name_of(each.allowed))
+            own = b.node("Slice", [table, *bounds, b.integers(0, 1)], f"{name}_own")
+            made = b.node("Where", [own, made, zero], f"{name}_not_by_position/{self._limit}")
         if each.share < 1.0:
-            made = b.node("Mul", [made, b.numbers(f"share_{each.share:g}", each.share)], f"{name}_share")
+            made = b.node("Mul", [made, b.numbers(f"{name}_share", each.share)], f"{name}_shared")
+        # Bias tokens are padding too: where all keys of a token are, they weigh less.
         low = 0.0 if each.low == -np.inf else each.low * each.share
-        return (
-            self._padded(made, max(each.rank, 2 if each.allowed is not None else 1), -1, low, f"{name}/{self._limit}")
-            if each.wide
-            else made
-        )
+        return self._padded(made, each.rank, -1, f"{name}_joined", low) if each.wide else made
 
     # -- parts
 
@@ -310,17 +284,18 @@ class _Join:
         kind = self.view.type_of(tensor).elem_type or self.given
         return self.b.read(tensor, kind, name)
 
-    def _shape(self, tensor: Tensor, name: str) -> Tensor:
-        return self.b.node("Shape", [tensor], name)
+    def _shape(self, tensor: Tensor, start: int, stop: int, name: str) -> Tensor:
+        return self.b.rows(self.b.node("Shape", [tensor], f"{name}_of"), start, stop, 0, name)
 
     def _rank(self, tensor: str) -> int:
         return len(self.whole.reader.sizes(tensor) or ())
 
-    def _copy(self, index: int, product: onnx.NodeProto, tensor: Tensor, name: str, place: int | None = None) -> Tensor:
-        """A node that scales scores, on another tensor."""
+    def _copy(self, index: int, place: int, tensor: Tensor, name: str) -> Tensor:
+        """A node that scales or caps scores, on another tensor in their place."""
         node = self.view.nodes[index]
-        at = dict((*self.core.before, *self.core.after))[index] if place is None else place
-        operands = [tensor if here == at else self._wide(each, f"{name}_by") for here, each in enumerate(node.input)]
+        if node.op_type in SAME_SCORES:
+            return tensor
+        operands = [self._wide(each, f"{name}_{at}") if at != place else tensor for at, each in enumerate(node.input)]
         return self.b.node(node.op_type, operands, name, **attributes(node))
 
     def _laid_out(self, index: int, tensor: Tensor, name: str) -> Tensor:
@@ -328,13 +303,15 @@ class _Join:
         b, node = self.b, self.view.nodes[index]
         if node.op_type != "Reshape":
             return b.node(node.op_type, [tensor, *map(b.tensor, node.input[1:])], name)
-        lead = b.rows(b.tensor(node.input[1]), 0, -2, 0, f"{name}_lead")
-        own = b.rows(self._shape(tensor, f"{name}_from"), -2, 2**31, 0, f"{name}_square")
+        lead, own = (
+            b.rows(b.tensor(node.input[1]), 0, -2, 0, f"{name}_lead"),
+            self._shape(tensor, -2, _END, f"{name}_own"),
+        )
         return b.reshape(tensor, b.concat([lead, own], 0, f"{name}_shape"), name)
 
-    def _padded(self, tensor: Tensor, rank: int, axis: int, value: float | None, name: str) -> Tensor:
-        """R entries behind an axis: numbers, or truth values False."""
-        ends = [0] * rank
+    def _padded(self, tensor: Tensor, rank: int, axis: int, name: str, value: float = 0.0) -> Tensor:
+        """R entries behind an axis."""
+        ends = [0] * 2 * rank
         ends[axis] = self.whole.bias_tokens
-        fill = [] if not value else [self.b.numbers(f"low_{value:g}", value)]
-        return self.b.node("Pad", [tensor, self.b.integers(*[0] * rank, *ends), *fill], name)
+        fill = [self.b.numbers(f"{name}_low", value)] if value else []
+        return self.b.node("Pad", [tensor, self.b.integers(*ends), *fill], f"{name}_padded")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from passes.sizes import Shapes, shapes_at
-from passes.whole.cores import Core, data_of
+from passes.whole.cores import LAYOUT, SAME_SCORES, Core, Step, data_of
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.extract import ancestors
 from rewriter.graph.types import FLOATS, TensorType
@@ -73,7 +73,7 @@ class Scores:
     data: tuple[Data, ...] = ()
     scales: tuple[int, ...] = ()  # nodes that scale queries
     layout: tuple[int, ...] = ()  # nodes that split or insert axes before the last two
-    cap: tuple[tuple[int, int], ...] = ()  # steps up to a tanh of the product, and behind it
+    cap: tuple[Step, ...] = ()  # steps up to a tanh of the product, and behind it
 
     @property
     def by_position(self) -> bool:
@@ -120,11 +120,11 @@ class Reader:
                 found = replace(found, scales=(*found.scales, index), table=found.table * factor, data=data)
             elif node.op_type in ("Add", "Sub", "Where"):
                 found = self._added(found, product, node, place)
-            elif node.op_type in ("Reshape", "Unsqueeze", "Squeeze") and not (found.table.any() or found.data or caps):
+            elif node.op_type in LAYOUT and not (found.table.any() or found.data or caps):
                 found = replace(found, layout=(*found.layout, index))
             elif node.op_type == "Max" and self._is_low(others):
                 continue
-            elif node.op_type not in ("Cast", "Identity", "Dropout"):
+            elif node.op_type not in SAME_SCORES:
                 raise LostError.at(node, _UNKNOWN)
         return found
 
@@ -144,12 +144,14 @@ class Reader:
         if any(sizes is None or None in sizes or len(sizes) < 3 for sizes in sides):
             raise LostError.at(product, "the shape of its queries or keys is not known")
         count = max(size or 0 for size in (sides[0] or ())[-2:-1] + (sides[1] or ())[-1:])
-        if not self.varies(product) and count > self.longest:
+        if not self.tokens(product.output[0]) and count > self.longest:
             raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {self.longest} to {count}")
 
-    def varies(self, product: onnx.NodeProto) -> bool:
-        """Whether the number of queries or keys depends on the inputs."""
-        return len({(self.shapes(n, 0).of(product.output[0]) or ())[-2:] for n in _LENGTHS[-2:]}) > 1
+    def tokens(self, tensor: str) -> set[int]:
+        """The axes, from the end, whose lengths depend on the inputs."""
+        pairs = zip(*(self.shapes(length, 0).of(tensor) or () for length in _LENGTHS[-2:]), strict=False)
+        sizes = [one != other for one, other in pairs]
+        return {axis - len(sizes) for axis, varies in enumerate(sizes) if varies}
 
     def _added(self, found: Scores, product: onnx.NodeProto, node: onnx.NodeProto, place: int) -> Scores:
         if node.op_type == "Where":
@@ -193,7 +195,7 @@ class Reader:
             if ((part != square) & ~np.isnan(part)).any():
                 raise LostError.at(node, "what it adds to the scores depends on the length")
             part[:] = square
-        table = np.nan_to_num(table)
+        table = np.where(np.isnan(table), 0.0, table)
         return np.where(table == -np.inf, -4.0 * OMEGA, np.maximum(table, -OMEGA))
 
     def _data(self, term: Term, product: onnx.NodeProto) -> Data:
@@ -224,7 +226,7 @@ class Reader:
 
     def _squares(self, term: Term, product: onnx.NodeProto, fill: Fill) -> Iterator[tuple[Array | None, int]]:
         """[heads or 1, queries, keys] at several lengths, and the first query's position; None if not computable."""
-        longest = self.longest if self.varies(product) else _LENGTHS[-1]
+        longest = self.longest if self.tokens(product.output[0]) else _LENGTHS[-1]
         for case in [*((length, 0) for length in sorted({*_LENGTHS, longest})), *([_CACHED] if self.caches else [])]:
             sizes = self.shapes(*case).of(product.output[0])
             square = self._square(term, product, case, fill)
@@ -239,6 +241,8 @@ class Reader:
         values = [self._value(name, case, fill) for name in (term.tensor, term.other) if name]
         if sizes is None or None in sizes or any(value is None for value in values):
             return None
+        if 0 in sizes:  # keys of an encoder that are in a cache
+            return np.zeros((1, *(size or 0 for size in sizes[-2:])))
         first, *other = (np.asarray(value) for value in values)
         made = np.where(first.astype(np.bool_) == term.kept, 0.0, *other) if other else first.astype(np.float64)
         made = -made if term.negative else made
