@@ -51,7 +51,7 @@ class Whole:
     @property
     def data(self) -> tuple[str, ...]:
         """The masks that depend on data."""
-        return tuple(dict.fromkeys(each.term.tensor for _, scores in self.cores for each in scores.data))
+        return tuple(dict.fromkeys(each.term[1][0] for _, scores in self.cores for each in scores.data))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -196,23 +196,23 @@ class _Join:
             maker = self.view.made_by(node.input[0])
             if maker is not None and maker.op_type == "IsNaN" and maker.input[0] == node.input[place]:
                 operands[0] = b.node("IsNaN", [pattern], f"{name}/nan")
-            elif (self.whole.reader.sizes(node.input[0]) or (0,))[-1] != 1:
+            elif self.whole.reader.sizes(node.input[0])[-1:] != (1,):
                 operands[0] = self._padded(operands[0], self._rank(node.input[0]), -1, f"{name}/kept")
         return b.node(node.op_type, operands, name, domain=node.domain, **attributes(node))
 
     def _scores(self) -> Tensor:
         """[..., N, S + R]: q k^T + p P p^T in one product, plus data; with a cap, the second term stands behind it."""
-        b, scores, steps = self.b, self.scores, dict(self.core.before)
+        b, scores = self.b, self.scores
         query, key = (self._wide(name, side) for name, side in zip(self.product.input, "qk", strict=True))
         rank = self._rank(self.product.input[1])
-        for index in scores.scales:
-            query = self._copy(index, steps[index], query, f"q_scaled_{index}")
+        for index, place in scores.scales:
+            query = self._copy(index, place, query, f"q_scaled_{index}")
         for index in scores.layout:
             query, key = (self._laid_out(index, each, f"{side}_{index}") for each, side in ((query, "q"), (key, "k")))
             rank = self._rank(self.view.nodes[index].output[0])
         self.keys, count = self._shape(key, -1, _END, "key_count"), self._shape(query, -2, -1, "query_count")
         # Behind a cache, queries are the last tokens.
-        last = self.scores.by_position
+        last = bool(scores.table.any())
         self.first = b.node("Sub", [self.keys, count], "first_query") if last else b.integers(0)
         weight = b.read(self.whole.name_of(scores.table, scores.bias), self.whole.elem_type, "W_QK_positions")
         weighed = b.node("MatMul", [self._columns(self.first, self.keys if last else count, "p_q"), weight], "p_q_W_QK")
@@ -257,15 +257,12 @@ class _Join:
 
     def _data(self, each: Data, name: str) -> Tensor:
         """What depends on data, [..., N or 1, S + R or 1]."""
-        b, term, zero = self.b, each.term, self.b.numbers("nought", 0.0)
-        made: Tensor = self._wide(term.tensor, name)
-        if term.other:
-            other = self._wide(term.other, f"{name}_other")
-            chosen = [zero, other] if term.kept else [other, zero]
-            made = b.node("Where", [b.tensor(term.tensor), *chosen], f"{name}_chosen")
-        made = b.node("Neg", [made], f"{name}_negative") if term.negative else made
-        for index in each.scales:
-            made = self._copy(index, dict(self.core.before)[index], made, f"{name}_scaled_{index}")
+        b, zero, (operator, operands) = self.b, self.b.numbers("nought", 0.0), each.term
+        wide = [self._wide(tensor, f"{name}_{at}") if tensor else zero for at, tensor in enumerate(operands)]
+        made: Tensor = wide[0]
+        if operator != "Identity":
+            chosen = [b.tensor(operands[0]), *wide[1:]] if operator == "Where" else wide
+            made = b.node(operator, chosen, f"{name}_added")
         if each.allowed is not None:
             ends = ([self.first, b.integers(0)], "start"), ([self.keys, self.keys], "stop")
             bounds = [b.concat(end, 0, f"{name}_{which}") for end, which in ends]
@@ -276,7 +273,8 @@ class _Join:
             made = b.node("Mul", [made, b.numbers(f"{name}_share", each.share)], f"{name}_shared")
         # Bias tokens are padding too: where all keys of a token are, they weigh less.
         low = 0.0 if each.low == -np.inf else each.low * each.share
-        return self._padded(made, each.rank, -1, f"{name}_joined", low) if each.wide else made
+        wide_enough = each.sizes[-1] != 1 or each.allowed is not None
+        return self._padded(made, len(each.sizes), -1, f"{name}_joined", low) if wide_enough else made
 
     # -- parts
 
@@ -288,7 +286,7 @@ class _Join:
         return self.b.rows(self.b.node("Shape", [tensor], f"{name}_of"), start, stop, 0, name)
 
     def _rank(self, tensor: str) -> int:
-        return len(self.whole.reader.sizes(tensor) or ())
+        return len(self.whole.reader.sizes(tensor))
 
     def _copy(self, index: int, place: int, tensor: Tensor, name: str) -> Tensor:
         """A node that scales or caps scores, on another tensor in their place."""

@@ -7,7 +7,7 @@ by their positions, are entries of the table too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import floor, log2, prod
@@ -17,35 +17,31 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from passes.sizes import Shapes, shapes_at
+from passes.sizes import Shapes, Sizes, shapes_at
 from passes.whole.cores import LAYOUT, SAME_SCORES, Core, Step, data_of
 from rewriter.graph.constants import Constants, Read, computed
 from rewriter.graph.extract import ancestors
-from rewriter.graph.types import FLOATS, TensorType
+from rewriter.graph.types import FLOATS
 from rewriter.graph.view import GraphView, LostError
 from rewriter.graph.walk import reads
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Fill = Callable[[Sequence[int]], NDArray[np.generic]]  # creates data of a shape
+Term = tuple[str, tuple[str, ...]]
+"""What a node adds to scores: an operator and its operands, of which an empty one is 0."""
+
+Case = tuple[int, int]
+"""Numbers of tokens, and of tokens before them in a cache."""
 
 OMEGA = 2.0**60
-"""No finite mask lowers a score by more, and bias tokens are lower still."""
+"""No finite mask lowers a score by more."""
+
+LOWEST = -4.0 * OMEGA
 _LENGTHS, _CACHED, _BATCH = (1, 2, 3, 7), (3, 4), 2
+_USUAL = (_LENGTHS[-1], 0)
 _DATA_TRIALS = 8
-_MAX_READ = 2**24  # elements of the weights from which a table is computed
 _MIN_PENALTY = 1000.0  # exp of a score lowered by as much is 0 beside any other
-_UNKNOWN = "it changes the scores in a way that W_QK cannot hold"
-
-
-@dataclass(frozen=True)
-class Term:
-    """What a node adds to scores, or with `other` puts in their place where a condition is not `kept`."""
-
-    tensor: str
-    negative: bool = False
-    other: str = ""
-    kept: bool = True
+_MAX_READ = 2**24  # elements of the weights from which a table is computed
 
 
 @dataclass(frozen=True)
@@ -53,11 +49,9 @@ class Data:
     """A term that depends on data."""
 
     term: Term
-    rank: int
-    wide: bool = True  # whether it has a column for each key
+    sizes: Sizes
     low: float = 0.0  # what it adds to a forbidden score
     allowed: Mask | None = None  # [T, T], without what positions forbid
-    scales: tuple[int, ...] = ()  # nodes that scale it later
 
     @property
     def share(self) -> float:
@@ -71,253 +65,213 @@ class Scores:
 
     table: Array  # [heads or 1, T, T] of query and key
     data: tuple[Data, ...] = ()
-    scales: tuple[int, ...] = ()  # nodes that scale queries
+    scales: tuple[Step, ...] = ()  # of queries
     layout: tuple[int, ...] = ()  # nodes that split or insert axes before the last two
-    cap: tuple[Step, ...] = ()  # steps up to a tanh of the product, and behind it
-
-    @property
-    def by_position(self) -> bool:
-        return bool(self.table.any()) or any(each.allowed is not None for each in self.data)
+    cap: tuple[Step, ...] = ()  # up to a tanh of the product, and its scale
 
     @property
     def bias(self) -> float:
-        """The score of bias tokens: above pairs forbidden by -infinity, of which NaN comes, and below all others."""
+        """The score of bias tokens: above pairs forbidden by -infinity, which may be all of a row; below all others."""
         infinite = self.table.min() < -OMEGA or any(each.low == -np.inf for each in self.data)
-        return -OMEGA if infinite else -4.0 * OMEGA
+        return -OMEGA if infinite else LOWEST
 
 
 class Reader:
     """Reads the scores of cores in networks of up to `longest` tokens; `read` reads initializers."""
 
     def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read, longest: int) -> None:
-        self.model, self.view, self.read, self.longest = model, view, read, longest
-        self.data = data_of(view)
-        self.constants = Constants(view, read)
-        self.shapes = cache(self._shapes)
-        self._known = dict[tuple[Term, object], Array | Data]()
-        self._stops = {name for node in view.nodes if node.op_type in ("Shape", "Size") for name in node.output}
-
-    # -- the steps between product and softmax
+        self.view, self.read, self.longest = view, read, longest
+        self.shapes: Callable[[int, int], Shapes] = cache(lambda *case: self._shapes(model, *case))
+        self._data = data_of(view)
+        self._constants = Constants(view, read)
+        self._known = dict[tuple[Term, Sizes], Array | Data]()
+        self._stops = frozenset(
+            name for node in view.nodes if node.op_type in ("Shape", "Size") for name in node.output
+        )
+        # Inputs by head hold past keys and values if outputs by head hold the next ones.
+        types = {name: view.type_of(name) for name in (*view.inputs, *view.outputs)}
+        caches = {name for name, kind in types.items() if kind.elem_type in FLOATS and (kind.rank or 0) >= 4}
+        pasts = [(name, axis, dim) for name in view.inputs for axis, dim in enumerate(types[name].shape or ())]
+        self._pasts = {
+            dim or f"{name}[{axis}]"
+            for name, axis, dim in pasts
+            if axis and name in caches and not caches.isdisjoint(view.outputs) and not isinstance(dim, int)
+        }
 
     def scores(self, core: Core) -> Scores:
         """The scores of a core. Raises LostError if W_QK cannot hold them."""
-        product, found = self.view.nodes[core.product], Scores(np.zeros((1, self.longest, self.longest)))
-        self._squares_fit(product)
-        caps = [place for place, (index, _) in enumerate(core.before) if self.view.nodes[index].op_type == "Tanh"]
-        end = caps[-1] + 1 if caps else 0
-        while caps and end < len(core.before) and self._scale(core, end):
-            end += 1
-        found = replace(found, cap=core.before[:end])
-        for number, (index, place) in enumerate(core.before[end:], start=end):
+        product, steps = self.view.nodes[core.product], [*core.before]
+        self._check(product)
+        cap = list[Step]()
+        if any(self.view.nodes[index].op_type == "Tanh" for index, _ in steps):
+            while not cap or self.view.nodes[cap[-1][0]].op_type != "Tanh" or (steps and self._factor(steps[0])):
+                cap.append(steps.pop(0))
+        found = Scores(np.zeros((1, self.longest, self.longest)), cap=tuple(cap))
+        for index, place in steps:
             node = self.view.nodes[index]
             others = [name for at, name in enumerate(node.input) if at != place and name]
-            if node.op_type in ("Mul", "Div") and self._scale(core, number) and not caps:
-                factor = self.constants.scalar(others[0])
-                if found.table.any() and factor is None:
-                    raise LostError.at(node, "it scales what is added by position by data")
-                factor = 1.0 if factor is None else 1.0 / factor if node.op_type == "Div" else factor
-                data = tuple(replace(each, scales=(*each.scales, index)) for each in found.data)
-                found = replace(found, scales=(*found.scales, index), table=found.table * factor, data=data)
-            elif node.op_type in ("Add", "Sub", "Where"):
+            lows = [self._constants.scalar(name) for name in others if node.op_type == "Max"]
+            empty = not (found.table.any() or found.data or cap)
+            if node.op_type in ("Add", "Sub", "Where"):
                 found = self._added(found, product, node, place)
-            elif node.op_type in LAYOUT and not (found.table.any() or found.data or caps):
+            elif (factor := self._factor((index, place))) is not None and not cap and not found.data:
+                if found.table.any() and np.isnan(factor):
+                    raise LostError.at(node, "data scales what is added to its scores by position")
+                table = found.table * factor if found.table.any() else found.table
+                found = replace(found, scales=(*found.scales, (index, place)), table=table)
+            elif node.op_type in LAYOUT and empty:
                 found = replace(found, layout=(*found.layout, index))
-            elif node.op_type == "Max" and self._is_low(others):
-                continue
-            elif node.op_type not in SAME_SCORES:
-                raise LostError.at(node, _UNKNOWN)
+            elif node.op_type not in SAME_SCORES and not all(low is not None and low < -1e9 for low in lows or [None]):
+                raise LostError.at(node, "it changes the scores in a way that W_QK cannot hold")
         return found
 
-    def _scale(self, core: Core, number: int) -> bool:
-        """Whether a step multiplies the scores of each head by one number."""
-        index, place = core.before[number]
-        node = self.view.nodes[index]
-        sizes = self.sizes(node.input[1 - place]) if node.op_type in ("Mul", "Div") else None
-        return sizes is not None and not (node.op_type == "Div" and place) and all(size == 1 for size in sizes[-2:])
-
-    def _is_low(self, names: Sequence[str]) -> bool:
-        values = [self.constants.scalar(name) for name in names]
-        return all(value is not None and value < -(10.0**9) for value in values)
-
-    def _squares_fit(self, product: onnx.NodeProto) -> None:
+    def _check(self, product: onnx.NodeProto) -> None:
         sides = [self.sizes(name) for name in product.input]
-        if any(sizes is None or None in sizes or len(sizes) < 3 for sizes in sides):
-            raise LostError.at(product, "the shape of its queries or keys is not known")
-        count = max(size or 0 for size in (sides[0] or ())[-2:-1] + (sides[1] or ())[-1:])
+        if any(None in sizes or len(sizes) < 3 for sizes in sides):
+            raise LostError.at(product, "its queries and keys are not [batch, heads, tokens, d_head]")
+        count = max(sides[0][-2] or 0, sides[1][-1] or 0)
         if not self.tokens(product.output[0]) and count > self.longest:
             raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {self.longest} to {count}")
 
-    def tokens(self, tensor: str) -> set[int]:
-        """The axes, from the end, whose lengths depend on the inputs."""
-        pairs = zip(*(self.shapes(length, 0).of(tensor) or () for length in _LENGTHS[-2:]), strict=False)
-        sizes = [one != other for one, other in pairs]
-        return {axis - len(sizes) for axis, varies in enumerate(sizes) if varies}
+    def _factor(self, step: Step) -> float | None:
+        """The number by which a step multiplies the scores of each head, NaN if unknown; None if it does not."""
+        node = self.view.nodes[step[0]]
+        if node.op_type not in ("Mul", "Div") or (node.op_type == "Div" and step[1]):
+            return None
+        other = node.input[1 - step[1]]
+        factor = self._constants.scalar(other)
+        if any(size != 1 for size in self.sizes(other)[-2:]):
+            return None
+        return np.nan if factor is None else 1.0 / factor if node.op_type == "Div" else factor
 
     def _added(self, found: Scores, product: onnx.NodeProto, node: onnx.NodeProto, place: int) -> Scores:
-        if node.op_type == "Where":
-            terms = [Term(node.input[0], other=node.input[3 - place], kept=place == 1)]
-        else:
-            terms = [*self._parts(node.input[1 - place], negative=node.op_type == "Sub")]
-        for term in terms:
-            key = term, self.sizes(product.output[0])
-            if key not in self._known:
-                static = self.data.isdisjoint((term.tensor, term.other))
-                self._known[key] = self._table(term, product, node) if static else self._data(term, product)
-            read = self._known[key]
-            if isinstance(read, Data):
-                found = replace(found, data=(*found.data, read))
-                if read.allowed is None:
-                    continue
-                number = -4.0 * OMEGA if read.low == -np.inf else read.low * read.share
-                read = np.where(read.allowed, 0.0, number)[None]
-            found = replace(found, table=np.maximum(found.table + read, -4.0 * OMEGA))
+        sizes = self.sizes(product.output[0])
+        for term in self._terms(node, place):
+            if (term, sizes) not in self._known:
+                static = self._data.isdisjoint(term[1])
+                read = self._table(term, product) if static else self._of_data(term, product)
+                if isinstance(read, str):
+                    raise LostError.at(node, f"what it adds to the scores {read}")
+                self._known[term, sizes] = read
+            made = self._known[term, sizes]
+            if not isinstance(made, Data):
+                made = np.where(made == -np.inf, LOWEST, np.maximum(made, -OMEGA))
+            else:
+                found = replace(found, data=(*found.data, made))
+                forbidden = LOWEST if made.low == -np.inf else made.low * made.share
+                made = np.zeros((1, 1, 1)) if made.allowed is None else np.where(made.allowed, 0.0, forbidden)[None]
+            found = replace(found, table=np.maximum(found.table + made, LOWEST))
         return found
 
-    def _parts(self, tensor: str, *, negative: bool) -> Iterator[Term]:
-        """The terms of a sum of a table and data."""
-        node = self.view.made_by(tensor)
-        mixed = node is not None and node.op_type == "Add" and len(self.data.intersection(node.input)) == 1
-        for name in node.input if mixed and node is not None else (tensor,):
-            yield Term(name, negative)
+    def _terms(self, node: onnx.NodeProto, place: int) -> Iterator[Term]:
+        """What a node adds; a sum of a table and data in two terms."""
+        if node.op_type == "Where":
+            yield "Where", tuple("" if at == place else name for at, name in enumerate(node.input))
+            return
+        name = node.input[1 - place]
+        maker = self.view.made_by(name)
+        mixed = maker is not None and maker.op_type == "Add" and len(self._data.intersection(maker.input)) == 1
+        for part in maker.input if mixed and maker is not None else (name,):
+            yield "Neg" if node.op_type == "Sub" else "Identity", (part,)
 
     # -- their values
 
-    def _table(self, term: Term, product: onnx.NodeProto, node: onnx.NodeProto) -> Array:
+    def _table(self, term: Term, product: onnx.NodeProto) -> Array | str:
+        """The table of a term, if all data is 1; else why there is none."""
         table = np.full((1, self.longest, self.longest), np.nan)
-        for square, offset in self._squares(term, product, np.ones):
-            if square is None:
-                raise LostError.at(node, "what it adds to the scores cannot be computed by position alone")
-            if np.isnan(square).any() or (square == np.inf).any():
-                raise LostError.at(node, "what it adds to the scores is not finite")
-            if len(square) > len(table):
-                table = np.repeat(table, len(square), axis=0)
-            part = table[:, offset : offset + square.shape[1], : square.shape[2]]
-            if ((part != square) & ~np.isnan(part)).any():
-                raise LostError.at(node, "what it adds to the scores depends on the length")
-            part[:] = square
+        longest = self.longest if self.tokens(product.output[0]) else 1
+        cases = [(length, 0) for length in sorted({*_LENGTHS, longest})]
+        for case in [*cases, *([_CACHED] if self._pasts else [])]:
+            square = self._square(term, product, case, np.ones)
+            if square is None and case == _CACHED:
+                continue  # its sizes are not the sums that the names of dimensions say
+            if square is None or (square != square[:1]).any():
+                return "cannot be computed by position alone"
+            if not (square < np.inf).all():
+                return "is not finite"
+            one = square[0, :1] if (square[0] == square[0, :1]).all() else square[0]
+            table = np.repeat(table, len(one), axis=0) if len(one) > len(table) else table
+            start = max(0, one.shape[2] - one.shape[1])
+            part = table[:, start : start + one.shape[1], : one.shape[2]]
+            if ((part != one) & ~np.isnan(part)).any():
+                return "depends on the length"
+            part[:] = one
         table = np.where(np.isnan(table), 0.0, table)
-        return np.where(table == -np.inf, -4.0 * OMEGA, np.maximum(table, -OMEGA))
+        return (
+            np.where(table == -np.inf, LOWEST, np.maximum(table, -OMEGA)) if self._data.isdisjoint(term[1]) else table
+        )
 
-    def _data(self, term: Term, product: onnx.NodeProto) -> Data:
-        shape = self.sizes(term.tensor) or ()
-        shape = np.broadcast_shapes(shape, self.sizes(term.other) or ()) if term.other else shape
-        found, keys = Data(term, len(shape), shape[-1:] != (1,)), self.longest
-        forbidden, low = np.zeros((keys, keys), np.bool_), set[float]()
-        rng = np.random.default_rng(0)
+    def _of_data(self, term: Term, product: onnx.NodeProto) -> Data:
+        sizes = [self.sizes(name) for name in term[1] if name]
+        found = Data(term, max(sizes, key=len))
         # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
-        for square, offset in self._squares(term, product, np.ones):
-            if square is None or len(square) > 1:
-                return found
-            low.update(np.unique(square[square != 0.0]))
-            part = forbidden[offset : offset + square.shape[1], : square.shape[2]]
-            if (part & (square[0] == 0.0)).any():
-                return found  # which pairs depends on the length
-            part |= square[0] != 0.0
+        table, rng = self._table(term, product), np.random.default_rng(0)
+        if isinstance(table, str) or len(table) > 1:
+            return found
+        forbidden, low = table[0] != 0.0, {*np.unique(table[table != 0.0])}
         for _ in range(_DATA_TRIALS):
-            square = self._square(term, product, (_LENGTHS[-1], 0), lambda shape: rng.integers(0, 2, shape), whole=True)
-            if square is None:
+            square = self._square(term, product, _USUAL, lambda shape: rng.integers(0, 2, shape))
+            if square is None or (square[..., forbidden[: square.shape[2], : square.shape[3]]] == 0.0).any():
                 return found
             low.update(np.unique(square[square != 0.0]))
-            if (square[:, forbidden[: square.shape[1], : square.shape[2]]] == 0.0).any():
-                return found
         if len(low) != 1 or not min(low) <= -_MIN_PENALTY:
             return found
         return replace(found, low=float(min(low)), allowed=~forbidden if forbidden.any() else None)
 
-    def _squares(self, term: Term, product: onnx.NodeProto, fill: Fill) -> Iterator[tuple[Array | None, int]]:
-        """[heads or 1, queries, keys] at several lengths, and the first query's position; None if not computable."""
-        longest = self.longest if self.tokens(product.output[0]) else _LENGTHS[-1]
-        for case in [*((length, 0) for length in sorted({*_LENGTHS, longest})), *([_CACHED] if self.caches else [])]:
-            sizes = self.shapes(*case).of(product.output[0])
-            square = self._square(term, product, case, fill)
-            if square is None and case == _CACHED:
-                continue  # its sizes are not the sums that the names of dimensions say
-            yield square, 0 if sizes is None else max(0, (sizes[-1] or 0) - (sizes[-2] or 0))
-
-    def _square(
-        self, term: Term, product: onnx.NodeProto, case: tuple[int, int], fill: Fill, *, whole: bool = False
-    ) -> Array | None:
-        sizes = self.shapes(*case).of(product.output[0])
-        values = [self._value(name, case, fill) for name in (term.tensor, term.other) if name]
-        if sizes is None or None in sizes or any(value is None for value in values):
-            return None
+    def _square(self, term: Term, product: onnx.NodeProto, case: Case, fill: Callable[..., object]) -> Array | None:
+        """What is added to scores, [batch, heads or 1, queries, keys]; None where that cannot be computed."""
+        sizes = tuple(size or 0 for size in self.shapes(*case).of(product.output[0]) or ())
         if 0 in sizes:  # keys of an encoder that are in a cache
-            return np.zeros((1, *(size or 0 for size in sizes[-2:])))
-        first, *other = (np.asarray(value) for value in values)
-        made = np.where(first.astype(np.bool_) == term.kept, 0.0, *other) if other else first.astype(np.float64)
-        made = -made if term.negative else made
+            return np.zeros((1, 1, *sizes[-2:]))
         try:
-            square = np.broadcast_to(made, (*made.shape[:-2], *(size or 0 for size in sizes[-2:])))
-        except ValueError:
+            made = np.asarray(self._value(term, case, fill), np.float64)
+            square = np.broadcast_to(made, (*made.shape[:-2], *sizes[-2:]))
+        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception
             return None
         heads = 1 if len(sizes) < 4 or made.ndim < 3 else made.shape[-3]
-        square = square.reshape(-1, heads, *square.shape[-2:])
-        if whole:
-            return square.reshape(-1, *square.shape[-2:])
-        if (square != square[:1]).any():
-            return None  # it differs within a batch
-        return square[0, :1] if (square[0] == square[0, :1]).all() else square[0]
+        return square.reshape(-1, heads, *sizes[-2:])
 
-    def _value(self, tensor: str, case: tuple[int, int], fill: Fill) -> NDArray[np.generic] | None:
-        """A tensor computed by the graph's nodes; None where that fails."""
-        view, shapes = self.view, self.shapes(*case)
-        above = sorted(ancestors(view, frozenset(self._stops), [tensor]))
+    def _value(self, term: Term, case: Case, fill: Callable[..., object]) -> NDArray[np.generic]:
+        """A term computed by the graph's nodes. Raises any Exception."""
+        view, shapes, names = self.view, self.shapes(*case), [name for name in term[1] if name]
+        above = sorted(ancestors(view, self._stops, names))
         feeds: dict[str, NDArray[np.generic]] = {}
         kept = list[onnx.TensorProto]()
-        for name in sorted({name for index in above for name in reads(view.nodes[index])} | {tensor}):
-            numbers, sizes = shapes.numbers(name) if name in self._stops else None, shapes.of(name)
-            if numbers is not None:
-                feeds[name] = np.asarray(numbers, np.int64)
-            elif name in view.inputs and sizes is not None and None not in sizes:
+        for name in sorted({name for index in above for name in reads(view.nodes[index])}.union(names)):
+            if name in self._stops:
+                feeds[name] = np.asarray(shapes.values.numbers(name), np.int64)
+            elif name in view.inputs:
                 dtype = helper.tensor_dtype_to_np_dtype(view.type_of(name).elem_type)
-                feeds[name] = fill([size for size in sizes if size is not None]).astype(dtype)
-            elif name in view.inputs or name in self._stops:
-                return None
+                feeds[name] = np.asarray(fill(shapes.of(name)), dtype)
             elif name in view.initializers:
                 kept.append(view.initializers[name])
         if sum(prod(each.dims) for each in kept) > _MAX_READ:
-            return None
-        try:
-            kept = [onnx.numpy_helper.from_array(self.read(each), each.name) for each in kept]
-            (value,) = computed([view.nodes[index] for index in above], feeds, [tensor], view.opsets, kept)
-        except Exception:  # noqa: BLE001 - the caller refuses what cannot be evaluated
-            return None
-        return np.asarray(value)
+            raise LostError("it is computed from large weights", names[0])
+        kept = [onnx.numpy_helper.from_array(self.read(each), each.name) for each in kept]
+        outputs = [f"term_{place}" for place in range(len(names))]
+        operator = "Identity" if term[0] == "Where" else term[0]
+        last = [helper.make_node(operator, [name], [made]) for name, made in zip(names, outputs, strict=True)]
+        first, *other = computed([*(view.nodes[at] for at in above), *last], feeds, outputs, view.opsets, kept)
+        return np.where(first.astype(np.bool_) == bool(term[1][1]), other[0], 0.0) if other else np.asarray(first)
 
     # -- sizes
 
-    def sizes(self, tensor: str) -> tuple[int | None, ...] | None:
-        """The shape of a tensor at some length."""
-        return self.shapes(_LENGTHS[-1], 0).of(tensor)
+    def sizes(self, tensor: str) -> Sizes:
+        """The shape of a tensor at some length. Raises LostError if it is not known."""
+        found = self.shapes(*_USUAL).of(tensor)
+        if found is None:
+            raise LostError(f"the shape of '{tensor}' is not known", tensor)
+        return found
 
-    @property
-    def caches(self) -> frozenset[tuple[str, int]]:
-        """The axes of inputs that hold past keys or values: those of floats by head, if outputs are too."""
-        if not any(_by_head(self.view.type_of(name)) for name in self.view.outputs):
-            return frozenset()
-        kinds = {name: self.view.type_of(name) for name in self.view.inputs}
-        return frozenset(
-            (name, axis)
-            for name, kind in kinds.items()
-            if _by_head(kind)
-            for axis, dim in enumerate(kind.shape or ())
-            if axis and not isinstance(dim, int)
-        )
+    def tokens(self, tensor: str) -> set[int]:
+        """The axes, from the end, whose lengths depend on the inputs."""
+        pairs = [*zip(*(self.shapes(length, 0).of(tensor) or () for length in _LENGTHS[-2:]), strict=False)]
+        return {axis - len(pairs) for axis, (one, other) in enumerate(pairs) if one != other}
 
-    def _shapes(self, length: int, past: int) -> Shapes:
-        """The shapes for two sequences of a length behind a past."""
-        caches = self.caches
-        symbols = {dim for name, axis in caches if isinstance(dim := (self.view.type_of(name).shape or ())[axis], str)}
+    def _shapes(self, model: onnx.ModelProto, length: int, past: int) -> Shapes:
+        def size_of(_: str, axis: int, name: str) -> int:
+            if not axis or name in self._pasts:
+                return past if axis else _BATCH
+            return length + past * (not self._pasts.isdisjoint(name.split(" + ")))
 
-        def size_of(tensor: str, axis: int, name: str) -> int:
-            if not axis:
-                return _BATCH
-            if (tensor, axis) in caches or name in symbols:
-                return past
-            return length + past if any(f"{each} +" in name or f"+ {each}" in name for each in symbols) else length
-
-        return shapes_at(self.model, self.view, size_of, self.read)
-
-
-def _by_head(kind: TensorType) -> bool:
-    return kind.elem_type in FLOATS and (kind.rank or 0) >= 4
+        return shapes_at(model, self.view, size_of, self.read)
