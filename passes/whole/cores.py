@@ -58,7 +58,7 @@ def data_of(view: GraphView) -> frozenset[str]:
 
 
 def cores_of(
-    view: GraphView, blocks: Container[int], ends: Sequence[str], tokens: Callable[[str], Container[int]]
+    view: GraphView, blocks: Container[int], ends: Sequence[str], tokens: Callable[[str], set[int]]
 ) -> tuple[Core, ...]:
     """All attention of a main graph; `ends` are the results of its blocks, whose nodes are `blocks`.
 
@@ -138,7 +138,7 @@ class _Finder:
         if "Softmax" in inner or any(_SUBLAYER.fullmatch(each) for each in (node.op_type, *inner)):
             raise LostError.at(node, "no heads were found in this sublayer")
 
-    def check_operator(self, node: onnx.NodeProto, tokens: Callable[[str], Container[int]], *, behind: bool) -> None:
+    def check_operator(self, node: onnx.NodeProto, tokens: Callable[[str], set[int]], *, behind: bool) -> None:
         """Raise LostError for a node between sublayers if a network of attention only cannot have it."""
         kind, known = node.op_type, self.view.type_of(node.output[0])
         if known.elem_type and known.elem_type not in FLOATS:
@@ -147,8 +147,7 @@ class _Finder:
             raise LostError.at(node, "it would stay in a network of attention only")
         if self._is_product(node) or (kind in ("MatMul", "Gemm") and -1 in tokens(node.input[0])):
             raise LostError.at(node, _MIXED)
-        sizes, axes = integers_of(node, "kernel_shape"), integers_of(node, "axes") or [integer_of(node, "axis", -1)]
-        rank = self.view.type_of(node.input[0]).rank or 0
-        over = any((axis - rank if axis >= 0 else axis) in tokens(node.input[0]) for axis in axes)
-        if behind and (("Conv" in kind and max(sizes or [2]) > 1) or kind == "CumSum" or ("Reduce" in kind and over)):
+        sizes, reduced = integers_of(node, "kernel_shape"), len(tokens(node.input[0])) > len(tokens(node.output[0]))
+        convolved = "Conv" in kind and max(sizes or [2]) > 1
+        if behind and (convolved or kind == "CumSum" or ("Reduce" in kind and reduced)):
             raise LostError.at(node, _MIXED)

@@ -102,10 +102,11 @@ class Reader:
         """The scores of a core. Raises LostError if W_QK cannot hold them."""
         product, steps = self.view.nodes[core.product], [*core.before]
         self._check(product)
-        cap = list[Step]()
-        if any(self.view.nodes[index].op_type == "Tanh" for index, _ in steps):
-            while not cap or self.view.nodes[cap[-1][0]].op_type != "Tanh" or (steps and self._factor(steps[0])):
-                cap.append(steps.pop(0))
+        caps = [place for place, (index, _) in enumerate(steps) if self.view.nodes[index].op_type == "Tanh"]
+        end = caps[-1] + 1 if caps else 0
+        while caps and end < len(steps) and self._factor(steps[end]) is not None:
+            end += 1
+        cap, steps = steps[:end], steps[end:]
         found = Scores(np.zeros((1, self.longest, self.longest)), cap=tuple(cap))
         for index, place in steps:
             node = self.view.nodes[index]
@@ -121,7 +122,7 @@ class Reader:
                 found = replace(found, scales=(*found.scales, (index, place)), table=table)
             elif node.op_type in LAYOUT and empty:
                 found = replace(found, layout=(*found.layout, index))
-            elif node.op_type not in SAME_SCORES and not all(low is not None and low < -1e9 for low in lows or [None]):
+            elif node.op_type not in SAME_SCORES and not all(low is not None and low <= -1e9 for low in lows or [None]):
                 raise LostError.at(node, "it changes the scores in a way that W_QK cannot hold")
         return found
 
@@ -187,8 +188,8 @@ class Reader:
                 continue  # its sizes are not the sums that the names of dimensions say
             if square is None or (square != square[:1]).any():
                 return "cannot be computed by position alone"
-            if not (square < np.inf).all():
-                return "is not finite"
+            if not (square < np.inf).all() or (square.size and (square == -np.inf).all(-1).any()):
+                return "is not finite, or -infinity for all keys of a token"
             one = square[0, :1] if (square[0] == square[0, :1]).all() else square[0]
             table = np.repeat(table, len(one), axis=0) if len(one) > len(table) else table
             start = max(0, one.shape[2] - one.shape[1])
