@@ -116,18 +116,19 @@ def _whole(
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     inside = frozenset(index for each in conversions for index in cut(view, each.inputs, each.outputs).nodes)
-    fitting = min(_longest_fitting(each) for each in conversions)
-    reader = Reader(model, view, read, longest or min(fitting, DEFAULT_MAX_TOKENS))
+    reader = Reader(model, view, read)
     cores = cores_of(view, inside, [name for each in conversions for name in each.outputs], reader.tokens)
-    scores = [(core, reader.scores(core)) for core in cores]
+    counts = [count for core in cores if (count := reader.count(core)) is not None]
+    fixed = max(counts) if len(counts) == len(cores) != 0 else None
+    most = longest or fixed or min(*map(_longest_fitting, conversions), DEFAULT_MAX_TOKENS)
     groups = [group for each in conversions for group in groups_of(each.program)]
     kinds = {type_of_positions(each) for each in conversions}
     if len(kinds) > 1:
         raise LostError("some of its blocks are float64 and some are not", conversions[0].block.output)
     return Whole(
-        cores=tuple(scores),
+        cores=tuple((core, reader.scores(core, most)) for core in cores),
         bias_tokens=max(1, *(group.bias_tokens for group in groups)),
-        max_tokens=reader.longest,
+        max_tokens=most,
         elem_type=min(kinds),
         omega=max(default_omega(tuple(groups), min(kinds)), OMEGA),
         neurons=tuple(sorted({group.bias_tokens for group in groups})),

@@ -77,10 +77,10 @@ class Scores:
 
 
 class Reader:
-    """Reads the scores of cores in networks of up to `longest` tokens; `read` reads initializers."""
+    """Reads the scores of cores; `read` reads initializers."""
 
-    def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read, longest: int) -> None:
-        self.view, self.read, self.longest = view, read, longest
+    def __init__(self, model: onnx.ModelProto, view: GraphView, read: Read) -> None:
+        self.view, self.read = view, read
         self.shapes: Callable[[int, int], Shapes] = cache(lambda *case: self._shapes(model, *case))
         self._data = data_of(view)
         self._constants = Constants(view, read)
@@ -98,16 +98,26 @@ class Reader:
             if axis and name in caches and not caches.isdisjoint(view.outputs) and not isinstance(dim, int)
         }
 
-    def scores(self, core: Core) -> Scores:
-        """The scores of a core. Raises LostError if W_QK cannot hold them."""
-        product, steps = self.view.nodes[core.product], [*core.before]
-        self._check(product)
+    def count(self, core: Core) -> int | None:
+        """The larger number of queries and keys; None where inputs decide it. Raises LostError."""
+        product = self.view.nodes[core.product]
+        sides = [self.sizes(name) for name in product.input]
+        if any(None in sizes or len(sizes) < 3 for sizes in sides):
+            raise LostError.at(product, "its queries and keys are not [batch, heads, tokens, d_head]")
+        count = max(sides[0][-2] or 0, sides[1][-1] or 0)
+        return None if self.tokens(product.output[0]) else count
+
+    def scores(self, core: Core, longest: int) -> Scores:
+        """The scores of a core with positions up to `longest`. Raises LostError if W_QK cannot hold them."""
+        product, steps, count = self.view.nodes[core.product], [*core.before], self.count(core) or 0
+        if count > longest:
+            raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {longest} to {count}")
         caps = [place for place, (index, _) in enumerate(steps) if self.view.nodes[index].op_type == "Tanh"]
         end = caps[-1] + 1 if caps else 0
         while caps and end < len(steps) and self._factor(steps[end]) is not None:
             end += 1
         cap, steps = steps[:end], steps[end:]
-        found = Scores(np.zeros((1, self.longest, self.longest)), cap=tuple(cap))
+        found = Scores(np.zeros((1, longest, longest)), cap=tuple(cap))
         for index, place in steps:
             node = self.view.nodes[index]
             others = [name for at, name in enumerate(node.input) if at != place and name]
@@ -126,14 +136,6 @@ class Reader:
                 raise LostError.at(node, "it changes the scores in a way that W_QK cannot hold")
         return found
 
-    def _check(self, product: onnx.NodeProto) -> None:
-        sides = [self.sizes(name) for name in product.input]
-        if any(None in sizes or len(sizes) < 3 for sizes in sides):
-            raise LostError.at(product, "its queries and keys are not [batch, heads, tokens, d_head]")
-        count = max(sides[0][-2] or 0, sides[1][-1] or 0)
-        if not self.tokens(product.output[0]) and count > self.longest:
-            raise LostError.at(product, f"it has {count} tokens; raise --max-tokens from {self.longest} to {count}")
-
     def _factor(self, step: Step) -> float | None:
         """The number by which a step multiplies the scores of each head, NaN if unknown; None if it does not."""
         node = self.view.nodes[step[0]]
@@ -150,7 +152,7 @@ class Reader:
         for term in self._terms(node, place):
             if (term, sizes) not in self._known:
                 static = self._data.isdisjoint(term[1])
-                read = self._table(term, product) if static else self._of_data(term, product)
+                read = (self._table if static else self._of_data)(term, product, len(found.table[0]))
                 if isinstance(read, str):
                     raise LostError.at(node, f"what it adds to the scores {read}")
                 self._known[term, sizes] = read
@@ -177,12 +179,14 @@ class Reader:
 
     # -- their values
 
-    def _table(self, term: Term, product: onnx.NodeProto) -> Array | str:
+    def _table(self, term: Term, product: onnx.NodeProto, most: int) -> Array | str:
         """The table of a term, if all data is 1; else why there is none."""
-        table = np.full((1, self.longest, self.longest), np.nan)
-        longest = self.longest if self.tokens(product.output[0]) else 1
-        cases = [(length, 0) for length in sorted({*_LENGTHS, longest})]
-        for case in [*cases, *([_CACHED] if self._pasts else [])]:
+        table = np.full((1, most, most), np.nan)
+        lengths = (
+            {each for each in (*_LENGTHS, most) if each <= most} if self.tokens(product.output[0]) else _LENGTHS[-1:]
+        )
+        cases = [(length, 0) for length in sorted(lengths)]
+        for case in [*cases, *([_CACHED] if self._pasts and most >= sum(_CACHED) else [])]:
             square = self._square(term, product, case, np.ones)
             if square is None and case == _CACHED:
                 continue  # its sizes are not the sums that the names of dimensions say
@@ -202,12 +206,12 @@ class Reader:
             np.where(table == -np.inf, LOWEST, np.maximum(table, -OMEGA)) if self._data.isdisjoint(term[1]) else table
         )
 
-    def _of_data(self, term: Term, product: onnx.NodeProto) -> Data:
+    def _of_data(self, term: Term, product: onnx.NodeProto, most: int) -> Data:
         sizes = [self.sizes(name) for name in term[1] if name]
         found = Data(term, max(sizes, key=len))
         # With data of ones all tokens are valid, so every forbidden pair is forbidden by position.
-        table, rng = self._table(term, product), np.random.default_rng(0)
-        if isinstance(table, str) or len(table) > 1:
+        table, rng = self._table(term, product, most), np.random.default_rng(0)
+        if isinstance(table, str) or len(table) > 1 or most < _LENGTHS[-1]:
             return found
         forbidden, low = table[0] != 0.0, {*np.unique(table[table != 0.0])}
         for _ in range(_DATA_TRIALS):

@@ -108,7 +108,7 @@ MOVED = {
     "a bias by distance, as in ALiBi": f"{FAR} slopes = Mul(far, by_head) masked = Add(scores, slopes)",
     "the same, subtracted": f"{FAR} slopes = Mul(far, by_head) masked = Sub(scores, slopes)",
     "a learned table": f"{FAR} i = Clip(gap, first, three) bias = Gather(table, i) masked = Add(scores, bias)",
-    "a mask that is scaled": f"{EARLIER} low = Where(earlier, nought, lowest) m = Add(scores, low) masked = Mul(m, half)",
+    "a mask that is scaled": f"{EARLIER} l = Where(earlier, nought, lowest) m = Add(scores, l) masked = Mul(m, half)",
     "a mask under another": f"{EARLIER} m = Where(earlier, scores, lowest) masked = Max(m, lowest)",
     "two masks": f"{EARLIER} m = Where(earlier, scores, lowest) n = Not(earlier) masked = Where(n, lowest, m)",
     "a cap before the mask": f"{EARLIER} c = Tanh(scores) d = Mul(c, half) masked = Where(earlier, d, lowest)",
