@@ -139,15 +139,17 @@ class _Finder:
             raise LostError.at(node, "no heads were found in this sublayer")
 
     def check_operator(self, node: onnx.NodeProto, tokens: Callable[[str], set[int]], *, behind: bool) -> None:
-        """Raise LostError for a node between sublayers if a network of attention only cannot have it."""
+        """Raise LostError for a node that a network of attention only cannot have, `behind` a sublayer or anywhere."""
         kind, known = node.op_type, self.view.type_of(node.output[0])
         if known.elem_type and known.elem_type not in FLOATS:
             return
-        if kind in _NO_HEADS:
-            raise LostError.at(node, "it would stay in a network of attention only")
         if self._is_product(node) or (kind in ("MatMul", "Gemm") and -1 in tokens(node.input[0])):
             raise LostError.at(node, _MIXED)
-        sizes, reduced = integers_of(node, "kernel_shape"), len(tokens(node.input[0])) > len(tokens(node.output[0]))
-        convolved = "Conv" in kind and max(sizes or [2]) > 1
-        if behind and (convolved or kind == "CumSum" or ("Reduce" in kind and reduced)):
+        if not behind:
+            return
+        if kind in _NO_HEADS:
+            raise LostError.at(node, "it would stay in a network of attention only")
+        reduced = "Reduce" in kind and len(tokens(node.input[0])) > len(tokens(node.output[0]))
+        convolved = "Conv" in kind and max(integers_of(node, "kernel_shape") or [2]) > 1
+        if reduced or convolved or kind == "CumSum":
             raise LostError.at(node, _MIXED)

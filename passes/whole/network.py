@@ -219,8 +219,8 @@ class _Join:
         weighed = b.node("MatMul", [self._columns(self.first, self.keys if last else count, "p_q"), weight], "p_q_W_QK")
         bias = b.rows(b.read(BIAS_ROWS, self.whole.elem_type, "bias_token_rows"), 1, _END, 2, "p_bias")
         both = b.concat([self._columns(b.integers(0), self.keys, "p_k"), bias], 1, "p_k_joined")
-        positions = self._spread(weighed, query, "q_positions")
-        turned = self._spread(b.transpose(both, (0, 2, 1), "p_k_turned"), key, "k_positions")
+        positions = self._spread(weighed, query, 0, "q_positions")
+        turned = self._spread(b.transpose(both, (0, 2, 1), "p_k_turned"), key, 1, "k_positions")
         key = self._padded(key, rank, -1, "k")
         if scores.cap:
             made = b.node("MatMul", [query, key], "content")
@@ -251,10 +251,13 @@ class _Join:
         table = self.b.read(POSITION_ROWS, self.whole.elem_type, "token_columns")
         return self.b.node("Slice", [table, *bounds, self.b.integers(1, 2)], name)
 
-    def _spread(self, tensor: Tensor, like: Tensor, name: str) -> Tensor:
-        """A tensor for every batch and head of another."""
-        each = self.b.concat([self._shape(like, 0, -2, f"{name}_lead"), self.b.integers(1, 1)], 0, f"{name}_each")
-        return self.b.node("Expand", [tensor, each], name)
+    def _spread(self, tensor: Tensor, like: Tensor, side: int, name: str) -> Tensor:
+        """A tensor for every batch and head of queries or keys."""
+        b, given = self.b, self.product.input[side]
+        known = not self.scores.layout and min(self.whole.reader.tokens(given), default=0) >= -2
+        heads = [size or 1 for size in self.whole.reader.sizes(given)[1:-2]] if known else []
+        lead = self._shape(like, 0, 1 if known else -2, f"{name}_lead")
+        return b.node("Expand", [tensor, b.concat([lead, b.integers(*heads, 1, 1)], 0, f"{name}_each")], name)
 
     def _data(self, each: Data, name: str) -> Tensor:
         """What depends on data, [..., N or 1, S + R or 1]."""
