@@ -20,13 +20,13 @@ from passes.match.names import Namer
 from passes.options import WHOLE, Options
 from passes.recognise import Recognised, inline_values, recognise
 from passes.record import with_record
-from passes.whole.network import Whole, joined, unfit, whole_for
+from passes.whole.network import Whole, joined, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
 from rewriter.graph.elementwise import MICROSOFT
 from rewriter.graph.mixtures import with_plain_experts
-from rewriter.graph.view import GraphView, Miss, Path, all_views
+from rewriter.graph.view import GraphView, LostError, Miss, Path, all_views
 
 FUNCTIONS_IR_VERSION = 8  # introduced model-local functions
 INTEGER_CONSTANT_OPSET = 9  # the first with integers in Constant nodes
@@ -74,21 +74,18 @@ def make_plan(model: onnx.ModelProto, options: Options, read: Read = inline_valu
 
 
 def _through_network(plan: Plan, read: Read) -> Plan:
-    misses = {id(conversion): unfit(conversion) for conversion in plan.conversions}
-    fit = [conversion for conversion in plan.conversions if misses[id(conversion)] is None]
     others = [entry.name for entry in plan.left if entry.block is not None]
-    others += [each.block.name for each in plan.conversions if misses[id(each)] is not None]
-    whole: Whole | Miss
-    if others:
-        whole = Miss(f"the network cannot be attention only: '{others[0]}' is left; use form masked", "")
-    else:
-        whole = whole_for(plan.model, plan.views[0], fit, read, plan.options.forms.max_tokens)
-    if isinstance(whole, Whole):
-        options = replace(plan.conversions[0].options, max_tokens=whole.max_tokens)
-        fit = [replace(each, options=options, carried=whole.bias_tokens) for each in fit]
-        return replace(plan, conversions=tuple(fit), whole=whole, notes=(*plan.notes, *whole.notes))
-    left = [Left.of(each.block, misses[id(each)] or whole) for each in plan.conversions]
-    return replace(plan, conversions=(), left=(*left, *plan.left))
+    others += [each.block.name for each in plan.conversions if each.block.path]
+    longest = plan.options.forms.max_tokens
+    try:
+        whole = whole_for(plan.model, plan.views[0], plan.conversions, others, read, longest)
+    except LostError as lost:
+        miss = Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
+        left = [Left.of(each.block, miss) for each in plan.conversions]
+        return replace(plan, conversions=(), left=(*left, *plan.left))
+    options = replace(plan.conversions[0].options, max_tokens=whole.max_tokens)
+    fit = tuple(replace(each, options=options, carried=whole.bias_tokens) for each in plan.conversions)
+    return replace(plan, conversions=fit, whole=whole, notes=(*plan.notes, *whole.notes))
 
 
 def apply(plan: Plan) -> onnx.ModelProto:

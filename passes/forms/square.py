@@ -3,9 +3,8 @@
 docs/forms.md describes them. `masked` has a mask computed from the runtime length (Theorems 3 and 6). `maskless` has
 -omega in W_QK on the pairs that a mask would forbid (Theorem 9); a sequence that is too long fails in a node whose
 operands then have different sizes. `staged` has three sublayers (Theorems 7 and 8), with hidden columns y and, if
-gated, u, to which heads write f(y) u - u. `whole` is the sublayer of `maskless` on the residual stream that the network
-carries (`passes.whole`). Bias tokens write nothing: b2 rides on the indicator, and their queries score only a bias
-token whose value is 0. Blocks alone are proved one by one, as in form `maskless`.
+gated, u, to which heads write f(y) u - u. `whole` is the sublayer of `maskless` with the columns and bias tokens that
+all sublayers of the network share (`passes.whole`).
 
 All four replace whole blocks, so the linear operators must be plain matrices.
 """

@@ -26,10 +26,10 @@ from passes.programs.groups import groups_of
 from passes.whole.cores import SAME_SCORES, Core, cores_of
 from passes.whole.tables import OMEGA, Array, Data, Mask, Reader, Scores
 from rewriter.graph.constants import Read
-from rewriter.graph.edit import LOOSE_INITIALIZERS, Replacement
+from rewriter.graph.edit import Replacement
 from rewriter.graph.extract import cut
 from rewriter.graph.surgeon import Tensor
-from rewriter.graph.view import GraphView, LostError, Miss, attributes
+from rewriter.graph.view import GraphView, LostError, attributes
 
 _END = 2**31  # of a slice
 SMALLEST_OPSET = 13  # Pad of booleans, Softmax over one axis, Squeeze with axes as an input
@@ -55,13 +55,11 @@ class Whole:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        heads = f"positions and bias tokens are joined to {len(self.cores)} attention sublayers of the model"
-        capped = sum(bool(scores.cap) for _, scores in self.cores)
-        masks = (
+        data = tuple(
             f"'{mask}' depends on data and stays an addition to the scores, without what W_QK forbids by position"
             for mask in self.data
         )
-        return (heads, *masks, *([f"{capped} of them cap q k, to which p P p is added"] if capped else []))
+        return (f"{len(self.cores)} attention sublayers of the model read positions and bias tokens", *data)
 
     def constants(self) -> list[onnx.TensorProto]:
         """The further columns and rows of the stream, and every W_QK between positions."""
@@ -88,31 +86,23 @@ class Whole:
         return f"{PREFIX}/{kind}_{known.setdefault((table.tobytes(), bias), len(known))}"
 
 
-def unfit(conversion: Conversion) -> Miss | None:
-    """Why a block cannot read the network's bias tokens; None where it can."""
-    if conversion.block.path:
-        return Miss("it is in a subgraph of control flow, which the network's bias token does not enter", "")
-    return None
-
-
 def whole_for(
-    model: onnx.ModelProto, view: GraphView, conversions: Sequence[Conversion], read: Read, longest: int | None
-) -> Whole | Miss:
-    """What form `whole` does with a network of up to `longest` tokens (or what fits), or why it cannot."""
-    try:
-        return _whole(model, view, conversions, read, longest)
-    except LostError as lost:
-        return Miss(f"the network cannot be attention only: {lost.miss.reason}; use form masked", lost.miss.node)
-
-
-def _whole(
-    model: onnx.ModelProto, view: GraphView, conversions: Sequence[Conversion], read: Read, longest: int | None
+    model: onnx.ModelProto,
+    view: GraphView,
+    conversions: Sequence[Conversion],
+    others: Sequence[str],
+    read: Read,
+    longest: int | None,
 ) -> Whole:
+    """What form `whole` does with a network of up to `longest` tokens, or what fits.
+
+    Raises LostError if it cannot, for example because of `others`, blocks that are left or in a subgraph.
+    """
+    if others:
+        raise LostError(f"'{others[0]}' is left, or in a subgraph of control flow", "")
     opset = view.opsets.get("", 1)
-    if opset < SMALLEST_OPSET or model.ir_version < LOOSE_INITIALIZERS:
-        old = f"IR version {model.ir_version}" if opset >= SMALLEST_OPSET else f"opset {opset}"
-        needed = LOOSE_INITIALIZERS if opset >= SMALLEST_OPSET else SMALLEST_OPSET
-        raise LostError(f"{old} is older than {needed}; convert the model to a newer opset first", "")
+    if opset < SMALLEST_OPSET:
+        raise LostError(f"opset {opset} is older than {SMALLEST_OPSET}; convert the model to a newer opset first", "")
     if any(name.startswith(f"{PREFIX}/") for name in (*view.producer, *view.initializers)):
         raise LostError("the model carries a bias token already; convert all of its blocks at once", "")
     inside = frozenset(index for each in conversions for index in cut(view, each.inputs, each.outputs).nodes)
