@@ -20,7 +20,7 @@ from passes.match.names import Namer
 from passes.options import WHOLE, Options
 from passes.recognise import Recognised, inline_values, recognise
 from passes.record import with_record
-from passes.whole.network import Whole, joined, whole_for
+from passes.whole.network import Join, Whole, whole_for
 from rewriter.graph.attention import ATTENTION, DEFINITIONS, with_plain
 from rewriter.graph.constants import Read
 from rewriter.graph.edit import Replacement, splice
@@ -99,7 +99,7 @@ def apply(plan: Plan) -> onnx.ModelProto:
     for conversion, replacement in zip(conversions, replacements, strict=True):
         by_path.setdefault(conversion.block.path, []).append(replacement)
     if plan.whole is not None:
-        by_path[()] += [part for core in plan.whole.cores for part in joined(plan.whole, plan.views[0], *core)]
+        by_path[()] += [part for core in plan.whole.cores for part in Join(plan.whole, plan.views[0], *core).parts()]
         result.graph.initializer.extend(plan.whole.constants())
     for view in plan.views:
         if view.path in by_path:

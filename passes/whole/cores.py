@@ -30,7 +30,6 @@ _GUARDING = SAME_SCORES | {"Where", "Mul", "Reshape"}
 """Operators between a softmax and the product with values."""
 _SUBLAYER = re.compile(r".*Attention.*|.*CausalConv.*|Scan|Loop|LSTM|GRU|RNN")  # or hold some
 _NO_HEADS = NONLINEAR - {"Exp"} | {"Min", "Max", "Softmax"}
-_MIXED = "it mixes tokens outside a softmax"
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,7 @@ def cores_of(
         behind = not made.isdisjoint(reads(node))  # a sublayer
         made.update(node.output if behind else ())
         if index not in taken and index not in blocks and not finder.data.isdisjoint(node.output):
-            finder.check_sublayer(node)
-            if index in way:
-                finder.check_operator(node, tokens, behind=behind)
+            finder.check(node, tokens, on_way=index in way, behind=behind)
     return cores
 
 
@@ -132,24 +129,18 @@ class _Finder:
         """Whether a node multiplies two tensors that depend on data."""
         return node is not None and node.op_type == "MatMul" and self.data.issuperset(node.input)
 
-    def check_sublayer(self, node: onnx.NodeProto) -> None:
-        """Raise LostError for a node that holds attention, or anything like it."""
+    def check(self, node: onnx.NodeProto, tokens: Callable[[str], set[int]], *, on_way: bool, behind: bool) -> None:
+        """Raise LostError for what a network of attention only cannot have: `on_way` to a sublayer, `behind` one."""
+        kind, known = node.op_type, self.view.type_of(node.output[0]).elem_type
         inner = [each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node)]
-        if "Softmax" in inner or any(_SUBLAYER.fullmatch(each) for each in (node.op_type, *inner)):
+        if "Softmax" in inner or any(_SUBLAYER.fullmatch(each) for each in (kind, *inner)):
             raise LostError.at(node, "no heads were found in this sublayer")
-
-    def check_operator(self, node: onnx.NodeProto, tokens: Callable[[str], set[int]], *, behind: bool) -> None:
-        """Raise LostError for a node that a network of attention only cannot have, `behind` a sublayer or anywhere."""
-        kind, known = node.op_type, self.view.type_of(node.output[0])
-        if known.elem_type and known.elem_type not in FLOATS:
+        if not on_way or (known and known not in FLOATS):
             return
-        if self._is_product(node) or (kind in ("MatMul", "Gemm") and -1 in tokens(node.input[0])):
-            raise LostError.at(node, _MIXED)
-        if not behind:
-            return
-        if kind in _NO_HEADS:
-            raise LostError.at(node, "it would stay in a network of attention only")
         reduced = "Reduce" in kind and len(tokens(node.input[0])) > len(tokens(node.output[0]))
         convolved = "Conv" in kind and max(integers_of(node, "kernel_shape") or [2]) > 1
-        if reduced or convolved or kind == "CumSum":
-            raise LostError.at(node, _MIXED)
+        multiplied = kind in ("MatMul", "Gemm") and (self._is_product(node) or -1 in tokens(node.input[0]))
+        if multiplied or (behind and (reduced or convolved or kind == "CumSum")):
+            raise LostError.at(node, "it mixes tokens outside a softmax")
+        if behind and kind in _NO_HEADS:
+            raise LostError.at(node, "it would stay in a network of attention only")

@@ -135,12 +135,9 @@ def _longest_fitting(conversion: Conversion) -> int:
 # -- one attention sublayer ------------------------------------------------------------------------------------------
 
 
-def joined(whole: Whole, view: GraphView, core: Core, scores: Scores) -> list[Replacement]:
+class Join:
     """The nodes of a core with the further rows and columns, from queries and keys to the heads' outputs."""
-    return _Join(whole, view, core, scores).parts()
 
-
-class _Join:
     def __init__(self, whole: Whole, view: GraphView, core: Core, scores: Scores) -> None:
         self.whole, self.view, self.core, self.scores = whole, view, core, scores
         self.product, self.softmax, self.last = (view.nodes[at] for at in (core.product, core.softmax, core.values))
@@ -216,15 +213,11 @@ class _Join:
             made = b.node("MatMul", [query, key], "content")
             for index, place in scores.cap:
                 made = self._copy(index, place, made, f"content_{index}")
-            made = b.node(
-                "Add", [made, b.node("MatMul", [positions, turned], "position_scores")], f"scores/{self._limit}"
-            )
+            added = b.node("MatMul", [positions, turned], "position_scores")
+            made = b.node("Add", [made, added], f"scores/{self._limit}")
         else:
-            joined = (
-                b.concat([query, positions], -1, f"q/{self._limit}"),
-                b.concat([key, turned], -2, f"k/{self._limit}"),
-            )
-            made = b.node("MatMul", [*joined], "scores")
+            wide = b.concat([query, positions], -1, f"q/{self._limit}")
+            made = b.node("MatMul", [wide, b.concat([key, turned], -2, f"k/{self._limit}")], "scores")
         for number, each in enumerate(scores.data):
             made = b.node("Add", [made, self._data(each, f"data_{number}")], f"scores_with_data_{number}")
         return made

@@ -99,7 +99,7 @@ class Reader:
         }
 
     def count(self, core: Core) -> int | None:
-        """The larger number of queries and keys; None where inputs decide it. Raises LostError."""
+        """The larger number of queries and keys; None where inputs decide. Raises LostError."""
         product = self.view.nodes[core.product]
         sides = [self.sizes(name) for name in product.input]
         if any(None in sizes or len(sizes) < 3 for sizes in sides):
@@ -182,11 +182,11 @@ class Reader:
     def _table(self, term: Term, product: onnx.NodeProto, most: int) -> Array | str:
         """The table of a term, if all data is 1; else why there is none."""
         table = np.full((1, most, most), np.nan)
-        lengths = (
-            {each for each in (*_LENGTHS, most) if each <= most} if self.tokens(product.output[0]) else _LENGTHS[-1:]
-        )
-        cases = [(length, 0) for length in sorted(lengths)]
-        for case in [*cases, *([_CACHED] if self._pasts and most >= sum(_CACHED) else [])]:
+        cases = [_USUAL]
+        if self.tokens(product.output[0]):
+            cases = [(length, 0) for length in sorted({*_LENGTHS, most}) if length <= most]
+            cases += [_CACHED] if self._pasts and most >= sum(_CACHED) else []
+        for case in cases:
             square = self._square(term, product, case, np.ones)
             if square is None and case == _CACHED:
                 continue  # its sizes are not the sums that the names of dimensions say
@@ -201,10 +201,7 @@ class Reader:
             if ((part != one) & ~np.isnan(part)).any():
                 return "depends on the length"
             part[:] = one
-        table = np.where(np.isnan(table), 0.0, table)
-        return (
-            np.where(table == -np.inf, LOWEST, np.maximum(table, -OMEGA)) if self._data.isdisjoint(term[1]) else table
-        )
+        return np.where(np.isnan(table), 0.0, table)
 
     def _of_data(self, term: Term, product: onnx.NodeProto, most: int) -> Data:
         sizes = [self.sizes(name) for name in term[1] if name]
