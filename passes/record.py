@@ -128,8 +128,8 @@ def _check(conversion: Conversion) -> None:
         raise PlanError("a block has too many positions or bias tokens")
     if conversion.form not in FORMS:
         raise PlanError(f"the form of a block is not one of {', '.join(FORMS)}")
-    if conversion.stream and conversion.form != WHOLE:
-        raise PlanError("a block of another form than whole reads a stream")
+    if conversion.carried and conversion.form != WHOLE:
+        raise PlanError("a block of another form than whole shares bias tokens")
 
 
 _SCALARS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
@@ -217,8 +217,8 @@ class Recognised:
     @property
     def positions(self) -> int:
         """Columns of positions that the queries of the network's own heads have in form `whole`; otherwise 0."""
-        streams = (each.conversion for each in self.blocks if each.conversion.stream)
-        return next((each.carried + each.options.positions for each in streams), 0)
+        shared = (each.conversion for each in self.blocks if each.conversion.carried)
+        return next((each.carried + each.options.positions for each in shared), 0)
 
     def nodes(self, view: GraphView) -> frozenset[int]:
         names = (name for each in self.blocks if each.block.path == view.path for name in each.nodes)
