@@ -14,15 +14,7 @@ import numpy as np
 import onnx
 
 from rewriter.graph.constants import AnyArray, Constants, Read, small
-from rewriter.graph.types import (
-    Dim,
-    TensorType,
-    forget_symbols,
-    inferred_graph,
-    shapes_in_numbers,
-    skeleton_of,
-    type_of,
-)
+from rewriter.graph.types import Dim, TensorType, declared_types, inferred_graph, skeleton_of, type_of
 from rewriter.graph.view import GraphView
 
 TOKENS = 1000003  # a placeholder for a size that is not known: no dimension of a model is a multiple of it
@@ -45,10 +37,14 @@ def shapes_at(
             if not dim.dim_value and name not in symbols:
                 symbols[name] = size_of(value.name, axis, name)
             dim.dim_value = dim.dim_value or symbols[name]
-    forget_symbols(skeleton)  # declared shapes would override those inferred from these sizes
+    del skeleton.graph.value_info[:]  # declared shapes would override those inferred from these sizes
+    for value in skeleton.graph.output:
+        value.type.tensor_type.ClearField("shape")
     shapes = Shapes(view, symbols, read=read, given=given)
-    for tensor, sizes in shapes_in_numbers(inferred_graph(skeleton)).items():
-        shapes.set(tensor, sizes)
+    for tensor, kind in declared_types(inferred_graph(skeleton)).items():
+        sizes = tuple(dim for dim in kind.shape or () if isinstance(dim, int))
+        if kind.shape is not None and len(sizes) == len(kind.shape):
+            shapes.set(tensor, sizes)
     for node in view.nodes:  # where inference stopped
         shapes.note(node)
     return shapes

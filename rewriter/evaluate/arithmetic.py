@@ -147,7 +147,7 @@ class Field:
         real: the type of a number that a definition states and no attribute holds.
         conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
             the field, so that other conditions may give the same result.
-        coins: the fewest signs that were taken at once; None for none.
+        coins: the fewest signs of several numbers that were taken at once; None for none.
     """
 
     reads_masks, reads_values, real = True, False, np.float32
@@ -223,8 +223,9 @@ class Field:
         """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none."""
         distinct = np.unique(a)
         scale = self.reduced(distinct.sum()) if distinct.size > 1 else np.int64(1)
-        if distinct.size:
+        if distinct.size > 1:  # the sign of a single number is the same wherever that is
             self.coins = min(distinct.size, self.coins or distinct.size)
+        if distinct.size:
             scaled = self.mul(distinct, self.inv(np.asarray(scale))) if scale else distinct
             self.conditions.add(int(self.hash64("condition", scaled).sum(dtype=_U64)))
 

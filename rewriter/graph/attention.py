@@ -11,7 +11,7 @@ Heads are read from these definitions, and the float64 reference evaluates them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate, pairwise, zip_longest
@@ -52,15 +52,15 @@ _MISSING_MASK_AXES = {1: (1, 2, 3), 2: (1, 2), 3: (1,)}
 _UNSEEN_POSITION = 2**31  # a position that no query attends to
 
 
-def with_plain(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which operators of the table are expanded where possible."""
+def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -> onnx.ModelProto:
+    """A copy in which operators of the table, except those in `left`, are expanded where possible."""
     model = with_norms_apart(model)
     known = cache(lambda: declared_types(inferred_graph(model)))
     read = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.input}
     read |= {value.name for graph in all_graphs(model.graph) for value in graph.output}
 
     def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        if key_of(node) not in DEFINITIONS:
+        if key_of(node) not in DEFINITIONS or key_of(node) in left:
             return None
         used = onnx.NodeProto.FromString(node.SerializeToString())
         used.output[1:] = [name if name in read else "" for name in node.output[1:]]
