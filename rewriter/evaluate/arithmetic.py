@@ -501,7 +501,7 @@ class Floats:
         return a
 
     def vanishes(self, a: Array) -> Array:
-        return np.asarray(a) == 0
+        return np.asarray(np.equal(a, 0))
 
     def inv(self, a: Array) -> Array:
         return 1.0 / np.asarray(a, np.float64)

@@ -106,11 +106,7 @@ def _product(a: float, b: float, field: Field, *, inverse: bool) -> int:
 
 def constants_of(program: Program) -> dict[str, Array]:
     """The constants of the main graph that are not text, by name."""
-    stated = {
-        node.output[0]: program.constant(node)
-        for node in program.graph.node
-        if constant_of(node) is not None
-    }
+    stated = {node.output[0]: program.constant(node) for node in program.graph.node if constant_of(node) is not None}
     every = {**program.weights(program.graph), **stated}
     return {name: x for name, x in every.items() if x.size and x.dtype.kind not in "OUS"}
 
