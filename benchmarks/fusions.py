@@ -131,10 +131,10 @@ def judged(a: LoadedModel, b: LoadedModel) -> dict[str, Any]:
         found = compare(a, b, names=names, cases=accepted.cases)
     first = found.departure.first if found.departure is not None else None
     return {
-        "same": found.same,
+        "same": found.certified,
         "bits": found.bits,
         "folded": len(found.folded),
-        "reason": one_line(f"{found.reason}: {first}" if first else found.reason, 240),
+        "reason": one_line("; ".join([*(each.text for each in found.refusals), *([first] if first else [])]), 240),
         "seconds": round(found.seconds, 2),
     }
 

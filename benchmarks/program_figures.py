@@ -19,10 +19,9 @@ from passes.forms.local import emit_local, function_of, line_of
 from passes.match.blocks import Block
 from passes.match.identify import Identified, Region
 from passes.programs.activations import ACTIVATIONS, Activation
-from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.exponentials import Line
 from passes.programs.fitted import fitted_programs, lines
-from passes.programs.line import Line
-from passes.programs.program import Program
+from passes.programs.program import ARITHMETIC, Program
 from rewriter.graph.view import all_views
 
 FLOAT, DOUBLE = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
@@ -252,7 +251,7 @@ def run_line(entry: Line, g: Any) -> Any:
     weights = [entry.end, *(weight for _, weight in entry.pairs), *middle]
     inputs = {"query": g, "step": np.float32(-entry.step), "rates": np.asarray(rates, np.float32)}
     inputs["weights"] = np.asarray([entry.step * weight for weight in weights], np.float32)
-    function = function_of(line_of(inputs, len(entry.pairs), middle=bool(entry.middle), double=False), 17)
+    function = function_of(line_of, "NeuronLine", tuple(inputs), 17, pairs=len(entry.pairs), middle=bool(entry.middle))
     return ReferenceEvaluator(function).run(None, inputs, attributes={})[0]
 
 

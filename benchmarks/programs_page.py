@@ -18,9 +18,8 @@ from pathlib import Path
 from benchmarks.floats.report import FLOATS
 from benchmarks.program_figures import FLOAT, example, figure, line_figure, portraits, powers_figure
 from passes.programs.activations import ACTIVATIONS, Activation
-from passes.programs.arithmetic import ARITHMETIC
-from passes.programs.powers import Powers
-from passes.programs.program import Program
+from passes.programs.exponentials import Powers
+from passes.programs.program import ARITHMETIC, Program
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "programs.md"

@@ -14,7 +14,7 @@ import onnx
 
 from passes.forms import FORMS, convert
 from passes.match.blocks import Block, Dataflow
-from passes.options import DEFAULT_MAX_TOKENS
+from passes.options import DEFAULT_MAX_TOKENS, FormOptions
 from passes.plan import Plan, own_attention
 from rewriter.graph.constants import Constants
 from rewriter.graph.elementwise import MICROSOFT
@@ -98,10 +98,9 @@ class Accounting:
         return ", ".join(f"{count} {name}" for name, count in self.remaining.items())
 
 
-def account(plan: Plan, head_dimension: int | None = None, tokens: int = DEFAULT_TOKENS) -> Accounting:
-    """The accounting of a plan; costs are for N = `tokens`, and d_head by default that of the model's own attention."""
-    heads, found = own_attention(plan.views, plan.recognised)
-    d_head = head_dimension or found
+def account(plan: Plan, tokens: int = DEFAULT_TOKENS) -> Accounting:
+    """The accounting of a plan; costs are for N = `tokens`."""
+    heads, d_head = own_attention(plan.views, plan.recognised)
     flows = ((view, Dataflow(view, Constants(view))) for view in plan.views)
     total = sum(_elements(view, op.weight) for view, flow in flows for op in flow.operators.values())
     entries = [(conversion.block, conversion.heads) for conversion in plan.conversions]
@@ -136,7 +135,9 @@ def _costs(
     plan: Plan, block: Block, width: int, tokens: int, d_head: int | None
 ) -> tuple[tuple[FormCost, ...], tuple[tuple[str, str], ...]]:
     taken, refused = list[FormCost](), list[tuple[str, str]]()
-    limits = replace(plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), head_dimension=d_head)
+    limits = replace(
+        plan.options.forms, max_tokens=max(tokens, DEFAULT_MAX_TOKENS), d_head=d_head or FormOptions.d_head
+    )
     for form in FORMS.values():
         found = convert(plan.view_of(block), block, replace(plan.options, form=form.name, forms=limits))
         if isinstance(found, Miss):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 
-from passes.fit.unnamed import domain_of, fitted
+from passes.fit import domain_of, fitted
 from passes.match.blocks import Block
 from passes.match.identify import IDENTICAL
 from passes.match.projections import Projections
 from passes.options import DEFAULT_OPTIONS, LOCAL, FormOptions, Options
-from passes.programs.arithmetic import ARITHMETIC, Arithmetic
 from passes.programs.groups import spread_error
 from passes.programs.head import FACTORED
-from passes.programs.program import Program
+from passes.programs.program import ARITHMETIC, Arithmetic, Program
 from rewriter.graph.types import elem_name
 from rewriter.graph.view import GraphView, LostError
 
@@ -25,9 +23,10 @@ SMALLEST_OPSET = 7  # the first in which Mul and Add broadcast without attribute
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads:
-    """The data from which the heads of one block are emitted; `passes.record.BlockRecord` stores it in the file."""
+class Conversion:
+    """A block and its heads; what is needed to emit them. Rewritten files carry it (`passes.record`)."""
 
+    block: Block
     program: Program
     form: str
     inline: bool = False  # whether the heads are nodes instead of calls of a model-local function
@@ -35,27 +34,13 @@ class Heads:
     options: FormOptions = DEFAULT_OPTIONS
     # the linear operators as plain matrices; None if the form replaces the activation only
     projections: Projections | None = None
-    # bias tokens that the network's residual stream carries for the block, as its last rows; 0: its own
-    carried: int = 0
-    # the network's residual stream, whose further columns the block reads (form `whole`); otherwise empty
-    stream: str = ""
-
-    @property
-    def keywords(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(Heads)}
+    carried: int = 0  # bias tokens that all blocks of the network share (form `whole`); 0: its own
+    by_reference: str = ""  # why a form that replaces blocks keeps W1 and W2
 
     @property
     def longest(self) -> int | None:
         """The longest sequence that the form can process; None for any."""
         return None if self.form in (LOCAL, "compact", "masked") else self.options.positions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversion(Heads):
-    """A block and how it will be converted; `by_reference` is why a form that replaces blocks keeps W1 and W2."""
-
-    block: Block
-    by_reference: str = ""
 
     @property
     def compute_type(self) -> int:
@@ -87,7 +72,6 @@ class Conversion(Heads):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Linear operators included, as in `outputs`."""
         if self.projections is not None:
             return (self.projections.query.data,)
         return tuple(dict.fromkeys(operator.data for operator in self.block.first))
@@ -97,11 +81,6 @@ class Conversion(Heads):
         if self.projections is not None:
             return (self.projections.result,)
         return tuple(operator.output for operator in self.block.second) or (self.block.output,)
-
-    @property
-    def heads_tensor(self) -> str:
-        """The tensor [batch, tokens + bias tokens, neurons] of a replaced whole block's heads; empty otherwise."""
-        return "" if self.projections is None else f"{self.block.name}/heads/z_side_by_side"
 
     @property
     def heads(self) -> int | None:
@@ -127,7 +106,7 @@ def decide(view: GraphView, block: Block, options: Options, *, inline: bool) -> 
         why = f"its element type {elem_name(odd)} is not a floating-point type that heads can be computed in"
     if why:
         raise LostError(why, block.output)
-    program = _program(block, options, quick=factored and options.precision == "model")
+    program = _program(block, options, quick=factored)
     wide = _DOUBLE in types or program.double or not (factored or _narrow_logits(program, block))
     dtype = np.float64 if wide else np.float32
     program = program.rounded(dtype, factored=factored)
@@ -170,18 +149,10 @@ def _fitted(block: Block, options: Options, arithmetic: Arithmetic, *, gated: bo
     if domain is None and block.gate in options.reached:
         domain = domain_of(options.reached[block.gate])
     if domain is None:
-        raise LostError(NEEDS_DOMAIN, block.output, "domain")
-    named, strict = block.identified, options.accuracy is not None
-    program = fitted(
-        named.activation, named.parameters, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick
-    )
+        what = "`rewrite` fits heads to it on the values that the model reaches, or up to --option domain=R"
+        raise LostError(f"the table has no program for it; {what}", block.output, "domain")
+    strict = options.accuracy is not None
+    program = fitted(block.identified, domain, arithmetic, gated=gated, strict=strict, quick=gated and quick)
     if isinstance(program, str):
         raise LostError(program, block.output)
     return program
-
-
-NEEDS_DOMAIN = (
-    "the table has no program for it; `rewrite` fits heads to it on the values that the model reaches, or up to "
-    "--option domain=R"
-)
-"""Why a block with an unnamed activation is left if the model was not run to measure its pre-activations."""

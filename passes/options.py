@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 from rewriter.options import option
 
 DEFAULT_MAX_TOKENS = 512  # positions in the forms with one-hot position columns
-_USUAL_HEAD_DIMENSION = 64  # d_head where the model's own attention is not found
 LOCAL = "local"  # without offsets in exponentials, with the fewest operations
 WHOLE = "whole"  # the network on one stream, which its own heads read too
 FORM_NAMES = (LOCAL, "compact", "masked", "maskless", "staged", WHOLE)  # as in FORMS, which imports this
+ALREADY = "it is attention heads already"  # why blocks of an earlier run are left
 EXPOSED = ("q", "scores", "pattern", "z")  # tensors of a sublayer that can be outputs of the model
 
 
@@ -34,23 +34,12 @@ class FormOptions:
         metavar="NAMES[:GLOB]",
         see="forms.md#tensors-as-outputs",
     )
-    head_dimension: int | None = option(
-        None,
-        "d_head of the linear sublayers of form staged, which split the rank of W1 and W2. Default: that of the "
-        "model's own attention, or 64.",
-        name="head_dim",
-        metavar="N",
-        least=1,
-        rare=True,
-    )
+    # of the linear sublayers of form `staged`, which split the rank of W1 and W2: that of the model's own attention
+    d_head: int = 64
 
     @property
     def positions(self) -> int:
         return self.max_tokens or DEFAULT_MAX_TOKENS
-
-    @property
-    def d_head(self) -> int:
-        return self.head_dimension or _USUAL_HEAD_DIMENSION
 
     def exposed(self, block: str) -> tuple[str, ...]:
         asked = [each.partition(":") for each in self.expose]
@@ -79,13 +68,6 @@ class Options:
         "Gated blocks h(g) u: heads with value u, or heads for h(g) alone, whose product with u stays in the graph.",
         choices=("heads", "product"),
         see="decisions/0009-gates-in-the-models-precision.md",
-    )
-    precision: str = option(
-        "model",
-        "Compute heads in the model's precision, or gates in float64 with fewer keys (as forms other than local do).",
-        choices=("model", "double"),
-        see="decisions/0009-gates-in-the-models-precision.md",
-        rare=True,
     )
     fit: bool = option(True, "Fit heads to activations that the table does not name; false leaves these.", rare=True)
     lower_experts: bool = option(

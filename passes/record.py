@@ -1,83 +1,67 @@
 """The plan that a rewritten model carries: JSON in `ModelProto.metadata_props` under the key `attnonly.plan`.
 
-It is the dataclasses of this file, field by field:
+It is the `Conversion` of every block, field by field:
 
-    {"version": 1, "tool": "0.1.0", "options": {"form": "compact"}, "blocks": [{"name": "model.layers.0.mlp", ...}]}
+    {"version": 2, "options": {"form": "compact"}, "blocks": [{"program": {...}, ...}]}
 
 with the options of the last run that differ from their defaults. Real numbers are hexadecimal floats; fields at their
-defaults are left out. `read_record` checks shape and types but not the truth: a plan is a claim, to be checked against
-the graph (`passes.recognise`) or to be proved.
+defaults are left out. `read_record` checks shape and types but not the truth: a plan is a claim, to be proved or to be
+checked against the graph. A block counts as heads (`recognise`) if its program computes the activation that the plan
+names, and if the file has exactly the nodes and constants that the form emits for it. Otherwise the plan is ignored
+with a note, and its nodes are treated like any others.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
 import onnx
 
-from passes.conversion import Conversion, Heads
-from passes.options import FORM_NAMES, WHOLE, Options
-from rewriter.graph.view import Path, Place
+from passes.conversion import Conversion
+from passes.fit import UNNAMED
+from passes.forms import FORMS
+from passes.match.blocks import Block, Dataflow
+from passes.match.linear import LinearOperator
+from passes.options import WHOLE, Options
+from passes.programs.activations import ACTIVATIONS, LINEAR, Activation
+from passes.programs.program import grid
+from rewriter.graph.constants import UNFIT, Constants, Read
+from rewriter.graph.view import SAME_NUMBERS, GraphView, all_views
 from rewriter.options import values_of
 
 KEY = "attnonly.plan"  # of the metadata entry
-VERSION = 1  # the only one that is read and written
+VERSION = 2  # the only one that is read and written
 MAX_BYTES = 2**24  # of a plan; a block takes about a kilobyte
 _MAX_NAME = 2**14
 _MAX_POSITION_ENTRIES = 2**26  # of a table of positions
+_LARGEST_POINT = 1e3  # at which a program is compared with its activation
+_ROUNDING = 1e-7  # of that comparison in float64, where gates are differences of large terms
 
 
-class UnreadableError(ValueError):
-    """A plan is not as described above."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockRecord(Heads):
-    """The entry of one block in a plan: what its heads compute, and from what they were emitted."""
-
-    name: str
-    path: Path
-    activation: str  # name in the table of activations, or `f` for a function that it does not name
-    parameters: tuple[float, ...]
-    bound: float  # the claimed error over max(1, |f|): program, rounded coefficients, and naming
-    y: str  # the pre-activation; like value and output not a tensor of a file whose block has `projections`
-    output: str
-    types: tuple[int, int, int]  # element types of output, y and value
-    value: str = ""  # the factor of the activation, empty where there is none or its product stayed in the graph
-
-    @property
-    def place(self) -> Place:
-        """The graph and the output, which identify a block."""
-        return self.path, self.output
+class PlanError(ValueError):
+    """A plan is not as described above, or the file contradicts it."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """A plan as a file carries it: the version of the tool, options that differ from their defaults, and blocks."""
+    """A plan as a file carries it: options that differ from their defaults, and blocks."""
 
-    tool: str
     options: Mapping[str, Any]
-    blocks: tuple[BlockRecord, ...]
+    blocks: tuple[Conversion, ...]
 
 
-def with_record(
-    model: onnx.ModelProto, conversions: Iterable[Conversion], options: Options, earlier: Sequence[BlockRecord] = ()
-) -> onnx.ModelProto:
-    """Put the plan into `model`, in place: the blocks of earlier runs, and the ones converted now."""
+def with_record(model: onnx.ModelProto, conversions: Iterable[Conversion], options: Options) -> onnx.ModelProto:
+    """Put the plan into `model`, in place."""
     usual = values_of(Options())
     unusual = {name: value for name, value in values_of(options).items() if value != usual[name]}
-    try:
-        tool = version("attnonly")
-    except PackageNotFoundError:  # it runs without being installed
-        tool = "unknown"
-    record = Record(tool, unusual, (*earlier, *map(_record_of, conversions)))
+    record = Record(unusual, tuple(map(_without_places, conversions)))
     for entry in [entry for entry in model.metadata_props if entry.key == KEY]:
         model.metadata_props.remove(entry)
     text = json.dumps({"version": VERSION} | _as_json(record), separators=(",", ":"), ensure_ascii=False)
@@ -85,130 +69,264 @@ def with_record(
     return model
 
 
-def _record_of(conversion: Conversion) -> BlockRecord:
-    block, named = conversion.block, conversion.block.identified
-    return BlockRecord(
-        name=block.name,
-        path=block.path,
-        activation=named.activation.name,
-        parameters=tuple(map(float, named.parameters)),
-        bound=float(conversion.max_error),
-        y=block.gate,
-        output=block.output,
-        types=(block.elem_type, block.gate_type, block.value_type),
-        value="" if block.value == block.gate else block.value,
-        **conversion.keywords,
-    )
+def _without_places(conversion: Conversion) -> Conversion:
+    """Without the nodes of the original, which the file does not have."""
+    region = replace(conversion.block.region, nodes=())
+    block = replace(conversion.block, where="", region=region, first=(), second=())
+    return replace(conversion, block=block, by_reference="")
 
 
 def _as_json(value: Any) -> Any:
+    if isinstance(value, Activation):
+        return value.name
     if is_dataclass(value):
         given = ((field, getattr(value, field.name)) for field in fields(value))
         return {field.name: _as_json(each) for field, each in given if each != field.default}
     if isinstance(value, tuple):
         return [_as_json(each) for each in value]
-    return value.hex() if isinstance(value, float) else value
+    return float(value).hex() if isinstance(value, float) else value
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def read_record(model: onnx.ModelProto) -> Record | None:
-    """The plan that a model carries; None if it carries none. Raises UnreadableError where it is not as above."""
+    """The plan that a model carries; None if it carries none. Raises PlanError where it is not as above."""
     found = [entry.value for entry in model.metadata_props if entry.key == KEY]
     if not found:
         return None
     if len(found) > 1:
-        raise UnreadableError("there are several")
+        raise PlanError("there are several")
     if len(found[0]) > MAX_BYTES:
-        raise UnreadableError(f"it has {len(found[0]):,} characters, more than {MAX_BYTES:,}")
+        raise PlanError(f"it has {len(found[0]):,} characters, more than {MAX_BYTES:,}")
     try:
         content = json.loads(found[0])
     except (ValueError, RecursionError) as error:
-        raise UnreadableError("it is not JSON") from error
+        raise PlanError("it is not JSON") from error
     if not isinstance(content, dict):
-        raise UnreadableError("the plan is not an object")
+        raise PlanError("the plan is not an object")
     if type(content.get("version")) is not int or content["version"] != VERSION:
-        raise UnreadableError(f"its version is not {VERSION}")
+        raise PlanError(f"its version is not {VERSION}")
     record: Record = _parsed(Record, content, "the plan")
-    for what, keys in (
-        ("name", {each.name for each in record.blocks}),
-        ("output", {each.place for each in record.blocks}),
-    ):
-        if len(keys) < len(record.blocks):
-            raise UnreadableError(f"two blocks have the same {what}")
-    for block in record.blocks:
-        _check(block)
+    if len({each.block.place for each in record.blocks}) < len(record.blocks):
+        raise PlanError("two blocks have the same output")
+    for each in record.blocks:
+        _check(each)
     return record
 
 
-def _check(block: BlockRecord) -> None:
-    names = [block.name, block.y, block.output, *(step for steps in block.path for step in steps)]
-    whole, width = block.projections, 1
-    if whole is not None:
-        if whole.query.data != whole.value.data or (whole.query == whole.value) is bool(block.value):
-            raise UnreadableError("a block has a value and no gate, or a gate and no value")
-        width = max(whole.query.in_features, whole.output.out_features)
-        names += [whole.query.data, whole.result]
-        for each in (whole.query, whole.value, whole.output):
-            names += [each.weight, *(bias.name for bias in each.biases)]
-    if not all(names):
-        raise UnreadableError("a block or a tensor has an empty name")
-    if not 0.0 <= block.bound < math.inf or block.program.domain <= 0.0:
-        raise UnreadableError("a block has a bound below 0 or an empty domain")
-    rows = (
-        block.carried
-        + block.options.positions
-        + max((len(head.bias_tokens) for head in block.program.heads), default=0)
-    )
+def _check(conversion: Conversion) -> None:
+    block, whole = conversion.block, conversion.projections
+    width = 1 if whole is None else max(whole.query.in_features, whole.output.out_features)
+    if whole is not None and (whole.query.data != whole.value.data or whole.gated is (block.value == block.gate)):
+        raise PlanError("a block has a value and no gate, or a gate and no value")
+    if not 0.0 <= conversion.max_error < math.inf or conversion.program.domain <= 0.0:
+        raise PlanError("a block has a bound below 0 or an empty domain")
+    rows = conversion.carried + conversion.options.positions
+    rows += max((len(head.bias_tokens) for head in conversion.program.heads), default=0)
     if rows * max(rows, width) > _MAX_POSITION_ENTRIES:
-        raise UnreadableError("a block has too many positions or bias tokens")
-    if block.form not in FORM_NAMES:
-        raise UnreadableError(f"the form of a block is not one of {', '.join(FORM_NAMES)}")
-    if block.stream and block.form != WHOLE:
-        raise UnreadableError("a block of another form than whole reads a stream")
+        raise PlanError("a block has too many positions or bias tokens")
+    if conversion.form not in FORMS:
+        raise PlanError(f"the form of a block is not one of {', '.join(FORMS)}")
+    if conversion.carried and conversion.form != WHOLE:
+        raise PlanError("a block of another form than whole shares bias tokens")
+
+
+_SCALARS: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
+    str: (lambda each: isinstance(each, str) and len(each) <= _MAX_NAME, f"a text of at most {_MAX_NAME:,} characters"),
+    bool: (lambda each: isinstance(each, bool), "true or false"),
+    int: (lambda each: type(each) is int and 0 <= each < 2**40, "a size"),
+    float: (lambda each: not math.isnan(float.fromhex(each)), "a hexadecimal number"),
+    tuple: (lambda each: isinstance(each, list), "a list"),
+    dict: (lambda each: isinstance(each, dict), "an object"),
+}
+"""What JSON must be for a type, and that in words."""
 
 
 @cache
-def _fields(kind: type) -> Mapping[str, tuple[Any, bool]]:
-    hints = get_type_hints(kind)
-    return {field.name: (hints[field.name], field.default is not MISSING) for field in fields(kind)}
+def _hints_of(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _parsed(kind: Any, value: Any, where: str) -> Any:
-    if isinstance(kind, type) and is_dataclass(kind):
-        if not isinstance(value, dict):
-            raise UnreadableError(f"{where} is not an object")
-        known = _fields(kind)
-        missing = next((name for name, (_, default) in known.items() if not default and name not in value), None)
-        if missing is not None:
-            raise UnreadableError(f"{where} has no '{missing}'")
-        return kind(
-            **{name: _parsed(known[name][0], each, f"{where}.{name}") for name, each in value.items() if name in known}
-        )
-    arguments = get_args(kind)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise UnreadableError(f"{where} is not a list")
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # X | None
+        return None if value is None else _parsed(arguments[0], value, where)
+    if kind is Activation:
+        known = {each.name: each for each in (*ACTIVATIONS, LINEAR, UNNAMED)}
+        if value not in known:
+            raise PlanError(f"the table has no activation '{value}'")
+        return known[value]
+    fits, what = _SCALARS[kind if kind in _SCALARS else tuple if origin is tuple else dict]
+    try:
+        right = fits(value)
+    except (TypeError, ValueError, OverflowError):
+        right = False
+    if not right:
+        raise PlanError(f"{where} is not {what}")
+    if origin is tuple:
         kinds = arguments[:1] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(kinds) != len(value):
-            raise UnreadableError(f"{where} has {len(value)} entries, not {len(kinds)}")
-        return tuple(
-            _parsed(each, item, f"{where}[{number}]")
-            for number, (each, item) in enumerate(zip(kinds, value, strict=True))
-        )
-    if get_origin(kind) is UnionType:  # X | None
-        return None if value is None else _parsed(arguments[0], value, where)
-    if kind is float:
+            raise PlanError(f"{where} has {len(value)} entries, not {len(kinds)}")
+        pairs = enumerate(zip(kinds, value, strict=True))
+        return tuple(_parsed(each, item, f"{where}[{number}]") for number, (each, item) in pairs)
+    if isinstance(kind, type) and is_dataclass(kind):
+        missing = [each.name for each in fields(kind) if each.default is MISSING and each.name not in value]
+        if missing:
+            raise PlanError(f"{where} has no '{missing[0]}'")
+        hints = _hints_of(kind)
+        given = {name: _parsed(hints[name], each, f"{where}.{name}") for name, each in value.items() if name in hints}
+        return kind(**given)
+    return float.fromhex(value) if kind is float else value
+
+
+# -- the heads of earlier runs -------------------------------------------------------------------------------------
+
+
+def inline_values(tensor: onnx.TensorProto) -> np.ndarray:
+    """The values of a tensor in the model itself. Raises ValueError if they are elsewhere."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise ValueError("its values are in another file")
+    return onnx.numpy_helper.to_array(tensor)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A block that was converted earlier; its heads call `functions`, (domain, name)."""
+
+    conversion: Conversion
+    nodes: frozenset[str]
+    functions: frozenset[tuple[str, str]]
+
+    @property
+    def block(self) -> Block:
+        return self.conversion.block
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """The heads of earlier runs in a model; the notes say what was ignored, and why."""
+
+    blocks: tuple[Made, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def functions(self) -> frozenset[tuple[str, str]]:
+        return frozenset[tuple[str, str]]().union(*(each.functions for each in self.blocks))
+
+    @property
+    def positions(self) -> int:
+        """Columns of positions that the queries of the network's own heads have in form `whole`; otherwise 0."""
+        shared = (each.conversion for each in self.blocks if each.conversion.carried)
+        return next((each.carried + each.options.positions for each in shared), 0)
+
+    def nodes(self, view: GraphView) -> frozenset[int]:
+        names = (name for each in self.blocks if each.block.path == view.path for name in each.nodes)
+        return frozenset(view.producer[name] for name in names if name in view.producer)
+
+
+def recognise(model: onnx.ModelProto, read: Read) -> Recognised:
+    """The blocks of a model that are heads, by its plan and its nodes; `read` gives the values of a tensor."""
+    try:
+        record = read_record(model)
+    except PlanError as error:
+        return Recognised(notes=(f"the plan in the file's metadata is ignored: {error}",))
+    if record is None:
+        return Recognised()
+    views = {view.path: view for view in all_views(model)}
+    flow_of = cache(lambda path: Dataflow(views[path], Constants(views[path])))
+    made: list[Made] = []
+    notes: list[str] = []
+    for each in record.blocks:
         try:
-            number = float.fromhex(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UnreadableError(f"{where} is not a hexadecimal number") from error
-        if math.isnan(number):
-            raise UnreadableError(f"{where} is not a number")
-        return number
-    fits, what = {
-        str: (isinstance(value, str) and len(value) <= _MAX_NAME, f"not a text of at most {_MAX_NAME:,} characters"),
-        bool: (isinstance(value, bool), "neither true nor false"),
-        int: (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40, "not a size"),
-    }.get(kind, (isinstance(value, dict), "not an object"))  # the options
-    if not fits:
-        raise UnreadableError(f"{where} is {what}")
-    return value
+            view, flow = views[each.block.path], flow_of(each.block.path)
+            made.append(_made(model, view, replace(each, block=with_operators(view, flow, each)), read))
+        except (KeyError, PlanError) as error:
+            reason = "the graph that should contain it does not exist" if isinstance(error, KeyError) else error
+            notes.append(f"the plan in the file's metadata is ignored for block {each.block.name}: {reason}")
+    return Recognised(tuple(made), tuple(notes))
+
+
+def _made(model: onnx.ModelProto, view: GraphView, conversion: Conversion, read: Read) -> Made:
+    """The block, if the graph has the nodes, constants and functions of its heads. Raises PlanError."""
+    _check_activation(conversion)
+    _check_weights(view, conversion)
+    try:
+        with np.errstate(all="ignore"):
+            written = FORMS[conversion.form].emit(view, conversion)
+    except (ArithmeticError, *UNFIT) as error:
+        raise PlanError(f"no heads can be written for {conversion.program.name}") from error
+    values, outputs = Constants(view, read, lambda _: None), set[str]()
+    for part in (written, *written.further):
+        for node in part.nodes:
+            there = view.made_by(node.output[0])
+            if there is None or _described(there) != _described(node):
+                raise PlanError(f"'{node.output[0]}' is not what the heads of the plan would be")
+            outputs.update(node.output)
+        for tensor in part.initializers:
+            wanted = onnx.numpy_helper.to_array(tensor)
+            try:
+                found = values.of(tensor.name)
+            except Exception as error:  # without the values the plan cannot be checked
+                raise PlanError(f"'{tensor.name}' cannot be read") from error
+            if found.dtype != wanted.dtype or not np.array_equal(found, wanted):
+                raise PlanError(f"'{tensor.name}' has other values than the heads of the plan")
+            outputs.add(tensor.name)  # of a Constant node in old models
+    for function in written.functions:
+        if function not in model.functions:
+            raise PlanError(f"its function '{function.name}' is another one")
+    return Made(conversion, frozenset(outputs), frozenset((each.domain, each.name) for each in written.functions))
+
+
+def _check_weights(view: GraphView, conversion: Conversion) -> None:
+    whole, constants = conversion.projections, Constants(view)
+    for each in () if whole is None else (whole.query, whole.value, whole.output):
+        shape = constants.shape(each.weight) if each.weight in constants else None
+        rows, columns = (shape[::-1] if each.transposed else shape) if shape and len(shape) == 2 else (0, 0)
+        stop = columns if each.stop is None else each.stop
+        if not rows or (rows, stop - each.start) != (each.in_features, each.out_features) or stop > columns:
+            raise PlanError(f"'{each.weight}' has another shape than in the plan, or is not constant")
+        if any(bias.name not in constants for bias in each.biases):
+            raise PlanError(f"a bias beside '{each.weight}' is not constant")
+
+
+def _described(node: onnx.NodeProto) -> tuple[object, ...]:
+    return node.op_type, node.domain, list(node.input), list(node.output), list(node.attribute)
+
+
+def _check_activation(conversion: Conversion) -> None:
+    named, program, block = conversion.block.identified, conversion.program, conversion.block
+    if named.activation is UNNAMED:
+        return
+    if len(named.activation.parameters) != len(named.parameters):
+        raise PlanError(f"the table has no activation '{named.activation.name}' with so many parameters")
+    with np.errstate(all="ignore"):
+        try:
+            y = grid(min(program.domain, _LARGEST_POINT), program)
+            f = named.activation.function(y, named.parameters)
+            made = program.evaluate(y, y if block.value == block.gate else np.ones_like(y))
+            error = float(np.max(np.abs(made - f) / np.maximum(1.0, np.abs(f))))
+        except (ArithmeticError, *UNFIT) as reason:
+            raise PlanError(f"{program.name} cannot be evaluated") from reason
+    if not error <= conversion.max_error + _ROUNDING:
+        raise PlanError(f"{program.name} is off by {error:.2g} from {named.activation.name}, more than the plan says")
+
+
+def with_operators(view: GraphView, flow: Dataflow, conversion: Conversion) -> Block:
+    """The block of a recorded conversion with its linear operators, where these were not replaced too."""
+    block = replace(conversion.block, where=view.where)
+    if conversion.projections is not None:
+        return block
+    leaves = dict.fromkeys((block.gate, block.value))
+    first = tuple(operator for leaf in leaves for operator in flow.leaf(leaf).operators)
+    return replace(block, first=first, second=tuple(_readers(view, flow, block.output)))
+
+
+def _readers(view: GraphView, flow: Dataflow, tensor: str) -> Iterator[LinearOperator]:
+    for index in view.consumers.get(tensor, ()):
+        operator = flow.operators.get(index)
+        node = view.nodes[index]
+        if operator is not None:
+            yield operator
+        elif node.op_type in SAME_NUMBERS and node.input[0] == tensor:
+            yield from _readers(view, flow, node.output[0])

@@ -1,4 +1,4 @@
-"""Fit the line g as attention (`passes.programs.line`): symmetric nodes that minimise the largest relative error.
+"""Fit the line g as attention: symmetric nodes that minimise the largest relative error.
 
 With h = x / 2 and s = 1 - 2 r, S(x) x / (1 - e^-x) is an even function of h:
 

@@ -38,7 +38,6 @@ class Form:
     # completes a conversion during planning; raises LostError where the form cannot take the block
     prepare: Callable[[GraphView, Conversion], Conversion]
     emit: Callable[[GraphView, Conversion], Replacement]
-    options: tuple[str, ...] = ()  # names of options that only some forms have
 
 
 def _local(conversion: Conversion, _: int, tokens: int) -> Counts:
@@ -72,14 +71,7 @@ FORMS: dict[str, Form] = {
         Form("compact", "the pattern over {self, bias tokens}", _compact, prepare_compact, emit_compact),
         Form("masked", "one attention sublayer under a mask", _square, prepare_masked, emit_masked),
         Form("maskless", "positions and -omega in W_QK, no mask", _square, prepare_maskless, emit_maskless),
-        Form(
-            "staged",
-            "three sublayers: linear, activation, linear",
-            _staged,
-            prepare_maskless,
-            emit_staged,
-            ("head_dim",),
-        ),
+        Form("staged", "three sublayers: linear, activation, linear", _staged, prepare_maskless, emit_staged),
         Form(WHOLE, "one stream for the network, all masks in W_QK", _square, prepare_maskless, emit_whole),
     )
 }

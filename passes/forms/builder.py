@@ -48,13 +48,11 @@ class Builder(Fragment):
         return cls(f"{name}/heads", opset=opset, compute_type=conversion.compute_type, wanted=wanted)
 
     def typed(self, compute_type: int) -> Builder:
-        """The same builder and fragment, with numbers of another type."""
         other = copy(self)
         other.compute_type = compute_type
         return other
 
     def within(self, name: str) -> Builder:
-        """A builder of nodes `<name>/...` in the same fragment."""
         inner = copy(self)
         inner.prefix = self.qualified(name) if name else self.prefix
         return inner
@@ -81,7 +79,6 @@ class Builder(Fragment):
         return self._numbers[key]
 
     def integers(self, *values: int) -> Constant:
-        """A 1-D constant of integers; equal values share one tensor."""
         name = "integers_" + "_".join(str(value).replace("-", "minus") for value in values)
         if self.qualified(name) not in self._integers:
             self._integers[self.qualified(name)] = self.constant(name, np.asarray(values, dtype=np.int64))
@@ -92,17 +89,14 @@ class Builder(Fragment):
         return tensor
 
     def read(self, tensor: str, elem_type: int, name: str) -> Tensor:
-        """An existing tensor, cast to the arithmetic's type."""
         return self.cast(self.tensor(tensor), elem_type, name)
 
     def cast(self, tensor: Tensor, elem_type: int, name: str) -> Tensor:
-        """A tensor of the type `elem_type`, cast to the arithmetic's type."""
         return (
             tensor if elem_type == self.compute_type else self.node("Cast", [tensor], name, to=int(self.compute_type))
         )
 
     def write(self, tensor: Tensor, output: str, elem_type: int) -> None:
-        """Write `tensor` to an existing name of the type `elem_type`."""
         if elem_type == self.compute_type:
             self.node("Identity", [tensor], "result", output=output)
         else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnx
@@ -26,8 +27,8 @@ from passes.forms.sublayer import (
     write_output,
 )
 from passes.match.projections import projections_of
-from passes.programs.groups import as_written, groups_of
-from passes.programs.head import BiasToken, Head
+from passes.programs.groups import groups_of, spread_error
+from passes.programs.head import Head, narrowed
 from passes.programs.program import Program, largest_change
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Tensor, Variable
@@ -49,31 +50,12 @@ def _as_written(prepared: Conversion) -> Conversion:
     """The program in float32 where float64 is not needed."""
     if not prepared.widened or prepared.program.double or _beyond_float32(prepared.program):
         return prepared
-    program = _narrowed(prepared.program)
-    before, after = (as_written(each, np.float64) for each in (prepared.program, program))
-    change = largest_change(before, after) if after != before else 0.0
+    program, single = prepared.program, partial(narrowed, dtype=np.float32)
+    heads = tuple(head.rounded(np.float32, factored=False, conditioned=True) for head in program.heads)
+    program = replace(program, heads=heads, linear=single(program.linear), constant=single(program.constant))
+    change = largest_change(prepared.program, program) + spread_error(program, np.float32)
     program = replace(program, coefficient_error=program.coefficient_error + change)
     return replace(prepared, program=program, double=False)
-
-
-def _narrowed(program: Program) -> Program:
-    """The program in float32 numbers, logits less what softmax cancels, values as multiples of a head's factor."""
-
-    def narrow(number: float) -> float:
-        return float(np.float32(number))
-
-    heads = []
-    for head in program.heads:
-        factor = narrow(head.c) if head.c != 0.0 else 1.0
-        inner = (head if head.c == 0.0 else head.unscaled()).conditioned()
-        tokens = tuple(
-            BiasToken(narrow(token.slope), narrow(token.offset), narrow(token.value) * factor)
-            for token in inner.bias_tokens
-        )
-        own, c = (narrow(inner.beta), tokens, narrow(inner.gamma)), factor if head.c else 0.0
-        heads.append(Head(*own, c=c, d=narrow(inner.d) * factor))
-    constants = narrow(program.linear), narrow(program.constant)
-    return replace(program, heads=tuple(heads), linear=constants[0], constant=constants[1])
 
 
 def _beyond_float32(program: Program) -> bool:
@@ -119,7 +101,6 @@ def _attend(b: Builder, conversion: Conversion, y: Tensor, z: Tensor, each: Tens
 
 
 def _weighed(b: Builder, head: Head, pattern: Tensor, z: Tensor, suffix: str) -> Tensor:
-    """The pattern times the values."""
     constants = [head.d, *(token.value for token in head.bias_tokens)]
     if not any(constants) and head.c:
         parts = (1, len(head.bias_tokens)), (f"self_weight{suffix}", f"bias_weight{suffix}")

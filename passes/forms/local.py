@@ -14,9 +14,9 @@ Operators are those of opset 7 (Mul, Add, Sub, Exp, Neg, Div, Reciprocal, Max, C
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,10 +24,9 @@ from numpy.typing import ArrayLike
 
 from passes.conversion import Conversion
 from passes.forms.builder import DOMAIN, LARGEST_FLOAT32_QUERY, Builder, replacement
+from passes.programs.exponentials import HIGHEST, LOWEST, REACH, Line, Powers
 from passes.programs.groups import SharedKey, by_keys, progression_of
 from passes.programs.head import FACTORED, Head
-from passes.programs.line import HIGHEST, LOWEST, Line
-from passes.programs.powers import REACH, Powers
 from passes.programs.program import Program
 from rewriter.graph.edit import Replacement
 from rewriter.graph.surgeon import Constant, Tensor, Variable
@@ -41,223 +40,172 @@ BIAS_ARRAYS = ("bias_key", "bias_weight", "bias_part", "bias_offset")  # slopes,
 Inputs = Mapping[str, Tensor]  # operands by the names of formal inputs, in order
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """A function as its nodes; its name determines them.
-
-    `emit` adds them and names the last `output`; its docstring becomes that of the model-local function.
-    """
-
-    name: str
-    inputs: tuple[str, ...]
-    double: bool
-    emit: Callable[[Builder, Inputs], Variable] = field(compare=False)
+Spelling = Callable[..., Variable]
+"""Adds the nodes of a function and names the last `output`, of a builder, `Inputs` and the numbers that the name of the
+function states; its docstring becomes that of the model-local function."""
 
 
 @cache
-def function_of(spelling: Spelling, opset: int) -> onnx.FunctionProto:
+def function_of(
+    spelling: Spelling, name: str, inputs: tuple[str, ...], opset: int, *, double: bool = False, **given: Any
+) -> onnx.FunctionProto:
     """The spelling as a model-local function of domain `attnonly`; cached, so callers must not change it."""
-    kind = onnx.TensorProto.DOUBLE if spelling.double else onnx.TensorProto.FLOAT
-    body = Builder("", opset=opset, compute_type=kind)
-    spelling.emit(body, {name: body.tensor(name) for name in spelling.inputs})
-    doc = " ".join((spelling.emit.__doc__ or "").split())
-    return body.function(DOMAIN, spelling.name, spelling.inputs, "output", opset=opset, doc=doc)
+    body = Builder("", opset=opset, compute_type=onnx.TensorProto.DOUBLE if double else onnx.TensorProto.FLOAT)
+    spelling(body, {each: body.tensor(each) for each in inputs}, **given)
+    doc = " ".join((spelling.__doc__ or "").split())
+    return body.function(DOMAIN, name, inputs, "output", opset=opset, doc=doc)
 
 
 def _named(name: str, **given: bool) -> str:
     return name + "".join(f"_{each}" for each, is_given in given.items() if is_given)
 
 
-def zero_bias(inputs: Collection[str], *, steep: bool, double: bool) -> Spelling:
-    """A head with one bias token of key and value zero: the short spelling of Theorem 3."""
+def zero_bias(b: Builder, inputs: Inputs, *, steep: bool) -> Variable:
+    """Softmax attention of each neuron's head over {self, bias token}, fused with what follows.
 
-    def emit(b: Builder, inputs: Inputs) -> Variable:
-        """Softmax attention of each neuron's head over {self, bias token}, fused with what follows.
-
-        Self has the logit query * key and the value `value`; key and value of the bias token are zero: Theorem 3 of
-        Huben and Morris 2023, arXiv 2309.08593. W1 and W2 are the stacked projections, the mask is structural, and as
-        in FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
-        """
-        # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
-        logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
-        logit = b.node("Neg", [logit], "bias_logit")
-        if steep:
-            logit = _normal(b, logit, "bias")
-        bias_weight = b.node("Exp", [logit], "bias_weight")
-        total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
-        return b.node("Div", [inputs["value"], total], "output")
-
-    return Spelling(_named("NeuronAttention", steep=steep, double=double), tuple(inputs), double, emit)
+    Self has the logit query * key and the value `value`; key and value of the bias token are zero: Theorem 3 of Huben
+    and Morris 2023, arXiv 2309.08593. W1 and W2 are the stacked projections, the mask is structural, and as in
+    FlashAttention the pattern is never stored. query, value: [..., heads]; key: a scalar.
+    """
+    # No maximum is subtracted: where exp(-logit) overflows, the quotient is 0, as it should be.
+    logit: Tensor = b.node("Mul", [inputs["query"], inputs["key"]], "logit")
+    logit = b.node("Neg", [logit], "bias_logit")
+    if steep:
+        logit = _normal(b, logit, "bias")
+    bias_weight = b.node("Exp", [logit], "bias_weight")
+    total = b.node("Add", [b.numbers("self_weight", 1.0), bias_weight], "total_weight")
+    return b.node("Div", [inputs["value"], total], "output")
 
 
-def own_keys(inputs: Collection[str], bias_tokens: int, silent: tuple[int, ...], *, double: bool) -> Spelling:
-    """A head with other bias tokens, of which the `silent`, the first or the last, have value 0.
+def own_keys(b: Builder, inputs: Inputs, *, bias_tokens: int, silent: tuple[int, ...]) -> Variable:
+    """Softmax attention of each neuron's head over its own key and m constant bias tokens.
 
-    Without an operand `key` the self logit is 0, and bias tokens never compete with each other (`centred`).
+    Self has the logit query * key (0 without `key`) and the value `value`. Bias token j has the logit query *
+    bias_key[j] + log(bias_weight[j]), plus bias_offset[j] if there are any, and the value bias_part[j] /
+    bias_weight[j]; that of a silent one is 0. query, value: [..., heads]; key: a scalar; all others: [m].
     """
     centred, steep = "key" not in inputs, "bias_offset" in inputs
     names = [f"bias_{j}" for j in range(bias_tokens)]
-
-    def emit(b: Builder, inputs: Inputs) -> Variable:
-        """Softmax attention of each neuron's head over its own key and m constant bias tokens.
-
-        Self has the logit query * key (0 without `key`) and the value `value`. Bias token j has the logit query *
-        bias_key[j] + log(bias_weight[j]), plus bias_offset[j] if there are any, and the value bias_part[j] /
-        bias_weight[j]; that of a silent one is 0. query, value: [..., heads]; key: a scalar; all others: [m].
-        """
-        shares: list[Tensor] = []
-        weights: list[Tensor] = [b.numbers("self_share", 1.0)] if centred else []
-        parts: list[Tensor] = [inputs["value"]] if centred else []
-        if centred:
-            # Infinite logits are clipped: unlike their differences, they are numbers.
-            for j, name in enumerate(names):
-                logit = _logit(b, inputs, BIAS_ARRAYS, inputs["query"], j, name)
-                near = b.clipped(logit, (_lowest(b), _HIGHEST_LOGIT), f"{name}_clipped")
-                shares.append(b.node("Exp", [near], f"{name}_share"))
-        else:
-            query = b.bounded(inputs["query"], "finite_query")
-            logits = [b.node("Mul", [query, inputs["key"]], "self_logit")]
-            logits += [_logit(b, inputs, BIAS_ARRAYS, query, j, name) for j, name in enumerate(names)]
-            # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
-            ends = logits if steep or bias_tokens == 1 else [logits[0], logits[1], logits[-1]]
-            own, *shares = _shares(b, logits, ends, ["self", *names], steep=steep)
-            weights, parts = [own], [b.node("Mul", [own, inputs["value"]], "self_part")]
-        for j, (name, share) in enumerate(zip(names, shares, strict=True)):
-            weights.append(b.node("Mul", [share, b.entry(inputs, "bias_weight", j)], f"{name}_weight"))
-            if j not in silent:
-                parts.append(b.node("Mul", [share, b.entry(inputs, "bias_part", j)], f"{name}_part"))
-        total = b.total(weights, "total_weight")
-        return b.node("Div", [b.total(parts, "weighted_sum"), total], "output")
-
-    quiet = {"_".join(["silent", *map(str, silent)]): bool(silent)}
-    kind = {"steep": steep and not centred, "centred": centred, **quiet, "double": double}
-    return Spelling(_named(f"NeuronAttention_{bias_tokens}", **kind), tuple(inputs), double, emit)
-
-
-def shared_keys(inputs: Collection[str], keys: int, heads: int, *, double: bool) -> Spelling:
-    """Heads over the same keys, those of the heads first; with `offsets` logits have these."""
-    steep = "offsets" in inputs
-    names = [f"key_{j}" for j in range(keys)]
-
-    def emit(b: Builder, inputs: Inputs) -> Variable:
-        """Softmax attention of n heads of each neuron over the same k keys.
-
-        Logits are query * keys[j] + log(weights[j]), plus offsets[j] if there are any. Key j is head j's own for j < n,
-        with the value parts[j] / weights[j] * value, and a bias token's of value 0 otherwise; the sum of the heads is
-        value times the mean of these multiples. query, value: [..., heads]; all others: [k].
-        """
+    shares: list[Tensor] = []
+    weights: list[Tensor] = [b.numbers("self_share", 1.0)] if centred else []
+    parts: list[Tensor] = [inputs["value"]] if centred else []
+    if centred:
+        # Infinite logits are clipped: unlike their differences, they are numbers.
+        for j, name in enumerate(names):
+            logit = _logit(b, inputs, BIAS_ARRAYS, inputs["query"], j, name)
+            near = b.clipped(logit, (_lowest(b), _HIGHEST_LOGIT), f"{name}_clipped")
+            shares.append(b.node("Exp", [near], f"{name}_share"))
+    else:
         query = b.bounded(inputs["query"], "finite_query")
-        logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
-        shares = _shares(b, logits, logits, names, steep=False)
-        weights: list[Tensor] = []
-        parts: list[Tensor] = []
-        for j, (name, share) in enumerate(zip(names, shares, strict=True)):
-            weights.append(b.node("Mul", [share, b.entry(inputs, "weights", j)], f"{name}_weight"))
-            if j < heads:
-                parts.append(b.node("Mul", [share, b.entry(inputs, "parts", j)], f"{name}_part"))
-        total = b.total(weights, "total_weight")
-        mean = b.node("Div", [b.total(parts, "weighted_sum"), total], "mean")
-        return b.node("Mul", [inputs["value"], mean], "output")
-
-    name = _named(f"NeuronHeads_{heads}_{keys}", steep=steep, double=double)
-    return Spelling(name, tuple(inputs), double, emit)
+        logits = [b.node("Mul", [query, inputs["key"]], "self_logit")]
+        logits += [_logit(b, inputs, BIAS_ARRAYS, query, j, name) for j, name in enumerate(names)]
+        # Without offsets the largest logit is that of the smallest key, the largest key, or self. Keys are sorted.
+        ends = logits if steep or bias_tokens == 1 else [logits[0], logits[1], logits[-1]]
+        own, *shares = _shares(b, logits, ends, ["self", *names], steep=steep)
+        weights, parts = [own], [b.node("Mul", [own, inputs["value"]], "self_part")]
+    for j, (name, share) in enumerate(zip(names, shares, strict=True)):
+        weights.append(b.node("Mul", [share, b.entry(inputs, "bias_weight", j)], f"{name}_weight"))
+        if j not in silent:
+            parts.append(b.node("Mul", [share, b.entry(inputs, "bias_part", j)], f"{name}_part"))
+    total = b.total(weights, "total_weight")
+    return b.node("Div", [b.total(parts, "weighted_sum"), total], "output")
 
 
-def line_of(inputs: Collection[str], pairs: int, *, middle: bool, double: bool) -> Spelling:
-    """The line g as attention (`passes.programs.line`): mirrored pairs of nodes, and perhaps a node 1/2."""
+def shared_keys(b: Builder, inputs: Inputs, *, keys: int, heads: int) -> Variable:
+    """Softmax attention of n heads of each neuron over the same k keys.
 
-    def emit(b: Builder, inputs: Inputs) -> Variable:
-        """The line g = query as softmax attention.
-
-        With x = -step * query, the shares are e^(-r x) times the weights, for r = 0, r = 1 and r = rates[1] ..., each
-        with its mirror image 1 - r (none for 1/2). The keys r = 0 and r = 1 have opposite values, the others are bias
-        tokens of value 0. query: [..., heads]; step: a scalar; rates, weights: of the mirrored pairs, that of 0 and 1
-        first.
-        """
-        one = b.numbers("self_share", 1.0)
-        score = b.node("Mul", [inputs["query"], inputs["step"]], "score")
-        logit = b.clipped(score, (-HIGHEST, -LOWEST), "logit")
-        last = b.node("Exp", [logit], "last_share")
-        both = b.node("Add", [last, one], "ends_share")
-        total = b.node("Mul", [both, b.entry(inputs, "weights", 0)], "ends_weight")
-        for j in range(1, pairs + middle + 1):
-            near = b.node("Exp", [b.node("Mul", [logit, b.entry(inputs, "rates", j)], f"logit_{j}")], f"share_{j}")
-            if j <= pairs:
-                mirrored = b.node("Div", [last, near], f"mirrored_share_{j}")
-                near = b.node("Add", [near, mirrored], f"shares_{j}")
-            weight = b.node("Mul", [near, b.entry(inputs, "weights", j)], f"weight_{j}")
-            total = b.node("Add", [total, weight], f"total_{j}")
-        return b.node("Div", [b.node("Sub", [one, last], "values"), total], "output")
-
-    nodes = 2 * pairs + 2 + middle
-    return Spelling(_named(f"NeuronLine_{nodes}", double=double), tuple(inputs), double, emit)
+    Logits are query * keys[j] + log(weights[j]), plus offsets[j] if there are any. Key j is head j's own for j < n,
+    with the value parts[j] / weights[j] * value, and a bias token's of value 0 otherwise; the sum of the heads is value
+    times the mean of these multiples. query, value: [..., heads]; all others: [k].
+    """
+    names = [f"key_{j}" for j in range(keys)]
+    query = b.bounded(inputs["query"], "finite_query")
+    logits = [_logit(b, inputs, SHARED_ARRAYS, query, j, name) for j, name in enumerate(names)]
+    shares = _shares(b, logits, logits, names, steep=False)
+    weights: list[Tensor] = []
+    parts: list[Tensor] = []
+    for j, (name, share) in enumerate(zip(names, shares, strict=True)):
+        weights.append(b.node("Mul", [share, b.entry(inputs, "weights", j)], f"{name}_weight"))
+        if j < heads:
+            parts.append(b.node("Mul", [share, b.entry(inputs, "parts", j)], f"{name}_part"))
+    total = b.total(weights, "total_weight")
+    mean = b.node("Div", [b.total(parts, "weighted_sum"), total], "mean")
+    return b.node("Mul", [inputs["value"], mean], "output")
 
 
-def powers_of(inputs: Collection[str], singles: int, pairs: int, *, double: bool) -> Spelling:
-    """Heads with equally spaced keys (`passes.programs.powers`); without operands, step is 1 and base 0."""
-    stepped, based = "step" in inputs, "base" in inputs
+def line_of(b: Builder, inputs: Inputs, *, pairs: int, middle: bool) -> Variable:
+    """The line g = query as softmax attention.
 
-    def emit(b: Builder, inputs: Inputs) -> Variable:
-        """Softmax attention of each neuron's heads over the same 2 m + 3 keys.
-
-        Logits are j * step * query + log(w_j), so that the shares are powers of one exponential r. With z = r + 1/r and
-        h = base + parts[j] / (z + shifts[j]) + ..., the weight of value is r + h and the total weight r + 1/r + 2 h. In
-        the pairs, which come last, shifts[j] has parts[j + 1] / (z + shifts[j + 1]) beside it. step is 1 and base 0
-        unless given. query, value: [..., heads]; parts, shifts: [m]; step, base: scalars.
-        """
-        # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
-        share = b.node("Exp", [b.clipped(_stepped(b, inputs), (-np.inf, REACH), "logit")], "share")
-        inverse = b.node("Reciprocal", [share], "inverse_share")
-        z = b.node("Add", [share, inverse], "z")
-
-        def fraction(j: int, above: Tensor) -> Variable:
-            return b.node("Div", [b.entry(inputs, "parts", j), above], f"fraction_{j}")
-
-        def level(j: int) -> Variable:
-            return b.node("Add", [z, b.entry(inputs, "shifts", j)], f"level_{j}")
-
-        terms: list[Tensor] = [inputs["base"]] if based else []
-        terms += [fraction(j, level(j)) for j in range(singles)]
-        for j in range(singles, singles + 2 * pairs, 2):
-            terms.append(fraction(j, b.node("Add", [level(j), fraction(j + 1, level(j + 1))], f"pair_{j}")))
-        shared = terms[0]
-        for j, term in enumerate(terms[1:], start=1):
-            shared = b.node("Add", [shared, term], f"shared_weight_{j}")
-        own, other = (
-            b.node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
-        )
-        mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
-        return b.node("Mul", [inputs["value"], mean], "output")
-
-    paired = f"_{pairs}" if pairs else ""
-    name = _named(f"NeuronPowers_{2 * singles + 4 * pairs + 3}{paired}", step=stepped, base=based, double=double)
-    return Spelling(name, tuple(inputs), double, emit)
+    With x = -step * query, the shares are e^(-r x) times the weights, for r = 0, r = 1 and r = rates[1] ..., each with
+    its mirror image 1 - r (none for 1/2). The keys r = 0 and r = 1 have opposite values, the others are bias tokens of
+    value 0. query: [..., heads]; step: a scalar; rates, weights: of the mirrored pairs, that of 0 and 1 first.
+    """
+    one = b.numbers("self_share", 1.0)
+    score = b.node("Mul", [inputs["query"], inputs["step"]], "score")
+    logit = b.clipped(score, (-HIGHEST, -LOWEST), "logit")
+    last = b.node("Exp", [logit], "last_share")
+    both = b.node("Add", [last, one], "ends_share")
+    total = b.node("Mul", [both, b.entry(inputs, "weights", 0)], "ends_weight")
+    for j in range(1, pairs + middle + 1):
+        near = b.node("Exp", [b.node("Mul", [logit, b.entry(inputs, "rates", j)], f"logit_{j}")], f"share_{j}")
+        if j <= pairs:
+            mirrored = b.node("Div", [last, near], f"mirrored_share_{j}")
+            near = b.node("Add", [near, mirrored], f"shares_{j}")
+        weight = b.node("Mul", [near, b.entry(inputs, "weights", j)], f"weight_{j}")
+        total = b.node("Add", [total, weight], f"total_{j}")
+    return b.node("Div", [b.node("Sub", [one, last], "values"), total], "output")
 
 
-def progression_over(inputs: Collection[str], keys: int, *, steep: bool, double: bool) -> Spelling:
-    """Heads over keys in arithmetic progression; without `step` that is 1, without `part` the first value is 0."""
-    stepped, valued = "step" in inputs, "part" in inputs
+def powers_of(b: Builder, inputs: Inputs, *, singles: int, pairs: int) -> Variable:
+    """Softmax attention of each neuron's heads over the same 2 m + 3 keys.
 
-    def emit(b: Builder, inputs: Inputs) -> Variable:
-        """Softmax attention of each neuron's heads over the same k keys.
+    Logits are j * step * query + log(w_j), so that the shares are powers of one exponential r. With z = r + 1/r and h =
+    base + parts[j] / (z + shifts[j]) + ..., the weight of value is r + h and the total weight r + 1/r + 2 h. In the
+    pairs, which come last, shifts[j] has parts[j + 1] / (z + shifts[j + 1]) beside it. step is 1 and base 0 unless
+    given. query, value: [..., heads]; parts, shifts: [m]; step, base: scalars.
+    """
+    # On the other side nothing is clipped: where the inverse is infinite, the weight of value is 0.
+    share = b.node("Exp", [b.clipped(_stepped(b, inputs), (-np.inf, REACH), "logit")], "share")
+    inverse = b.node("Reciprocal", [share], "inverse_share")
+    z = b.node("Add", [share, inverse], "z")
 
-        Logits are j * step * query + log(weights[j]), j = 0 ... k - 1, so that the shares are powers of one
-        exponential; the last weight is 1. The first key has the value part / weights[0] * value, the others have
-        value. step is 1 and part 0 unless given. query, value: [..., heads]; weights: [k - 1]; step, part: scalars.
-        """
-        # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
-        ends = _lowest(b) if steep else -np.inf, REACH / (keys - 1)
-        share = b.node("Exp", [b.clipped(_stepped(b, inputs), ends, "logit")], "share")
-        others = share
-        for j in reversed(range(1, keys - 1)):
-            inner = b.node("Add", [others, b.entry(inputs, "weights", j)], f"weights_from_{j}")
-            others = b.node("Mul", [inner, share], f"shares_from_{j}")
-        total = b.node("Add", [others, b.entry(inputs, "weights", 0)], "total_weight")
-        weighted = b.node("Add", [others, inputs["part"]], "weighted_sum") if valued else others
-        return b.node("Mul", [inputs["value"], b.node("Div", [weighted, total], "mean")], "output")
+    def fraction(j: int, above: Tensor) -> Variable:
+        return b.node("Div", [b.entry(inputs, "parts", j), above], f"fraction_{j}")
 
-    name = _named(f"NeuronProgression_{keys}", step=stepped, steep=steep, valued=valued, double=double)
-    return Spelling(name, tuple(inputs), double, emit)
+    def level(j: int) -> Variable:
+        return b.node("Add", [z, b.entry(inputs, "shifts", j)], f"level_{j}")
+
+    terms: list[Tensor] = [inputs["base"]] if "base" in inputs else []
+    terms += [fraction(j, level(j)) for j in range(singles)]
+    for j in range(singles, singles + 2 * pairs, 2):
+        terms.append(fraction(j, b.node("Add", [level(j), fraction(j + 1, level(j + 1))], f"pair_{j}")))
+    shared = terms[0]
+    for j, term in enumerate(terms[1:], start=1):
+        shared = b.node("Add", [shared, term], f"shared_weight_{j}")
+    own, other = (
+        b.node("Add", [part, shared], name) for part, name in ((share, "own_weight"), (inverse, "other_weight"))
+    )
+    mean = b.node("Div", [own, b.node("Add", [own, other], "total_weight")], "mean")
+    return b.node("Mul", [inputs["value"], mean], "output")
+
+
+def progression_over(b: Builder, inputs: Inputs, *, keys: int, steep: bool) -> Variable:
+    """Softmax attention of each neuron's heads over the same k keys.
+
+    Logits are j * step * query + log(weights[j]), j = 0 ... k - 1, so that the shares are powers of one exponential;
+    the last weight is 1. The first key has the value part / weights[0] * value, the others have value. step is 1 and
+    part 0 unless given. query, value: [..., heads]; weights: [k - 1]; step, part: scalars.
+    """
+    # The highest power is finite, and takes all the weight long before. Where the exponential is 0, key 0 has it.
+    ends = _lowest(b) if steep else -np.inf, REACH / (keys - 1)
+    share = b.node("Exp", [b.clipped(_stepped(b, inputs), ends, "logit")], "share")
+    others = share
+    for j in reversed(range(1, keys - 1)):
+        inner = b.node("Add", [others, b.entry(inputs, "weights", j)], f"weights_from_{j}")
+        others = b.node("Mul", [inner, share], f"shares_from_{j}")
+    total = b.node("Add", [others, b.entry(inputs, "weights", 0)], "total_weight")
+    weighted = b.node("Add", [others, inputs["part"]], "weighted_sum") if "part" in inputs else others
+    return b.node("Mul", [inputs["value"], b.node("Div", [weighted, total], "mean")], "output")
 
 
 def _logit(b: Builder, inputs: Inputs, arrays: tuple[str, ...], query: Tensor, j: int, name: str) -> Variable:
@@ -348,16 +296,19 @@ class _Emitter:
             "rates": self._b.numbers("line_rates", rates),
             "weights": self._b.numbers("line_weights", [line.step * weight for weight in weights]),
         }
-        spelling = line_of(inputs, len(line.pairs), middle=bool(line.middle), double=self._double)
-        return self._b.renamed(self._attend("line/", spelling, inputs), "line")
+        name = f"NeuronLine_{2 * len(line.pairs) + 2 + bool(line.middle)}"
+        made = self._attend("line/", line_of, name, inputs, pairs=len(line.pairs), middle=bool(line.middle))
+        return self._b.renamed(made, "line")
 
     def _powers(self, powers: Powers, query: Tensor, own: Tensor) -> Variable:
         given: dict[str, ArrayLike] = {"parts": powers.parts, "shifts": powers.shifts}
         given |= {"step": powers.step} if powers.step != 1.0 else {}
         given |= {"base": powers.base} if powers.base != 0.0 else {}
         inputs = {"query": query, "value": own, **self._constants("", given)}
-        spelling = powers_of(inputs, len(powers.parts) - 2 * powers.pairs, powers.pairs, double=self._double)
-        result = self._attend("", spelling, inputs)
+        pairs, singles = powers.pairs, len(powers.parts) - 2 * powers.pairs
+        name = f"NeuronPowers_{2 * singles + 4 * pairs + 3}" + (f"_{pairs}" if pairs else "")
+        name = _named(name, step="step" in given, base="base" in given)
+        result = self._attend("", powers_of, name, inputs, singles=singles, pairs=pairs)
         return result if powers.factor == 1.0 else self._times(result, powers.factor, "")
 
     def _sum(self, program: Program, query: Tensor, source: Tensor) -> Variable:
@@ -405,13 +356,13 @@ class _Emitter:
             inputs["key"] = self._b.numbers(f"{prefix}key", plain.beta)
         inputs["value"] = value
         if plain.zero_bias:
-            spelling = zero_bias(inputs, steep=abs(plain.beta) > _STEEP_SLOPE, double=self._double)
-        else:
-            silent = tuple(j for j in dict.fromkeys((0, len(keys) - 1)) if keys[j].part == 0.0)
-            parts = len(silent) < len(keys)
-            inputs |= self._arrays(prefix, keys, BIAS_ARRAYS, parts=parts, offsets=offsets)
-            spelling = own_keys(inputs, len(keys), silent, double=self._double)
-        return self._attend(prefix, spelling, inputs)
+            steep = abs(plain.beta) > _STEEP_SLOPE
+            return self._attend(prefix, zero_bias, _named("NeuronAttention", steep=steep), inputs, steep=steep)
+        silent = tuple(j for j in dict.fromkeys((0, len(keys) - 1)) if keys[j].part == 0.0)
+        inputs |= self._arrays(prefix, keys, BIAS_ARRAYS, parts=len(silent) < len(keys), offsets=offsets)
+        quiet = {"_".join(["silent", *map(str, silent)]): bool(silent)}
+        name = _named(f"NeuronAttention_{len(keys)}", steep=offsets and not centred, centred=centred, **quiet)
+        return self._attend(prefix, own_keys, name, inputs, bias_tokens=len(keys), silent=silent)
 
     def _finite(self, head: Head, source: Tensor, name: str, *, zeros: bool = False) -> Tensor:
         """Values, clipped where a steep bias token has all the weight, since other weights are not quite 0 there."""
@@ -432,14 +383,15 @@ class _Emitter:
             given |= {"step": step} if step != 1.0 else {}
             given |= {"part": part} if part != 0.0 else {}
             inputs |= self._constants(prefix, given)
-            keys_of_all, steep = len(progression.weights) + 1, abs(step) > _STEEP_SLOPE
-            spelling = progression_over(inputs, keys_of_all, steep=steep, double=self._double)
-        else:
-            steep = any(key.offset != 0.0 for key in keys)
-            inputs |= self._arrays(prefix, keys, SHARED_ARRAYS, parts=True, offsets=steep)
-            own = sum(key.part != 0.0 for key in keys)
-            spelling = shared_keys(inputs, len(keys), own, double=self._double)
-        return self._attend(prefix, spelling, inputs)
+            count, steep = len(progression.weights) + 1, abs(step) > _STEEP_SLOPE
+            flags = {"step": "step" in given, "steep": steep, "valued": "part" in given}
+            name = _named(f"NeuronProgression_{count}", **flags)
+            return self._attend(prefix, progression_over, name, inputs, keys=count, steep=steep)
+        steep = any(key.offset != 0.0 for key in keys)
+        inputs |= self._arrays(prefix, keys, SHARED_ARRAYS, parts=True, offsets=steep)
+        own = sum(key.part != 0.0 for key in keys)
+        name = _named(f"NeuronHeads_{own}_{len(keys)}", steep=steep)
+        return self._attend(prefix, shared_keys, name, inputs, keys=len(keys), heads=own)
 
     def _arrays(
         self, prefix: str, keys: Sequence[SharedKey], names: Sequence[str], *, parts: bool, offsets: bool
@@ -451,13 +403,13 @@ class _Emitter:
     def _constants(self, prefix: str, given: Mapping[str, ArrayLike]) -> dict[str, Constant]:
         return {name: self._b.numbers(f"{prefix}{name}", values) for name, values in given.items()}
 
-    def _attend(self, prefix: str, spelling: Spelling, inputs: Mapping[str, Tensor]) -> Variable:
+    def _attend(self, prefix: str, spelling: Spelling, name: str, inputs: Inputs, **given: Any) -> Variable:
         if self._conversion.inline:
             # Several functions may follow one another, with the same names inside.
-            return spelling.emit(self._b.within(prefix.rstrip("/")), inputs)
-        self._functions.append(function_of(spelling, self._opset))
-        operands = [inputs[name] for name in spelling.inputs]
-        return self._b.node(spelling.name, operands, f"{prefix}attention", domain=DOMAIN)
+            return spelling(self._b.within(prefix.rstrip("/")), inputs, **given)
+        name = _named(name, double=self._double)
+        self._functions.append(function_of(spelling, name, tuple(inputs), self._opset, double=self._double, **given))
+        return self._b.node(name, list(inputs.values()), f"{prefix}attention", domain=DOMAIN)
 
     def _scaled(self, tensor: Tensor, factor: float, offset: float, name: str) -> Tensor:
         if factor == 0.0:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from passes.fit.unnamed import unnamed
+from passes.fit import unnamed
 from passes.match.identify import FIRST_INPUT_ONLY, Identified, Identifier, Region, Unknown
-from passes.match.linear import LINEAR_OPERATORS, LinearOperator, linear_operator
+from passes.match.linear import LINEAR_OPERATORS, LinearOperator, Operators, linear_operator
 from passes.match.names import Namer
 from passes.options import Options
 from rewriter.graph import elementwise
@@ -78,18 +78,18 @@ def _why_not_expanded(view: GraphView, node: onnx.NodeProto) -> str:
     return _FUSED if named else _UNEXPANDABLE.get(node.op_type, "")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """One MLP block."""
 
     name: str  # unique in the model; the module path where the exporter recorded one
-    where: str  # the scope, empty for the main graph
-    path: Path
+    where: str = ""  # the scope, empty for the main graph
+    path: Path = ()
     region: Region
     gate: str  # the pre-activation y (of the gate, in a gated block)
     value: str  # the factor of the activation in a gated block; the gate itself otherwise
-    first: tuple[LinearOperator, ...]
-    second: tuple[LinearOperator, ...]
+    first: Operators = ()
+    second: Operators = ()
     identified: Identified
     # of the activation's output, 0 when unknown; that of gate and value differ if the region contains casts
     elem_type: int
@@ -105,7 +105,6 @@ class Block:
 
     @property
     def place(self) -> Place:
-        """The graph and the output, which identify a block."""
         return self.path, self.output
 
     @property
@@ -158,7 +157,7 @@ class Fact:
     # activation.
     leaves: tuple[str, ...]
     # the linear operators whose outputs a leaf sums; empty for other tensors
-    operators: tuple[LinearOperator, ...] = ()
+    operators: Operators = ()
     trailing: tuple[int, ...] = ()
     miss: Miss | None = None  # why the leaf is not a linear map of data after all, so that its activations are left
     nonlinear: bool = False
@@ -536,7 +535,7 @@ class Finder:
         found: list[Block | Left] = []
         flow, view = self._flow, self._view
         for output, fact in flow.facts.items():
-            sinks = flow.sinks.get(output, [])
+            sinks = tuple(flow.sinks.get(output, ()))
             # Part of a larger activation, unless a linear operator reads it as well. With scope `all` there need not be
             # a second operator, so any consumer other than the larger activation makes it a candidate.
             inner = output in flow.extended and not (self._every and output in flow.blocked)
@@ -572,7 +571,7 @@ class Finder:
         blocks = tuple(each for each in found if isinstance(each, Block))
         return blocks, tuple(each for each in found if isinstance(each, Left))
 
-    def _candidate(self, output: str, region: Region, sinks: list[LinearOperator]) -> Block | Left:
+    def _candidate(self, output: str, region: Region, sinks: Operators) -> Block | Left:
         leaves = region.leaves
         first = tuple(dict.fromkeys(operator for leaf in leaves for operator in self._flow.leaf(leaf).operators))
         identified = self._named(region)
@@ -586,7 +585,7 @@ class Finder:
         known = self._view.type_of(output)
         last = (known.shape or (None,))[-1] if output in self._flow.values else None
         block = Block(
-            name=self._namer.name(self._view, first, tuple(sinks), region.nodes),
+            name=self._namer.name(self._view, first, sinks, region.nodes),
             where=self._view.where,
             path=self._view.path,
             region=region,
@@ -637,11 +636,7 @@ class Finder:
         )
 
     def _obstacle(
-        self,
-        output: str,
-        first: tuple[LinearOperator, ...],
-        sinks: list[LinearOperator],
-        identified: Identified | Unknown,
+        self, output: str, first: Operators, sinks: Operators, identified: Identified | Unknown
     ) -> Miss | None:
         producer = self._view.made_by(output)
         node = label(producer) if producer is not None else output
@@ -678,14 +673,9 @@ class Finder:
         return replace(self._left(miss, nodes=(index,)), second=second)
 
     def _left(
-        self,
-        miss: Miss,
-        shown: str = "",
-        first: tuple[LinearOperator, ...] = (),
-        sinks: Sequence[LinearOperator] = (),
-        nodes: tuple[int, ...] = (),
+        self, miss: Miss, shown: str = "", first: Operators = (), sinks: Operators = (), nodes: tuple[int, ...] = ()
     ) -> Left:
-        name = self._namer.name(self._view, first, tuple(sinks), nodes)
+        name = self._namer.name(self._view, first, sinks, nodes)
         return Left(name, self._view.where, shown, kinds(first), kinds(sinks), miss)
 
     def _leaf_type(self, leaf: str) -> int:

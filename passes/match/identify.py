@@ -35,7 +35,7 @@ class Region:
 
     output: str
     leaves: tuple[str, ...]
-    nodes: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class LinearOperator:
         return self.kind + size + (f" of {self.experts} experts" if self.experts else "")
 
 
+Operators = tuple[LinearOperator, ...]
 Recognise = Callable[[GraphView, Constants, int], LinearOperator | Miss | None]
 
 

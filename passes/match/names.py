@@ -14,7 +14,7 @@ from itertools import takewhile
 
 import onnx
 
-from passes.match.linear import LinearOperator
+from passes.match.linear import Operators
 from rewriter.graph.view import GraphView
 
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
@@ -29,13 +29,7 @@ class Namer:
     def __init__(self, reserved: frozenset[str] = frozenset()) -> None:
         self._taken: dict[str, int] = dict.fromkeys(reserved, 1)
 
-    def name(
-        self,
-        view: GraphView,
-        first: tuple[LinearOperator, ...],
-        second: tuple[LinearOperator, ...],
-        region: tuple[int, ...],
-    ) -> str:
+    def name(self, view: GraphView, first: Operators, second: Operators, region: tuple[int, ...]) -> str:
         """The common module path of the block's nodes. A lone operator is named by its own module."""
         operators = (*first, *second[:1])
         paths = [path for op in operators if (path := _module_path(view.nodes[op.node]) or _bias_path(view, op.output))]

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
 from passes.programs import closed_forms, solve
-from passes.programs.arithmetic import Arithmetic
 from passes.programs.fitted import cheapest, cheapest_gate, in_powers
 from passes.programs.gates import gate, line, needs_line, with_line
 from passes.programs.head import Array
-from passes.programs.program import Program
+from passes.programs.program import Arithmetic, Program
 from passes.programs.solve import Function, Parameters, Solve
 from rewriter.evaluate.arithmetic import sigmoid, softplus
 from rewriter.graph.elementwise import gelu_tanh, normal_cdf
@@ -66,59 +66,6 @@ class Activation:
         return gate(program, arithmetic) if len(program.heads) == 1 else None
 
 
-def _silu(y: Array, p: Parameters) -> Array:
-    return p[1] * y * sigmoid(p[0] * y)
-
-
-def _gelu(y: Array, p: Parameters) -> Array:
-    return p[1] * y * normal_cdf(p[0] * y)
-
-
-def _mish(y: Array, p: Parameters) -> Array:
-    return p[0] * y * np.tanh(softplus(y))
-
-
-def _two_slopes(y: Array, p: Parameters) -> Array:
-    return np.where(y >= 0, p[0], p[1]) * y
-
-
-def _logistic(y: Array, p: Parameters) -> Array:
-    return p[2] + p[1] * sigmoid(p[0] * y)
-
-
-def _clip(y: Array, p: Parameters) -> Array:
-    slope, offset, left, right = p
-    return np.clip(slope * y + offset, min(left, right), max(left, right))
-
-
-def _bent(y: Array, p: Parameters) -> Array:
-    return np.where(y > 0, p[0] * y, p[1] * np.expm1(p[2] * np.minimum(y, 0.0)))
-
-
-def _softplus(y: Array, p: Parameters) -> Array:
-    return p[1] * softplus(p[0] * y)
-
-
-def _exp(y: Array, p: Parameters) -> Array:
-    return p[1] * np.exp(p[0] * y)
-
-
-def _softsign(y: Array, p: Parameters) -> Array:
-    return p[1] * p[0] * y / (1.0 + np.abs(p[0] * y))
-
-
-def _times(function: Function) -> Values:
-    return lambda y, p: p[0] * function(y)
-
-
-def _inside(function: Values) -> Values:
-    return lambda y, p: function(np.clip(y, p[-2], p[-1]), p[:-2])
-
-
-def _hard_swish(y: Array) -> Array:
-    return y * np.clip(y / 6.0 + 0.5, 0.0, 1.0)
-
-
 def _gelu_of(p: Parameters, arithmetic: Arithmetic) -> tuple[str, float, dict[str, float]]:
     """GELU's name in the table of programs, the tolerance there, and how its program is scaled."""
     name, (inner, factor) = ("gelu", p) if len(p) == 2 else ("gelu_tanh", (1.0, *p))
@@ -150,17 +97,9 @@ def _softplus_program(p: Parameters, arithmetic: Arithmetic) -> Program:
     return cheapest("softplus", arithmetic.tolerance / abs(p[1])).scaled(inner=p[0], outer=p[1])
 
 
-def _relu_squared_program(p: Parameters, arithmetic: Arithmetic) -> Program:
-    relu = closed_forms.two_slopes((p[0], 0.0), arithmetic)
-    return replace(gate(relu, arithmetic), name="relu_squared")
-
-
-def _quick_relu_squared(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return replace(with_line(closed_forms.two_slopes((p[0], 0.0), arithmetic), arithmetic), name="relu_squared")
-
-
-def _quick_square(p: Parameters, arithmetic: Arithmetic) -> Program:
-    return replace(with_line(_linear(p), arithmetic), name="square")
+def _squared(derive: Callable[[Program, Arithmetic], Program]) -> Make:
+    """ReLU squared, as a gate of ReLU whose value is y."""
+    return lambda p, a: replace(derive(closed_forms.two_slopes((p[0], 0.0), a), a), name="relu_squared")
 
 
 def _quick_hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -173,81 +112,105 @@ def _linear(p: Parameters) -> Program:
     return Program("linear", (), linear=p[0])
 
 
-def _within(make: Make) -> Make:
-    def clipped(p: Parameters, arithmetic: Arithmetic) -> Program:
-        return closed_forms.clipped(make(p[:-2], arithmetic), p[-2], p[-1], arithmetic)
-
-    return clipped
-
-
-def _only(solve: Solve, allowed: Callable[[Parameters], bool]) -> Solve:
-    """`solve`, where `allowed` accepts the parameters, some to a few digits (the grid decides)."""
-
-    def checked(f: Function) -> Parameters | None:
-        solved = solve(f)
-        return solved if solved is not None and allowed(solved) else None
-
-    return checked
-
-
-def _near(*wanted: float | None) -> Callable[[Parameters], bool]:
-    """Whether parameters are about these numbers; None matches any."""
-    tolerance = partial(math.isclose, rel_tol=1e-3, abs_tol=1e-3)
-    return lambda p: all(number is None or tolerance(value, number) for value, number in zip(p, wanted, strict=True))
+def _clip(y: Array, p: Parameters) -> Array:
+    slope, offset, left, right = p
+    return np.clip(slope * y + offset, min(left, right), max(left, right))
 
 
 _PROBIT = NormalDist().inv_cdf
-_BETA, _INNER, _FACTOR, _ENDS = ("beta", "factor"), ("inner", "factor"), ("factor",), ("low", "high")
-_SLOPES, _LINE, _BELOW = ("right", "left"), ("slope", "offset", "left", "right"), ("right", "depth", "rate")
-_LOGISTIC = ("steepness", "height", "low")
 _UNIT, _ONES = (1.0, 1.0), (1.0, 1.0, 1.0)
-_HARD = (0.1667, 0.5, 0.0, 1.0)
-_SELU = (1.0507, 1.7581, 1.0)
-_BENT, _BENT_GATE = closed_forms.exponential_linear, closed_forms.exponential_linear_gate
-_FLAT_BELOW = _only(solve.two_slopes, lambda p: p[1] == 0.0)
-_FROM_ZERO = _only(solve.logistic, lambda p: p[2] == 0.0)
-_CLIPPED_SILU = solve.clipped(solve.self_gated(solve.logit), _silu)
-_CLIPPED_GELU = solve.clipped(solve.self_gated(_PROBIT), _gelu)
+_LEAKY_RELU = Activation(
+    "leaky_relu", ("right", "left"), lambda y, p: np.where(y >= 0, p[0], p[1]) * y, solve.two_slopes,
+    closed_forms.two_slopes,
+)  # fmt: skip
+_SILU = Activation(
+    "silu", ("beta", "factor"), lambda y, p: p[1] * y * sigmoid(p[0] * y), solve.self_gated(solve.logit),
+    closed_forms.silu, _UNIT,
+)  # fmt: skip
+_GELU = Activation(
+    "gelu", ("inner", "factor"), lambda y, p: p[1] * y * normal_cdf(p[0] * y), solve.self_gated(_PROBIT),
+    _gelu_program, _UNIT, _gelu_gate, _quick_gelu,
+)  # fmt: skip
+_TANH = Activation(
+    "tanh", ("steepness", "height", "low"), lambda y, p: p[2] + p[1] * sigmoid(p[0] * y), solve.logistic,
+    closed_forms.logistic, (2.0, 2.0, -1.0),
+)  # fmt: skip
+_CLIP = Activation("clip", ("slope", "offset", "left", "right"), _clip, solve.clip, closed_forms.clip)
+_CELU = Activation(
+    "celu", ("right", "depth", "rate"),
+    lambda y, p: np.where(y > 0, p[0] * y, p[1] * np.expm1(p[2] * np.minimum(y, 0.0))), solve.exponential_linear,
+    closed_forms.exponential_linear, _ONES, closed_forms.exponential_linear_gate,
+)  # fmt: skip
 
 
-def _factored(
-    name: str,
-    function: Function,
-    program: Make | None,
-    place: float = 1.0,
-    gate: Make | None = None,
-    quick: Make | None = None,
-) -> Activation:
+def _factored(name: str, function: Function, program: Make | None, place: float = 1.0, **further: Any) -> Activation:
     """An activation whose only parameter, a factor, is read at one place."""
-    return Activation(name, _FACTOR, _times(function), solve.factor(function, place), program, gate=gate, quick=quick)
+    return Activation(
+        name, ("factor",), lambda y, p: p[0] * function(y), solve.factor(function, place), program, **further
+    )
+
+
+def _within(whole: Activation, name: str, usual: Parameters, *wanted: float | None) -> Activation:
+    """The part of an activation whose parameters are about these numbers (the grid decides); None is any."""
+
+    def found(f: Function) -> Parameters | None:
+        p = whole.solve(f)
+        near = partial(math.isclose, rel_tol=1e-3, abs_tol=1e-3)
+        fits = p is not None and all(each is None or near(one, each) for one, each in zip(p, wanted, strict=True))
+        return p if fits else None
+
+    return replace(whole, name=name, solve=found, usual=usual)
+
+
+def _clipped(whole: Activation, make: Make) -> Activation:
+    return Activation(
+        f"{whole.name}_clipped",
+        (*whole.parameters, "low", "high"),
+        lambda y, p: whole.function(np.clip(y, p[-2], p[-1]), p[:-2]),
+        solve.clipped(whole.solve, whole.function),
+        lambda p, a: closed_forms.clipped(make(p[:-2], a), p[-2], p[-1], a),
+    )
 
 
 ACTIVATIONS: tuple[Activation, ...] = (
-    Activation("relu", _SLOPES, _two_slopes, _FLAT_BELOW, closed_forms.two_slopes, (1.0, 0.0)),
-    Activation("leaky_relu", _SLOPES, _two_slopes, solve.two_slopes, closed_forms.two_slopes),
-    Activation("silu", _BETA, _silu, solve.self_gated(solve.logit), closed_forms.silu, _UNIT),
-    Activation("gelu", _INNER, _gelu, solve.self_gated(_PROBIT), _gelu_program, _UNIT, _gelu_gate, _quick_gelu),
+    replace(_LEAKY_RELU, name="relu", solve=solve.from_zero(solve.two_slopes), usual=(1.0, 0.0)),
+    _LEAKY_RELU,
+    _SILU,
+    _GELU,
     _factored("gelu_tanh", gelu_tanh, _gelu_program, gate=_gelu_gate, quick=_quick_gelu),
-    Activation("mish", _FACTOR, _mish, solve.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
-    Activation("sigmoid", _LOGISTIC, _logistic, _FROM_ZERO, closed_forms.logistic, (1.0, 1.0, 0.0)),
-    Activation("tanh", _LOGISTIC, _logistic, solve.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),
-    _factored("relu_squared", lambda y: np.maximum(y, 0.0) ** 2, _relu_squared_program, quick=_quick_relu_squared),
-    Activation(
-        "relu6", _LINE, _clip, _only(solve.clip, _near(1.0, 0.0, 0.0, 6.0)), closed_forms.clip, (1.0, 0.0, 0.0, 6.0)
+    _factored("mish", lambda y: y * np.tanh(softplus(y)), closed_forms.mish),
+    replace(_TANH, name="sigmoid", solve=solve.from_zero(solve.logistic), usual=(1.0, 1.0, 0.0)),
+    _TANH,
+    _factored("relu_squared", lambda y: np.maximum(y, 0.0) ** 2, _squared(gate), quick=_squared(with_line)),
+    _within(_CLIP, "relu6", (1.0, 0.0, 0.0, 6.0), 1.0, 0.0, 0.0, 6.0),
+    _within(_CLIP, "hard_sigmoid", (0.1667, 0.5, 0.0, 1.0), None, 0.5, 0.0, 1.0),
+    _CLIP,
+    _factored(
+        "hard_swish", lambda y: y * np.clip(y / 6.0 + 0.5, 0.0, 1.0), closed_forms.hard_swish, 4.0,
+        quick=_quick_hard_swish,
     ),
-    Activation("hard_sigmoid", _LINE, _clip, _only(solve.clip, _near(None, 0.5, 0.0, 1.0)), closed_forms.clip, _HARD),
-    Activation("clip", _LINE, _clip, solve.clip, closed_forms.clip),
-    _factored("hard_swish", _hard_swish, closed_forms.hard_swish, 4.0, quick=_quick_hard_swish),
-    Activation("elu", _BELOW, _bent, _only(solve.exponential_linear, _near(1.0, None, 1.0)), _BENT, _ONES, _BENT_GATE),
-    Activation("selu", _BELOW, _bent, _only(solve.exponential_linear, _near(*_SELU)), _BENT, _SELU, _BENT_GATE),
-    Activation("celu", _BELOW, _bent, solve.exponential_linear, _BENT, _ONES, _BENT_GATE),
-    Activation("silu_clipped", (*_BETA, *_ENDS), _inside(_silu), _CLIPPED_SILU, _within(closed_forms.silu)),
-    Activation("gelu_clipped", (*_INNER, *_ENDS), _inside(_gelu), _CLIPPED_GELU, _within(_gelu_program)),
-    Activation("softplus", _INNER, _softplus, solve.softplus, _softplus_program, _UNIT),
-    Activation("softsign", _INNER, _softsign, solve.softsign, None, _UNIT),
-    Activation("exp", ("rate", "factor"), _exp, solve.exponential, closed_forms.exponential, _UNIT),
-    _factored("square", lambda y: y * y, lambda p, a: line(p[0], a, "square"), quick=_quick_square),
-)
+    _within(_CELU, "elu", _ONES, 1.0, None, 1.0),
+    _within(_CELU, "selu", (1.0507, 1.7581, 1.0), 1.0507, 1.7581, 1.0),
+    _CELU,
+    _clipped(_SILU, closed_forms.silu),
+    _clipped(_GELU, _gelu_program),
+    Activation(
+        "softplus", ("inner", "factor"), lambda y, p: p[1] * softplus(p[0] * y), solve.softplus,
+        _softplus_program, _UNIT,
+    ),
+    Activation(
+        "softsign", ("inner", "factor"), lambda y, p: p[1] * p[0] * y / (1.0 + np.abs(p[0] * y)), solve.softsign,
+        None, _UNIT,
+    ),
+    Activation(
+        "exp", ("rate", "factor"), lambda y, p: p[1] * np.exp(p[0] * y), solve.exponential, closed_forms.exponential,
+        _UNIT,
+    ),
+    _factored(
+        "square", lambda y: y * y, lambda p, a: line(p[0], a, "square"),
+        quick=lambda p, a: replace(with_line(_linear(p), a), name="square"),
+    ),
+)  # fmt: skip
 
 LINEAR = _factored(
     "linear", lambda y: y, None, gate=lambda p, a: line(p[0], a, "bilinear"), quick=lambda p, _: _linear(p)

@@ -1,23 +1,20 @@
 """Head programs in closed form: exact ones, and limits whose error is below the arithmetic's rounding everywhere.
 
-The errors include the rounding of the coefficients to float64. *Steep keys* (docs/programs.md#limits-of-steep-keys): a
-logit k (y - a) with a huge k selects one key on either side of a; between values v and w that are equal at a, the error
-is at most 0.2785 |v' - w'| / k. *A far normaliser*: one key at logit 0 and another at y - L with the value times e^L
-give e^y (1 - e^(y - L) + ...).
+*Steep keys* (docs/programs.md#limits-of-steep-keys): a logit k (y - a) with a huge k selects one key on either side of
+a; between values v and w that are equal at a, the error is at most 0.2785 |v' - w'| / k. *A far normaliser*: one key at
+logit 0 and another at y - L with the value times e^L give e^y (1 - e^(y - L) + ...).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 
-from passes.programs.arithmetic import Arithmetic
 from passes.programs.gates import gate
 from passes.programs.head import BiasToken, Head, heads_over
-from passes.programs.program import Program
+from passes.programs.program import Arithmetic, Program
 from passes.programs.solve import Parameters
 
 KINK = 0.278464542762
@@ -63,9 +60,7 @@ def two_slopes(p: Parameters, arithmetic: Arithmetic) -> Program:
     right, left = p
     k, c = arithmetic.steepness, right - left
     name = "relu" if left == 0.0 else "leaky_relu"
-    missing = abs(Fraction(c) + Fraction(left) - Fraction(right))  # rounding of c in the slope on the right
-    error = abs(c) * KINK / k + (float(missing / abs(Fraction(right))) if missing else 0.0)
-    return Program(name, (Head(beta=k, c=c),), linear=left, max_error=error)
+    return Program(name, (Head(beta=k, c=c),), linear=left, max_error=abs(c) * KINK / k)
 
 
 def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
@@ -76,8 +71,7 @@ def clip(p: Parameters, arithmetic: Arithmetic) -> Program:
     for side, end in ((-1.0, left), (1.0, right)):
         if math.isfinite(end):
             place = (end - offset) / slope
-            missing = Fraction(slope) * Fraction(place) + Fraction(offset) - Fraction(end)
-            error += abs(slope) * KINK / k + float(abs(missing))
+            error += abs(slope) * KINK / k
             tokens.append(BiasToken(side * k, -side * k * place, end))
     head = Head(beta=0.0, c=slope, d=offset, bias_tokens=tuple(tokens))
     return Program("clip", (head,), max_error=error)
@@ -135,8 +129,7 @@ def hard_swish(p: Parameters, arithmetic: Arithmetic) -> Program:
     k, small, half = arithmetic.steepness, 1.0 / (6.0 * _SHARE), math.log(0.5)
     keys = [(small, half, 0.5 + _SHARE), (-small, half, 0.5 - _SHARE), (k, -3.0 * k, 1.0), (-k, -3.0 * k, 0.0)]
     heads = heads_over([key[:2] for key in keys], [p[0] * value for _, _, value in keys])
-    missing = max(abs(Fraction(p[0] * value) - Fraction(p[0]) * Fraction(value)) for _, _, value in keys)
-    error = abs(p[0]) * (2.0 * KINK / k + 1.5 * (3.0 * small) ** 2 / 3.0 + 2.0**-50) + 3.0 * float(missing)
+    error = abs(p[0]) * (2.0 * KINK / k + 1.5 * (3.0 * small) ** 2 / 3.0 + 2.0**-50)
     return Program("hard_swish", heads, max_error=error, double=True)
 
 

@@ -11,9 +11,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from passes.programs.exponentials import Line, Powers
 from passes.programs.head import BiasToken, Head
-from passes.programs.line import Line
-from passes.programs.powers import Powers
 from passes.programs.program import Program
 
 
@@ -60,7 +59,7 @@ def in_powers(activation: str, tolerance: float) -> Program | None:
 
 @cache
 def lines(arithmetic: str) -> tuple[Line, ...]:
-    """The lines of one kind (`passes.programs.arithmetic.Arithmetic`), the most precise first."""
+    """The lines of one kind (`passes.programs.program.Arithmetic`), the most precise first."""
     return tuple(_line(entry) for entry in _file()["lines"] if entry["arithmetic"] == arithmetic)
 
 

@@ -1,12 +1,12 @@
 """Gates: from a program of h(y) to a program of h(g) u, whose self values read u (docs/programs.md).
 
 `with_line` makes any program a gate in the arithmetic of its model, through the line g as attention
-(`passes.programs.line`); form `local` uses it. `gate` needs the fewest heads and keys, but also float64: h(g) becomes a
+(`exponentials.Line`); form `local` uses it. `gate` needs the fewest heads and keys, but also float64: h(g) becomes a
 small difference of weights divided by a small number e. The self key of (c g + d) e^(s g) + sum_j v_j e^(t_j g) over
 e^(s g) + sum_j e^(t_j g) is split in two, s + e and s - e, with the values c/e + d and -c/e + d; every key with a
 nonzero value becomes the self key of a head with value u. A linear term l g becomes l tanh(e g) / e. With x = e g,
-weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and
-p' = p / (1 + p B), the change is
+weights p of the self key and p_j of the others, A = sinh(x) / x - 1, B = cosh(x) - 1, T = tanh(x) / x - 1 and p' = p /
+(1 + p B), the change is
 
     p' (c g (A - p B) + d (1 - p) B - B sum_j p_j v_j) + l g T,
 
@@ -23,14 +23,13 @@ from functools import cache
 
 import numpy as np
 
-from passes.programs.arithmetic import Arithmetic
+from passes.programs.exponentials import Line
 from passes.programs.fitted import lines
 from passes.programs.groups import spread, spreads
 from passes.programs.head import FACTORED, LARGEST_QUERY, Array, BiasToken, Head, heads_over
-from passes.programs.line import Line
-from passes.programs.program import MARGIN, Program, grid, largest_change
+from passes.programs.program import MARGIN, Arithmetic, Program, grid, largest_change
 
-_LOG_WEIGHT_ERROR = 2e-15  # of a line with weights e^(ln w), logarithms down to -7 in float64
+_PAIRING_ERROR = 4e-15  # what rounding the coefficients of pairs of keys to float64 adds; the certificate proves it
 
 
 @cache
@@ -131,9 +130,7 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
         # A linear term beside the head would cancel it where the gate is small, as in groups.
         program = replace(program, heads=tuple(spread(program.heads[0], program.linear)), linear=0.0)
     domain = min(program.domain, line.domain)
-    written = replace(line, max_error=line.max_error + _LOG_WEIGHT_ERROR)
-    added = _line_error(program, written, domain)
-    added += sum(pairing_error(head, written, domain) for head in program.heads)
+    added = _line_error(program, line, domain) + _PAIRING_ERROR
     made = replace(
         program, name=name, line=line, max_error=program.max_error + added * (1.0 + program.max_error), domain=domain
     )
@@ -143,45 +140,6 @@ def _in_pairs(program: Program, name: str, arithmetic: Arithmetic) -> Program:
 def _pairable(head: Head) -> bool:
     """Whether pairs with a line keep their offsets: those of a steep key would be lost."""
     return all(abs(token.offset - head.gamma) <= FACTORED for token in head.bias_tokens)
-
-
-def pairing_error(head: Head, line: Line, domain: float) -> float:
-    """What rounding the coefficients of pairs of keys changes in the gate, over what errors are relative to.
-
-    Relative to the self key, the pairs of a bias token have the logits (a + s) g + b + o, and these sums are rounded;
-    the pairs of the self key are the line's own keys and are not. With p the weight of the self key and p_j those of
-    the bias tokens, terms of token j change by factors exp(d), |d| <= D_j = max_i (|rounding of a_j + s_i| |g| +
-    |rounding of b_j + o_i|), so that the sum of the self heads, M line with M = c p, changes by at most
-
-        |M line| min(s / (1 - s), exp(max D_j) - 1),   s = sum over j of p_j (exp(D_j) - 1).
-
-    Constant values are heads over the keys of the head alone, whose coefficients stay as they are.
-    """
-    if not head.bias_tokens or head.c == 0.0:
-        return 0.0
-    slopes, offsets = _roundings(head, line)
-    g = np.concatenate([[0.0], np.geomspace(1e-12, 1.0, 4000)]) * domain
-    g = np.concatenate([-g[:0:-1], g])
-    weights = head.weights(g)
-    apart = np.expm1(slopes * np.abs(g) + offsets)
-    grown = np.sum(weights[1:] * apart, axis=0)
-    share = np.minimum(np.where(grown < 0.5, 2.0 * grown, np.inf), np.max(apart, axis=0))
-    floor = _floor(g, head.evaluate(g, g), squares=head.multiples is not None)
-    own = abs(head.c) * weights[0] * np.abs(g) * (1.0 + line.max_error)
-    return MARGIN * float(np.max(own * share / floor))
-
-
-def _roundings(head: Head, line: Line) -> tuple[Array, Array]:
-    """The largest rounding of a slope and of an offset among the pairs of each bias token, [tokens, 1] each."""
-    pairs, count = line.pairs_with(head), len(line.keys)
-    worst = np.zeros((len(head.bias_tokens), 2))
-    for number, token in enumerate(head.bias_tokens):
-        slope, offset = Fraction(token.slope) - Fraction(head.beta), Fraction(token.offset) - Fraction(head.gamma)
-        written = pairs[(number + 1) * count : (number + 2) * count]
-        for (a, b), (s, o, _) in zip(written, line.keys, strict=True):
-            off = abs(Fraction(a) - slope - Fraction(s)), abs(Fraction(b) - offset - Fraction(o))
-            worst[number] = np.maximum(worst[number], [float(part) for part in off])
-    return worst[:, :1], worst[:, 1:]
 
 
 def limit_error(head: Head, linear: float, small: float, domain: float) -> float:
@@ -202,15 +160,8 @@ def _limit(split: Program, head: Head, linear: float, arithmetic: Arithmetic) ->
     small = arithmetic.small
     # x^2 / 3 <= limit; and x <= 1/2, as the series in `limit_error` need.
     domain = min(split.domain, min(math.sqrt(3.0 * arithmetic.limit), 0.5) / small)
-    cost = limit_error(head, linear, small, domain) + _values(head, small)
+    cost = limit_error(head, linear, small, domain)
     return replace(split, max_error=split.max_error + cost * (1.0 + split.max_error), domain=domain, double=True)
-
-
-def _values(head: Head, small: float) -> float:
-    """The rounding error of the two split values c/e + d and -c/e + d."""
-    # c/e is exact, e being a power of two; adding d to it rounds.
-    exact = Fraction(head.c) / Fraction(small), Fraction(head.d)
-    return float(max(abs(Fraction(s * head.c / small + head.d) - s * exact[0] - exact[1]) for s in (1, -1)))
 
 
 def _centred(program: Program) -> Program:

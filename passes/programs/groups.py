@@ -72,17 +72,6 @@ def spread_error(program: Program, dtype: DTypeLike) -> float:
     return float(np.max(np.abs(sums.astype(dtype).astype(np.float64) / sums - 1.0)))
 
 
-def as_written(program: Program, dtype: DTypeLike) -> Program:
-    """The program that the groups compute: its linear term spread, its sums and factors rounded to a type."""
-    heads = []
-    for group in groups_of(program):
-        head = group.head.rounded(dtype, factored=False)
-        factor = narrowed(group.factor, dtype)
-        tokens = tuple(replace(token, value=token.value * factor) for token in head.bias_tokens)
-        heads.append(replace(head, c=head.c * factor, d=head.d * factor, bias_tokens=tokens))
-    return replace(program, heads=tuple(heads), linear=0.0, constant=0.0)
-
-
 def spread(head: Head, linear: float) -> list[Head]:
     """The heads of `head` plus `linear z`: one per key, with the others as its bias tokens."""
     own = BiasToken(slope=head.beta, offset=head.gamma)

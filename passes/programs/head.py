@@ -60,7 +60,6 @@ class Head:
 
     @property
     def logits(self) -> list[tuple[float, float]]:
-        """(slope, offset) of every key, its own first."""
         return [(self.beta, self.gamma), *((token.slope, token.offset) for token in self.bias_tokens)]
 
     def logits_at(self, y: Array) -> Array:
@@ -105,7 +104,6 @@ class Head:
 
     @property
     def zero_bias(self) -> bool:
-        """As in Theorem 3."""
         return self.bias_tokens == (BiasToken(),) and self.gamma == 0.0
 
     @property
@@ -124,17 +122,17 @@ class Head:
         tokens = tuple(replace(token, value=token.value / self.c) for token in self.bias_tokens)
         return replace(self, c=1.0, d=self.d / self.c, bias_tokens=tokens)
 
-    def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Head:
+    def rounded(self, dtype: DTypeLike, *, factored: bool = True, conditioned: bool = False) -> Head:
         """The head with coefficients rounded as a graph of type `dtype` stores them.
 
         If not `factored`, logits are computed with their offsets, and every coefficient is rounded. Otherwise the graph
         stores, for an offset of at most `largest_factored`, the factor e^offset of the bias token's weight and its
-        product with the value, and these two are rounded. All logits are shifted so that the self logit has no offset.
-        The factor c is applied after the softmax (`unscaled`).
+        product with the value, and these two are rounded. All logits are shifted so that the self logit has no offset,
+        or as `conditioned` does. The factor c is applied after the softmax (`unscaled`).
         """
         if self.c not in (0.0, 1.0):
             scale = narrowed(self.c, dtype)
-            inner = self.unscaled().rounded(dtype, factored=factored)
+            inner = self.unscaled().rounded(dtype, factored=factored, conditioned=conditioned)
             tokens = tuple(replace(token, value=token.value * scale) for token in inner.bias_tokens)
             return replace(inner, c=scale, d=inner.d * scale, bias_tokens=tokens)
 
@@ -147,9 +145,10 @@ class Head:
             value = narrow(weight * token.value) / weight
             return BiasToken(narrow(token.slope), math.log(weight), value)
 
-        plain = self.shifted(0.0, -self.gamma)
+        plain = self.conditioned() if conditioned else self.shifted(0.0, -self.gamma)
         return Head(
             beta=narrow(plain.beta),
+            gamma=narrow(plain.gamma),
             c=narrow(plain.c),
             d=narrow(plain.d),
             bias_tokens=tuple(token_of(token) for token in plain.bias_tokens),

@@ -4,7 +4,7 @@ A program is the sum of its heads plus `linear z + constant`; the linear term is
 Errors are over max(1, |f|), in units of the activation's output.
 
 A gate h(g) u in the arithmetic of its model is a program of h whose self values are not y but the line g as attention,
-times u (`passes.programs.line`); as plain heads it is a sum over pairs of keys (`Program.attention`).
+times u (`passes.programs.exponentials`); as plain heads it is a sum over pairs of keys (`Program.attention`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
+import onnx
 from numpy.typing import DTypeLike
 
+from passes.programs.exponentials import Line, Powers
 from passes.programs.head import Array, BiasToken, Head, narrowed
-from passes.programs.line import Line
-from passes.programs.powers import Powers
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,6 @@ class Program:
 
     @property
     def crossings(self) -> Array:
-        """1-D, as of `Head`."""
         return np.unique(np.concatenate([np.empty(0), *(head.crossings for head in self.heads)]))
 
     def rounded(self, dtype: DTypeLike, *, factored: bool = True) -> Program:
@@ -169,3 +168,47 @@ def _rounded(program: Program, dtype: np.dtype[np.generic], factored: bool) -> P
     )
     change = 0.0 if result == program else largest_change(program, result)
     return replace(result, coefficient_error=change) if change else program
+
+
+# -- arithmetics: steepness of limits and negligible errors, by element type ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The arithmetic in which a block's heads are evaluated."""
+
+    steepness: float  # factor k of the limit ReLU(y) = lim SiLU(k y) / k: a power of two, so that k y is exact
+    tolerance: float  # errors of programs that this arithmetic cannot distinguish from 0
+    small: float  # the number e of the limit g = lim tanh(e g) / e, which is evaluated in float64
+    limit: float  # the error, over max(1, |f|), up to which that limit counts as reached; sets the largest |g|
+    lines: str  # the lines (`passes.programs.exponentials`) for "single", "double" or "half" precision
+    narrow: str = ""  # lines with fewer keys, for gates whose self value counts near 0 only
+    # the lines of gates over pairs of keys, in forms that pay for every head: errors are those of the arithmetic. Empty
+    # where the limit is close enough.
+    pairs: str = ""
+
+    @property
+    def paired(self) -> bool:
+        """Whether gates are over pairs of keys, since the limit is not accurate enough."""
+        return bool(self.pairs) and self.tolerance < self.limit
+
+
+_HALF = Arithmetic(steepness=2.0**40, tolerance=2.0**-12, small=2.0**-27, limit=2.0**-15, lines="half")
+_SINGLE = Arithmetic(2.0**40, tolerance=1.2e-7, small=2.0**-24, limit=2.0**-26, lines="single", narrow="narrow single")
+
+ARITHMETIC: dict[int, Arithmetic] = {
+    onnx.TensorProto.FLOAT: _SINGLE,
+    onnx.TensorProto.DOUBLE: Arithmetic(
+        2.0**80, tolerance=1e-16, small=2.0**-24, limit=2.0**-31, lines="double", pairs="double pairs"
+    ),
+    onnx.TensorProto.FLOAT16: _HALF,
+    onnx.TensorProto.BFLOAT16: _HALF,
+}
+"""Element type of a block to its arithmetic. Half precisions are computed in float32, with casts around the heads.
+
+steepness: SiLU(k y) / k is within 0.28 / k of ReLU everywhere, and equal bit for bit once |k y| > 104, where the
+exponential is 0 or infinite: with k = 2^40, for |y| > 1e-10. tolerance: half a unit in the last place of 1; bfloat16
+uses float16's, since one more bias token costs little, and its own would leave GELU at 1.5e-3. small: balances the
+error of the limit, 2/3 (e g)^2, which bounds |g| at 3,500 (float32), 630 (float64, clipped gates only) and beyond every
+float16, against float64's rounding over e, 2e-9 and 2e-8.
+"""

@@ -29,7 +29,6 @@ class Inspection(Result):
 
     @property
     def summary(self) -> str:
-        """What would be converted."""
         return self.report.summary
 
     def to_json(self) -> dict[str, Any]:
@@ -43,7 +42,6 @@ def inspect(
     *,
     scope: str = "mlp",
     gate: str = "heads",
-    head_dimension: int | None = None,
     tokens: int = DEFAULT_TOKENS,
 ) -> Inspection:
     """Find the blocks of a model and account for them; write nothing.
@@ -52,7 +50,6 @@ def inspect(
         model: path of an ONNX file, or a model in memory.
         scope: `mlp` or `all`, as for `rewrite`.
         gate: `heads` or `product`, as for `rewrite`.
-        head_dimension: d_head for the head accounting; default: that of the model's own attention.
         tokens: sequence length for which the costs of the forms are computed.
 
     Raises:
@@ -65,5 +62,5 @@ def inspect(
     options = checked_options(scope=scope, gate=gate)
     with run.step("plan", "finding the MLP blocks"):
         plan = make_plan(source.proto, options, partial(read_tensor, source))
-    accounting = account(plan, head_dimension, tokens)
+    accounting = account(plan, tokens)
     return Inspection(run.finish(planned_report(name_of(model), source, plan, options)), accounting)

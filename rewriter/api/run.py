@@ -19,11 +19,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
-from passes.forms import FORMS
-from passes.options import EXPOSED, FormOptions, Options
+from passes.options import EXPOSED, Options
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
-from rewriter.options import build, check_known, options_of, values_of
+from rewriter.options import build, check_known, options_of
 from rewriter.proof.settings import Inputs as GivenInputs
 from rewriter.proof.settings import Settings, as_given
 from rewriter.proof.validate import Progress
@@ -70,13 +69,6 @@ class Run:
 def checked_options(**given: Any) -> Options:
     """The options of the rewriting, from keywords; UsageError where a value is unfit, TypeError for other keywords."""
     options = build(Options, given)
-    values = values_of(options.forms)
-    for each in options_of(FormOptions):
-        forms = [form.name for form in FORMS.values() if each.name in form.options]
-        if values[each.name] != each.default and forms and options.form not in forms:
-            raise UsageError(
-                f"{each.words} is for form {' or '.join(forms)} and changes nothing in form {options.form}"
-            )
     if options.forms.expose:
         _check_exposed(options)
     return options
@@ -111,14 +103,12 @@ class RewriteKeywords(RunKeywords, total=False):
     only: str | Sequence[str]
     skip: str | Sequence[str]
     gate: str
-    precision: str
     fit: bool
     lower_experts: bool
     accuracy: float | None
     domain: float | None
     max_tokens: int | None
     expose: str | Sequence[str]
-    head_dim: int | None
     proof: str
 
 

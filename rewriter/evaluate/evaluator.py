@@ -369,8 +369,9 @@ class Evaluator:
         found = row(key_of(node)[0], kind)
         floats = any(is_float(each) for each in operands)
         if self.in_reals and found is not None and isinstance(self.arithmetic, Floats):
-            if floats:
-                return found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
+            if floats:  # and no data: what they make may decide a shape
+                made = found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
+                return tuple(_numbers(each) for each in tuple_of(made))
         elif self.in_reals and found is not None and kind not in ALWAYS:
             lifted = self._in_reals(call, operands)
             if lifted is not None:
@@ -447,6 +448,12 @@ class Evaluator:
 
     def read_in_part(self, call: Call, name: str, table: Array, operands: Sequence[Any]) -> None:  # noqa: ARG002
         self.partial[content(table)] = name, table.shape
+
+
+def _numbers(value: Any) -> Any:
+    if not isinstance(value, Value):
+        return value
+    return value.entries.astype(np.int64) if value.whole else value.entries
 
 
 def content(table: Array) -> bytes:

@@ -40,7 +40,7 @@ class Call:
     node: onnx.NodeProto
     kind: str
     attributes: Mapping[str, Any]
-    evaluator: Any
+    evaluator: Any  # `rewriter.evaluate.evaluator.Evaluator`, which imports the rows
     decided: bool = False
 
     @property

@@ -27,10 +27,9 @@ from rewriter.interpret.original import Attention, HeadColumns, HeadNorm
 from rewriter.interpret.stream import Write, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, cases_of
-from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.reference import NoReference, open_reference
-from rewriter.proof.run import open_model
+from rewriter.proof.run import Side, open_model
 
 Values = Mapping[str, Array]
 _TENSORS_AT_ONCE = 16  # evaluated in float64
@@ -128,7 +127,7 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
         found.update({name: _stream(index, tensor, z) for name, tensor in _streams(layer, own)})
         for each in sublayers:
             if isinstance(each.sublayer, Attention):
-                hooks = _attention(index, each.sublayer)
+                hooks = _attention(each.sublayer)
             else:
                 hooks = _neurons(index, each.sublayer, z)
             found.update({f"{each.name}.{name}": hook for name, hook in hooks})
@@ -167,7 +166,7 @@ def _by_sequence(array: Array, z: Array | None) -> Array:
     return array if z is None or array.ndim != 2 else array.reshape(-1, z.shape[-2], array.shape[-1])
 
 
-def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
+def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
     def by_token(z: Array) -> Array:
         return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
 
@@ -175,7 +174,7 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
         def make(tapped: Values) -> Array:
             made = tapped[side.operator.output]
             rows = made.reshape(len(by_token(tapped[own.z])), -1, made.shape[-1])
-            return with_biases(side, rows, index.value_of, values=values)
+            return with_biases(side, rows, values=values)
 
         return Hook((side.operator.output, own.z), make)
 

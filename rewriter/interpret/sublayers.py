@@ -18,11 +18,11 @@ from passes.conversion import decide
 from passes.match.blocks import Block, Dataflow
 from passes.match.names import Namer
 from passes.match.projections import Projection, Projections, projections_of
-from passes.options import Options
+from passes.options import ALREADY, Options
 from passes.plan import Plan
 from passes.programs.groups import Group, groups_of
 from passes.programs.program import Program
-from passes.recognise import Made, block_of
+from passes.record import Made, with_operators
 from rewriter.arrays import Array
 from rewriter.graph.constants import Constants
 from rewriter.graph.view import GraphView, LostError, Miss
@@ -78,7 +78,7 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
     view = plan.views[0]
     missed: list[Miss] = []
     for each in plan.left:
-        done = each.miss.reason == "it is attention heads already"
+        done = each.miss.reason == ALREADY
         if not done or each.where:
             reason = f"it is in the body {each.where}" if done else each.miss.reason
             missed.append(Miss(f"block {each.name}: {reason}", each.miss.node))
@@ -91,15 +91,15 @@ def find_neurons(plan: Plan, program: str) -> tuple[tuple[NeuronHeads, ...], tup
             found.append(_heads(view, block, projections_of(view, block, packed=True), program))
         except LostError as lost:
             missed.append(Miss(f"block {block.name}: {lost.miss.reason}", lost.miss.node))
-    known = [each for each in plan.recognised.blocks if not each.record.path]
+    known = [each for each in plan.recognised.blocks if not each.block.path]
     flows = [Dataflow(view, Constants(view))] if known else []
     for made, flow in product(known, flows):
         try:
             # The plan states the error of the file's own heads.
             heads = _of_made(view, flow, made, program)
-            found.append(replace(heads, bound=max(heads.bound, made.record.bound)))
+            found.append(replace(heads, bound=max(heads.bound, made.conversion.max_error)))
         except LostError as lost:
-            reason = f"block {made.record.name} is attention heads already, and {lost.miss.reason}"
+            reason = f"block {made.block.name} is attention heads already, and {lost.miss.reason}"
             missed.append(Miss(reason, lost.miss.node))
     return tuple(sorted(found, key=lambda each: each.node)), tuple(missed)
 
@@ -126,10 +126,10 @@ def _heads(
 
 
 def _of_made(view: GraphView, flow: Dataflow, made: Made, program: str) -> NeuronHeads:
-    record, whole = made.record, made.record.projections
-    if made.activation is None or made.activation.program is None:
-        raise LostError(f"its activation '{record.activation}' is not in the table", record.name)
-    block = block_of(view, flow, record, made.activation)
+    block, whole = with_operators(view, flow, made.conversion), made.conversion.projections
+    activation = block.identified.activation
+    if activation.program is None:
+        raise LostError(f"its activation '{activation.name}' is not in the table", block.name)
     if whole is None:
         return _heads(view, block, projections_of(view, block, packed=True), program)
     z = f"{block.name}/heads/z"

@@ -25,10 +25,9 @@ from rewriter.errors import ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of
-from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.rule import Results
-from rewriter.proof.run import Way, run_model
+from rewriter.proof.run import Side, Way, run_model
 
 _UNITS_WITH_BYTES = 2.0**10
 """Units of noise where operators round activations to 8 bits: one unit flips one such rounding in 1e5, which changes

@@ -21,10 +21,9 @@ from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name, type_of
 from rewriter.graph.view import Place, all_views
 from rewriter.graph.walk import iter_nodes, iter_tensors
-from rewriter.proof.claims import Claim
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.records import UNCLAIMED, Certificate, Claimed, Refusal
-from rewriter.proof.values.compare import Equality, compare
+from rewriter.proof.records import UNCLAIMED, Certificate, Claim, Claimed, Refusal
+from rewriter.proof.values.compare import compare
 
 _DIGITS = {
     onnx.TensorProto.BFLOAT16: 8, onnx.TensorProto.FLOAT16: 11, onnx.TensorProto.FLOAT: 24, onnx.TensorProto.DOUBLE: 53,
@@ -66,32 +65,17 @@ def prove(
         if values.unable and accepted is not None:
             further["cases"] = accepted()
             values = compare(original, rewritten, **further) if further["cases"] else values
-        if not (values.same or values.refuted):
+        if not (values.certified or values.refuted):
             values = _by_parts(original, rewritten, values, further)
     except UsageError as error:  # no inputs can be generated, as the run will say too
-        values = Equality(reason=str(error))
-    refusals = [
+        values = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
+    refusals = (
         *_interface(original, rewritten, names or {}),
         *_coarser(original, rewritten),
         *_unmet(original, rewritten, blocks),
-    ]
-    if values.refuted:
-        refusals.insert(0, Refusal("", values.refuted[0], "", values.reason, refuted=True, settled=True))
-    elif not values.same:
-        refusals.append(Refusal("", "", "", values.reason))
-    return Certificate(
-        certified=not refusals,
-        regions=values.regions,
-        refusals=tuple(refusals),
-        seconds=values.seconds,
-        sizes=values.sizes if values.same and (values.tried_only or values.partly) else (),
-        bits=values.bits or None,
-        rounded=values.rounded,
-        folded=values.folded,
-        departure=values.departure,
-        partly=values.partly,
-        tried_only=values.tried_only,
     )
+    refusals = (*values.refusals, *refusals) if values.refuted else (*refusals, *values.refusals)
+    return replace(values, certified=not refusals, refusals=refusals)
 
 
 def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str, str]) -> Iterator[Refusal]:
@@ -111,18 +95,20 @@ def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
 
 
-def _by_parts(original: LoadedModel, rewritten: LoadedModel, found: Equality, further: Mapping[str, Any]) -> Equality:
+def _by_parts(
+    original: LoadedModel, rewritten: LoadedModel, found: Certificate, further: Mapping[str, Any]
+) -> Certificate:
     """Compare with fused operators of the original written out: heads may be functions of tensors inside them."""
     proto = with_plain_experts(with_parts(original.proto, lambda node: in_parts(node, ())))
     if proto is original.proto:
         return found
     parts = replace(original, proto=proto, path=None)
     again = compare(parts, rewritten, **further)
-    first = compare(original, parts, dims=further["dims"]) if again.same or again.refuted else Equality()
-    if not first.same or first.regions:
+    first = compare(original, parts, dims=further["dims"]) if again.certified or again.refuted else found
+    if not first.certified or first.regions:
         return found
-    seconds = found.seconds + again.seconds + first.seconds
-    return replace(again, tried_only=again.tried_only or first.tried_only, seconds=seconds)
+    sizes, tried_only = again.sizes or first.sizes, again.tried_only or first.tried_only
+    return replace(again, sizes=sizes, tried_only=tried_only, seconds=found.seconds + again.seconds + first.seconds)
 
 
 def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import onnx
 from flint import fmpq
 
-from rewriter.graph.view import Path
+from rewriter.graph.view import Path, Place
 from rewriter.proof.certificate.bounds import Bound
 from rewriter.proof.values.departure import Departure
 from rewriter.text import first_of
@@ -69,6 +69,28 @@ class Claimed:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """The claim about one replaced block."""
+
+    name: str
+    output: str  # of the activation
+    reads: tuple[str, ...]  # the inputs of what was replaced: an activation, or the whole block
+    makes: tuple[str, ...]  # its outputs, shapes last
+    held: Claimed
+    elem_type: int  # the least precise one at the ends of the activation, by which accuracy is judged
+    path: Path = ()
+    exposed: tuple[str, ...] = ()  # tensors of the heads that are further outputs of the rewritten model
+
+    @property
+    def place(self) -> Place:
+        return self.path, self.output
+
+    @property
+    def gate(self) -> str:
+        return self.held.leaves[0]
+
+
+@dataclass(frozen=True)
 class CertifiedRegion:
     """One activation of the original and what stands in its place.
 
@@ -112,10 +134,10 @@ class Refusal:
         path: the graph of the original.
     """
 
-    tensor: str
-    original: str
-    node: str
-    reason: str
+    tensor: str = ""
+    original: str = ""
+    node: str = ""
+    reason: str = ""
     refuted: bool = False
     settled: bool = field(default=False, metadata={"json": ""})
     path: Path = ()
@@ -142,15 +164,16 @@ class Certificate:
         departure: where the values of both models part; None where they do not, or were not compared.
         partly: tables that the original lacks, and of which these sizes read only a part.
         tried_only: why it is not known for every size.
+        unable: whether the original could not be evaluated at any size.
         assumed: what the proof rests on.
         not_claimed: what it says nothing about.
         seconds: how long it took.
     """
 
     certified: bool
-    regions: tuple[CertifiedRegion, ...]
-    refusals: tuple[Refusal, ...]
-    seconds: float
+    regions: tuple[CertifiedRegion, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    seconds: float = 0.0
     sizes: tuple[str, ...] = ()
     bits: int | None = None
     rounded: tuple[str, ...] = ()
@@ -158,6 +181,7 @@ class Certificate:
     departure: Departure | None = None
     partly: tuple[str, ...] = ()
     tried_only: str = ""
+    unable: bool = field(default=False, metadata={"json": ""})
     assumed: tuple[str, ...] = ASSUMED
     not_claimed: tuple[str, ...] = NOT_CLAIMED
     also: ClassVar[tuple[str, ...]] = ("domain",)

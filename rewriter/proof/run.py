@@ -26,10 +26,10 @@ from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.attention import NORMED, with_norms_apart
 from rewriter.graph.constants import elem_type_of
-from rewriter.graph.extract import Cut, split, with_outputs
+from rewriter.graph.extract import Cut, extract, split, with_outputs
 from rewriter.graph.types import type_of
+from rewriter.graph.view import GraphView, Path, all_views
 from rewriter.ort.sessions import Session, fits, open_session
-from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.reference import NoReference, open_reference
@@ -47,6 +47,27 @@ Gaps = Sequence[Mapping[str, Array]]
 
 Progress = Callable[[str, int, int], None]
 """Called with a description of the current step, the number of steps done, and the number of all steps."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One model with the indices of its graphs."""
+
+    model: LoadedModel
+    views: Mapping[Path, GraphView]
+
+    @classmethod
+    def of(cls, model: LoadedModel) -> Side:
+        return cls(model, {view.path: view for view in all_views(model.proto)})
+
+    @property
+    def main(self) -> GraphView:
+        return self.views[()]
+
+    def extracted(self, part: Cut, path: Path = (), elem_type: int = 0) -> LoadedModel:
+        """A part of a graph as a model; weights stay where they are. `elem_type` is that of inputs of unknown type."""
+        proto = extract(self.model.proto, self.views[path], part, elem_type=elem_type)
+        return LoadedModel(proto, None, self.model.base_dir, (), 0)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from math import nan
 from typing import Any
 
 import ml_dtypes
-import numpy as np
 import onnx
 
 from rewriter.errors import UsageError, ValidationError
@@ -26,15 +25,14 @@ from rewriter.graph.mixtures import EXPERTS
 from rewriter.graph.view import GraphView, Place, key_of
 from rewriter.graph.walk import reads
 from rewriter.ort.providers import parse_provider
-from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.inputs.cases import Case
 from rewriter.proof.inputs.specs import is_float
 from rewriter.proof.nudge import Point, noisy, rounds_to_bytes
 from rewriter.proof.prove import prove
-from rewriter.proof.records import Certificate, Claimed
+from rewriter.proof.records import Certificate, Claim, Claimed
 from rewriter.proof.rule import Judgement, compared, largest_gap, magnitude, names_in, uncompared
-from rewriter.proof.run import ModelRuns, Progress, Way, misdeclared, renaming, run_model, told
+from rewriter.proof.run import ModelRuns, Progress, Side, Way, misdeclared, renaming, run_model, told
 from rewriter.proof.settings import Settings
 
 __all__ = ["Judge", "Progress", "ProviderRun", "Settings", "Validation"]
@@ -170,9 +168,7 @@ class Judge:
         self.progress("certifying", 0, 4)
         certificate = self._certificate()
         # Only tensors that kept their names, and replaced blocks, are certainly meant to be the same.
-        names = {
-            (each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.block_outputs)
-        }
+        names = {(each.path, name): f"{each.name}: " for each in self.claims for name in (each.output, *each.makes)}
         of_blocks = {each.name for each in self.claims}
         refusals = [each for each in certificate.refusals if self.claims or each.refuted]
         refused: dict[bool, dict[str, None]] = {True: {}, False: {}}
@@ -201,23 +197,14 @@ class Judge:
         return self.original if lowered is None or lowered.proto is self.original.proto else lowered
 
     @property
-    def _longest(self) -> int | None:
-        return longest_of(self.claims) or self.longest
-
-    @property
     def _by_blocks(self) -> bool:
         return self.settings.by_blocks(max(self.original.size, self.rewritten.size))
 
     def _certificate(self) -> Certificate:
-        held = dict(self.held) | {
-            each.place: Claimed(
-                each.max_error, each.domain if np.isfinite(each.domain) else None, each.inputs, each.accuracy
-            )
-            for each in self.claims
-        }
+        held = dict(self.held) | {each.place: each.held for each in self.claims}
         dims = self.settings.dims
         further: dict[str, Any] = {
-            "claims": held, "blocks": self.claims, "dims": dims, "longest": self._longest, "isolate": self.isolate,
+            "claims": held, "blocks": self.claims, "dims": dims, "longest": self.longest, "isolate": self.isolate,
         }  # fmt: skip
         found = prove(self.original, self.rewritten, names=self.names, accepted=self._accepted, **further)
         if not found.certified and self.claims and self._named is not self.original:
@@ -235,9 +222,7 @@ class Judge:
         with suppress(ValidationError, UsageError):
             ways = [Way("cpu", optimise=False)] if self.run else []
             by_blocks, side = self._by_blocks, Side.of(self.original)
-            return (
-                run_accepted(side, ways, self.settings, most=self._longest, by_blocks=by_blocks).cases if ways else ()
-            )
+            return run_accepted(side, ways, self.settings, most=self.longest, by_blocks=by_blocks).cases if ways else ()
         return ()
 
     def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
@@ -250,7 +235,7 @@ class Judge:
         wide = self.original.size <= CHEAP
         before = run_accepted(
             old, (*ways, *again), self.settings,
-            most=self._longest, few=certificate.certified and not watched,
+            most=self.longest, few=certificate.certified and not watched,
             wide=wide, by_blocks=self._by_blocks, progress=self.progress, what="the original",
         )  # fmt: skip
         reached = self._run(named, before.cases, ways[:1], outputs=tuple(watched)).largest() if watched else {}
@@ -380,8 +365,8 @@ def _domains(claims: Sequence[Claim], certificate: Certificate) -> Iterator[tupl
         if not region.path and region.bound.domain is not None and region.leaves:
             yield region.leaves[0], (region.original, region.bound.domain)
     for claim in claims:  # last: these know the names of blocks
-        if not claim.path and np.isfinite(claim.domain):
-            yield claim.gate, (claim.name, claim.domain)
+        if not claim.path and claim.held.domain is not None:
+            yield claim.gate, (claim.name, claim.held.domain)
 
 
 def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str, float]) -> Iterator[str]:
@@ -393,11 +378,6 @@ def _left_domain(watched: Mapping[str, tuple[str, float]], reached: Mapping[str,
                 f"{name}: pre-activations reach {largest:.4g}, its program holds up to {domain:.4g}; exclude it with "
                 "--skip, or fit it on a larger one with --option domain=R"
             )
-
-
-def longest_of(claims: Sequence[Claim]) -> int | None:
-    """The longest sequence that all blocks accept; None for any."""
-    return min((claim.longest for claim in claims if claim.longest), default=None)
 
 
 def noise_points(certificate: Certificate | None, further: Sequence[Point] = ()) -> tuple[Point, ...]:

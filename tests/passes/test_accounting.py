@@ -25,8 +25,8 @@ COUNTS: dict[str, dict[str, tuple[tuple[int, ...], int, int]]] = {
         "compact": ((8,), 2, 8 * 100 * 2 * 4),
         "masked": ((8,), 101, 8 * 101 * 101 * 4),
         "maskless": ((8,), 101, 8 * 101 * 101 * 4),
-        # W1, one per neuron, and W2 together with the clearing of the hidden columns; d_head is 4.
-        "staged": ((2, 8, 3), 101, 8 * 101 * 101 * 4),
+        # W1, one per neuron, and W2 together with the clearing of the hidden columns; d_head is 64.
+        "staged": ((1, 8, 1), 101, 8 * 101 * 101 * 4),
         "whole": ((8,), 101, 8 * 101 * 101 * 4),
     },
     # GELU has 9 heads over 11 shared keys in form local, and float64 heads with 8 bias tokens in the others.
@@ -36,7 +36,7 @@ COUNTS: dict[str, dict[str, tuple[tuple[int, ...], int, int]]] = {
 
 @pytest.mark.parametrize("text", COUNTS, ids=["silu", "gelu"])
 def test_heads_keys_and_patterns(text: str) -> None:
-    (block,) = account(make_plan(mlp(text), Options()), 4, tokens=100).blocks
+    (block,) = account(make_plan(mlp(text), Options()), tokens=100).blocks
     found = {each.form: (each.heads, each.keys, each.pattern_bytes) for each in block.forms}
     assert {form: found[form] for form in COUNTS[text]} == COUNTS[text]
 

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 from passes.forms import FORMS
-from passes.options import FormOptions, Options
+from passes.options import ALREADY, FormOptions, Options
 from passes.plan import make_plan
 from passes.record import KEY, read_record
 from rewriter import heads, inspect
@@ -26,7 +26,6 @@ from tests.conftest import slow
 from tests.passes.test_record import claiming, made
 from tests.textmodels import ERF_GELU, FIRST, SILU, mlp
 
-ALREADY = "it is attention heads already"
 BETA = "k = Mul(y, $1.2345678) s = Sigmoid(k) h = Mul(y, s)"
 
 
@@ -112,7 +111,7 @@ def test_what_a_second_run_leaves_stays_in_the_plan() -> None:
     second = made(first, form="masked")
     record = read_record(second)
     assert record is not None
-    assert [(each.name, each.form) for each in record.blocks] == [
+    assert [(each.block.name, each.form) for each in record.blocks] == [
         ("model.transformer.h.0.mlp", "local"),
         ("model.transformer.h.1.mlp", "masked"),
     ]
@@ -187,11 +186,11 @@ ONE_HEAD_MORE = "block['program']['heads'].append({'beta': (0.0).hex(), 'c': (2.
 """It is nearly 0: the program is still SiLU."""
 OTHER = "is not what the heads of the plan would be"
 FALSE = (
-    ("block['activation'] = 'gelu'", "silu is off by 0.* from gelu, more than the plan says"),
-    ("block['activation'] = 'silly'", "the table has no activation 'silly'"),
-    ("block['parameters'] = [(1.0).hex()]", "with so many parameters"),
-    ("block['parameters'] = [(1.001).hex(), (1.0).hex()]", "silu is off by"),
-    ("block['path'] = [['If', 'then_branch']]", "the graph that should contain it does not exist"),
+    ("block['block']['identified']['activation'] = 'gelu'", "silu is off by 0.* from gelu, more than the plan says"),
+    ("block['block']['identified']['activation'] = 'silly'", "the table has no activation 'silly'"),
+    ("block['block']['identified']['parameters'] = [(1.0).hex()]", "with so many parameters"),
+    ("block['block']['identified']['parameters'] = [(1.001).hex(), (1.0).hex()]", "silu is off by"),
+    ("block['block']['path'] = [['If', 'then_branch']]", "the graph that should contain it does not exist"),
     ("block['form'] = 'maskless'", OTHER),
     ("block['double'] = True", OTHER),
     (f"{W1}['data'] = 'nothing'", OTHER),

@@ -65,7 +65,6 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "whole to 90": (", form whole", {"form": "whole", "max_tokens": 90}),
     "in segments": (", in segments", {"proof": "blocks"}),
     "inlined": (", inlined", {"inline": True}),
-    "double": ("", {"precision": "double"}),
     "scope all": ("", {"scope": "all"}),
     "empty": ("", {"dims": {"tokens": 0}}),
     "no batch": ("", {"dims": {"batch": 0}}),

@@ -21,11 +21,10 @@ from rewriter.arrays import Array
 from rewriter.errors import RewriteError, UsageError, ValidationError
 from rewriter.files.load import load_model
 from rewriter.files.tokenizer import sample_tokens
-from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case, Maker, States, Texts, make_cases
 from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import Kind
-from rewriter.proof.run import ModelRuns, Way, open_model, run_model
+from rewriter.proof.run import ModelRuns, Side, Way, open_model, run_model
 from rewriter.proof.settings import LARGE, Settings, spelled
 
 _MAX_ROUNDS, _MAX_TRIALS = 6, 12

@@ -28,7 +28,7 @@ from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.expressions import listing, ordered
 from rewriter.proof.inputs.cases import Case, Maker, Setting
-from rewriter.proof.records import UNCLAIMED, CertifiedRegion, Claimed
+from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claimed, Refusal
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
@@ -83,41 +83,6 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Equality:
-    """What the values of two models say.
-
-    Attributes:
-        same: whether all outputs have the same values at all points.
-        sizes: those that were tried, such as `batch 2, sequence 5`.
-        bits: the probability that different models have the same values is below 2^-bits.
-        rounded: constants that were read as the numbers that they are rounded from.
-        folded: constants that a tool folded in float32.
-        refuted: activations that are further off than is allowed, at a number that `reason` names.
-        tried_only: why it is the same at these sizes only; empty if it is at every size.
-        partly: tables of B that A lacks and that these sizes read only in part.
-        regions: activations that became heads, with what is proved about them.
-        unable: whether A could not be evaluated at any of the sizes.
-        departure: where B departs from A; None where it does not, or could not be evaluated.
-        reason: why it is not decided; empty if `same`.
-        seconds: how long it took.
-    """
-
-    same: bool = False
-    sizes: tuple[str, ...] = ()
-    bits: int = 0
-    rounded: tuple[str, ...] = ()
-    folded: tuple[str, ...] = ()
-    refuted: tuple[str, ...] = ()
-    tried_only: str = ""
-    partly: tuple[str, ...] = ()
-    regions: tuple[CertifiedRegion, ...] = ()
-    unable: bool = False
-    departure: Departure | None = None
-    reason: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class Point:
     """One size, with inputs of A."""
 
@@ -163,7 +128,7 @@ def compare(
     longest: int | None = None,
     isolate: bool = False,
     cases: Sequence[Case] = (),
-) -> Equality:
+) -> Certificate:
     """Whether `b` computes the outputs of `a`, at the sizes tried.
 
     Args:
@@ -184,10 +149,10 @@ def compare(
     try:
         pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest, cases)
         found = pair.compared(isolate=isolate)
-        if pair.unable and not found.same and identical(pair.a, pair.b, pair.names):
-            found = Equality(same=True)
+        if pair.unable and not found.certified and identical(pair.a, pair.b, pair.names):
+            found = Certificate(certified=True)
     except Unsupported as error:
-        found = Equality(reason=str(error))
+        found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
     return replace(found, seconds=time.perf_counter() - start)
 
 
@@ -227,7 +192,7 @@ class _Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._folds: Mapping[str, Fold] | None = None
-        self._reason, self._refuted, self._coins, self.unable = "", (), 0, False
+        self._reason, self._refuted, self._coins, self.unable = "", "", 0, False
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Point]] = []
@@ -243,7 +208,7 @@ class _Pair:
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
-    def compared(self, *, isolate: bool) -> Equality:
+    def compared(self, *, isolate: bool) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         for reading in _READINGS:
             if reading.folds and not self.folds():
@@ -263,9 +228,15 @@ class _Pair:
                 self._reason = far
             if self._refuted:
                 break
-        departs = self._departure(isolate=isolate)
-        found = Equality(sizes=self._sizes, refuted=self._refuted, departure=departs, reason=self._reason)
-        return replace(found, unable=self.unable and not self._differ)
+        why = Refusal(
+            original=self._refuted, reason=self._reason, refuted=bool(self._refuted), settled=bool(self._refuted)
+        )
+        return Certificate(
+            certified=False,
+            refusals=(why,),
+            departure=self._departure(isolate=isolate),
+            unable=self.unable and not self._differ,
+        )
 
     def _more(self, rounds: int) -> bool:
         """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
@@ -301,21 +272,18 @@ class _Pair:
             return departure(a, b)
         return isolated(lambda values: evaluate(self.a, (), values), evaluate(self.b, None, {}))
 
-    @property
-    def _sizes(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self.points)
-
     def _equal(
         self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...]
-    ) -> Equality:
-        return Equality(
-            same=True,
-            sizes=self._sizes,
+    ) -> Certificate:
+        tried_only, partly = self._tried_only(), tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
+        return Certificate(
+            certified=True,
+            sizes=tuple(each.name for each in self.points) if tried_only or partly else (),
             bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**_ROUNDS)),
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
-            tried_only=self._tried_only(),
-            partly=tuple(f"{name} {list(shape)}" for name, shape in self._partly.items()),
+            tried_only=tried_only,
+            partly=partly,
             regions=regions,
         )
 
@@ -413,7 +381,7 @@ class _Pair:
                 self._reason = f"{reason} (the activation {region.output})"
                 beyond = region.bound is not None and region.bound.at_least > region.bound.limit
                 if beyond and self._takes_every_number(region.leaves[0]):
-                    self._refuted = (region.output,)
+                    self._refuted = region.output
                 return None
         return tuple(map(self._certified, regions))
 

@@ -6,10 +6,10 @@ import numpy as np
 import onnx
 import pytest
 
-from passes.fit.unnamed import fitted
+from passes.fit import fitted
+from passes.match.identify import Identified
 from passes.programs.activations import Activation
-from passes.programs.arithmetic import ARITHMETIC
-from passes.programs.program import Program
+from passes.programs.program import ARITHMETIC, Program
 from passes.programs.solve import Function
 from tests.conftest import slow
 
@@ -18,7 +18,7 @@ FLOAT, HALF = onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16
 
 def gate_of(function: Function, domain: float, elem_type: int, *, quick: bool = True) -> Program | str:
     activation = Activation("f", (), lambda y, _: function(y), lambda _: None, None, usual=())
-    return fitted(activation, (), domain, ARITHMETIC[elem_type], gated=True, strict=False, quick=quick)
+    return fitted(Identified(activation, (), 0.0), domain, ARITHMETIC[elem_type], gated=True, strict=False, quick=quick)
 
 
 def two_kinks(y: np.ndarray) -> np.ndarray:
@@ -34,7 +34,7 @@ def test_a_gate() -> None:
 
 def test_a_function_with_large_values_is_fitted_as_closely_as_is_allowed() -> None:
     activation = Activation("f", (), lambda y, _: y * y, lambda _: None, None, usual=())
-    made = fitted(activation, (), 4.0, ARITHMETIC[HALF], gated=False, strict=False)
+    made = fitted(Identified(activation, (), 0.0), 4.0, ARITHMETIC[HALF], gated=False, strict=False)
     assert isinstance(made, Program)
     assert made.max_error <= ARITHMETIC[HALF].tolerance
 

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from passes.options import Options
 from passes.plan import apply, make_plan
 from passes.programs.activations import ACTIVATIONS as TABLE
-from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.fitted import lines
 from passes.programs.head import BiasToken, Head
-from passes.programs.program import Program
+from passes.programs.program import ARITHMETIC, Program
 from rewriter.ort.sessions import open_session
 from tests.oracle import evaluate
 from tests.textmodels import text_model

@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from passes.programs.arithmetic import ARITHMETIC
 from passes.programs.gates import gate, limit_error, line
 from passes.programs.head import BiasToken, Head
-from passes.programs.program import Program
+from passes.programs.program import ARITHMETIC, Program
 
 FLOAT = ARITHMETIC[1]
 SMALL = 2.0**-10

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from passes.programs.activations import ACTIVATIONS, LINEAR
-from passes.programs.arithmetic import ARITHMETIC
+from passes.programs.exponentials import Line
 from passes.programs.fitted import lines
 from passes.programs.gates import needs_line, with_line
-from passes.programs.line import Line
-from passes.programs.program import Program
+from passes.programs.program import ARITHMETIC, Program
 from tests.attention import neurons
 from tests.passes.programs.test_programs import PARAMETERS
 

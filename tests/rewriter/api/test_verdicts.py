@@ -73,7 +73,7 @@ def test_a_plan_is_never_believed() -> None:
     model = mlp(SILU)
     good, wrong = heads(model), heads(mlp("h = Relu(y)"))
     assert validate(model, wrong).verdict == "different"
-    assert validate(model, claiming(wrong, "block['bound'] = (100.0).hex()")).verdict == "different"
+    assert validate(model, claiming(wrong, "block['program']['max_error'] = (100.0).hex()")).verdict == "different"
     assert validate(model, claiming(wrong, "plan['blocks'].clear()")).verdict == "different"
     assert validate(model, claiming(good, "plan['blocks'].clear()")).same
 
@@ -84,7 +84,7 @@ def test_odd_plans_are_noted() -> None:
     found = validate(model, claiming(good, "plan['version'] = 99"))
     assert found.notes[0].startswith("the plan in the metadata of the second model is ignored: ")
     assert found.same
-    assert validate(model, claiming(good, "block['output'] = 'other'")).same
+    assert validate(model, claiming(good, "block['block']['region']['output'] = 'other'")).same
     assert validate(model, claiming(good, "plan['options'] = {'form': 'nonsense'}")).same
     assert validate(model, claiming(good, "plan['options'] = {'max_tokens': [1, {}]}")).same
 

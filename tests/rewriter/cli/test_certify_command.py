@@ -70,7 +70,7 @@ def test_what_nobody_refuted_is_not_proved(folder: Path, capsys: pytest.CaptureF
 def test_no_file_sets_its_own_limit(accuracy: float | None, found: bool) -> None:
     (entry,) = rewriter.rewrite(mlp(SILU), validate=False).rewritten.metadata_props
     plan = json.loads(entry.value)
-    plan["blocks"][0]["bound"] = (0.9).hex()
+    plan["blocks"][0]["program"]["max_error"] = (0.9).hex()
     plan["options"] = {"accuracy": 0.05}
     far = mlp(CLOSE.replace("-1.000001", "-1.003"))
     far.metadata_props.add(key=entry.key, value=json.dumps(plan))

@@ -12,9 +12,9 @@ from rewriter.proof.tested import SCALES, drawn_case, recorded
 from rewriter.errors import ValidationError
 from rewriter.files.load import load_model
 from rewriter.graph.view import GraphView, all_views
-from rewriter.proof.claims import Claim, Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.run import Way
+from rewriter.proof.records import Claim
+from rewriter.proof.run import Side, Way
 from tests.textmodels import text_model
 
 

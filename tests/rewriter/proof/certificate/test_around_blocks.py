@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from math import isfinite
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +77,7 @@ def planned(form: str) -> Plan:
 def refusals(plan: Plan, rewritten: onnx.ModelProto) -> list[str]:
     """What a rewritten model has that the plan does not explain."""
     claims = [claim_of(conversion) for conversion in plan.conversions]
-    held = {each.place: Claimed(1e-6, each.domain if isfinite(each.domain) else None) for each in claims}
+    held = {each.place: Claimed(1e-6, each.held.domain) for each in claims}
     pair = (LoadedModel(each, None, None, (), 0) for each in (plan.model, rewritten))  # also what no checker takes
     found = certify(*pair, claims=held, blocks=claims)
     return [each.text for each in found.refusals]

@@ -21,9 +21,8 @@ from rewriter.files.load import load_model
 from rewriter.graph.view import Place
 from rewriter.ort.sessions import open_session
 from rewriter.proof.certificate import bounds
-from rewriter.proof.claims import Claim
 from rewriter.proof.inputs.cases import make_cases
-from rewriter.proof.records import Certificate, Claimed
+from rewriter.proof.records import Certificate, Claim, Claimed
 from tests import changes
 from tests.changes import add_weight, copied, insert
 from tests.committed import FILES, FOLDER

@@ -1,5 +1,13 @@
-"""Heads with equally spaced keys, whose weights are powers of one exponential r = e^(c y) (docs/programs.md#gelu).
+"""Softmaxes that form `local` writes with few exponentials: the line, and equally spaced keys (docs/programs.md).
 
+**The line** g as attention is what a gate h(g) u needs: softmax weights are bounded, and h is not.
+For x = d g, with nodes 0 = r_1 < ... < r_n = 1 symmetric about 1/2 and S(x) = sum_j w_j e^(-r_j x) ~ (1 - e^-x) / x,
+g ~ (1 - e^-x) / (d S(x)): a softmax over n keys with logits -r_j d g + ln w_j, in which the first key has the value
+1 / (d w_1), the last one minus that, and the others are bias tokens of value 0. `max_error` is
+|S(x) x / (1 - e^-x) - 1|. The exponentials of mirrored nodes, r and 1 - r, are e^(-r x) and e^-x / e^(-r x): their
+logits are small where they count.
+
+**Equally spaced keys** have weights that are powers of one exponential r = e^(c y).
 For a program y Phi(y) with Phi(-y) = 1 - Phi(y), such as GELU, Phi is (r + h) / (r + 1/r + 2 h), with z = r + 1/r and
 
     h = base + b_1 / (z + s_1) + ... + b_i / (z + s_i + b_(i+1) / (z + s_(i+1))) + ...
@@ -11,12 +19,81 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from passes.programs.head import Array, Head, heads_over, narrowed
+
+LOWEST, HIGHEST = -80.0, 160.0  # of x: e^80 and the smallest e^(-x/2) = e^-80 are normal float32 numbers
+
+
+@dataclass(frozen=True)
+class Line:
+    """The line g on |g| <= domain."""
+
+    name: str
+    step: float  # d, a power of two up to its sign, which exchanges the two sides
+    end: float  # weight of the keys r = 0 and r = 1
+    pairs: tuple[tuple[float, float], ...]  # (r, w) of the nodes below 1/2; the node 1 - r has the same weight
+    middle: float  # weight of the node 1/2, 0 for none
+    domain: float
+    max_error: float
+
+    @property
+    def lowest(self) -> float:
+        """The g on one side beyond which the line is constant; on the other side that is outside the domain."""
+        return LOWEST / self.step
+
+    @property
+    def largest(self) -> float:
+        """A bound on the line's magnitude: that of the values of its two ends."""
+        return 1.0 / abs(self.step * self.end)
+
+    @cached_property
+    def keys(self) -> tuple[tuple[float, float, float], ...]:
+        """(slope, offset, value) of every key of the softmax whose mean of values is the line; the two ends first."""
+        value = 1.0 / (self.step * self.end)
+        nodes = [(r, w) for rate, w in self.pairs for r in (rate, 1.0 - rate)]
+        nodes += [(0.5, self.middle)] if self.middle else []
+        ends = [(0.0, math.log(self.end), value), (-self.step, math.log(self.end), -value)]
+        return (*ends, *((-r * self.step, math.log(w), 0.0) for r, w in nodes))
+
+    def evaluate(self, g: Array) -> Array:
+        """In float64, with the operations of form `local`."""
+        x = np.clip(self.step * g, LOWEST, HIGHEST)
+        far = np.exp(-x)
+        total = self.end * (1.0 + far)
+        for rate, weight in self.pairs:
+            near = np.exp(-rate * x)
+            total = total + weight * (near + far / near)
+        if self.middle:
+            total = total + self.middle * np.exp(-0.5 * x)
+        return np.asarray((1.0 - far) / (self.step * total))
+
+    def heads(self, head: Head) -> tuple[Head, ...]:
+        """The heads of `head`'s gate: self value c line(g) + d times what the values read.
+
+        A product of two softmaxes is one over all pairs of keys. The self key of `head` makes two heads, one per end of
+        the line, if c is not 0. Constant values, which are multiples of what the values read, need no line: they are
+        heads over the keys of `head` alone.
+        """
+        multiples = [head.d, *(token.value for token in head.bias_tokens)]
+        ends = [head.c * value for _, _, value in self.keys[:2]]
+        return (*heads_over(self.pairs_with(head), ends), *heads_over(head.logits, multiples))
+
+    def pairs_with(self, head: Head) -> list[tuple[float, float]]:
+        """(slope, offset) of all pairs of keys of a head and of the line, those of the head's self key first."""
+        # Relative to the self key: beside a steep slope, the line's would be rounded, where they count.
+        relative = [(token.slope - head.beta, token.offset - head.gamma) for token in head.bias_tokens]
+        return [(a + slope, b + offset) for a, b in [(0.0, 0.0), *relative] for slope, offset, _ in self.keys]
+
+    def rounded(self, dtype: DTypeLike) -> Line:
+        narrow = partial(narrowed, dtype=dtype)
+        pairs = tuple((narrow(rate), narrow(weight)) for rate, weight in self.pairs)
+        return replace(self, end=narrow(self.end), middle=narrow(self.middle), pairs=pairs)
+
 
 REACH = 80.0  # c y is at most this: e^80 is finite in float32, and Phi is 1 long before
 
