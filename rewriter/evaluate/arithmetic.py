@@ -386,8 +386,8 @@ class Field:
             raise Unsupported("a sum of more than 2^18 products")
         low, high = a0 @ b0, a1 @ b1
         middle = (a0 + a1) @ (b0 + b1) - low - high
-        low, middle, high = (self.reduced(each.astype(np.int64)) for each in (low, middle, high))
-        return self.reduced(self.reduced(self.reduced(high << 16) + middle << 16) + low)
+        highs, middles, lows = (self.reduced(each.astype(np.int64)) for each in (high, middle, low))
+        return self.reduced(self.reduced((self.reduced(highs << 16) + middles) << 16) + lows)
 
 
 class Modulus:
@@ -502,7 +502,7 @@ class Floats:
         return a
 
     def vanishes(self, a: Array) -> Array:
-        return np.asarray(a) == 0
+        return np.asarray(np.equal(a, 0))
 
     def inv(self, a: Array) -> Array:
         return 1.0 / np.asarray(a, np.float64)
