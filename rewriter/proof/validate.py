@@ -261,7 +261,7 @@ class Judge:
             *(failure for each in runs.values() for failure in each.failures),
         ]
         uncompared = [text for each in runs.values() for text in each.uncompared]
-        coarse = [_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
+        coarse = [_ROUNDS_TO_BYTES] if any(rounds_to_bytes(node) for _, node in _nodes(old)) else []
         notes = [*certificate.notes, *_by_definition(before, after), *misdeclared(old, before), *told(before), *coarse]
         empty = {each.name: 0 for run in runs.values() for each in run.compared.values() if each.proves_nothing}
         if empty:

@@ -100,7 +100,7 @@ class Comparison(Result):
     @property
     def summary(self) -> str:
         """The verdict in one line: what was found, on what it rests, and where the fault lies."""
-        return f"{loud(self.verdict)}  {self._told}"
+        return f"{loud(self.verdict)}  {self._finding}"
 
     @property
     def _finding(self) -> str:
