@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from rewriter.proof.certificate.attention import _Count, _Reason
 
 import rewriter
 from rewriter import rewrite
