@@ -18,8 +18,8 @@ from passes.plan import Plan, apply, make_plan
 from rewriter import ExitStatus, rewrite, validate
 from rewriter.api.rows import claim_of
 from rewriter.files.load import LoadedModel
-from rewriter.proof.records import Claimed
 from rewriter.proof.prove import prove as certify
+from rewriter.proof.records import Claimed
 from tests import changes
 from tests.changes import body, copied, insert, maker
 from tests.committed import EACH_FILE, FOLDER
