@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rewriter.proof.tested import BlockTest
 
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.proof.certificate.bounds import Bound
@@ -92,8 +91,7 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         )
         for number in range(left)
     ]
-    tests = tuple(BlockTest(row.name, ("2x67", "3x19"), 2e-16, 3e-15, ()) for row in rows[: blocks // 2])
-    regions = tuple(_region(row.name) for row in rows[blocks // 2 : blocks])
+    regions = tuple(_region(row.name) for row in rows[:blocks])
     certificate = Certificate(False, regions, (Refusal("t", "t", named(0, "node"), "stands elsewhere"),), 0.1)
     outputs = {named(number, "output"): _stats(named(number, "output")) for number in range(60 if not names else 8)}
     provider = ProviderRun(outputs, 1.3, tuple(names))
@@ -105,7 +103,7 @@ def large(blocks: int, left: int, names: tuple[str, ...] = ()) -> Report:
         blocks=tuple(rows),
         before=Shape({names[0] if names else "Erf": 100, "MatMul": 400}, 500, 40_000_000_000),
         made=Shape({"MatMul": 400, names[2] if names else "attnonly::NeuronAttention_8": 100}, 500, 40_000_000_123),
-        proof=Validation(certificate, {"cpu": provider, "cuda": provider}, tests, cases, cases, ()),
+        proof=Validation(certificate, {"cpu": provider, "cuda": provider}, cases, cases),
         seconds={"load": 1.0, "plan": 2.0, "total": 3.0},
         notes=names,
         exit_status=ExitStatus.CONVERTED,
@@ -117,13 +115,6 @@ def extreme() -> Report:
     """Errors that are 0, infinite, missing; no float64 evaluation; failures without end."""
     report = large(4, 0)
     validation = report.validation
-    base = validation.blocks[0]
-    blocks = (
-        replace(base, name="nought", error=0.0, allowed=0.0),
-        replace(base, name="infinite", error=float("inf"), failures=("it is infinite",)),
-        replace(base, name="unknown", error=None, allowed=None, sizes=()),
-        replace(base, name="tiny", error=1e-300, allowed=1e300),
-    )
     far = float("inf")
     stats = replace(_stats("out"), max_abs=far, error=far)
     provider = ProviderRun({"out": stats, "integers": stats}, None, ())
@@ -132,7 +123,7 @@ def extreme() -> Report:
         report,
         output="",
         exit_status=ExitStatus.VALIDATION_FAILED,
-        proof=replace(validation, blocks=blocks, failures=failures, providers={"cpu": provider}),
+        proof=replace(validation, failures=failures, providers={"cpu": provider}),
     )
 
 
