@@ -291,7 +291,9 @@ COMPACT = {
     ),
     "keys of bias tokens are laid out for [tokens, batch]": 'changes.swap_inputs(p.node("each_token"))',
     "the indicators are those of all but one token": 'p.node("token_count").input[0] = p.name("batch")',
-    "the indicators are twos": 'changes.change_values(changes.weight(p.model, p.node("indicators").input[0]), "v *= 2")',
+    "the indicators are twos": (
+        'changes.change_values(changes.weight(p.model, p.node("indicators").input[0]), "v *= 2")'
+    ),
     "ones in front of the tokens": 'changes.swap_inputs(p.node("stream"))',
     "as many columns of ones as there are sequences": 'p.reads("indicators_shape", 2, "batch")',
     "no bias behind the heads": 'changes.becomes(p.node("attn_out_biased"), "Identity")',
