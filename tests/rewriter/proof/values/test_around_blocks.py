@@ -319,6 +319,7 @@ def test_whole_blocks_that_are_no_attention(name: str) -> None:
     assert changed("masked", WHOLE[name])
 
 
+@slow
 @EACH_FILE
 def test_committed_files(path: Path) -> None:
     """Weights by one unit in the last place and nodes with their operands turned, anywhere in a real model."""
@@ -348,6 +349,7 @@ def test_committed_files(path: Path) -> None:
         assert refusals(plan, copy)
 
 
+@slow
 @EACH_FORM
 @EACH_FILE
 def test_a_run_that_converts_nothing(path: Path, form: str) -> None:
