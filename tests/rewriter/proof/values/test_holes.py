@@ -168,8 +168,7 @@ VARIANTS: dict[str, tuple[str, str, str]] = {
     # tensors that say something only about the shape
     "a constant with more axes": (X, "y = Mul(x, k9)", "y = Mul(x, k111)"),
     "a constant with an axis beside a number": ("float[] x", "y = Relu(x)", "y = Max(x, k0_1)"),
-    "0 times another tensor": (
-        "float[n] x, float[m, n] u", "y = Relu(x)", "z = Mul(u, k0) r = Relu(x) y = Add(r, z)"),
+    "0 times another tensor": ("float[n] x, float[m, n] u", "y = Relu(x)", "z = Mul(u, k0) r = Relu(x) y = Add(r, z)"),
     "another tensor less itself": (
         "float[n] x, float[m, n] u", "y = Neg(x)", "e = Exp(u) d = Sub(e, e) r = Neg(x) y = Sub(r, d)"),
     "the same branches under another condition": (

@@ -120,11 +120,9 @@ def size(axis: int, test: str) -> str:
 
 WRONG: dict[str, tuple[str, str]] = {
     # one interval, far from any sample
-    "an interval of 1e-4": (
-        SILU, where("a = Greater(y, $1.2345) b = Less(y, $1.2346) c = And(a, b)")),
+    "an interval of 1e-4": (SILU, where("a = Greater(y, $1.2345) b = Less(y, $1.2346) c = And(a, b)")),
     "a single number": (SILU, where("c = Equal(y, $0.7)")),
-    "one side of a single number": (
-        SILU, where("a = GreaterOrEqual(y, $3.0) b = LessOrEqual(y, $3.0) c = And(a, b)")),
+    "one side of a single number": (SILU, where("a = GreaterOrEqual(y, $3.0) b = LessOrEqual(y, $3.0) c = And(a, b)")),
     "beyond 30": (SILU, where("c = Greater(y, $30.0)")),
     "beyond 300": (SILU, where("c = Greater(y, $300.0)")),
     "beyond 1e30": (SILU, where("c = Greater(y, $1e30)")),
@@ -138,14 +136,12 @@ WRONG: dict[str, tuple[str, str]] = {
     "a pole beyond 5": ("h = Relu(y)", "c = Greater(y, $5.0) d = Where(c, $0.0, $1.0) h = Div(y, d)"),
     "NaN at 0": (SILU, "s = Sigmoid(y) q = Mul(y, y) p = Div(q, y) h = Mul(p, s)"),
     "a ReLU of another slope": ("h = Relu(y)", "h = LeakyRelu<alpha = 0.001>(y)"),
-    "a step of the wrong side": (
-        "h = HardSigmoid(y)", "c = Greater(y, $2.5) i = HardSigmoid(y) h = Where(c, $0.0, i)"),
+    "a step of the wrong side": ("h = HardSigmoid(y)", "c = Greater(y, $2.5) i = HardSigmoid(y) h = Where(c, $0.0, i)"),
     # gates
     "a gate that drops large values": (
         GATED,
         GATED_HEADS.replace("h = Mul(a, g)", "q = Abs(g) k = Less(q, $12.0) v = Where(k, g, $0.0) h = Mul(a, v)")),
-    "a gate that squares small values": (
-        GATED, GATED_HEADS.replace("h = Mul(a, g)", "q = Mul(g, g) h = Mul(a, q)")),
+    "a gate that squares small values": (GATED, GATED_HEADS.replace("h = Mul(a, g)", "q = Mul(g, g) h = Mul(a, q)")),
     "gate and value swapped": (
         GATED, "g = MatMul(x, V1) n = Neg(g) e = Exp(n) d = Add(e, $1.0) a = Div(g, d) h = Mul(a, y)"),
     "the gate as its own value": (GATED, GATED_HEADS.replace("Mul(a, g)", "Mul(a, y)")),
@@ -187,8 +183,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "a condition without a comparison": (SILU, where("c = Constant<value = bool {1}>()")),
     "a softmax over neurons": (SILU, "z = Softmax<axis = 2>(y) h = Mul(y, z)"),
     "another axis than the default": ("h = Softmax(y)", "h = Softmax<axis = 1>(y)"),
-    "random numbers": (
-        SILU, "z = RandomNormalLike(y) k = Mul(z, $0.0) s = Sigmoid(y) p = Add(s, k) h = Mul(y, p)"),
+    "random numbers": (SILU, "z = RandomNormalLike(y) k = Mul(z, $0.0) s = Sigmoid(y) p = Add(s, k) h = Mul(y, p)"),
     "a factor 0 that changes the shape": (
         SILU,
         "s = Sigmoid(y) i = Mul(y, s) f = Constant<value_ints = [0]>() z = Unsqueeze(y, f) k = Mul(z, $0.0)"
