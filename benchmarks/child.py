@@ -1,7 +1,7 @@
 """One task in a separate process, so that time and peak memory are those of the task.
 
 Run as `python -m benchmarks.child TASK MODEL [OUT]`, where TASK is import, plan, rewrite or prove; prints one JSON
-object. Peak memory is the high-water mark of the resident set (`rewriter.ort.timing`).
+object. Peak memory is the high-water mark of the resident set (`benchmarks.timing`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _run(task: str, model: Path, out: Path | None) -> dict[str, Any]:
 
 
 def _peak_mb() -> float:
-    from rewriter.ort.timing import resident_peak
+    from benchmarks.timing import resident_peak
 
     return (resident_peak() or 0) / 1e6
 

@@ -1,7 +1,7 @@
 """Shared by the benchmarks: interleaved timing, the environment, results as JSON, tables.
 
-Times on a shared machine drift, so nothing is compared across runs (`rewriter.ort.timing`). Models are timed in
-processes of their own by `rewriter.bench`; `interleaved` is for other tasks.
+Times on a shared machine drift, so nothing is compared across runs. Models are timed in separate processes
+(`benchmarks.timing`); `interleaved` is for other tasks.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import onnx
 
+from benchmarks.timing import Feeds, rounds
 from rewriter.errors import ProviderError
 from rewriter.ort.providers import require_provider
-from rewriter.ort.timing import rounds
+from rewriter.proof.inputs.cases import Maker
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -49,6 +51,11 @@ def interleaved(
             candidates[name]()
             seconds[name].append(clock() - start)
     return seconds
+
+
+def feeds_of(model: onnx.ModelProto, tokens: int, past: int = 0) -> Feeds:
+    """Generated inputs of a number of tokens."""
+    return Maker(model).case((1, tokens, past)).feeds
 
 
 def environment() -> dict[str, Any]:

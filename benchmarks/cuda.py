@@ -20,17 +20,15 @@ import click
 import numpy as np
 import onnx
 
-from benchmarks.common import RESULTS, demand, gpu_name, print_table, write_json
+from benchmarks.common import RESULTS, demand, feeds_of, gpu_name, print_table, write_json
 from benchmarks.decoder import decoder, random_weights
 from benchmarks.kinds import OTHERS, kind_times, nodes_of
 from benchmarks.performance.subjects import SUBJECTS, Subject
+from benchmarks.timing import Feeds, Ratio, ratio, rounds, take
 from passes.forms import FORMS
 from rewriter import rewrite
-from rewriter.api.benching import inputs_of
 from rewriter.files.load import load_model
 from rewriter.ort.providers import load_onnxruntime, require_provider
-from rewriter.ort.timing import Feeds, Ratio, ratio, rounds, take
-from rewriter.proof.settings import Settings
 from rewriter.text import one_line
 
 PAST = 128
@@ -201,8 +199,8 @@ def _settings(path: Path, tokens: Sequence[int]) -> Iterator[tuple[str, int, Fee
     """Mode, length and inputs: each prefill, and one decoding step, with a cache if the model takes one."""
     proto = load_model(path).proto
     for length in tokens:
-        yield "prefill", length, inputs_of(proto, Settings(), (length,))[0].feeds
-    yield "decode", 1, inputs_of(proto, Settings(), (1,), past=PAST)[0].feeds
+        yield "prefill", length, feeds_of(proto, length)
+    yield "decode", 1, feeds_of(proto, 1, PAST)
 
 
 def _measured(pair: tuple[Path, Path], on: str, feeds: Feeds, repeat: int, *, graphs: bool) -> dict[str, list[float]]:

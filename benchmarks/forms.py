@@ -1,6 +1,6 @@
 """`python -m benchmarks.forms`: time and memory of each form against the length of the sequence.
 
-Time: one MLP in every form beside the original, each in its own process (`rewriter.ort.timing`): medians and ratios; a
+Time: one MLP in every form beside the original, each in its own process (`benchmarks.timing`): medians and ratios; a
 second process of the original gives the noise. Memory: the peak of one run in a separate process
 (`benchmarks.memory`). Writes tables and a JSON file.
 """
@@ -19,9 +19,9 @@ import onnx
 from benchmarks.common import RESULTS, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, mlp, random_weights
 from benchmarks.memory import available, peak_bytes
+from benchmarks.timing import Ratio, measure, ratio, started
 from passes.forms import FORMS
 from rewriter import rewrite
-from rewriter.ort.timing import Ratio, measure, ratio, started
 
 ORIGINAL, CONTROL = "original", "control"
 _MEGABYTE = 2**20

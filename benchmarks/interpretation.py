@@ -74,7 +74,7 @@ def _measured(model: Path, task: str, tokens: int, threads: int) -> dict[str, An
 
 
 def _child(path: Path, task: str, tokens: int) -> dict[str, Any]:
-    from rewriter.ort.timing import resident_peak
+    from benchmarks.timing import resident_peak
 
     model = onnx.load(path, load_external_data=False)
     vocabulary = Shape().vocabulary

@@ -1,7 +1,7 @@
 """`python -m benchmarks.latency`: time of a rewritten model over that of the original, on onnxruntime.
 
-Original, rewritten and the original a second time, each in its own process (`rewriter.bench`); the ratio of the second
-time is the noise. Writes a table and a JSON file.
+Original, rewritten and the original a second time, each in its own process (`benchmarks.timing`); the ratio of the
+second time is the noise. Writes a table and a JSON file.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import onnx
 
-from benchmarks.common import RESULTS, print_table, write_json
+from benchmarks.common import RESULTS, feeds_of, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, GATED, Shape, decoder, mlp, random_weights
-from rewriter import bench, rewrite
-from rewriter.ort.timing import Ratio
+from benchmarks.timing import Ratio, measure, ratio, started
+from rewriter import rewrite
 
 PARTS = {"model": decoder, "mlp": mlp}
 
@@ -148,22 +149,20 @@ def _measure(
         raise click.ClickException(
             f"{path} has no MLP block to convert: run `rewrite {path} --dry-run` for the reasons"
         )
-    found = bench(path, out, tokens=tokens, repeat=repeats, providers=[provider])
-    for place, length in enumerate(tokens):
-        original, rewritten, control = found.times[3 * place : 3 * place + 3]
-        rows = {"original": original, "rewritten": rewritten, "control": control}
-        if rewritten.over_original is None or control.over_original is None:
-            raise click.ClickException("the measurement has no ratios")
-        yield Row(
-            model=name,
-            provider=provider,
-            tokens=length,
-            blocks=len(report.converted),
-            milliseconds={key: row.milliseconds for key, row in rows.items()},
-            rewritten=rewritten.over_original,
-            control=control.over_original,
-            rounds={key: row.rounds for key, row in rows.items()},
-        )
+    model = onnx.load(path, load_external_data=False)
+    with started({"original": path, "rewritten": out, "control": path}, provider) as processes:
+        for length in tokens:
+            seconds = measure(processes, feeds_of(model, length), repeats)
+            yield Row(
+                model=name,
+                provider=provider,
+                tokens=length,
+                blocks=len(report.converted),
+                milliseconds={key: 1e3 * float(np.median(each)) for key, each in seconds.items()},
+                rewritten=ratio(seconds["rewritten"], seconds["original"]),
+                control=ratio(seconds["control"], seconds["original"]),
+                rounds={key: tuple(1e3 * one for one in each) for key, each in seconds.items()},
+            )
     out.unlink()
 
 

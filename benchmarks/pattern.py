@@ -23,10 +23,10 @@ import onnx
 from benchmarks.common import RESULTS, interleaved, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
 from benchmarks.kinds import nodes_of
+from benchmarks.timing import Ratio, ratio
 from passes.forms import FORMS
 from rewriter import rewrite
 from rewriter.ort.sessions import open_session
-from rewriter.ort.timing import Ratio, ratio
 
 ORIGINAL, CONTROL = "original", "control"
 _HEADS, _FIRST = "/heads/", "h.0."

@@ -19,10 +19,10 @@ import onnx
 
 from benchmarks.common import RESULTS, interleaved, print_table, write_json
 from benchmarks.decoder import ACTIVATIONS, Shape, decoder, random_weights
+from benchmarks.timing import Ratio, ratio
 from rewriter import diff, rewrite, validate
 from rewriter.files.load import load_model
 from rewriter.ort.sessions import open_session
-from rewriter.ort.timing import Ratio, ratio
 from rewriter.proof.inputs.cases import make_cases
 
 
@@ -106,7 +106,7 @@ def _measure(original: Path, rewritten: Path, repeats: int) -> list[Row]:
         return once
 
     compared: dict[str, Callable[[], dict[str, float]]] = {
-        "diff --graph-only": lambda: dict(diff(original, rewritten, outputs=False).seconds),
+        "diff(outputs=False)": lambda: dict(diff(original, rewritten, outputs=False).seconds),
         "validate": lambda: dict(validate(original, rewritten).seconds),
     }
     tasks = {"plain inference": plain, **{task: comparing(task, run) for task, run in compared.items()}}

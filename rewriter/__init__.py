@@ -29,15 +29,15 @@ Benchmark. What goes wrong before there is a result is a RewriteError: ModelErro
 ValidationError, NothingToConvertError, each with its ExitStatus. help(rewriter.rewrite) lists arguments and options.
 """
 
-import re
+import ast
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).resolve().parent
-_STUB = (_FOLDER / "__init__.pyi").read_text(encoding="utf-8")
-_MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as", _STUB, re.MULTILINE)}
+_STUB = ast.parse((_FOLDER / "__init__.pyi").read_text(encoding="utf-8"))
+_MODULES = {each.name: str(of.module) for of in _STUB.body if isinstance(of, ast.ImportFrom) for each in of.names}
 """Public name to the module that it is imported from when it is used, since `passes` imports `rewriter.graph`."""
 
 

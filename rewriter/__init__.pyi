@@ -28,10 +28,10 @@ from rewriter.interpret.rank import head_tokens as head_tokens
 from rewriter.interpret.run import run_with_cache as run_with_cache
 from rewriter.interpret.text import Text as Text
 from rewriter.interpret.why import why as why
-from rewriter.report.certification import Certification as Certification
-from rewriter.report.certification import RuntimeCertification as RuntimeCertification
+from rewriter.report.comparison import Certification as Certification
 from rewriter.report.comparison import Comparison as Comparison
-from rewriter.report.folder import FolderReport as FolderReport
+from rewriter.report.comparison import RuntimeCertification as RuntimeCertification
+from rewriter.report.report import FolderReport as FolderReport
 from rewriter.report.report import Report as Report
 
 def require_own_passes() -> None: ...

@@ -1,12 +1,10 @@
 """Errors that reach the user, each with the exit status of the command line.
 
-A message is one line: what is wrong, and what to do about it. It is written with the flags of the command line, which
-prints it as it is; as the text of an exception the flags are keywords: `--force` reads `force=True`.
+A message is one line: what is wrong, and what to do about it, with the names of options on the command line.
 """
 
 from __future__ import annotations
 
-import re
 from enum import IntEnum
 from typing import ClassVar
 
@@ -23,21 +21,10 @@ class ExitStatus(IntEnum):
     INTERNAL_ERROR = 70
 
 
-_KEYWORDS = {"force": "force=True", "no-validate": "validate=False", "dry-run": "dry_run=True"}
-_KEYWORDS |= {"provider": "providers=", "dim": "dims=", "max-tokens": "max_tokens=", "option": ""}
-_KEYWORDS |= {"lower-experts": "lower_experts=True", "certificate-only": "validate='certificate'"}
-_KEYWORDS |= {name: f"{name}=" for name in ("accuracy", "expose", "form", "gate", "inputs", "only")}
-_KEYWORDS |= {name: f"{name}=" for name in ("scope", "skip", "top")}
-_FLAG = re.compile(rf"--({'|'.join(_KEYWORDS)})\b(?!-)( (?=\w+=)| (?=local|whole|heads|product))?")
-
-
 class RewriteError(Exception):
     """Base of every error that the caller can act on."""
 
     exit_status: ClassVar[ExitStatus] = ExitStatus.USAGE
-
-    def __str__(self) -> str:
-        return _FLAG.sub(lambda flag: _KEYWORDS[flag[1]], super().__str__())
 
 
 class UsageError(RewriteError):

@@ -1,9 +1,7 @@
 """Options, each declared once: a field of a frozen dataclass with its default, its help and its range.
 
-The command-line options, the keywords of the Python interface, the option tables of docs/reference.md and the options
-in a report are all derived from these fields. Rare options have no flag; `--option NAME=VALUE` sets them.
-A field without `option(...)` is not an option; a field that holds another such dataclass contributes the options of
-that class.
+Options of the command line, keywords in Python, the tables of docs/reference.md and the options in a report are derived
+from these fields. A field that holds another such dataclass contributes its options.
 """
 
 from __future__ import annotations
@@ -26,33 +24,21 @@ _TRUTH = {None: True, "true": True, "false": False}
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """One option; a repeatable one is a sequence, with an entry for each time that it is given."""
 
-    Attributes:
-        name: keyword in Python; on the command line with dashes.
-        kind: the type of its value, or of its entries if it is repeatable: bool, int, float or str; object if the
-            command line parses it specially.
-        choices: the values it accepts; empty for any.
-        least: inclusive lower bound of its value; `above` and `below` are exclusive bounds.
-        repeatable: whether it is a sequence, with one entry for each time the option is given.
-        flag: name on the command line, if not derived from the keyword.
-        see: page of docs/ with more about it, with an anchor if needed.
-        rare: whether the command line has it as `--option NAME=VALUE` only.
-    """
-
-    name: str
-    kind: type
+    name: str  # keyword in Python; on the command line with dashes
+    kind: type  # of the value, or of the entries: bool, int, float, str; object if the command line parses it specially
     default: Any
     help: str
     choices: tuple[str, ...] = ()
     metavar: str = ""
-    least: float | None = None
+    least: float | None = None  # inclusive; `above` and `below` are exclusive
     above: float | None = None
     below: float | None = None
     repeatable: bool = False
-    flag: str = ""
-    see: str = ""
-    rare: bool = False
+    flag: str = ""  # if not derived from the name
+    see: str = ""  # page of docs/, with an anchor
+    rare: bool = False  # on the command line `--option NAME=VALUE` only
 
     def checked(self, value: Any) -> Any:
         """The value, or UsageError where it is unfit; a single entry of a repeatable option becomes a tuple."""
@@ -94,22 +80,15 @@ class Option:
         kind = Integral if self.kind is int else Real
         if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value):
             return False
-        number = float(value)
-        return (
-            (self.least is None or number >= self.least)
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
-        )
+        number, least, above, below = float(value), self.least, self.above, self.below
+        inside = (above is None or number > above) and (below is None or number < below)
+        return inside and (least is None or number >= least)
 
     @property
     def _range(self) -> str:
-        kind = "an integer" if self.kind is int else "a number"
-        parts = [
-            f"{words} {bound:g}"
-            for words, bound in (("of at least", self.least), ("above", self.above), ("below", self.below))
-            if bound is not None
-        ]
-        return f"{kind} {' and '.join(parts)}".rstrip()
+        bounds = {"of at least": self.least, "above": self.above, "below": self.below}
+        parts = [f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None]
+        return f"{'an integer' if self.kind is int else 'a number'} {' and '.join(parts)}".rstrip()
 
 
 def option(default: Any, help: str, *, name: str = "", **further: Any) -> Any:  # noqa: A002 - click's word for it

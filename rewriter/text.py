@@ -32,27 +32,14 @@ def decoded(text: str | bytes) -> str:
 
 
 def quoted(name: str | bytes | os.PathLike[str]) -> str:
-    """Quote a name for a message: control characters escaped, at most `LIMIT` characters.
-
-    A long name keeps both its start and its end, because paths differ at the end. Bytes are accepted because
-    protobuf returns them for strings that are not valid UTF-8.
-    """
+    """A name for a message: quoted, control characters escaped, start and end of at most `LIMIT` characters."""
     text = decoded(name if isinstance(name, bytes) else os.fspath(name))
-    # Truncate before escaping as well as after: a name may be gigabytes long.
-    if len(text) > 2 * LIMIT:
-        text = text[:LIMIT] + text[-LIMIT:]
-        shortened = repr(text)
-    else:
-        shortened = repr(text)
-        if len(shortened) <= LIMIT:
-            return shortened
-    return shortened[: LIMIT - _TAIL - 3] + "..." + shortened[-_TAIL:]
+    # Truncated before it is escaped as well as after: a name may be gigabytes long.
+    escaped = repr(text if len(text) <= 2 * LIMIT else text[:LIMIT] + text[-LIMIT:])
+    return escaped if len(escaped) <= LIMIT else f"{escaped[: LIMIT - _TAIL - 3]}...{escaped[-_TAIL:]}"
 
 
-_LIMIT = 300
-
-
-def one_line(text: object, limit: int = _LIMIT) -> str:
+def one_line(text: object, limit: int = 300) -> str:
     """`text` on one line of at most `limit` characters, control characters escaped."""
     line = " ".join(str(text).split())
     line = "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)

@@ -15,7 +15,6 @@ from passes.plan import Plan, make_plan
 from rewriter import ExitStatus, Report, rewrite
 from rewriter.api import rewriting
 from rewriter.ort.sessions import open_session
-from rewriter.pipeline import Unit
 from tests.changes import Change, copied
 
 _OF_FORMS = {each.name for each in fields(FormOptions)}
@@ -44,14 +43,14 @@ def proved(model: onnx.ModelProto, **options: Any) -> Report:
 
 def plant(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
     """Let the rewriter make models that are changed like this, from here on."""
-    right = rewriting.made
+    right = rewriting.with_heads
 
-    def wrong(unit: Unit) -> onnx.ModelProto:
-        model = copied(right(unit))
+    def wrong(plan: Plan) -> onnx.ModelProto:
+        model = copied(right(plan))
         change(model)
         return model
 
-    monkeypatch.setattr(rewriting, "made", wrong)
+    monkeypatch.setattr(rewriting, "with_heads", wrong)
 
 
 def names(folder: Path) -> set[str]:

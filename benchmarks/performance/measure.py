@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
-from benchmarks.common import environment, write_json
+from benchmarks.common import environment, feeds_of, write_json
 from benchmarks.decoder import decoder, random_weights
 from benchmarks.kinds import KindTime, kind_times, nodes_of
 from benchmarks.performance.subjects import Subject
-from rewriter import bench, rewrite
-from rewriter.api.benching import Benchmark, inputs_of
-from rewriter.proof.settings import Settings
+from benchmarks.timing import measure, ratio, started
+from rewriter import rewrite
 
 Row = dict[str, Any]
 KEY = ("model", "type", "tokens", "layers")
@@ -92,41 +92,31 @@ def _rows(subject: Subject, tokens: Sequence[int], setting: Setting, *, half: bo
         report = rewrite(original, heads, validate=False, **setting.rewriting)
         if not report.converted:
             raise RuntimeError(f"{subject.name}: {[row.reason for row in report.left]}")
+        pair, model = {"original": original, "rewritten": heads}, onnx.load(original, load_external_data=False)
         for length in tokens:
-            found = bench(
-                original, heads, tokens=length, repeat=setting.repeat, threads=setting.threads, providers=["cpu"]
-            )
-            pair = {"original": original, "rewritten": heads}
-            model = onnx.load(original, load_external_data=False)
-            feeds = inputs_of(model, Settings(), (length,))[0].feeds
+            feeds = feeds_of(model, length)
+            with started({**pair, "control": original}, "cpu", setting.threads) as processes:
+                seconds = measure(processes, feeds, setting.repeat)
+                known = [process.known for process in processes.values()]
             nodes = {name: nodes_of(path, "cpu", feeds, setting.threads) for name, path in pair.items()}
             kinds = {
                 "original": kind_times("original", nodes["original"], [nodes["rewritten"]]),
                 "rewritten": kind_times("rewritten", nodes["rewritten"], [nodes["original"]]),
             }
-            yield _row(subject, len(report.converted), found, kinds, half=half)
-
-
-def _row(
-    subject: Subject, blocks: int, found: Benchmark, kinds: Mapping[str, Sequence[KindTime]], *, half: bool
-) -> Row:
-    original, rewritten, control = found.times
-    if rewritten.over_original is None or control.over_original is None:
-        raise RuntimeError(f"{subject.name}: no ratios")
-    return {
-        "model": subject.name,
-        "group": subject.group,
-        "type": type_name(half=half),
-        "tokens": int(found.options["tokens"][0]),
-        "layers": subject.shape.layers,
-        "blocks": blocks,
-        "milliseconds": {"original": original.milliseconds, "rewritten": rewritten.milliseconds},
-        "rewritten": asdict(rewritten.over_original),
-        "control": asdict(control.over_original),
-        "load_seconds": [row.load_seconds for row in found.times],
-        "peak_mb": [row.peak_mb for row in found.times],
-        "kinds": {name: [_kind(time) for time in times] for name, times in kinds.items()},
-    }
+            peaks = [each["peak_bytes"] for each in known]
+            yield {
+                "model": subject.name,
+                "group": subject.group,
+                "type": type_name(half=half),
+                "tokens": length,
+                "layers": subject.shape.layers,
+                "blocks": len(report.converted),
+                "milliseconds": {name: 1e3 * float(np.median(seconds[name])) for name in pair},
+                **{name: asdict(ratio(seconds[name], seconds["original"])) for name in ("rewritten", "control")},
+                "load_seconds": [each["load_seconds"] for each in known],
+                "peak_mb": [None if each is None else 1e-6 * each for each in peaks],
+                "kinds": {name: [_kind(time) for time in times] for name, times in kinds.items()},
+            }
 
 
 def _kind(time: KindTime) -> Row:

@@ -22,12 +22,12 @@ from torch.nn import functional
 
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.norms import Norm
 from rewriter.graph.view import attributes
 from rewriter.interpret.index import AffineMap, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.stream import chain_to, norm_of, writes
 from rewriter.interpret.sublayers import Named
+from rewriter.interpret.trace import Norm
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {

@@ -23,7 +23,8 @@ from passes.programs.gates import gate, line, needs_line, with_line
 from passes.programs.head import Array
 from passes.programs.program import Program
 from passes.programs.solve import Function, Parameters, Solve
-from rewriter.graph import elementwise
+from rewriter.evaluate.arithmetic import sigmoid, softplus
+from rewriter.graph.elementwise import gelu_tanh, normal_cdf
 
 Values = Callable[[Array, Parameters], Array]
 Make = Callable[[Parameters, Arithmetic], Program]
@@ -66,15 +67,15 @@ class Activation:
 
 
 def _silu(y: Array, p: Parameters) -> Array:
-    return p[1] * y * elementwise.sigmoid(p[0] * y)
+    return p[1] * y * sigmoid(p[0] * y)
 
 
 def _gelu(y: Array, p: Parameters) -> Array:
-    return p[1] * y * elementwise.normal_cdf(p[0] * y)
+    return p[1] * y * normal_cdf(p[0] * y)
 
 
 def _mish(y: Array, p: Parameters) -> Array:
-    return p[0] * y * np.tanh(elementwise.softplus(y))
+    return p[0] * y * np.tanh(softplus(y))
 
 
 def _two_slopes(y: Array, p: Parameters) -> Array:
@@ -82,7 +83,7 @@ def _two_slopes(y: Array, p: Parameters) -> Array:
 
 
 def _logistic(y: Array, p: Parameters) -> Array:
-    return p[2] + p[1] * elementwise.sigmoid(p[0] * y)
+    return p[2] + p[1] * sigmoid(p[0] * y)
 
 
 def _clip(y: Array, p: Parameters) -> Array:
@@ -95,7 +96,7 @@ def _bent(y: Array, p: Parameters) -> Array:
 
 
 def _softplus(y: Array, p: Parameters) -> Array:
-    return p[1] * elementwise.softplus(p[0] * y)
+    return p[1] * softplus(p[0] * y)
 
 
 def _exp(y: Array, p: Parameters) -> Array:
@@ -226,7 +227,7 @@ ACTIVATIONS: tuple[Activation, ...] = (
     Activation("leaky_relu", _SLOPES, _two_slopes, solve.two_slopes, closed_forms.two_slopes),
     Activation("silu", _BETA, _silu, solve.self_gated(solve.logit), closed_forms.silu, _UNIT),
     Activation("gelu", _INNER, _gelu, solve.self_gated(_PROBIT), _gelu_program, _UNIT, _gelu_gate, _quick_gelu),
-    _factored("gelu_tanh", elementwise.gelu_tanh, _gelu_program, gate=_gelu_gate, quick=_quick_gelu),
+    _factored("gelu_tanh", gelu_tanh, _gelu_program, gate=_gelu_gate, quick=_quick_gelu),
     Activation("mish", _FACTOR, _mish, solve.factor(lambda y: _mish(y, (1.0,))), closed_forms.mish),
     Activation("sigmoid", _LOGISTIC, _logistic, _FROM_ZERO, closed_forms.logistic, (1.0, 1.0, 0.0)),
     Activation("tanh", _LOGISTIC, _logistic, solve.logistic, closed_forms.logistic, (2.0, 2.0, -1.0)),

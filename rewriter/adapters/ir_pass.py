@@ -8,7 +8,7 @@ from rewriter.api.certifying import certify
 from rewriter.api.rewriting import rewrite
 from rewriter.api.run import RewriteKeywords
 from rewriter.errors import ExitStatus, RewriteError, UsageError
-from rewriter.report.certification import Certification
+from rewriter.report.comparison import Certification
 from rewriter.report.report import Report
 
 try:

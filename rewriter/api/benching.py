@@ -1,186 +1,124 @@
-"""`bench`: how long models take beside the original. Nothing is written."""
+"""`bench`: how long models take beside the original; nothing is written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Unpack
 
 import numpy as np
-import onnx
 
-from rewriter.api.run import Run, RunKeywords, described, environment, name_of, settings_of
+from rewriter.api.run import Run, environment, name_of
 from rewriter.compare.graphs import signature_differences
-from rewriter.errors import ExitStatus, UsageError
-from rewriter.files.load import LoadedModel, Source, load_model
-from rewriter.ort.timing import Ratio, measure, ratio, started
+from rewriter.errors import ExitStatus, RewriteError, UsageError
+from rewriter.files.load import Source, load_model
+from rewriter.ort.providers import chosen_providers
+from rewriter.ort.sessions import Session, open_session
 from rewriter.proof.inputs.cases import Case, Maker
-from rewriter.proof.inputs.read import load_cases
 from rewriter.proof.inputs.specs import Kind
-from rewriter.proof.settings import Settings, checked
 from rewriter.proof.validate import Progress
 from rewriter.report.report import Result
 
-CONTROL = "control"  # the original as its own competitor
-_TOKENS = 128
-_MAX_PROTOBUF_BYTES = 2**31
+_TOKENS, _ROUNDS = 128, 10
+_TURN, _PAUSE = 0.1, 0.05  # seconds; after the pause onnxruntime's idle threads have stopped spinning
 
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One model on one set of inputs."""
+    """One model on inputs of one size: the median time, and the quartiles of its ratio to the original in a round."""
 
-    model: str  # its path; `control` for the second process of the original.
+    model: str
     provider: str
-    inputs: str  # size of the inputs, or the name of their case
-    rounds: tuple[float, ...]  # the median in each round, in milliseconds; `milliseconds` is the median of these.
-    over_original: Ratio | None  # None for the original
-    load_seconds: float
-    # the peak memory of loading and all runs, in 10^6 bytes; None where the system does not report it.
-    peak_mb: float | None
-    cpu_nodes: Sequence[str] | None  # on another provider, the nodes on the CPU; None if unknown.
-    also: ClassVar = ("milliseconds",)
-
-    @property
-    def milliseconds(self) -> float:
-        """The median time of one run."""
-        return float(np.median(self.rounds))
+    inputs: str
+    milliseconds: float
+    over_original: tuple[float, float, float]
 
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Result):
-    """What `bench` measured; `options` are keywords of `rewriter.bench`, and `seconds` the time by step."""
+    """What `bench` measured: for every provider and size a row of each model, the original first."""
 
-    original: str
-    others: tuple[str, ...]
-    control: str
     times: tuple[TimeRow, ...]
-    options: Mapping[str, Any]
     environment: Mapping[str, str]
     seconds: Mapping[str, float]
-
     exit_status = ExitStatus.CONVERTED
 
     @property
     def summary(self) -> str:
-        """How long each model takes beside the original, and the control."""
-        parts = [f"{name} takes {self._over(name)} times as long as {self.original}" for name in self.others]
-        return f"MEASURED  {'; '.join(parts)} (control {self._over(self.control)}), in {self.seconds['total']:.1f} s"
-
-    def _over(self, name: str) -> str:
-        values = [row.over_original.paired for row in self.times if row.model == name and row.over_original]
-        low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-        return low if low == high else f"{low} to {high}"
+        original, *others = dict.fromkeys(row.model for row in self.times)
+        parts = []
+        for name in others:
+            ratios = sorted(f"{row.over_original[1]:.2f}" for row in self.times if row.model == name)
+            parts.append(f"{name} takes {' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} times as long")
+        return f"MEASURED  {', '.join(parts)} as {original}, in {self.seconds['total']:.1f} s"
 
 
-@described(RunKeywords, Settings)
 def bench(
     original: Source,
     rewritten: Source,
     *more: Source,
     tokens: int | Sequence[int] = (),
-    repeat: int = 10,
-    threads: int = 0,
+    providers: str | Sequence[str] = (),
     progress: Progress | None = None,
-    **options: Unpack[RunKeywords],
 ) -> Benchmark:
-    """Measure models against the original: times and memory.
-
-    Each model runs in its own process, and they take turns. The original is also its own competitor, `control`,
-    whose ratio is the noise.
+    """Measure how long models, files or in memory, take beside the original, on onnxruntime; they take turns.
 
     Args:
-        original: path of an ONNX file, or a model in memory.
-        rewritten: path of the model to compare it with, or a model in memory.
+        original: given again, its ratio is the noise.
+        rewritten: the model to compare it with.
         *more: further models.
         tokens: numbers of tokens of a sequence; default: 128, or what the model fixes.
-        repeat: number of rounds, in which each model has one turn.
-        threads: threads per operator; 0: one per core, as onnxruntime does.
+        providers: execution providers; default: cpu, and cuda where it works.
         progress: called with (current activity, steps done, total steps).
-        **options: listed below.
 
     Raises:
-        UsageError: an option is invalid, or the models take different inputs.
+        UsageError: the models take different inputs, or not so many tokens.
         ModelError: a model is unreadable, malformed or unsafe.
         ProviderError: a requested execution provider is not available.
         ValidationError: a model does not run.
     """
-    lengths = (tokens,) if isinstance(tokens, int) else tuple(tokens)
-    for name, value, least in (*(("tokens", each, 1) for each in lengths), ("repeat", repeat, 3)):
-        if value < least:
-            raise UsageError(f"{name} is {value}; it must be an integer of at least {least}")
-    settings, run = checked(settings_of(options)), Run(progress)
+    run, given, rows = Run(progress), (original, rewritten, *more), list[TimeRow]()
+    chosen = chosen_providers((providers,) if isinstance(providers, str) else providers)
     with run.step("load", "loading"):
-        sources = (original, rewritten, *more)
-        loaded = [load_model(model) for model in sources]
-        paths = [name_of(model) for model in sources]
+        models = [load_model(model, mapped=True) for model in given]
+        paths = [name_of(model) for model in given]
         names = [each if each not in paths[:place] else f"{each} ({place})" for place, each in enumerate(paths)]
-        models = dict(zip(names, loaded, strict=True))
-        _check_inputs(models)
-        cases = inputs_of(loaded[0].proto, settings, lengths)
-        files = {name: _file(model) for name, model in models.items()}
-    rows = [
-        row
-        for provider in settings.providers
-        for row in _rows({**files, CONTROL: files[names[0]]}, provider, threads, cases, repeat, run)
-    ]
-    asked = {"tokens": lengths, "repeat": repeat, "threads": threads}
-    asked |= {name: getattr(settings, name) for name in ("providers", "dims", "seed")}
-    return Benchmark(names[0], tuple(names[1:]), CONTROL, tuple(rows), asked, environment(), run.seconds())
+        for name, model in zip(names, models, strict=True):
+            differences = signature_differences(models[0].proto, model.proto)
+            if found := [text for text in differences if text.startswith("input ")]:
+                raise UsageError(f"{name} (B) takes other inputs than {names[0]} (A): {'; '.join(found)}")
+        maker = Maker(models[0].proto)
+        cases = [_case(maker, asked) for asked in ((tokens,) if isinstance(tokens, int) else tokens)]
+    for provider in chosen:
+        with run.step("measure", f"measuring on {provider}"):
+            opened = [open_session(each.proto, provider, base_dir=each.base_dir, spin=True) for each in models]
+            for case in cases or [maker.case((1, _TOKENS, 0))]:
+                times = _rounds(dict(zip(names, opened, strict=True)), case)
+                for name, taken in times.items():
+                    low, middle, high = np.percentile(np.divide(taken, times[names[0]]), [25, 50, 75]).tolist()
+                    rows.append(TimeRow(name, provider, case.name, 1e3 * float(np.median(taken)), (low, middle, high)))
+    return Benchmark(tuple(rows), environment(), run.seconds())
 
 
-def _rows(
-    files: Mapping[str, Path | bytes], provider: str, threads: int, cases: Sequence[Case], repeat: int, run: Run
-) -> Iterator[TimeRow]:
-    with run.step("measure", f"loading on {provider}"), started(files, provider, threads) as processes:
-        for case in cases:
-            progress = partial(run.progress, f"measuring {case.name} on {provider}")
-            found = measure(processes, case.feeds, repeat, progress)
-            baseline = next(iter(found.values()))
-            for name, seconds in found.items():
-                known = processes[name].known
-                yield TimeRow(
-                    model=name,
-                    provider=provider,
-                    inputs=case.name,
-                    rounds=tuple(1e3 * each for each in seconds),
-                    over_original=None if seconds is baseline else ratio(seconds, baseline),
-                    load_seconds=known["load_seconds"],
-                    peak_mb=None if known["peak_bytes"] is None else 1e-6 * known["peak_bytes"],
-                    cpu_nodes=known["cpu_nodes"],
-                )
+def _case(maker: Maker, tokens: int) -> Case:
+    if tokens < 1 or Kind.SEQUENCE not in maker.varied or maker.sizes((1, tokens, 0))[1][Kind.SEQUENCE] != tokens:
+        raise UsageError(f"the model does not take {tokens} tokens; give another number, or none")
+    return maker.case((1, tokens, 0))
 
 
-def _check_inputs(models: Mapping[str, LoadedModel]) -> None:
-    first, *others = models
-    for name in others:
-        differences = signature_differences(models[first].proto, models[name].proto)
-        found = [text for text in differences if text.startswith("input ")]
-        if found:
-            raise UsageError(f"{name} (B) takes other inputs than {first} (A): {'; '.join(found)}")
-
-
-def _file(model: LoadedModel) -> Path | bytes:
-    if model.mapped:
-        raise UsageError("the weights of a model are links of a cache; copy it with `cp -rL`, and measure the copy")
-    if model.path is None and model.file_size >= _MAX_PROTOBUF_BYTES:
-        raise UsageError("a model in memory of 2 GiB or more cannot be measured: save it, and give its path")
-    return model.proto.SerializeToString() if model.path is None else model.path
-
-
-def inputs_of(model: onnx.ModelProto, settings: Settings, tokens: Sequence[int] = (), past: int = 0) -> list[Case]:
-    """The inputs of a measurement: of each number of `tokens`, or those of the file. Raises UsageError."""
-    if settings.inputs is not None:
-        if tokens or settings.dims:
-            raise UsageError("sizes come with the inputs of a file: leave out tokens and dim")
-        return list(load_cases(settings.inputs, model))
-    maker = Maker(model, seed=settings.seed, dims=settings.dims)
-    for asked in tokens:
-        if Kind.SEQUENCE not in maker.varied:
-            raise UsageError(f"tokens {asked}: no input of the model has an open dimension for it; leave tokens out")
-        got = maker.sizes((1, asked, past))[1][Kind.SEQUENCE]
-        if got != asked:
-            raise UsageError(f"tokens {asked}: the model's inputs and tables allow {got}")
-    return [maker.case((1, each, past)) for each in tokens or (_TOKENS,)]
+def _rounds(sessions: Mapping[str, Session], case: Case) -> dict[str, list[float]]:
+    """The median seconds of a run per round, in turns, since the speed of a shared machine drifts."""
+    found: dict[str, list[float]] = {name: [] for name in sessions}
+    for done in range(_ROUNDS + 1):
+        for name in [*sessions][:: -1 if done % 2 else 1]:
+            runs, end = list[float](), time.perf_counter() + _TURN
+            while not runs or time.perf_counter() < end:
+                start = time.perf_counter()
+                try:
+                    sessions[name].run(case.feeds)
+                except RewriteError as error:
+                    raise type(error)(f"{name}: {error.args[0]}") from error
+                runs.append(time.perf_counter() - start)
+            time.sleep(_PAUSE)
+            found[name].append(float(np.median(runs[len(runs) // 5 :])))  # threads wake up in the first ones
+    return {name: times[1:] for name, times in found.items()}  # the first round warms up

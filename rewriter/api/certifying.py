@@ -6,7 +6,7 @@ import hashlib
 import math
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple, overload
@@ -24,11 +24,10 @@ from rewriter.ort.optimised import LEVELS, RULES, optimisers, write_optimised
 from rewriter.proof.prove import prove
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed
 from rewriter.proof.run import Progress
-from rewriter.report.certification import Certification, FileDigest, Level, RuntimeCertification, sha256_of
+from rewriter.report.comparison import Certification, FileDigest, Level, RuntimeCertification, sha256_of
 from rewriter.text import quoted
 
-NARROWEST = 1.0
-"""The smallest domain that a file may state for its own programs: no fit is narrower that nobody asked for."""
+NARROWEST = 1.0  # domain that a file may state for its own programs: no fit is narrower that nobody asked for
 
 
 @overload
@@ -61,9 +60,8 @@ def certify(
 
     Args:
         original: path of an ONNX file, or a model in memory.
-        rewritten: path of the model to be judged, or a model in memory. Default: what this onnxruntime makes of
-            `original` at each of its levels of optimisation; where one is not certified, the optimiser at fault is
-            named.
+        rewritten: the model to be judged. Default: what this onnxruntime makes of `original` at each of its levels of
+            optimisation; where one is not certified, the optimiser at fault is named.
         claims: output of an activation in `original` to (limit, domain): the largest |f_B - f_A| / max(1, |f_A|) for
             all |y| up to `domain`, or everywhere if that is None. Default: what the plan in `rewritten` claims.
         limit: the limit of all other activations.
@@ -72,8 +70,7 @@ def certify(
         progress: called with (current activity, steps done, total steps).
 
     Returns:
-        The certificate; `exit_status` is 0 if it is one. Otherwise it is 1, with the reasons in `problems`, and
-        `verdict` is `not proved`, or `different` with a counterexample.
+        The certificate; `problems` are the reasons where it is none.
 
     Raises:
         UsageError: the limit of a claim is negative, its domain empty, or the accuracy not between 0 and 1.
@@ -100,61 +97,48 @@ def certify(
 
 
 def _optimised(source: Source, limit: float, progress: Progress) -> RuntimeCertification:
-    model = load_model(source, mapped=True)
-    levels = list[Level]()
-    with tempfile.TemporaryDirectory() as folder:
-        made = _Optimised(model, Path(folder), limit)
-        for done, level in enumerate(LEVELS):
-            progress(f"certifying level {level}", done, len(LEVELS))
-            digest = made.digest(level)
-            certificate, nodes = made.certificate(digest)
-            guilty = () if certificate.certified else made.guilty(level, digest, progress)
-            levels.append(Level(level, nodes, certificate, guilty))
-    count = sum(1 for _ in iter_nodes(model.proto.graph.node))
-    return RuntimeCertification(_digest(source, model), environment()["onnxruntime"], count, tuple(levels))
+    model, files, levels = load_model(source, mapped=True), dict[str, Path](), list[Level]()
 
-
-class _Optimised:
-    """What onnxruntime makes of a model, each file proved once."""
-
-    def __init__(self, model: LoadedModel, folder: Path, limit: float) -> None:
-        self._model, self._folder, self._limit = model, folder, limit
-        self._files: dict[str, Path] = {}
-        self.certificate = cache(self._certificate)
-
-    def digest(self, level: str, *disabled: str) -> str:
-        """Of the file that onnxruntime writes."""
-        folder = Path(tempfile.mkdtemp(dir=self._folder))
-        path = write_optimised(self._model, level, folder, disabled)
-        digest = " ".join(sha256_of(each) for each in sorted(folder.iterdir()))
-        if digest in self._files:
-            shutil.rmtree(folder)
-        self._files.setdefault(digest, path)
+    def written(level: str, *disabled: str) -> str:
+        """The digest of the file that onnxruntime writes, which is in `files`."""
+        path = write_optimised(model, level, Path(tempfile.mkdtemp(dir=folder)), disabled)
+        digest = " ".join(sha256_of(each) for each in sorted(path.parent.iterdir()))
+        if files.setdefault(digest, path) != path:
+            shutil.rmtree(path.parent)
         return digest
 
-    def _certificate(self, digest: str) -> tuple[Certificate, int]:
-        made = load_model(self._files[digest], mapped=True)
-        found = prove(self._model, made, limit=self._limit), sum(1 for _ in iter_nodes(made.proto.graph.node))
-        shutil.rmtree(self._files[digest].parent)  # a large model fills a disk
+    @cache
+    def proof(digest: str) -> tuple[Certificate, int]:
+        made = load_model(files[digest], mapped=True)
+        found = prove(model, made, limit=limit), sum(1 for _ in iter_nodes(made.proto.graph.node))
+        shutil.rmtree(files[digest].parent)  # a large model fills a disk
         return found
 
-    def guilty(self, level: str, digest: str, progress: Progress) -> tuple[str, ...]:
-        """The optimisers without one of which the file of a level is certified."""
-        found, names = list[str](), optimisers(self._model, level)
+    def guilty(level: str, digest: str) -> Iterator[str]:
+        """The optimisers without one of which the file is certified."""
+        found, names = set[str](), optimisers(model, level)
         for done, name in enumerate(names):
             progress(f"level {level} without {name}", done, len(names))
-            if {*RULES.get(name, ())}.intersection(found):
-                continue
-            other = self.digest(level, name)
-            if other != digest and self.certificate(other)[0].certified:
-                found.append(name)
-        return tuple(found)
+            if found.isdisjoint(RULES.get(name, ())):
+                other = written(level, name)
+                if other != digest and proof(other)[0].certified:
+                    found.add(name)
+                    yield name
+
+    with tempfile.TemporaryDirectory() as folder:
+        for done, level in enumerate(LEVELS):
+            progress(f"certifying level {level}", done, len(LEVELS))
+            digest = written(level)
+            certificate, nodes = proof(digest)
+            levels.append(Level(level, nodes, certificate, () if certificate.certified else (*guilty(level, digest),)))
+    count = sum(1 for _ in iter_nodes(model.proto.graph.node))
+    return RuntimeCertification(_digest(source, model), environment()["onnxruntime"], count, tuple(levels))
 
 
 def certification_of(
     original: Source, rewritten: Source, certificate: Certificate, models: Sequence[LoadedModel] = ()
 ) -> Certification:
-    """A certificate of the judge, with digests of the files that it is about; it is not computed again."""
+    """A certificate with digests of the files that it is about; it is not computed again."""
     a, b = models or [load_model(source, mapped=True) for source in (original, rewritten)]
     return Certification(_digest(original, a), _digest(rewritten, b), certificate)
 

@@ -1,7 +1,7 @@
 """`validate` and `diff`: whether two models compute the same function, and where they differ. Nothing is written.
 
-The verdict is the one of `rewriter.proof.validate`: a proof by value, and a run. Of what B says of itself, the plan in
-its metadata, only the errors count that it states for its activations: B is held to them.
+The verdict is the one of `rewriter.proof.validate`. Of the plan in B's metadata only the errors of its activations
+count: B is held to them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,8 @@ def validate(
 ) -> Comparison:
     """Judge whether `rewritten` computes what `original` does: a proof by value, and a run on a few inputs.
 
-    Any two models with the same inputs and outputs can be compared; `names` are those that have other names.
-
-    Args:
-        original: path of an ONNX file, or a model in memory.
-        rewritten: path of the rewritten model, or a model in memory.
-        progress: called with (current activity, steps done, total steps).
-        **options: listed below. With a tolerance, outputs are judged only by
-            |rewritten - original| <= atol + rtol |original|.
+    Any two models with the same inputs and outputs can be compared, files or models in memory; `names` are those that
+    have other names. With a tolerance, outputs are judged only by |rewritten - original| <= atol + rtol |original|.
 
     Returns:
         The comparison; `verdict` says what is proved, and `exit_status` is 0 if it is certified or agrees.
@@ -66,20 +60,8 @@ def diff(
     """Compare two models: their files (operators, weights bit for bit, declarations), and what they compute.
 
     Tensors are matched by value, whatever their names and operators: `validation.certificate.departure` has the first
-    node of B that computes what A does not, and the regions that differ.
-
-    Args:
-        a: path of an ONNX file, or a model in memory.
-        b: path of the second model, or a model in memory.
-        outputs: run both and compare the outputs as `validate` does, beside the proof.
-        progress: as for `validate`.
-        **options: those of `validate`, listed below.
-
-    Returns:
-        The comparison; `exit_status` is 0 if it is certified or agrees, else 1.
-
-    Raises:
-        UsageError, ModelError, ProviderError, ValidationError, TypeError: as for `validate`.
+    node of B that computes what A does not, and the regions that differ. `outputs`: run both, too. Everything else is
+    as for `validate`.
     """
     return _compared((a, b), options, Run(progress), files=True, outputs=outputs)
 
@@ -93,28 +75,23 @@ def _compared(
     with run.step("load", "loading"):
         a, b = (load_model(each, mapped=True) for each in sources)
     check_names(a.proto, names)
-    first, second = map(name_of, sources)
-    result = Comparison(first, second, signature=signature_differences(a.proto, b.proto, names))
+    result = Comparison(name_of(sources[0]), name_of(sources[1]), signature_differences(a.proto, b.proto, names))
     if files:
         with run.step("graph", "comparing the files"):
             result = replace(result, files=difference(a, b, names))
-    if not result.signature:
-        with run.step("plan", "finding activations"):
-            points = _activations(a)
-        with run.step("validate", "proving"):
-            plan = stated(b.proto, asked.accuracy)
-            proof = Judge(
-                a, b, (), settings, run.progress, tolerance=asked.tolerance, noise=points, run=outputs,
-                held=plan.held, names=names, longest=plan.longest, isolate=files,
-            ).verdict()  # fmt: skip
-        result = replace(
-            result,
-            proof=proof,
-            tolerance=asked.tolerance,
-            undecided=(*proof.uncompared, *_empty(proof, tolerated=asked.tolerance is not None)),
-            notes=(*plan.notes, *proof.notes),
-        )
-    return replace(result, seconds=run.seconds())
+    if result.signature:
+        return replace(result, seconds=run.seconds())
+    with run.step("plan", "finding activations"):
+        points = _activations(a)
+    with run.step("validate", "proving"):
+        plan = stated(b.proto, asked.accuracy)
+        proof = Judge(
+            a, b, (), settings, run.progress, tolerance=asked.tolerance, noise=points, run=outputs,
+            held=plan.held, names=names, longest=plan.longest, isolate=files,
+        ).verdict()  # fmt: skip
+    undecided = (*proof.uncompared, *_empty(proof, tolerated=asked.tolerance is not None))
+    result = replace(result, proof=proof, tolerance=asked.tolerance, undecided=undecided)
+    return replace(result, notes=(*plan.notes, *proof.notes), seconds=run.seconds())
 
 
 def _activations(model: LoadedModel) -> tuple[Point, ...]:

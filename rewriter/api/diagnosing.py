@@ -10,11 +10,11 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from rewriter.api.run import environment
-from rewriter.errors import ExitStatus, RewriteError
+from rewriter.errors import RewriteError
 from rewriter.files.load import load_model
 from rewriter.ort.providers import PROVIDERS, Provider, load_onnxruntime, require_provider
 from rewriter.proof.settings import LARGE
-from rewriter.report.report import Result
+from rewriter.report.report import Result, by_problems
 from rewriter.text import one_line, size
 
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
@@ -22,28 +22,16 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis(Result):
-    """The diagnosis: true if there are no problems.
-
-    Attributes:
-        providers: execution provider to why it cannot be used here; empty if it works.
-        memory: available bytes without swapping, within a container's limit; None where the system does not report it.
-        disk: free bytes in the model's folder, or the current one.
-        model_bytes: with external data, of which the proof loads all at once up to 500 MB; None without a model.
-        wrong: each problem and the step that fixes it; `problems` are the same.
-    """
+    """The diagnosis: true if there are no problems."""
 
     environment: Mapping[str, str]
-    providers: Mapping[str, str]
-    memory: int | None
-    disk: int
-    model_bytes: int | None
-    wrong: tuple[str, ...] = field(metadata={"json": "problems"})
+    providers: Mapping[str, str]  # to why it cannot be used here; empty if it works
+    memory: int | None  # available bytes, within a container's limit; None where the system does not report it
+    disk: int  # free bytes in the model's folder, or the current one
+    model_bytes: int | None  # with external data; None without a model
+    wrong: tuple[str, ...] = field(metadata={"json": "problems"})  # each with the step that fixes it
     also = ("exit_status",)
-
-    @property
-    def exit_status(self) -> ExitStatus:  # type: ignore[override]
-        """0 without problems, otherwise 1."""
-        return ExitStatus(bool(self.wrong))
+    exit_status = by_problems
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -55,11 +43,7 @@ class Diagnosis(Result):
 
 
 def doctor(model: str | os.PathLike[str] | None = None) -> Diagnosis:
-    """Look at packages, execution providers, memory and disk; every provider is started.
-
-    The size of a model is compared with memory and disk; its external data is not read. ModelError where it is
-    unreadable, malformed or unsafe.
-    """
+    """Look at packages, execution providers, memory and disk, compared with the size of a model. Raises ModelError."""
     source = None if model is None else load_model(model, mapped=True)
     folder = Path.cwd() if model is None else Path(model).absolute().parent
     states = {each.name: _state(each) for each in PROVIDERS}

@@ -29,7 +29,6 @@ class Inspection(Result):
 
     @property
     def summary(self) -> str:
-        """What would be converted."""
         return self.report.summary
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""`rewrite`, from loading to the report: load, run the preparing passes, plan, run the rest, save, prove, rename.
+"""`rewrite`, from loading to the report: load, plan, apply, save, prove, rename, with the user's passes around.
 
-This is the only module that knows the whole sequence. The passes are those of `rewriter.pipeline`; the proof judges the
-saved file, which gets its final name only after it passed. A folder, such as optimum writes, is converted model by
+This is the only module that knows the whole sequence. The proof judges the saved file, which gets its final name only
+after it passed. A folder, such as optimum writes, is converted model by
 model in a copy, which gets its name when all of them passed.
 """
 
@@ -11,32 +11,32 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import onnx
 
 from passes.options import Options
-from passes.plan import Plan
-from rewriter.api.rows import claims_of, domain_notes, exposed_by, planned_report, shape_of
+from passes.plan import Plan, apply, make_plan
+from rewriter.api.rows import claims_of, domain_notes, planned_report, shape_of
 from rewriter.api.run import RewriteKeywords, Run, checked_options, described, name_of, settings_of, taken
-from rewriter.errors import ExitStatus, RewriteError, UsageError, ValidationError
+from rewriter.errors import ExitStatus, ModelError, RewriteError, UsageError, ValidationError
 from rewriter.files.atomic import check_new_folder, copied_folder, files_of, publish
 from rewriter.files.load import LoadedModel, Source, like, load_model, read_tensor
 from rewriter.files.save import check_output, staged_output
-from rewriter.pipeline import Pass, Unit, keeps_signature, pipeline, run_passes, split
-from rewriter.proof.claims import Claim, Side
+from rewriter.files.soundness import check_structure
+from rewriter.graph.walk import all_graphs
+from rewriter.proof.claims import Side
 from rewriter.proof.inputs.accepted import run_accepted
 from rewriter.proof.run import Way
 from rewriter.proof.settings import LARGE, Settings, checked
 from rewriter.proof.validate import Judge, Progress
-from rewriter.report.folder import FolderReport
-from rewriter.report.report import Report, write_json
+from rewriter.report.report import FolderReport, Report, write_json
 from rewriter.text import quoted
 
-Arrange = Callable[[tuple[Pass, ...]], Sequence[Pass]]
-"""Gets the passes that the options ask for, and returns those to run."""
+Pass = Callable[[onnx.ModelProto], onnx.ModelProto]
+"""A pass of the user: it leaves the model that it gets as it is, and returns another one."""
 
 
 @described(RewriteKeywords, Options, Settings)
@@ -44,7 +44,8 @@ def rewrite(
     model: Source,
     output: str | os.PathLike[str] | None = None,
     *,
-    passes: Arrange | None = None,
+    before: Sequence[Pass] = (),
+    after: Sequence[Pass] = (),
     dry_run: bool = False,
     validate: bool | Literal["certificate"] = True,
     force: bool = False,
@@ -58,8 +59,8 @@ def rewrite(
             a file, or an onnx_ir.Model. Or a folder: all models in it are converted, in a copy of it.
         output: where to write the result, which appears there only if the proof passes. Without it nothing is
             written, and `Report.rewritten` holds the result. For a folder: the folder to write, which must not exist.
-        passes: called with the pipeline that the options ask for; returns the one to run, such as
-            `lambda passes: (*passes, MyPass())`; see `rewriter.pipeline`.
+        before: functions from a model to another one, applied before the blocks are looked for.
+        after: the same, applied to the model with the heads.
         dry_run: stop after the plan.
         validate: run the proof, or leave the result unproved; "certificate": run no model, every block is certified.
         force: replace existing files.
@@ -83,7 +84,8 @@ def rewrite(
     if not runs and (settings.inputs is not None or settings.providers or settings.dims):
         raise UsageError("--certificate-only runs no model: leave out --inputs, --provider and --dim")
     if isinstance(model, (str, os.PathLike)) and Path(model).is_dir():
-        unfit = {"passes": passes, "--force": force, "--inputs": settings.inputs, "--expose": choices.forms.expose}
+        unfit = {"before": before, "after": after, "--force": force}
+        unfit |= {"--inputs": settings.inputs, "--expose": choices.forms.expose}
         return _folder(Path(model), output, options, unfit, run.progress, dry_run=dry_run, validate=validate)
     settings = checked(settings) if proves and runs else settings
     with run.step("load", "loading"):
@@ -91,81 +93,97 @@ def rewrite(
     out = None if output is None else Path(output)
     if out is not None:
         check_output(out, source=source, force=force)
-    choices, applying, unit = _planned(run, source, passes or (lambda each: each), choices, settings if runs else None)
+    choices, plan = _planned(run, source, before, choices, settings if runs else None)
     if proves and (source.size <= LARGE or not runs):
-        unit = _noted(unit, domain_notes(unit.plan, run=runs))
-    report = planned_report(name_of(model), source, unit.plan, choices)
+        plan = replace(plan, notes=(*plan.notes, *domain_notes(plan, run=runs)))
+    report = planned_report(name_of(model), source, plan, choices)
     if dry_run or not report.converted:
         return run.finish(report)
-    models, claims, report = _applied(run, report, source, applying, unit, choices)
-    report = _finished(run, report, models, claims, settings if validate else None, out, force=force, run_models=runs)
-    if report.in_memory is not None:
-        report = replace(report, in_memory=like(model, source.complete(report.in_memory)))
+    with run.step("apply", "replacing them by attention heads"):
+        rewritten = reduce(passed, after, with_heads(plan))
+        added = [value.name for value in rewritten.graph.output[len(plan.model.graph.output) :]]
+        if not same_signature(source.proto, rewritten, len(added)):
+            raise ValidationError(
+                "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
+            )
+    if choices.forms.expose and not added:
+        report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
+    with ExitStack() as stack:
+        staged = None
+        if out is not None:
+            with run.step("save", "saving"):
+                staged = stack.enter_context(staged_output(rewritten, out, source=source, force=force))
+        report = replace(report, made=shape_of(rewritten, staged.size if staged is not None else 0))
+        if proves:
+            with run.step("validate", "proving"):
+                result = replace(source, proto=rewritten, path=None)
+                result = result if staged is None else load_model(staged.path, mapped=True)
+                claims, lowered = claims_of(plan, choices.accuracy, added), replace(source, proto=plan.model, path=None)
+                proof = Judge(source, result, claims, settings, run.progress, lowered, run=runs).verdict()
+            status = ExitStatus.CONVERTED if proof.passed else ExitStatus.VALIDATION_FAILED
+            report = replace(report, proof=proof, exit_status=status)
+        if report.exit_status is ExitStatus.CONVERTED and staged is not None and out is not None:
+            staged.commit()
+            report = replace(report, output=str(out), files=tuple(str(out.with_name(each)) for each in staged.files))
+        elif report.exit_status is ExitStatus.CONVERTED:
+            report = replace(report, in_memory=like(model, source.complete(rewritten)))
     return run.finish(report)
 
 
-def made(unit: Unit) -> onnx.ModelProto:
-    """The model that the passes built; tests plant errors here."""
-    return unit.model
+def passed(model: onnx.ModelProto, step: Pass) -> onnx.ModelProto:
+    """The model after a pass. Raises ValidationError where that has another signature, or is unsound."""
+    made, name = step(model), getattr(step, "__name__", type(step).__name__)
+    if not same_signature(model, made):
+        raise ValidationError(f"pass '{name}' changed the model's inputs, outputs, opset or IR version")
+    try:
+        check_structure(made)
+    except ModelError as error:
+        raise ValidationError(f"pass '{name}' produced an invalid model: {error}") from error
+    return made
 
 
-_Models = tuple[LoadedModel, onnx.ModelProto, LoadedModel]
-"""The original, the result, and the original as it was lowered."""
+def same_signature(old: onnx.ModelProto, new: onnx.ModelProto, added: int = 0) -> bool:
+    """Whether two models have the same inputs, outputs but for the last `added` ones of the new, opset, IR version."""
+    return (
+        list(old.graph.input) == list(new.graph.input)
+        and list(old.graph.output) == list(new.graph.output)[: len(new.graph.output) - added]
+        and old.ir_version == new.ir_version
+        and list(new.opset_import)[: len(old.opset_import)] == list(old.opset_import)
+    )
 
 
-def _applied(
-    run: Run, report: Report, source: LoadedModel, applying: Sequence[Pass], unit: Unit, choices: Options
-) -> tuple[_Models, tuple[Claim, ...], Report]:
-    """The models of the proof, the claims about them, and the report with a note where nothing is exposed."""
-    with run.step("apply", "replacing them by attention heads"):
-        unit = run_passes(applying, unit)
-        rewritten = made(unit)
-    plan, added = unit.plan, unit.added
-    if not keeps_signature(source.proto, rewritten, added):
-        raise ValidationError(
-            "the passes changed inputs, outputs, opset or IR version; this is a bug, please report it"
-        )
-    claims = (replace(claim, exposed=exposed_by(claim.name, added)) for claim in claims_of(plan, choices.accuracy))
-    if choices.forms.expose and not added:
-        report = replace(report, notes=(*report.notes, "--expose: no converted block of the main graph matches"))
-    lowered = replace(source, proto=plan.model, path=None)
-    return (source, rewritten, lowered), tuple(claims), report
+def with_heads(plan: Plan) -> onnx.ModelProto:
+    """The model with the heads, every planned block among them; tests plant errors here."""
+    made = apply(plan)
+    check_structure(made)
+    nodes = {node.name.partition("/heads/")[0] for graph in all_graphs(made.graph) for node in graph.node}
+    missing = [one.block.name for one in plan.conversions if one.block.name not in nodes]
+    if missing:
+        raise ValidationError(f"{missing[0]} has no nodes in the result; this is a bug, please report it")
+    return made
 
 
 def _planned(
-    run: Run, source: LoadedModel, arrange: Arrange, choices: Options, settings: Settings | None
-) -> tuple[Options, Sequence[Pass], Unit]:
-    """The options, the passes that apply the plan, and the plan, repeated if pre-activations had to be measured.
-
-    Without settings nothing is measured.
-    """
-    start = Unit(source.proto, partial(read_tensor, source))
-
-    def planned() -> tuple[Sequence[Pass], Unit]:
-        planning, applying = split(tuple(arrange(pipeline(choices))))
-        return applying, run_passes(planning, start)
-
+    run: Run, source: LoadedModel, before: Sequence[Pass], choices: Options, settings: Settings | None
+) -> tuple[Options, Plan]:
+    """The options and the plan, made again once pre-activations are measured; without settings none are."""
     with run.step("plan", "finding the MLP blocks"):
-        applying, unit = planned()
-    notes: tuple[str, ...] = ()
-    if unit.plan.undetermined and settings is not None:
+        model = reduce(passed, before, source.proto)
+        plan = make_plan(model, choices, partial(read_tensor, source))
+    if plan.undetermined and settings is not None:
         with run.step("calibrate", "measuring pre-activations"):
-            choices, notes = _calibrated(run, source, unit.plan, choices, settings)
-            applying, unit = planned()
-    return choices, applying, _noted(unit, notes)
-
-
-def _noted(unit: Unit, notes: tuple[str, ...]) -> Unit:
-    return replace(unit, planned=replace(unit.plan, notes=(*unit.plan.notes, *notes)))
+            choices, notes = _calibrated(run, source, plan, choices, settings)
+            plan = make_plan(model, choices, partial(read_tensor, source))
+            plan = replace(plan, notes=(*plan.notes, *notes))
+    return choices, plan
 
 
 def _calibrated(
     run: Run, source: LoadedModel, plan: Plan, options: Options, settings: Settings
 ) -> tuple[Options, tuple[str, ...]]:
-    """The options, with the largest |entry| of the pre-activations whose activations must be fitted; and notes.
+    """The options with the largest |pre-activations| of activations to fit, which choose the domain; and notes.
 
-    Fitted programs hold on a bounded domain, which is chosen from these. If the model does not run, its plan has no
-    fits, and the proof will report why it does not run.
+    If the model does not run, its plan has no fits, and the proof will report why it does not run.
     """
     model = replace(source, proto=plan.model, path=None)
     side, way = Side.of(model), Way("cpu", optimise=True)
@@ -181,41 +199,6 @@ def _calibrated(
     except ValidationError as error:
         return options, (f"pre-activations could not be measured: {error}",)
     return replace(options, reached=runs.largest()), ()
-
-
-def _finished(
-    run: Run,
-    report: Report,
-    models: _Models,
-    claims: tuple[Claim, ...],
-    settings: Settings | None,
-    out: Path | None,
-    *,
-    force: bool,
-    run_models: bool,
-) -> Report:
-    """Prove the rewritten model; with `out` the file that is saved beside it, and only then renamed to it."""
-    source, rewritten, lowered = models
-    with ExitStack() as stack:
-        staged = None
-        if out is not None:
-            with run.step("save", "saving"):
-                staged = stack.enter_context(staged_output(rewritten, out, source=source, force=force))
-        report = replace(report, made=shape_of(rewritten, staged.size if staged is not None else 0))
-        if settings is not None:
-            with run.step("validate", "proving"):
-                in_memory = replace(source, proto=rewritten, path=None)
-                result = in_memory if staged is None else load_model(staged.path, mapped=True)
-                judge = Judge(source, result, claims, settings, run.progress, lowered, run=run_models)
-                validation = judge.verdict()
-            status = ExitStatus.CONVERTED if validation.passed else ExitStatus.VALIDATION_FAILED
-            report = replace(report, proof=validation, exit_status=status)
-        if report.exit_status is not ExitStatus.CONVERTED:
-            return report
-        if staged is None or out is None:
-            return replace(report, in_memory=rewritten)
-        staged.commit()
-        return replace(report, output=str(out), files=tuple(str(out.with_name(each)) for each in staged.files))
 
 
 # -- a folder ------------------------------------------------------------------------------------------------------
@@ -234,10 +217,7 @@ def _folder(
     dry_run: bool,
     validate: bool | Literal["certificate"],
 ) -> FolderReport:
-    """Convert and prove every ONNX file of a folder, and copy the others beside them; all of them or nothing.
-
-    `unfit`: the options that are for one model.
-    """
+    """Convert and prove every ONNX file of a folder, and copy the others; `unfit` are options for one model only."""
     one = next((name for name, given in unfit.items() if given), None)
     if one is not None:
         raise UsageError(f"{one} is for one model, not for a folder; leave it out, or convert its files one by one")

@@ -1,19 +1,16 @@
-"""Translates a plan of `passes` into the engine's own terms: `BlockRow`, `Shape` and `Claim`.
-
-The engine imports nothing from `passes`, so report and proof see only these.
-"""
+"""A plan of `passes` in the engine's own terms, which report and proof see: `BlockRow`, `Shape` and `Claim`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 
 import onnx
 
 from passes.conversion import Conversion
-from passes.match.blocks import Block, Left, kinds
+from passes.match.blocks import Left, kinds
 from passes.options import Options
 from passes.plan import Plan
 from rewriter.errors import ExitStatus
@@ -28,13 +25,11 @@ from rewriter.text import counted, first_of
 
 def planned_report(name: str, source: LoadedModel, plan: Plan, options: Options) -> Report:
     """The report after planning; `name` is the model's path as the caller gave it."""
-    rows = [converted_row(conversion) for conversion in plan.conversions]
-    rows += [left_row(left) for left in plan.left]
     return Report(
         model=name,
         output="",
         form=options.form,
-        blocks=tuple(rows),
+        blocks=(*map(_converted, plan.conversions), *map(_left, plan.left)),
         before=shape_of(source.proto, source.size),
         made=None,
         proof=None,
@@ -56,11 +51,11 @@ def domain_notes(plan: Plan, *, run: bool) -> tuple[str, ...]:
     return (note,) if domains else ()
 
 
-def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
-    """The claims of a plan; `accuracy` is the error that the user asked for."""
+def claims_of(plan: Plan, accuracy: float | None, added: Sequence[str]) -> tuple[Claim, ...]:
+    """The claims of a plan; `accuracy` is the error that the user asked for, `added` are outputs for its heads."""
     whole = [each for each in plan.conversions if each.projections is not None]
     gone = {each.block.output for each in whole} - {name for each in whole for name in each.inputs}
-    claims = (claim_of(each, accuracy) for each in plan.conversions)
+    claims = (claim_of(each, accuracy, added) for each in plan.conversions)
     # A first operator that is also the last one of a whole block reads a tensor that no longer exists.
     return tuple(
         replace(claim, block_inputs=claim.inputs) if gone.intersection(claim.block_inputs) else claim
@@ -68,24 +63,15 @@ def claims_of(plan: Plan, accuracy: float | None = None) -> tuple[Claim, ...]:
     )
 
 
-def place_of(block: Block) -> Claim:
-    """The place of a block as a claim with error 0."""
+def claim_of(conversion: Conversion, accuracy: float | None = None, added: Sequence[str] = ()) -> Claim:
+    """The claim of a conversion about its block."""
+    block = conversion.block
     return Claim(
         name=block.name,
         inputs=tuple(dict.fromkeys((block.gate, block.value))),
         output=block.output,
-        block_inputs=tuple(dict.fromkeys(operator.data for operator in block.first)),
-        block_outputs=tuple(operator.output for operator in block.second) or (block.output,),
-        max_error=0.0,
         elem_type=block.coarsest,
         path=block.path,
-    )
-
-
-def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
-    """The claim of a conversion about its block; `accuracy` is the error that the user asked for."""
-    return replace(
-        place_of(conversion.block),
         block_inputs=conversion.inputs,
         block_outputs=conversion.outputs,
         max_error=conversion.max_error,
@@ -94,16 +80,11 @@ def claim_of(conversion: Conversion, accuracy: float | None = None) -> Claim:
         shapes=() if conversion.projections is None else conversion.projections.shapes,
         longest=conversion.longest,
         accuracy=accuracy or 0.0,
+        exposed=tuple(sorted(name for name in added if name.startswith(f"{block.name}/heads/"))),
     )
 
 
-def exposed_by(block: str, names: Collection[str]) -> tuple[str, ...]:
-    """The tensors in `names` that the heads of a block compute."""
-    return tuple(sorted(name for name in names if name.startswith(f"{block}/heads/")))
-
-
-def converted_row(conversion: Conversion) -> BlockRow:
-    """The row of a block that is converted."""
+def _converted(conversion: Conversion) -> BlockRow:
     block, program = conversion.block, conversion.program
     return BlockRow(
         name=block.name,
@@ -124,8 +105,7 @@ def converted_row(conversion: Conversion) -> BlockRow:
     )
 
 
-def left_row(left: Left) -> BlockRow:
-    """The row of a candidate that is left unchanged."""
+def _left(left: Left) -> BlockRow:
     row = BlockRow(left.name, "left", left.activation, left.first, left.second)
     return replace(row, reason=left.miss.reason, node=left.miss.node)
 

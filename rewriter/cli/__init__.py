@@ -1,8 +1,7 @@
 """The command line: `rewrite MODEL -o OUT`, and the subcommands.
 
-The commands about two models are in `pairs.py`, those about heads in `interpret.py`; `COMMANDS` is the table. The plain
-command has no name: it gets every command line that does not start with the name of a subcommand. A model file with the
-name of a subcommand must be given as ./NAME.
+The plain command gets every command line that does not start with the name of a subcommand; a model file with such a
+name must be given as ./NAME.
 """
 
 from __future__ import annotations
@@ -66,10 +65,7 @@ def _terminate(_signal: int, _frame: FrameType | None) -> None:
 
 
 class Forgiving:
-    """A text stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`.
-
-    The work is done before anything is printed, so the exit status stays that of the work.
-    """
+    """A text stream that drops its output once the reader has gone, as in `rewrite MODEL -o OUT | head -1`."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -103,7 +99,6 @@ class _Completing(click.Group):
         return super().resolve_command(ctx, args) if args[0] in COMMANDS else ("rewrite", convert, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete commands, and arguments of the plain one."""
         plain = convert.make_context("rewrite", [], resilient_parsing=True)
         return [*super().shell_complete(ctx, incomplete), *convert.shell_complete(plain, incomplete)]
 

@@ -26,7 +26,7 @@ from rewriter.proof.settings import Settings
 
 if TYPE_CHECKING:
     from rewriter.report.report import Report
-    from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal import Console
 
 COMMON = (
     *("output", "form", "only", "skip", "dry_run", "certificate_only", "providers", "inputs", "html", "force"),
@@ -130,8 +130,8 @@ def convert(
 
     MODEL is an ONNX file, or a folder such as optimum writes: then OUT is a new folder with all models converted, and
     the other files copied. The result appears at OUT only if it computes what MODEL does: certified, for every input or
-    in a domain that is named, and run with onnxruntime on a few. --certificate-only is for models that this machine
-    cannot run.
+    in a domain that is named, and run with onnxruntime on a few. For models that this machine cannot run there is
+    --certificate-only.
     """
     if output is None and not dry_run:
         raise UsageError("where should the result go? give -o OUT, or --dry-run to see the plan only")
@@ -150,7 +150,7 @@ def convert(
             raise UsageError("--certificate needs a run that proves its result")
         check_report(certificate, others, force=force)
     from rewriter import rewrite
-    from rewriter.report.terminal.console import show_report
+    from rewriter.report.terminal import show_report
 
     validate = {None: True, True: "certificate", False: False}[certificate_only]
     options |= {"dry_run": dry_run, "validate": validate, "force": force}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from passes.options import Options
-from rewriter.cli.options import MODEL, carried_out, check_report, command, declared_options, report_option
+from rewriter.cli.options import MODEL, carried_out, check_report, command, report_option
 from rewriter.text import size
 
 if TYPE_CHECKING:
@@ -17,16 +16,11 @@ if TYPE_CHECKING:
     from rewriter.api.diagnosing import Diagnosis
     from rewriter.api.inspection import Inspection
     from rewriter.report.tables import Table
-    from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal import Console
 
 
 @command(MODEL, ok="some block can be converted", nothing="none can")
 @click.argument("model", type=click.Path(path_type=Path))
-@declared_options(
-    Options,
-    only=("scope",),
-    scope={"help": "Look for MLP blocks, or for every elementwise activation of a linear operator's output."},
-)
 @click.option(
     "--tokens",
     type=click.IntRange(1),
@@ -35,17 +29,17 @@ if TYPE_CHECKING:
     help="Sequence length for which heads, keys and patterns of each form are counted.",
 )
 @report_option("what was found")
-def inspect(model: Path, *, scope: str, tokens: int, report: Path | None) -> int:
+def inspect(model: Path, *, tokens: int, report: Path | None) -> int:
     """Print the MLP blocks of MODEL, their size, and the heads that they would become; write nothing."""
     check_report(report, (model,))
     from rewriter import inspect as look
 
-    return carried_out(report, lambda _: look(model, scope=scope, tokens=tokens), _show)
+    return carried_out(report, lambda _: look(model, tokens=tokens), _show)
 
 
 def _show(console: Console, found: Inspection) -> None:
     from rewriter.report.sections import block_parts
-    from rewriter.report.terminal.console import show_verdict
+    from rewriter.report.terminal import show_verdict
 
     for part in block_parts(found.report):
         console.part(part)

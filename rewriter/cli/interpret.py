@@ -161,7 +161,7 @@ def heads(
     from rewriter.interpret.index import check_suffix
     from rewriter.interpret.index import heads as index
     from rewriter.interpret.page import head_pictures
-    from rewriter.report.html.page import render_heads
+    from rewriter.report.html import render_heads
 
     files = (model, output, *(() if inputs is None else _files_of(inputs)))
     if page is None:

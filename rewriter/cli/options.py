@@ -22,7 +22,7 @@ from rewriter.text import counted, quoted
 if TYPE_CHECKING:
     from rewriter.proof.validate import Progress
     from rewriter.report.report import Result
-    from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal import Console
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Found = TypeVar("Found", bound="Result")
@@ -68,10 +68,7 @@ def file_option(*flags: str, **given: Any) -> Callable[[Command], Command]:
 def check_report(
     report: Path | None, others: Sequence[Path | None], *, suffix: str = ".json", force: bool = False
 ) -> None:
-    """Refuse, before the long work, a report path that cannot be written or that would replace something else.
-
-    The report must not replace any of `others`; an existing file with the report's own suffix it may.
-    """
+    """Refuse, before the long work, a report that cannot be written, or would replace `others` or another file."""
     if report is None or report == STANDARD:
         return
     if not report.parent.is_dir():
@@ -124,13 +121,11 @@ def with_json_files(arguments: Sequence[str]) -> list[str]:
 
 def write_report(report: Path | None, data: Callable[[], Mapping[str, Any]]) -> None:
     """Build and write JSON if requested."""
-    if report is None:
-        return
     from rewriter.report.report import json_text, write_json
 
     if report == STANDARD:
         click.echo(json_text(data()), nl=False)
-    else:
+    elif report is not None:
         write_json(report, data())
 
 
@@ -141,7 +136,7 @@ def carried_out(
     **how: bool,
 ) -> int:
     """Call, write the JSON if requested, print, and return the exit status; `how` is verbose or quiet."""
-    from rewriter.report.terminal.console import Console
+    from rewriter.report.terminal import Console
 
     console = Console(error=report == STANDARD, **how)
     with console.progress() as progress:
@@ -151,13 +146,13 @@ def carried_out(
     return int(found.exit_status)
 
 
+_OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
+
+
 def check_suffix(output: Path | None) -> None:
-    """Refuse a name for the result whose suffix is not that of an ONNX model."""
+    """Refuse a name for the result whose suffix is that of another kind of file."""
     if output is not None and output.suffix.lower() in _OTHER_FILES:
         raise UsageError(f"{quoted(output)} would be an ONNX model under another kind of name; end it in .onnx")
-
-
-_OTHER_FILES = (".json", ".html", ".npz", ".npy", ".data", ".bin", ".ort", ".safetensors", ".txt", ".md", ".py")
 
 
 def check_page(page: Path | None, others: Sequence[Path | None], *, force: bool = False) -> None:
@@ -173,10 +168,9 @@ def check_page(page: Path | None, others: Sequence[Path | None], *, force: bool 
 
 
 def declared_options(*kinds: type, only: Collection[str] | None = None, **instead: Any) -> Callable[[Any], Any]:
-    """Add the options of dataclasses to a command, which receives them under their Python names.
+    """Add the options of dataclasses to a command: those in `only`, by default all except rare ones.
 
-    `only` names the options to add, by default all except rare ones; `instead` overrides click attributes for this
-    command, by option name, as `name={"help": ...}`.
+    `instead` has attributes of click for this command, by option name, as `name={"help": ...}`.
     """
     every = [each for kind in kinds for each in options_of(kind)]
     found = [each for each in every if (not each.rare if only is None else each.name in only)]
@@ -245,8 +239,8 @@ def _provider(text: str) -> str:
 
 
 def _size(text: str) -> tuple[str, int]:
-    name, sign, number = text.rpartition("=")
-    if not sign or not name or not number.isascii() or not number.isdigit() or int(number) < 1:
+    name, _, number = text.rpartition("=")
+    if not name or not number.isascii() or not number.isdigit() or int(number) < 1:
         raise UsageError(f"--dim: '{text}' is not NAME=VALUE with a value of at least 1")
     return name, int(number)
 
@@ -258,9 +252,5 @@ def _renaming(text: str) -> tuple[str, str]:
     return old, new
 
 
-_PARSED: Mapping[str, Callable[[str], Any]] = {
-    "providers": _provider,
-    "dims": _size,
-    "names": _renaming,
-}
+_PARSED: Mapping[str, Callable[[str], Any]] = {"providers": _provider, "dims": _size, "names": _renaming}
 """Options with a special parser, which is called for each occurrence."""

@@ -21,17 +21,14 @@ from rewriter.cli.options import (
 from rewriter.compare import CompareOptions
 from rewriter.errors import UsageError
 from rewriter.proof.settings import Settings
-from rewriter.text import first_of
 
 if TYPE_CHECKING:
-    from rewriter.api.benching import Benchmark, TimeRow
-    from rewriter.report.certification import Certification
-    from rewriter.report.comparison import Comparison
-    from rewriter.report.terminal.console import Console
+    from rewriter.api.benching import Benchmark
+    from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
+    from rewriter.report.terminal import Console
 
 _model = click.Path(path_type=Path)
 _pair = with_options((click.argument("original", type=_model), click.argument("rewritten", type=_model)))
-_RUN = declared_options(Settings, only=("providers", "inputs", "dims"))
 _SHOWN = with_options(
     (
         report_option("the comparison"),
@@ -47,7 +44,7 @@ _SHOWN = with_options(
     usage="the given inputs left nothing to compare",
 )
 @_pair
-@_RUN
+@declared_options(Settings, only=("providers", "inputs", "dims"))
 @declared_options(CompareOptions)
 @_SHOWN
 def validate(original: Path, rewritten: Path, **options: Any) -> int:
@@ -69,21 +66,20 @@ def validate(original: Path, rewritten: Path, **options: Any) -> int:
 )
 @click.argument("a", type=_model)
 @click.argument("b", type=_model)
-@click.option("--graph-only", is_flag=True, help="Run nothing: compare the files and prove.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, for a pull request.")
-@_RUN
+@declared_options(Settings, only=("providers", "inputs"))
 @declared_options(CompareOptions, only=("names",))
 @_SHOWN
-def diff(a: Path, b: Path, *, graph_only: bool, **options: Any) -> int:
+def diff(a: Path, b: Path, **options: Any) -> int:
     """Compare two models: operators, metadata, weights bit for bit, and what they compute.
 
     Tensors are matched by value, so names and operators do not matter: the first node of B that computes what A does
     not is named, with what A makes of the same operands, and the regions that differ, the largest first. The verdict is
-    that of `rewrite validate`, which also takes a tolerance.
+    that of `rewrite validate`, which also takes sizes and a tolerance; `rewrite certify` runs nothing.
     """
     from rewriter import diff as compare
 
-    return _compared(compare, a, b, outputs=not graph_only, **options)
+    return _compared(compare, a, b, **options)
 
 
 def _compared(
@@ -97,10 +93,18 @@ def _compared(
     **options: Any,
 ) -> int:
     check_report(report, (a, b))
-    from rewriter.report.terminal.comparison import show_comparison, show_markdown
+    from rewriter.report import compared
+    from rewriter.report.terminal import show
 
-    show = show_markdown if markdown else show_comparison
-    return carried_out(report, lambda told: compare(a, b, progress=told, **options), show, verbose=verbose)
+    def shown(console: Console, found: Comparison) -> None:
+        parts = compared.compared(found, verbose=verbose and not markdown)
+        if markdown:
+            for line in compared.markdown(found.summary, found.problems, (part for part, _ in parts)):
+                console.line(line)
+        else:
+            show(console, found, parts, found.seconds["total"])
+
+    return carried_out(report, lambda told: compare(a, b, progress=told, **options), shown, verbose=verbose)
 
 
 @command(
@@ -129,77 +133,52 @@ def certify(original: Path, rewritten: Path | None, *, check: Path | None, repor
     """
     check_report(report, (original, rewritten, check))
     from rewriter import certify as prove
-    from rewriter.report.certification import read_certificate
-    from rewriter.report.terminal.comparison import show_certification, show_runtime
+    from rewriter.report.compared import at_levels, certified
+    from rewriter.report.comparison import read_certificate
+    from rewriter.report.terminal import show
 
     if rewritten is None:
         if check is not None:
             raise UsageError("--check is for two models; name the rewritten one, too")
-        return carried_out(report, lambda told: prove(original, progress=told, **options), show_runtime)
+
+        def show_levels(console: Console, found: RuntimeCertification) -> None:
+            show(console, found, at_levels(found), sum(each.certificate.seconds for each in found.levels))
+
+        return carried_out(report, lambda told: prove(original, progress=told, **options), show_levels)
     stated = None if check is None else read_certificate(check)
 
     def proved(_progress: object) -> Certification:
         found = prove(original, rewritten, **options)
         return found if check is None else found.checked(stated)
 
-    return carried_out(report, proved, show_certification)
+    def show_proof(console: Console, found: Certification) -> None:
+        show(console, found, certified(found), found.certificate.seconds, "in the JSON of -o")
+
+    return carried_out(report, proved, show_proof)
 
 
 @command(MODELS, ok="measured", failed="a model does not run", usage="the models take different inputs")
 @_pair
 @click.argument("more", type=_model, nargs=-1)
-@click.option(
-    "--tokens", type=int, metavar="N", multiple=True, help="Number of tokens of a sequence (repeatable). Default: 128."
-)
-@declared_options(
-    Settings,
-    only=("providers", "inputs"),
-    providers={
-        "help": "Execution provider: cpu, cuda, cuda:device_id=1 (repeatable). Default: cpu, and cuda where it works."
-    },
-    inputs={"help": "Run on the inputs in this file, as for rewrite. Default: generated inputs."},
-)
+@click.option("--tokens", type=int, metavar="N", multiple=True, help="Tokens of a sequence (repeatable). Default: 128.")
+@declared_options(Settings, only=("providers",), providers={"help": "Execution provider, as for rewrite (repeatable)."})
 @report_option("the measurement")
-def bench(
-    original: Path,
-    rewritten: Path,
-    more: tuple[Path, ...],
-    *,
-    report: Path | None,
-    **options: Any,
-) -> int:
-    """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL.
+def bench(original: Path, rewritten: Path, more: tuple[Path, ...], *, report: Path | None, **options: Any) -> int:
+    """Measure how long REWRITTEN, and MORE models, take beside ORIGINAL; they take turns.
 
-    Each model runs in a separate process, and they take turns. ORIGINAL is also its own competitor, the control: a
-    ratio as close to 1 as the control's is noise. A run includes copying inputs and outputs.
+    ORIGINAL, given again among MORE, shows the noise. A run includes copying inputs and outputs.
     """
-    check_report(report, (original, rewritten, *more))
+    models = (original, rewritten, *more)
+    check_report(report, models)
     from rewriter import bench as measure
 
-    models = (original, rewritten, *more)
     return carried_out(report, lambda told: measure(*models, progress=told, **options), _show_times)
 
 
 def _show_times(console: Console, found: Benchmark) -> None:
-    from rewriter.report.tables import Cell, Column, Row, Table
+    from rewriter.report.tables import Table, columns
 
-    several = len({row.provider for row in found.times}) > 1
-
-    def cells(row: TimeRow) -> Row:
-        over, place = row.over_original, row.provider if several else None
-        ratios = (None,) * 3 if over is None else (over.paired, f"{over.low:.3f} to {over.high:.3f}", over.of_fastest)
-        what = (row.inputs, place, row.model, row.milliseconds, *ratios, row.load_seconds, row.peak_mb)
-        return tuple(Cell(each, f"{each:.3f}") if isinstance(each, float) else each for each in what)
-
-    heads = (
-        *(Column("inputs"), Column("provider"), Column("model", "name"), Column("ms", "ratio")),
-        *(Column("over original", "ratio"), Column("its quartiles"), Column("of fastest", "ratio")),
-        *(Column("load s", "ratio"), Column("peak memory MB", "count")),
-    )
-    title = f"Time of one run: median of {found.options['repeat']} rounds; ratios within a round"
-    console.part(Table(title, heads, tuple(map(cells, found.times))).filled())
-    left = ((row.model, row.provider, tuple(row.cpu_nodes or ())) for row in found.times)
-    for name, provider, nodes in dict.fromkeys(left):
-        if nodes:
-            console.line(f"{name} on {provider}, ran on the CPU: {first_of(nodes)}", "yellow")
+    heads = (*columns("text", "inputs", "provider", "model"), *columns("ratio", "ms", "from", "over original", "to"))
+    rows = [(row.inputs, row.provider, row.model, row.milliseconds, *row.over_original) for row in found.times]
+    console.part(Table("Median time of one run, and quartiles of the ratio within a round", heads, tuple(rows)))
     console.line(found.summary, "bold green")

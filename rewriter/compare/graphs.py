@@ -28,9 +28,6 @@ _REMARKS = ("unused opset", "metadata", "model")
 """Entries that do not affect the computation."""
 _SIGNATURE = ("input", "output")
 
-_Weights = Mapping[str, tuple[str, onnx.TensorProto]]
-"""By name, those of bodies behind the path to the body: a digest of type, shape and bits, and the tensor."""
-
 
 @dataclass(frozen=True)
 class Change:
@@ -52,9 +49,6 @@ class Change:
 
     @property
     def text(self) -> str:
-        """In words."""
-        if self.how:
-            return f"{self.what} {self.name} differs in {self.how}"
         if self.a is None or self.b is None:
             return f"{self.what} {self.name} is only in {'A' if self.b is None else 'B'}"
         return f"{self.what} {self.name}: {self.a} in A, {self.b} in B"
@@ -86,16 +80,20 @@ class GraphDifference:
 
 
 def difference(a: LoadedModel, b: LoadedModel, names: Mapping[str, str] | None = None) -> GraphDifference:
-    """Compare two files; `names` are inputs and outputs of A that B calls otherwise.
-
-    Raises:
-        ModelError: external data cannot be read.
-    """
-    shared = frozenset.intersection(*(frozenset(ref.range for ref in model.external) for model in (a, b)))
-    left, right = (_weights(model, shared) for model in (a, b))
+    """Compare two files; `names` are inputs and outputs of A that B calls otherwise. ModelError for unreadable data."""
+    known: dict[tuple[int, ...], str] = {}
+    left, right = (_weights(model, known) for model in (a, b))
     tensors = tuple(_weight_changes(a, b, left, right))
-    stated = list(_declared_changes(a, b, names or {}))
-    counts = [Counter(operator_of(node) for node in iter_nodes(model.proto.graph.node)) for model in (a, b)]
+    every = [[*iter_nodes(model.proto.graph.node)] for model in (a, b)]
+    bodies = (iter_nodes(function.node) for model in (a, b) for function in model.proto.functions)
+    used = {key_of(node)[0] for nodes in (*every, *bodies) for node in nodes}
+    ours, theirs = _stated(a.proto, used, {}), _stated(b.proto, used, _back(names or {}))
+    stated = [
+        Change(what, decoded(name), ours.get((what, name)), theirs.get((what, name)))
+        for what, name in {**ours, **theirs}
+        if ours.get((what, name)) != theirs.get((what, name))
+    ]
+    counts = [Counter(map(operator_of, nodes)) for nodes in every]
     return GraphDifference(
         operators={name: (counts[0][name], counts[1][name]) for name in sorted(counts[0] | counts[1])},
         tensors=tensors,
@@ -105,34 +103,33 @@ def difference(a: LoadedModel, b: LoadedModel, names: Mapping[str, str] | None =
     )
 
 
-# -- weights ---------------------------------------------------------------------------------------------------------
+_Weights = Mapping[str, tuple[str, onnx.TensorProto]]
+"""By name, those of bodies behind the path to the body: a digest of type, shape and bits, and the tensor."""
 
 
-def _weights(loaded: LoadedModel, shared: frozenset[tuple[int, ...]]) -> _Weights:
-    """Initializers and constants. Where both models refer to one place of a file, that is the digest."""
+def _weights(loaded: LoadedModel, known: dict[tuple[int, ...], str]) -> _Weights:
+    """Initializers and constants; `known` are the digests of places in files that were read."""
     found: dict[str, tuple[str, onnx.TensorProto]] = {}
+
+    def digest(tensor: onnx.TensorProto) -> str:
+        place = resolve(tensor, loaded.base_dir).range if is_external(tensor) and loaded.base_dir is not None else ()
+        if place not in known:
+            values = read_tensor(loaded, tensor)
+            bits: Any = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
+            known[place] = hashlib.sha256(bits).hexdigest()
+        content = known[place] if place else known.pop(())
+        return repr((tensor.data_type, tuple(tensor.dims), content))
 
     def read(graph: onnx.GraphProto, where: str) -> None:
         constants = ((node.output[0], value) for node in graph.node if (value := constant_of(node)) is not None)
         for name, tensor in (*((each.name, each) for each in graph.initializer), *constants):
-            found[where + name] = _digest(loaded, tensor, shared), tensor
+            found[where + name] = digest(tensor), tensor
         for node in graph.node:
             for name, body in subgraphs(node):
                 read(body, f"{where}{holder_name(node)}/{name}/")
 
     read((inlined(loaded.proto) if loaded.proto.functions else loaded.proto).graph, "")
     return found
-
-
-def _digest(loaded: LoadedModel, tensor: onnx.TensorProto, shared: frozenset[tuple[int, ...]] = frozenset()) -> str:
-    place = resolve(tensor, loaded.base_dir).range if is_external(tensor) and loaded.base_dir is not None else ()
-    if place in shared:
-        content: object = place
-    else:
-        values = read_tensor(loaded, tensor)
-        bits: Any = repr(values.tolist()).encode() if values.dtype.kind in "OUS" else np.ascontiguousarray(values)
-        content = hashlib.sha256(bits).hexdigest()
-    return repr((tensor.data_type, tuple(tensor.dims), content))
 
 
 def _weight_changes(a: LoadedModel, b: LoadedModel, left: _Weights, right: _Weights) -> Iterator[Change]:
@@ -143,7 +140,7 @@ def _weight_changes(a: LoadedModel, b: LoadedModel, left: _Weights, right: _Weig
         if ours is None or theirs is None:
             if (one or two) not in held[theirs is None]:
                 yield Change("weight", name, *kinds)
-        elif one != two and _digest(a, ours) != _digest(b, theirs):
+        elif one != two:
             values = read_tensor(a, ours), read_tensor(b, theirs)
             yield Change("weight", name, *kinds, apart(*values) if kinds[0] == kinds[1] else "")
 
@@ -170,36 +167,25 @@ def apart(a: Array, b: Array) -> str:
 # -- declarations ----------------------------------------------------------------------------------------------------
 
 
-def _declared_changes(a: LoadedModel, b: LoadedModel, names: Mapping[str, str]) -> Iterator[Change]:
-    nodes = [node for m in (a, b) for graph in (m.proto.graph, *m.proto.functions) for node in iter_nodes(graph.node)]
-    used = {key_of(node)[0] for node in nodes}
-    ours, theirs = _stated(a.proto, used, {}), _stated(b.proto, used, _back(names))
-    for what in ours:
-        for name in {**ours[what], **theirs[what]}:
-            one, two = (None if name not in side else decoded(side[name]) for side in (ours[what], theirs[what]))
-            if one != two:
-                yield Change(what, decoded(name), one, two)
-
-
-def _stated(proto: onnx.ModelProto, used: set[str], back: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    versions = {domain: str(version) for domain, version in opsets(proto.opset_import).items()}
+def _stated(proto: onnx.ModelProto, used: set[str], back: Mapping[str, str]) -> dict[tuple[str, str], str]:
+    """Kind and name of an entry to what it says; `used` are the domains of operators, `back` names read as others."""
     producer = f"{decoded(proto.producer_name)} {decoded(proto.producer_version)}".strip()
-    about = {"IR version": str(proto.ir_version), "producer": producer, "graph": proto.graph.name}
+    about = {"IR version": str(proto.ir_version), "producer": producer, "graph": decoded(proto.graph.name)}
+    signature = {what: _signature(proto, what, back) for what in _SIGNATURE}
     return {
+        **{(what, name): _declared(*each) for what in _SIGNATURE for name, each in signature[what].items()},
+        **{("order", f"{what}s"): ", ".join(signature[what]) for what in _SIGNATURE},
         **{
-            what: {name: _declared(*each) for name, each in _signature(proto, what, back).items()}
-            for what in _SIGNATURE
+            ("opset" if domain in used else "unused opset", domain or "ai.onnx"): str(version)
+            for domain, version in opsets(proto.opset_import).items()
         },
-        "order": {f"{what}s": ", ".join(_signature(proto, what, back)) for what in _SIGNATURE},
-        "opset": {name or "ai.onnx": version for name, version in versions.items() if name in used},
-        "unused opset": {name or "ai.onnx": version for name, version in versions.items() if name not in used},
-        "metadata": {item.key: item.value for item in proto.metadata_props},
-        "model": {name: value for name, value in about.items() if value},
+        **{("metadata", item.key): decoded(item.value) for item in proto.metadata_props},
+        **{("model", name): value for name, value in about.items() if value},
     }
 
 
 def _signature(proto: onnx.ModelProto, what: str, back: Mapping[str, str]) -> dict[str, tuple[onnx.TypeProto, bool]]:
-    """Name to type, and whether there is a default; `back` are names that are read as others."""
+    """Name to type, and whether there is a default."""
     given = {tensor.name for tensor in proto.graph.initializer} if what == "input" else set[str]()
     return {back.get(value.name, value.name): (value.type, value.name in given) for value in getattr(proto.graph, what)}
 

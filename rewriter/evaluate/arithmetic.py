@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -32,14 +32,15 @@ from rewriter.errors import RewriteError
 _U64 = np.uint64
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -1200, 1200
 _SMALL_PRIMES = (3, 5, 7, 11, 13, 17, 19, 23)
+_CANDIDATES = 2**14
 _MAX_TERMS = 2**18
 """Sums of more products of 16-bit limbs are not exact in float64."""
 _CHUNK = 2**22
 """Entries of a weight that are split into limbs at once."""
 _BLOCK = 2**15
 """Entries that are lifted at once."""
-_MAX_KEPT = 2**24
-"""Entries of the largest weight whose limbs are kept; they take 16 bytes each."""
+_MAX_KEPT = 2**26
+"""Entries of the largest weight whose limbs are kept; they take 4 bytes each."""
 INFINITE = 1000
 """The count of masking constants in an entry that is -infinity."""
 
@@ -89,39 +90,6 @@ def is_float(value: Any) -> bool:
     return value.dtype.kind == "f" or (value.dtype.kind == "V" and "float" in value.dtype.name)
 
 
-class Arithmetic(Protocol):
-    """The methods on entries that operators use; see `Field` and `Floats`."""
-
-    snaps: bool
-    reads_masks: bool
-
-    def add(self, a: Array, b: Array) -> Array: ...
-    def sub(self, a: Array, b: Array) -> Array: ...
-    def mul(self, a: Array, b: Array) -> Array: ...
-    def neg(self, a: Array) -> Array: ...
-    def inv(self, a: Array) -> Array: ...
-    def power(self, a: Array, exponent: int) -> Array: ...
-    def sqrt(self, a: Array) -> Array: ...
-    def sign(self, a: Array) -> Array: ...
-    def exp(self, a: Array) -> Array: ...
-    def log(self, a: Array) -> Array: ...
-    def softplus(self, a: Array) -> Array: ...
-    def sigmoid(self, a: Array) -> Array: ...
-    def tanh(self, a: Array) -> Array: ...
-    def odd(self, name: str, a: Array) -> Array: ...
-    def even(self, name: str, a: Array) -> Array: ...
-    def function(self, name: object, *operands: Array) -> Array: ...
-    def order(self, a: Array) -> Array: ...
-    def anchor(self, a: Array) -> Array: ...
-    def maximum(self, a: Array, b: Array) -> Array: ...
-    def minimum(self, a: Array, b: Array) -> Array: ...
-    def rational(self, number: float | Fraction) -> Any: ...
-    def lift(self, x: Any, *, scalar: bool = True) -> Value: ...
-    def matmul(self, a: Any, b: Any) -> Array: ...
-    def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array: ...
-    def reduced(self, a: Array) -> Array: ...
-
-
 # -- residues --------------------------------------------------------------------------------------------------------
 
 
@@ -130,31 +98,13 @@ def draw_prime() -> int:
 
     It is 7 modulo 8, so that -1 is no square and 2 is one.
     """
+    from flint import fmpz
+
     while True:
-        p = 2**30 + 8 * secrets.randbelow(2**27) + 7
-        if all(p % q in _RESIDUES[q] for q in _SMALL_PRIMES) and _is_prime(p):
-            return p
-
-
-def _residues(q: int) -> frozenset[int]:
-    """The residues modulo q of primes that are 3 modulo 4 and have q as a square: quadratic reciprocity."""
-    squares = {x * x % q for x in range(1, q)}
-    return frozenset(squares if q % 4 == 1 else set(range(1, q)) - squares)
-
-
-_RESIDUES = {q: _residues(q) for q in _SMALL_PRIMES}
-
-
-def _is_prime(n: int) -> bool:
-    """Miller-Rabin with bases that decide every n below 3.2e9."""
-    odd, twos = n - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    for base in (2, 3, 5, 7):
-        x = pow(base, odd, n)
-        if x not in (1, n - 1) and all((x := x * x % n) != n - 1 for _ in range(twos - 1)):
-            return False
-    return True
+        drawn = np.frombuffer(secrets.token_bytes(_CANDIDATES * 4), np.uint32).astype(np.int64) >> 5
+        for p in (2**30 + 8 * drawn + 7).tolist():
+            if all(pow(q, p // 2, p) == 1 for q in _SMALL_PRIMES) and fmpz(p).is_prime():
+                return int(p)
 
 
 Product = tuple[float, str, Callable[["Field"], int]]
@@ -192,11 +142,15 @@ class Field:
         snaps: whether a scalar constant that is a rounded sqrt(2), 1/3 or the like is that number.
         snapped: the constants that were, and what they are.
         low: constants of at most this count as masking constants.
+        reads_masks: whether large negative numbers are masks.
+        reads_values: whether entries are the numbers of the model, so that they may decide shapes.
+        real: the type of a number that a definition states and no attribute holds.
         conditions: fingerprints of what a sign was taken of, up to a factor, an order and a shape. A sign is a coin in
             the field, so that other conditions may give the same result.
+        coins: the fewest signs that were taken at once; None for none.
     """
 
-    reads_masks = True
+    reads_masks, reads_values, real = True, False, np.float32
 
     def __init__(
         self,
@@ -214,6 +168,7 @@ class Field:
         self._powers = self.modulus.powers
         self._powers32 = self._powers[np.maximum(np.arange(256), 1) - 150 - _LOWEST_EXPONENT]
         self.conditions: set[int] = set()
+        self.coins: int | None = None
         self.snapped: dict[float, str] = {}
         self._known: dict[tuple[float, int], tuple[int, str] | None] = {}
         self._infinity = int(self.function("infinity", np.array(1)))
@@ -221,15 +176,15 @@ class Field:
     # arithmetic
     def reduced(self, a: Array) -> Array:
         """Entries of any size (int64) modulo p."""
-        return a - (a // self.p) * self.p
+        return np.asarray(a - (a // self.p) * self.p)
 
-    def add(self, a: Array, b: Array) -> Array:
+    def add(self, a: Any, b: Any) -> Array:
         total = a + b
-        return np.where(total >= self.p, total - self.p, total)
+        return np.asarray(np.where(total >= self.p, total - self.p, total))
 
-    def sub(self, a: Array, b: Array) -> Array:
+    def sub(self, a: Any, b: Any) -> Array:
         difference = a - b
-        return np.where(difference < 0, difference + self.p, difference)
+        return np.asarray(np.where(difference < 0, difference + self.p, difference))
 
     def mul(self, a: Array, b: Array) -> Array:
         return self.reduced(a * b)
@@ -259,12 +214,18 @@ class Field:
         symbol = self.power(np.asarray(a, np.int64), (self.p - 1) // 2)
         return np.where(symbol > 1, -1, symbol)
 
+    def vanishes(self, a: Array) -> Array:
+        """Whether entries are 0: a coin of each, since what may be 0, such as a mask, never is at random residues."""
+        self._note(np.asarray(a, np.int64))
+        return np.asarray((a == 0) | (self.hash64("zero", np.minimum(a, self.neg(a))) % _U64(2) == 0))
+
     def _note(self, a: Array) -> None:
         """Note a condition. Divided by a sum of its entries it is the same for any factor; a single one has none."""
         distinct = np.unique(a)
         scale = self.reduced(distinct.sum()) if distinct.size > 1 else np.int64(1)
         if distinct.size:
-            scaled = self.mul(distinct, self.inv(scale)) if scale else distinct
+            self.coins = min(distinct.size, self.coins or distinct.size)
+            scaled = self.mul(distinct, self.inv(np.asarray(scale))) if scale else distinct
             self.conditions.add(int(self.hash64("condition", scaled).sum(dtype=_U64)))
 
     def maximum(self, a: Array, b: Array) -> Array:
@@ -273,7 +234,7 @@ class Field:
     def minimum(self, a: Array, b: Array) -> Array:
         return np.where(self.sign(self.sub(a, b)) > 0, b, a)
 
-    def rational(self, number: float | Fraction) -> int:
+    def rational(self, number: float | Fraction) -> Any:
         """The residue of a rational number."""
         exact = Fraction(number)
         return exact.numerator * pow(exact.denominator, -1, self.p) % self.p
@@ -419,7 +380,7 @@ class Field:
         return np.concatenate([self._product(left, limbs) for limbs in self.modulus.limbs(self, b)], -1)
 
     def _product(self, a: tuple[Array, Array], b: tuple[Array, Array]) -> Array:
-        (a1, a0), (b1, b0) = a, b
+        (a1, a0), (b1, b0) = a, (each.astype(np.float64) for each in b)
         if a0.shape[-1] > _MAX_TERMS:
             raise Unsupported("a sum of more than 2^18 products")
         low, high = a0 @ b0, a1 @ b1
@@ -465,12 +426,12 @@ class Modulus:
 
 def _lifted_limbs(field: Field, weight: Array) -> tuple[Array, Array]:
     """The limbs of a weight, block by block, so that what is between stays in the processor's cache."""
-    high, low = np.empty(weight.shape), np.empty(weight.shape)
+    high, low = np.empty(weight.shape, np.uint16), np.empty(weight.shape, np.uint16)
     flat, ends = np.ascontiguousarray(weight).reshape(-1), (high.reshape(-1), low.reshape(-1))
     for start in range(0, flat.size, _BLOCK):
         block = slice(start, start + _BLOCK)
-        for end, limb in zip(ends, _limbs(field.lift(flat[block], scalar=False).entries), strict=True):
-            end[block] = limb
+        entries = field.lift(flat[block], scalar=False).entries
+        ends[0][block], ends[1][block] = entries >> 16, entries & 0xFFFF
     return high, low
 
 
@@ -478,7 +439,7 @@ def mix(h: Array) -> Array:
     """The finaliser of splitmix64, a bijection of 64-bit words."""
     h = (h ^ (h >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
     h = (h ^ (h >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return h ^ (h >> _U64(31))
+    return np.asarray(h ^ (h >> _U64(31)))
 
 
 def _limbs(entries: Array) -> tuple[Array, Array]:
@@ -488,12 +449,24 @@ def _limbs(entries: Array) -> tuple[Array, Array]:
 # -- float64 ---------------------------------------------------------------------------------------------------------
 
 
-def _each(function: Callable[[float], float], x: Array) -> Array:
-    return np.asarray(np.vectorize(function, otypes=[np.float64])(x)) if np.size(x) else np.zeros(np.shape(x))
+def each(function: Callable[[float], float], x: Array) -> Array:
+    """A function, entry by entry; nearly twice as fast as numpy.vectorize."""
+    return np.fromiter(map(function, np.asarray(x).flat), np.float64, np.size(x)).reshape(np.shape(x))
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x)), with a small relative error on both tails."""
+    small = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1.0, small) / (1.0 + small)  # exp of a non-positive number cannot overflow
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)) without overflow."""
+    return np.asarray(np.logaddexp(0.0, x))
 
 
 _NUMPY: Mapping[str, Callable[..., Array]] = {
-    "erf": lambda x: _each(math.erf, x),
+    "erf": lambda x: each(math.erf, x),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "sinh": np.sinh, "cosh": np.cosh, "asin": np.arcsin, "acos": np.arccos,
     "atan": np.arctan, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "pow": np.power, "floor": np.floor, "ceil": np.ceil, "round": np.rint, "truncated": np.trunc,
@@ -503,39 +476,38 @@ _NUMPY: Mapping[str, Callable[..., Array]] = {
 """Functions that the field hashes, in float64."""
 
 
+_Of = Callable[..., Array]
+
+
 class Floats:
     """float64, for the reference evaluation."""
 
-    snaps = False
-    reads_masks = False
-    add = staticmethod(np.add)
-    sub = staticmethod(np.subtract)
-    mul = staticmethod(np.multiply)
-    neg = staticmethod(np.negative)
-    sqrt = staticmethod(np.sqrt)
-    sign = staticmethod(np.sign)
-    exp = staticmethod(np.exp)
-    log = staticmethod(np.log)
-    tanh = staticmethod(np.tanh)
-    maximum = staticmethod(np.maximum)
-    minimum = staticmethod(np.minimum)
-    matmul_of = staticmethod(np.matmul)
+    reads_masks, reads_values, real = False, True, np.float64
+    add: _Of = staticmethod(np.add)
+    sub: _Of = staticmethod(np.subtract)
+    mul: _Of = staticmethod(np.multiply)
+    neg: _Of = staticmethod(np.negative)
+    sqrt: _Of = staticmethod(np.sqrt)
+    sign: _Of = staticmethod(np.sign)
+    exp: _Of = staticmethod(np.exp)
+    log: _Of = staticmethod(np.log)
+    tanh: _Of = staticmethod(np.tanh)
+    softplus: _Of = staticmethod(softplus)
+    sigmoid: _Of = staticmethod(sigmoid)
+    maximum: _Of = staticmethod(np.maximum)
+    minimum: _Of = staticmethod(np.minimum)
 
     def reduced(self, a: Array) -> Array:
         return a
+
+    def vanishes(self, a: Array) -> Array:
+        return np.asarray(a) == 0
 
     def inv(self, a: Array) -> Array:
         return 1.0 / np.asarray(a, np.float64)
 
     def power(self, a: Array, exponent: int) -> Array:
         return np.asarray(a) ** exponent
-
-    def softplus(self, a: Array) -> Array:
-        return np.logaddexp(0.0, a)
-
-    def sigmoid(self, a: Array) -> Array:
-        small = np.exp(-np.abs(a))
-        return np.where(a >= 0, 1.0, small) / (1.0 + small)
 
     def function(self, name: object, *operands: Array) -> Array:
         function = _NUMPY.get(str(name))
@@ -553,9 +525,9 @@ class Floats:
         return a
 
     def anchor(self, a: Array) -> Array:
-        return a.max(-1, keepdims=True, initial=-np.inf)
+        return np.asarray(a.max(-1, keepdims=True, initial=-np.inf))
 
-    def rational(self, number: float | Fraction) -> float:
+    def rational(self, number: float | Fraction) -> Any:
         return float(number)
 
     def lift(self, x: Any, *, scalar: bool = True) -> Value:  # noqa: ARG002 - as in the field
@@ -565,10 +537,13 @@ class Floats:
         return Value(x.astype(np.float64), whole=x.dtype.kind in "biu")
 
     def matmul(self, a: Any, b: Any) -> Array:
-        return np.matmul(self.lift(a).entries, self.lift(b).entries)
+        return np.asarray(np.matmul(self.lift(a).entries, self.lift(b).entries))
 
     def total(self, a: Array, axes: Any, *, keepdims: bool) -> Array:
         return np.asarray(a.sum(axis=axes, keepdims=keepdims))
+
+
+Arithmetic = Field | Floats
 
 
 def integers(x: Any) -> list[int]:

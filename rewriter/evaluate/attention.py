@@ -16,7 +16,10 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, integers
+from rewriter.evaluate.moves import concatenated, where
+from rewriter.evaluate.products import matmul
 from rewriter.evaluate.reductions import softmax
+from rewriter.evaluate.scalar import add, div, mul
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
 _NOWHERE = 2**31
@@ -38,7 +41,7 @@ def joined(call: Call, x: Any) -> Any:
 
 
 def _cached(call: Call, past: Any, new: Any) -> Any:
-    return new if past is None else call.apply("Concat", past, new, axis=2)
+    return new if past is None else concatenated(call, [past, new], 2)
 
 
 def _split(call: Call, x: Any, sizes: Sequence[int]) -> list[Any]:
@@ -74,21 +77,21 @@ def _attended(
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = (call.move(each, lambda t: np.repeat(t, shared, 1)) for each in (key, value))
-    scale = call.get("scale") or 1 / math.sqrt(query.shape[-1])
-    product = call.apply("MatMul", query, call.move(key, lambda t: np.swapaxes(t, -1, -2)))
-    product = capped = call.apply("Mul", product, np.float32(scale))
+    scale = np.float32(call.get("scale", 0)) or call.f.real(1 / math.sqrt(query.shape[-1]))
+    product = matmul(call, query, call.move(key, lambda t: np.swapaxes(t, -1, -2)))
+    product = capped = mul(call, product, scale)
     if cap := call.get("softcap", 0.0):
-        capped = call.apply("Tanh", call.apply("Div", capped, np.float32(cap)))
-        capped = call.apply("Mul", capped, np.float32(cap))
+        capped = call.apply("Tanh", div(call, capped, np.float32(cap)))
+        capped = mul(call, capped, np.float32(cap))
     scores = capped
     for bias in biases:
-        scores = call.apply("Add", scores, bias)
+        scores = add(call, scores, bias)
     if seen is not None:
-        scores = call.apply("Where", seen, scores, np.float32(-np.inf))
+        scores = where(call, seen, scores, np.float32(-np.inf))
     pattern = softmax(call, scores, -1, tail)
     if seen is not None:  # a row may see nothing
-        pattern = call.apply("Where", seen, pattern, np.float32(0))
-    return call.apply("MatMul", pattern, value), [product, capped, scores, pattern]
+        pattern = where(call, seen, pattern, np.float32(0))
+    return matmul(call, pattern, value), [product, capped, scores, pattern]
 
 
 def _earlier(tokens: int, keys: int, before: Any) -> Any:
@@ -124,20 +127,11 @@ def _refuse(**given: Any) -> None:
 # -- onnxruntime -------------------------------------------------------------------------------------------------------
 
 
-def heads_of_product(call: Call, made: Any, mask: Any, past: Any, bias: Any) -> tuple[Any, Any]:
-    """Heads on queries, keys and values side by side; their output, and the cache."""
-    _refuse(**{name: call.get(name) for name in ("do_rotary", "past_present_share_buffer")})
-    heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
-    query, key, value = (by_head(call, each, heads) for each in _split(call, made, sizes))
-    if past is not None:
-        key, value = (_cached(call, _at(call, past, i), x) for i, x in enumerate((key, value)))
+def _masked(call: Call, query: Any, key: Any, value: Any, mask: Any, bias: Any) -> Any:
     tokens, keys = query.shape[2], key.shape[2]
     biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
     seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
-    z = joined(call, _attended(call, query, key, value, biases, seen)[0])
-    if not any(call.node.output[1:]):
-        return z, None
-    return z, call.apply("Concat", *(call.move(each, lambda t: t[None]) for each in (key, value)), axis=0)
+    return joined(call, _attended(call, query, key, value, biases, seen)[0])
 
 
 @operator("Attention", domain=MICROSOFT)
@@ -145,9 +139,19 @@ def _packed(
     call: Call, x: Any, weight: Any, offset: Any = None, mask: Any = None, past: Any = None, bias: Any = None,
     length: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    _refuse(past_sequence_length=length)
-    made = call.apply("MatMul", x, weight)
-    return heads_of_product(call, made if offset is None else call.apply("Add", made, offset), mask, past, bias)
+    _refuse(
+        past_sequence_length=length, **{each: call.get(each) for each in ("do_rotary", "past_present_share_buffer")}
+    )
+    made = matmul(call, x, weight)
+    made = made if offset is None else add(call, made, offset)
+    heads, sizes = call.get("num_heads"), call.get("qkv_hidden_sizes") or [made.shape[-1] // 3] * 3
+    query, key, value = (by_head(call, each, heads) for each in _split(call, made, sizes))
+    if past is not None:
+        key, value = (_cached(call, _at(call, past, i), x) for i, x in enumerate((key, value)))
+    z = _masked(call, query, key, value, mask, bias)
+    if not any(call.node.output[1:]):
+        return z, None
+    return z, call.apply("Concat", *(call.move(each, lambda t: t[None]) for each in (key, value)), axis=0)
 
 
 @operator("MultiHeadAttention")
@@ -166,16 +170,13 @@ def _multi_head(
         width = query.shape[-1]
         offsets = _split(call, offset, [width, width, offset.shape[0] - 2 * width])
         sides = zip((query, key, value), offsets, strict=True)
-        query, key, value = (x if x.ndim == _HEADED else call.apply("Add", x, each) for x, each in sides)
+        query, key, value = (x if x.ndim == _HEADED else add(call, x, each) for x, each in sides)
     query, key, value = (x if x.ndim == _HEADED else by_head(call, x, heads) for x in (query, key, value))
     key, value = _cached(call, past_key, key), _cached(call, past_value, value)
-    tokens, keys = query.shape[2], key.shape[2]
-    biases = [*_kept(call, mask, query.shape[0], keys), *([] if bias is None else [bias])]
-    seen = _earlier(tokens, keys, keys - tokens) if call.get("unidirectional") else None
-    return joined(call, _attended(call, query, key, value, biases, seen)[0]), key, value
+    return _masked(call, query, key, value, mask, bias), key, value
 
 
-@operator("GroupQueryAttention")
+@operator("GroupQueryAttention", table=True)
 def _grouped(
     call: Call, query: Any, key: Any, value: Any, past_key: Any, past_value: Any, lengths: Any, longest: Any,
     cos: Any = None, sin: Any = None, positions: Any = None, bias: Any = None, sink: Any = None,
@@ -314,7 +315,7 @@ def _turned(call: Call, x: Any, cos: Any, sin: Any, positions: Any, interleaved:
     return Value(np.concatenate([part, rest], -1))
 
 
-@operator("RotaryEmbedding", domain=MICROSOFT)
+@operator("RotaryEmbedding", domain=MICROSOFT, table=True)
 def _rotary_of_onnxruntime(call: Call, x: Any, positions: Any, cos: Any, sin: Any) -> Any:
     _refuse(is_packed_batching=call.get("is_packed_batching"))
     flat, heads = x.ndim < _HEADED, call.get("num_heads") or x.shape[-1] // (2 * cos.shape[-1])

@@ -1,9 +1,9 @@
-"""If, Loop and Scan: their bodies are evaluated as often as conditions and trip counts say, which must be known."""
+"""If and Loop: their bodies are evaluated as often as conditions and trip counts say, which must be known."""
 
 from __future__ import annotations
 
-import functools
 import math
+from collections import ChainMap
 from collections.abc import MutableMapping, Sequence
 from typing import Any
 
@@ -13,16 +13,16 @@ from onnx import helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value
-from rewriter.evaluate.moves import joined
+from rewriter.evaluate.moves import concatenated
 from rewriter.evaluate.table import Call
 
-CONTROL = {"If", "Loop", "Scan"}
+CONTROL = {"If", "Loop"}
 _MAX_ITERATIONS = 10_000
 
 
 def control(call: Call, operands: Sequence[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
     """The outputs of a node that has bodies. Raises Unsupported where data decides what is evaluated."""
-    return {"If": _if, "Loop": _loop, "Scan": _scan}[call.kind](call, list(operands), environment)
+    return (_if if call.kind == "If" else _loop)(call, list(operands), environment)
 
 
 def _known(x: Any, what: str) -> Array:
@@ -48,81 +48,31 @@ def _loop(call: Call, operands: list[Any], environment: MutableMapping[str, Any]
     while going and len(rounds) < times:
         number, more = np.array(len(rounds), np.int64), np.array(going)
         going, state, row = _round(call, body, [number, more, *state], environment, len(state))
-        _count(rounds, row)
+        rounds.append(row)
+        if len(rounds) > _MAX_ITERATIONS:
+            raise Unsupported(f"more than {_MAX_ITERATIONS:,} iterations")
     _spread(call, body, skipped=1)
-    count = len(body.output) - 1 - len(state)
-    return (*state, *_stacked(call, body, rounds, [0] * count, [0] * count))
+    yielded = body.output[1 + len(state) :]
+    return (*state, *(_stacked(call, info, [row[place] for row in rounds]) for place, info in enumerate(yielded)))
 
 
 def _round(
     call: Call, body: onnx.GraphProto, given: list[Any], environment: MutableMapping[str, Any], states: int
 ) -> tuple[bool, list[Any], list[Any]]:
-    inner = environment | dict(zip((value.name for value in body.input), given, strict=True))
+    inner = ChainMap(dict(zip((value.name for value in body.input), given, strict=True)), environment)
     going, *made = call.evaluator.body(body, inner)
     return bool(_known(going, "when a loop ends")), made[:states], made[states:]
 
 
-def _scan(call: Call, operands: list[Any], environment: MutableMapping[str, Any]) -> tuple[Any, ...]:
-    if call.opset < 9:
-        raise Unsupported("a scan of operator set 8")
-    body: onnx.GraphProto = call.get("body")
-    scanned = call.get("num_scan_inputs")
-    states = len(operands) - scanned
-    state, inputs = operands[:states], operands[states:]
-    axes, backward = (call.get(f"scan_input_{name}", [0] * scanned) for name in ("axes", "directions"))
-    lengths = {each.shape[axis] for each, axis in zip(inputs, axes, strict=True)}
-    if len(lengths) != 1:
-        raise ValueError(f"scanned axes have {sorted(lengths)} entries")
-    length = lengths.pop()
-    _mark(call, body.input, call.node.input)
-    rounds: list[list[Any]] = []
-    for step in range(length):
-        places = [length - 1 - step if each else step for each in backward]
-        taken = [_taken(call, *each) for each in zip(inputs, places, axes, strict=True)]
-        inner = environment | dict(zip((value.name for value in body.input), [*state, *taken], strict=True))
-        made = call.evaluator.body(body, inner)
-        state = made[:states]
-        _count(rounds, made[states:])
-    _spread(call, body)
-    count = len(body.output) - states
-    axes, backward = (call.get(f"scan_output_{name}", [0] * count) for name in ("axes", "directions"))
-    return (*state, *_stacked(call, body, rounds, axes, backward))
-
-
-def _taken(call: Call, x: Any, place: int, axis: int) -> Any:
-    return call.move(x, lambda t: np.take(t, place, axis))
-
-
-def _count(rounds: list[list[Any]], row: list[Any]) -> None:
-    rounds.append(row)
-    if len(rounds) > _MAX_ITERATIONS:
-        raise Unsupported(f"more than {_MAX_ITERATIONS:,} iterations")
-
-
-def _stacked(
-    call: Call, body: onnx.GraphProto, rounds: list[list[Any]], axes: Sequence[int], backward: Sequence[int]
-) -> list[Any]:
-    """What the iterations yield, along a new axis."""
-    made = []
-    for place, (axis, turned) in enumerate(zip(axes, backward, strict=True)):
-        slices = [row[place] for row in rounds]
-        if not slices:
-            made.append(_nothing(body.output[len(body.output) - len(axes) + place], axis))
-            continue
-        rank = slices[0].ndim + 1
-        wide = [call.move(each, functools.partial(np.expand_dims, axis=axis % rank)) for each in slices]
-        made.append(joined(call, wide[::-1] if turned else wide, axis % rank))
-    return made
-
-
-def _nothing(info: onnx.ValueInfoProto, axis: int) -> Array:
-    """What no iteration yields."""
+def _stacked(call: Call, info: onnx.ValueInfoProto, slices: Sequence[Any]) -> Any:
+    """What the iterations yield, along a new first axis."""
+    if slices:
+        return concatenated(call, [call.move(each, lambda t: t[None]) for each in slices], 0)
     kind = info.type.tensor_type
     dims = [each.dim_value if each.HasField("dim_value") else -1 for each in kind.shape.dim]
     if not kind.HasField("shape") or -1 in dims:
         raise Unsupported("a loop that never runs yields a tensor of unknown shape")
-    dims.insert(axis % (len(dims) + 1), 0)
-    return np.zeros(dims, helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    return np.zeros([0, *dims], helper.tensor_dtype_to_np_dtype(kind.elem_type))
 
 
 # -- what depends on the values of integer inputs

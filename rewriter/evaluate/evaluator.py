@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -28,22 +29,29 @@ import rewriter.evaluate.scalar
 from rewriter.arrays import Array
 from rewriter.errors import ModelError
 from rewriter.evaluate.arithmetic import Arithmetic, Field, Floats, Unsupported, Value, is_float
-from rewriter.evaluate.kernels import Kernels, constant, in_numpy
-from rewriter.evaluate.table import ALWAYS, MOVES, Call, row, tuple_of
+from rewriter.evaluate.kernels import Kernels
+from rewriter.evaluate.scalar import INTEGERS
+from rewriter.evaluate.table import ALWAYS, MOVES, PRODUCTS, TABLES, Call, row, tuple_of
 from rewriter.files.load import LoadedModel, read_tensor
-from rewriter.graph.edit import inlined
-from rewriter.graph.view import key_of, label, needed, opsets
-from rewriter.graph.walk import iter_nodes, reads
+from rewriter.graph.edit import by_definition, inlined
+from rewriter.graph.mixtures import with_plain_experts
+from rewriter.graph.view import constant_of, key_of, label, needed, opsets
+from rewriter.graph.walk import iter_nodes, reads, subgraphs
 from rewriter.text import one_line
 
-_RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
+RANDOM = ("Random", "Multinomial", "Bernoulli", "Sampling")
 _UNFIT = (ValueError, IndexError, TypeError, KeyError, AttributeError, AssertionError, ZeroDivisionError, OverflowError)
 """What numpy and attribute look-ups raise for a node that no runtime would run."""
-_TABLE_READERS = {"Gather", "Slice", "EmbedLayerNormalization", "RotaryEmbedding", "GroupQueryAttention"}
-_PRODUCTS = {"MatMul", "Gemm", "Conv", "FusedMatMul"}
 _SHAPES = {"Shape", "Size"}
 _SMALL_TABLE, _SMALL_WEIGHT = 32, 64
 _MAX_SMALL, _MAX_HELD = 2**16, 4
+
+
+def _read(model: LoadedModel, tensor: onnx.TensorProto) -> Array:
+    try:
+        return read_tensor(model, tensor)
+    except ModelError as error:
+        raise Unsupported(str(error)) from error
 
 
 class Weights(Mapping[str, Array]):
@@ -58,10 +66,7 @@ class Weights(Mapping[str, Array]):
         found = self._small.get(name)
         found = self._large.get(name) if found is None else found
         if found is None:
-            try:
-                found = read_tensor(self._model, self._tensors[name])
-            except ModelError as error:
-                raise Unsupported(str(error)) from error
+            found = _read(self._model, self._tensors[name])
             if found.size <= _MAX_SMALL:
                 self._small[name] = found
             else:
@@ -81,7 +86,7 @@ class Weights(Mapping[str, Array]):
 
 
 class Program:
-    """A model as it is evaluated: functions inlined, weights read once.
+    """A model as it is evaluated: functions inlined, operators without a row written out, weights read once.
 
     Attributes:
         graph: its main graph.
@@ -93,7 +98,7 @@ class Program:
         """Raises Unsupported where local functions cannot be inlined."""
         self._model = model
         try:
-            self.proto = inlined(model.proto) if model.proto.functions else model.proto
+            self.proto = _with_definitions(inlined(model.proto) if model.proto.functions else model.proto)
         except (RuntimeError, onnx.checker.ValidationError) as error:
             raise Unsupported(f"its local functions cannot be inlined: {one_line(str(error), 120)}") from error
         self.graph = self.proto.graph
@@ -103,7 +108,6 @@ class Program:
         self._attributes: dict[int, dict[str, Any]] = {}
         self._nodes: dict[int, list[tuple[onnx.NodeProto, list[str]]]] = {}
         self._held: list[Any] = []
-        self._definitions: dict[int, list[onnx.NodeProto]] = {}
         used = {key_of(node)[0] for node in iter_nodes(self.graph.node)}
         missing = next((each for each in sorted(used) if each not in self.opsets), None)
         if missing is not None:
@@ -113,8 +117,8 @@ class Program:
         listed = {tensor.name for tensor in self.graph.initializer}
         self.overridable = frozenset() if listed <= names else frozenset(listed & names)
 
-    def weights(self, graph: onnx.GraphProto) -> Weights:
-        """The initializers of a graph, which are read when they are asked for."""
+    def weights(self, graph: onnx.GraphProto) -> Any:
+        """The initializers of a graph, as `Weights`, which are read when they are asked for."""
         if id(graph) not in self._weights:
             self._held.append(graph)  # its id is the key, and must not become another one's
             self._weights[id(graph)] = Weights(self._model, {tensor.name: tensor for tensor in graph.initializer})
@@ -125,25 +129,22 @@ class Program:
         yield from (each for each in self.weights(self.graph).values() if each.dtype.kind not in "OUS")
         for node, _ in self.nodes(self.graph):
             if node.op_type == "Constant" and not any(each.HasField("sparse_tensor") for each in node.attribute):
-                value = constant(self.attributes(node))
+                value = self.constant(node)
                 if value.dtype.kind not in "OUS":
                     yield value
+
+    def constant(self, node: onnx.NodeProto) -> Array:
+        """The value of a Constant node. Raises Unsupported for a sparse one."""
+        tensor = constant_of(node)
+        if tensor is None:
+            raise Unsupported("a constant of another kind")
+        return _read(self._model, tensor)
 
     def attributes(self, node: onnx.NodeProto) -> dict[str, Any]:
         if id(node) not in self._attributes:
             self._held.append(node)
             self._attributes[id(node)] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         return self._attributes[id(node)]
-
-    def definition(self, node: onnx.NodeProto, schema: Any, prefix: str) -> list[onnx.NodeProto]:
-        """The nodes of an operator's definition, with the attributes that a node gives it and names of its own."""
-        if id(node) not in self._definitions:
-            self._held.append(node)
-            defaults = [each.default_value for each in schema.attributes.values() if each.default_value.type]
-            given = {each.name: each for each in (*defaults, *node.attribute)}
-            body = schema.function_body.node
-            self._definitions[id(node)] = [_with_attributes(part, given, prefix) for part in body]
-        return self._definitions[id(node)]
 
     def nodes(self, graph: onnx.GraphProto) -> list[tuple[onnx.NodeProto, list[str]]]:
         """The nodes of a graph, each with the tensors that nothing behind it reads."""
@@ -159,13 +160,27 @@ class Program:
         return self._nodes[id(graph)]
 
 
+def _with_definitions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model in which mixtures of experts, and operators that only ONNX defines by others, are written out."""
+    model = with_plain_experts(model)
+    version = opsets(model.opset_import).get("", 1)
+    used = {key_of(node) for node in iter_nodes(model.graph.node)}
+    defined = [
+        (domain, name)
+        for domain, name in used
+        if not domain and row(domain, name) is None and onnx.defs.has(name, version)
+        if onnx.defs.get_schema(name, version).has_function  # type: ignore[attr-defined]
+    ]
+    return by_definition(deepcopy(model), defined) if defined else model
+
+
 class Evaluator:
     """One evaluation of a model, at one point.
 
     Attributes:
         environment: tensor to value, of what is still needed.
         data: tensors that hold entries, in the order in which they were computed.
-        decided: tensors that depend on the values of integer inputs.
+        decided: tensors that depend on the values of integer inputs, and integers that data decides.
         fixed: tensors that are made of constants alone, the same at every size.
         partial: tables of which this size may read only a part, by content: name and shape.
         largest: entries of the largest tensor.
@@ -189,7 +204,7 @@ class Evaluator:
             arithmetic: what it is evaluated in.
             feeds: its inputs; the values of floats are replaced by random residues in a field.
             blend: whether rows of tables are random combinations.
-            in_reals: whether arithmetic on constant floats is that of the reals instead of the runtime's.
+            in_reals: whether arithmetic on constant floats is that of the reals (of float64) instead of the runtime's.
             replaced: values of tensors that take the place of what nodes compute.
             names: for inputs, the names under which their residues are drawn, if these are others.
         """
@@ -246,7 +261,7 @@ class Evaluator:
             self.decided.add(name)
         self.record(name, self.environment[name])
 
-    def body(self, graph: onnx.GraphProto, environment: Mapping[str, Any]) -> list[Any]:
+    def body(self, graph: onnx.GraphProto, environment: MutableMapping[str, Any]) -> list[Any]:
         """The outputs of the body of a node; `environment` has what it reads from around it, and its inputs."""
         given = {value.name: environment[value.name] for value in graph.input if value.name in environment}
         inner = ChainMap(given, self.program.weights(graph), environment)
@@ -263,6 +278,7 @@ class Evaluator:
             raise Unsupported(f"{label(node)} reads '{missing[0]}' before it is computed")
         operands = [environment[name] if name else None for name in node.input]
         decided = node.op_type not in _SHAPES and any(name in self.decided for name in node.input)
+        chosen = node.op_type not in _SHAPES and any(isinstance(each, Value) for each in operands)
         call = Call(node, node.op_type, self.program.attributes(node), self, decided)
         try:
             made = tuple_of(self._computed(call, operands, environment))
@@ -277,7 +293,7 @@ class Evaluator:
             if name:
                 given = self.replaced.get(name, value)
                 environment[name] = np.asarray(given) if isinstance(given, np.generic) else given
-                if decided:
+                if decided or (chosen and not is_float(environment[name])):
                     self.decided.add(name)
                 elif own:
                     self.decided.discard(name)  # of a body
@@ -302,7 +318,7 @@ class Evaluator:
             return rewriter.evaluate.control.control(call, operands, environment)
         self._note_tables(call, operands)
         depends = any(isinstance(each, (Value, list)) for each in operands)
-        if call.decided and kind in _PRODUCTS and not depends:
+        if call.decided and kind in PRODUCTS and not depends:
             # Floats made of integer inputs (a time step) enter the arithmetic where they meet a weight.
             a, b = operands[:2]
             if a.ndim > 1 and a.shape[-1] > 1 and b.size > _SMALL_WEIGHT:
@@ -314,8 +330,7 @@ class Evaluator:
         found = row(domain, kind)
         if found is not None:
             return found(call, *operands)
-        defined = self._by_definition(call, operands)
-        return self._opaque(call, operands) if defined is None else defined
+        return self._opaque(call, operands)
 
     def _opaque(self, call: Call, operands: list[Any]) -> Any:
         """An operator that the table lacks, as a function of which nothing is known but its operator and operands.
@@ -324,8 +339,8 @@ class Evaluator:
         """
         if any(isinstance(each, list) for each in operands) or not isinstance(self.arithmetic, Field):
             raise Unsupported("it is not in the table of operators")
-        if any(each in call.kind for each in _RANDOM):
-            raise Unsupported("it draws numbers")
+        if any(each in call.kind for each in RANDOM) or subgraphs(call.node):
+            raise Unsupported("it draws numbers, or has a body")
         f = self.arithmetic
         drawn = [each if not isinstance(each, Value) else f.drawn(each) for each in operands]
         attributes = sorted(each.SerializeToString() for each in call.node.attribute)
@@ -350,21 +365,24 @@ class Evaluator:
         """A node on plain arrays."""
         node, kind = call.node, call.kind
         if kind == "Constant" and not key_of(node)[0]:
-            return constant(call.attributes)
+            return self.program.constant(node)
         found = row(key_of(node)[0], kind)
-        if self.in_reals and found is not None and kind not in MOVES and kind not in ("Cast", "CastLike"):
+        floats = any(is_float(each) for each in operands)
+        if self.in_reals and found is not None and isinstance(self.arithmetic, Floats):
+            if floats:  # and no data: what they make may decide a shape
+                made = found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
+                return tuple(_numbers(each) for each in tuple_of(made))
+        elif self.in_reals and found is not None and kind not in ALWAYS:
             lifted = self._in_reals(call, operands)
             if lifted is not None:
                 return found(call, *lifted)
-        floats = any(is_float(each) for each in operands)
-        if floats and found is not None and isinstance(self.arithmetic, Floats):
-            return found(call, *(self.arithmetic.lift(each) if is_float(each) else each for each in operands))
         if found is not None and kind in (MOVES if floats else ALWAYS):
             return found(call, *operands)
-        if any(each in kind for each in _RANDOM):
+        if any(each in kind for each in RANDOM):
             raise Unsupported("it draws numbers")
-        made = None if key_of(node)[0] else in_numpy(kind, call.attributes, operands)
-        return self.program.kernels.run(node, operands) if made is None else made
+        if kind in INTEGERS and all(each.dtype.kind in "biu" for each in operands):
+            return np.asarray(INTEGERS[kind](*operands))
+        return self.program.kernels.run(node, operands)
 
     def _in_reals(self, call: Call, operands: list[Any]) -> list[Any] | None:
         """Constant floats as entries, where arithmetic on them is meant to be that of the reals."""
@@ -381,28 +399,10 @@ class Evaluator:
             return None
         return [self._entered(x) if each else x for each, x in zip(wide, operands, strict=True)]
 
-    def _by_definition(self, call: Call, operands: list[Any]) -> Any:
-        """An operator that ONNX defines by others; None for any other one."""
-        node, domain = call.node, key_of(call.node)[0]
-        try:
-            schema = onnx.defs.get_schema(node.op_type, self.opsets.get(domain, 1), domain)
-        except onnx.defs.SchemaError:
-            return None
-        if not schema.has_function:  # type: ignore[attr-defined]
-            return None
-        body, prefix = schema.function_body, f"{node.output[0]}/{node.op_type}/"
-        inner: dict[str, Any] = {f"{prefix}{formal.name}": None for formal in schema.inputs}
-        inner |= {f"{prefix}{formal.name}": each for formal, each in zip(schema.inputs, operands, strict=False)}
-        self._depth += 1
-        for part in self.program.definition(node, schema, prefix):
-            self.node(part, inner)
-        self._depth -= 1
-        return tuple(inner.get(f"{prefix}{name}") for name in body.output)
-
     # -- tables
     def takes_rows(self, call: Call, operands: Sequence[Any]) -> bool:
         """Whether rows of a table of floats are taken by the value of an input."""
-        if call.kind == "EmbedLayerNormalization":
+        if call.kind == "EmbedLayerNormalization" or (call.kind == "OneHot" and is_float(operands[2])):
             return True
         if call.kind != "Gather" or call.node.input[0] in self.decided or call.get("axis", 0) != 0:
             return False
@@ -420,17 +420,16 @@ class Evaluator:
             return value
         ids, back = np.unique(index, return_inverse=True)
         shares = self.arithmetic.function(("blend", table.shape[0]), ids[:, None], np.arange(table.shape[0])[None])
-        flat = (
-            table.reshape(table.shape[0], -1)
-            if isinstance(table, np.ndarray)
-            else Value(table.entries.reshape(table.shape[0], -1))
-        )
+        flat: Any = table
+        if table.ndim != 2:  # else it stays the same object, whose residues are kept
+            shape = table.shape[0], -1
+            flat = Value(table.entries.reshape(shape)) if isinstance(table, Value) else table.reshape(shape)
         mixed = self.arithmetic.matmul(Value(shares), flat).reshape(len(ids), *table.shape[1:])
         return Value(mixed[back.reshape(index.shape)])
 
     def _note_tables(self, call: Call, operands: Sequence[Any]) -> None:
         """Note constant tables of which one size may read only a part."""
-        if call.kind not in _TABLE_READERS or all(name in self.fixed for name in call.node.input if name):
+        if call.kind not in TABLES or all(name in self.fixed for name in call.node.input if name):
             return
         for place, (name, table) in enumerate(zip(call.node.input, operands, strict=True)):
             if (
@@ -451,17 +450,10 @@ class Evaluator:
         self.partial[content(table)] = name, table.shape
 
 
-def _with_attributes(part: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto], prefix: str) -> onnx.NodeProto:
-    copy = onnx.NodeProto.FromString(part.SerializeToString())
-    for names in (copy.input, copy.output):
-        names[:] = [name and f"{prefix}{name}" for name in names]
-    for attribute in [each for each in copy.attribute if each.ref_attr_name]:
-        copy.attribute.remove(attribute)
-        if attribute.ref_attr_name in given:
-            stated = onnx.AttributeProto.FromString(given[attribute.ref_attr_name].SerializeToString())
-            stated.name = attribute.name
-            copy.attribute.append(stated)
-    return copy
+def _numbers(value: Any) -> Any:
+    if not isinstance(value, Value):
+        return value
+    return value.entries.astype(np.int64) if value.whole else value.entries
 
 
 def content(table: Array) -> bytes:

@@ -1,59 +1,22 @@
-"""Nodes on plain arrays: integers in numpy, anything else by the runtime's own kernel, bit by bit."""
+"""Nodes on plain arrays, by the runtime's own kernel, bit by bit."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, integers
+from rewriter.evaluate.arithmetic import Unsupported
 from rewriter.text import one_line
 
 _KEPT = 2**20
 """Results of at most this many entries are kept."""
 _MAX_IR = 11
-
-_INTEGER_OPERATORS: Mapping[str, Callable[..., Array]] = {
-    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Equal": np.equal, "Less": np.less, "Greater": np.greater,
-    "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal, "And": np.logical_and, "Or": np.logical_or,
-    "Not": np.logical_not, "Neg": np.negative,
-}  # fmt: skip
-"""Exact on integers and Booleans, which wrap around as in the runtime."""
-_WIDE = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
-
-
-def constant(attributes: Mapping[str, Any]) -> Array:
-    """The value of a Constant node. Raises Unsupported for a sparse one."""
-    for name, value in attributes.items():
-        if name == "value":
-            return numpy_helper.to_array(value)
-        if name in ("value_float", "value_floats"):
-            return np.asarray(value, np.float32)
-        if name in ("value_int", "value_ints"):
-            return np.asarray(value, np.int64)
-        if name in ("value_string", "value_strings"):
-            return np.asarray(value, object)
-    raise Unsupported("a constant of another kind")
-
-
-def in_numpy(kind: str, attributes: Mapping[str, Any], operands: Sequence[Any]) -> Array | None:
-    """A node on integers, without a session; None where a kernel has to compute it."""
-    whole = all(isinstance(each, np.ndarray) and each.dtype.kind in "biu" for each in operands)
-    if kind in _INTEGER_OPERATORS and whole:
-        return np.asarray(_INTEGER_OPERATORS[kind](*operands))
-    if kind == "Cast" and whole and attributes["to"] in _WIDE:
-        return np.asarray(operands[0].astype(helper.tensor_dtype_to_np_dtype(attributes["to"])))
-    if kind == "ConstantOfShape":
-        value = numpy_helper.to_array(attributes["value"]) if "value" in attributes else np.zeros(1, np.float32)
-        return np.broadcast_to(value.reshape(()), integers(operands[0]))
-    if kind == "Range" and whole:
-        return np.arange(*(each.item() for each in operands), dtype=operands[0].dtype)
-    return None
 
 
 class Kernels:

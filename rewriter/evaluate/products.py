@@ -10,7 +10,7 @@ import numpy as np
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
-from rewriter.evaluate.scalar import activated
+from rewriter.evaluate.scalar import activated, add, mul
 from rewriter.evaluate.table import Call, operator
 
 NCHWC = "com.microsoft.nchwc"
@@ -49,8 +49,8 @@ def _masks_of_product(call: Call, x: Any, y: Any) -> Array | None:
     return made if (np.abs(made) <= _LARGEST_COUNT).all() else None
 
 
-@operator("MatMul")
-def _matmul(call: Call, x: Any, y: Any) -> Value:
+@operator("MatMul", product=True)
+def matmul(call: Call, x: Any, y: Any) -> Value:
     row, column = x.ndim == 1, y.ndim == 1
     x = call.move(x, lambda t: t[None]) if row else x
     y = call.move(y, lambda t: t[:, None]) if column else y
@@ -60,36 +60,36 @@ def _matmul(call: Call, x: Any, y: Any) -> Value:
 
 
 def _scaled(call: Call, x: Any, factor: float) -> Any:
-    return x if factor == 1.0 else call.apply("Mul", x, np.float32(factor))
+    return x if factor == 1.0 else mul(call, x, np.float32(factor))
 
 
 def _turned(call: Call, x: Any) -> Any:
     return call.move(x, lambda t: np.swapaxes(t, -1, -2))
 
 
-@operator("Gemm", "FusedGemm")
+@operator("Gemm", "FusedGemm", product=True)
 def _gemm(call: Call, x: Any, y: Any, z: Any = None) -> Any:
     x, y = (_turned(call, each) if call.get(name) else each for each, name in ((x, "transA"), (y, "transB")))
-    made = _scaled(call, call.apply("MatMul", x, y), call.get("alpha", 1.0))
+    made = _scaled(call, matmul(call, x, y), call.get("alpha", 1.0))
     beta = call.get("beta", 1.0)
     if z is not None and beta != 0.0:
-        made = call.apply("Add", made, _scaled(call, z, beta))
+        made = add(call, made, _scaled(call, z, beta))
     return activated(call, made)
 
 
-@operator("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul")
+@operator("FusedMatMul", "FusedMatMulActivation", "TransposeMatMul", product=True)
 def _fused_matmul(call: Call, *operands: Any) -> Any:
     sides = []
     for side, x in zip("AB", operands, strict=True):
         batched = call.get(f"transBatch{side}") and x.ndim > 1
         moved = call.move(x, lambda t: np.moveaxis(t, 0, -2)) if batched else x
         sides.append(_turned(call, moved) if call.get(f"trans{side}") and x.ndim > 1 else moved)
-    return activated(call, _scaled(call, call.apply("MatMul", *sides), call.get("alpha", 1.0)))
+    return activated(call, _scaled(call, matmul(call, *sides), call.get("alpha", 1.0)))
 
 
 @operator("GemmFastGelu")
 def _gemm_fast_gelu(call: Call, x: Any, y: Any, bias: Any = None) -> Any:
-    return call.apply("FastGelu", call.apply("MatMul", x, y), bias)
+    return call.apply("FastGelu", matmul(call, x, y), bias)
 
 
 def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:
@@ -106,20 +106,25 @@ def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str]:
     return terms, result.replace("...", _ELLIPSIS[:widest])
 
 
+def _diagonal(x: Array, term: str) -> Array:
+    """The entries at which axes of the same label have the same index."""
+    labels = [*dict.fromkeys(term)]
+    return np.asarray(np.einsum(x, [labels.index(each) for each in term], list(range(len(labels)))))
+
+
 @operator("Einsum")
 def _einsum(call: Call, *operands: Any) -> Value:
     f = call.f
     terms, result = _labels(call.text("equation"), operands)
-    if any(len(set(term)) != len(term) for term in (*terms, result)):
-        raise Unsupported("a diagonal")
+    if len(set(result)) != len(result):
+        raise Unsupported("a result that is a diagonal")
+    entries = [_diagonal(call.entries(x), term) for x, term in zip(operands, terms, strict=True)]
+    terms = ["".join(dict.fromkeys(term)) for term in terms]
     sizes: dict[str, int] = {}
-    for term, x in zip(terms, operands, strict=True):
+    for term, x in zip(terms, entries, strict=True):
         for label, size in zip(term, x.shape, strict=True):
             sizes[label] = size if sizes.get(label, 1) == 1 else sizes[label]
-    parts = [
-        (np.broadcast_to(call.entries(x), [sizes[each] for each in term]), term)
-        for x, term in zip(operands, terms, strict=True)
-    ]
+    parts = [(np.broadcast_to(x, [sizes[each] for each in term]), term) for x, term in zip(entries, terms, strict=True)]
 
     def summed(x: Array, term: str, kept: str) -> tuple[Array, str]:
         gone = tuple(place for place, label in enumerate(term) if label not in kept)
@@ -189,7 +194,7 @@ def _shared(needed: Sequence[int], mode: str) -> list[int]:
     return less + more if mode == "SAME_UPPER" else more + less
 
 
-@operator("Conv", "FusedConv")
+@operator("Conv", "FusedConv", product=True)
 def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -> Any:
     f, entries, weights = call.f, call.entries(x), call.lift(weight, scalar=False).entries
     groups, kernel = call.get("group", 1), weights.shape[2:]
@@ -203,7 +208,7 @@ def _conv(call: Call, x: Any, weight: Any, bias: Any = None, skip: Any = None) -
         shape = part.shape[2:]
     made = Value(f.reduced(total).reshape(batch, channels, *shape))
     made = _with_bias(call, made, bias)
-    return activated(call, made if skip is None else call.apply("Add", made, skip))
+    return activated(call, made if skip is None else add(call, made, skip))
 
 
 def _with_bias(call: Call, made: Value, bias: Any) -> Value:
@@ -212,33 +217,6 @@ def _with_bias(call: Call, made: Value, bias: Any) -> Value:
         return made
     shape = (-1, *[1] * (made.ndim - 2))
     return Value(call.f.add(made.entries, call.lift(bias, scalar=False).entries.reshape(shape)))
-
-
-@operator("ConvTranspose")
-def _conv_transpose(call: Call, x: Any, weight: Any, bias: Any = None) -> Value:
-    f, entries, weights = call.f, call.entries(x), call.lift(weight, scalar=False).entries
-    groups, kernel, sizes = call.get("group", 1), weights.shape[2:], x.shape[2:]
-    axes, batch = range(len(kernel)), x.shape[0]
-    mode, extra = call.text("auto_pad", "NOTSET"), call.get("output_padding") or [0] * len(kernel)
-    strides, dilations = (list(call.get(name) or [1] * len(kernel)) for name in ("strides", "dilations"))
-    pads = list(call.get("pads") or [0] * 2 * len(kernel)) if mode == "NOTSET" else [0] * 2 * len(kernel)
-    full = [(sizes[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1 + extra[i] for i in axes]
-    wanted = call.get("output_shape")
-    if mode.startswith("SAME") and not wanted:
-        wanted = [size * step for size, step in zip(sizes, strides, strict=True)]
-    if wanted:
-        pads = _shared([max(all_ - size, 0) for all_, size in zip(full, wanted[-len(kernel) :], strict=True)], mode)
-    weights = weights.reshape(groups, x.shape[1] // groups, *weights.shape[1:])
-    entries = entries.reshape(batch, groups, x.shape[1] // groups, -1)
-    made = np.zeros((batch, groups * weights.shape[2], *full), entries.dtype)
-    for offset in np.ndindex(*kernel):
-        under: Any = (slice(None), slice(None), slice(None), *offset)
-        part = f.matmul(Value(np.swapaxes(weights[under], 1, 2)[None]), Value(entries))
-        starts = [offset[i] * dilations[i] for i in axes]
-        ends = [starts[i] + (sizes[i] - 1) * strides[i] + 1 for i in axes]
-        made[_cut(starts, ends, strides)] += part.reshape(*made.shape[:2], *sizes)
-    inside = _cut(pads[: len(kernel)], [full[i] - pads[i + len(kernel)] for i in axes], [1] * len(kernel))
-    return _with_bias(call, Value(f.reduced(made[inside])), bias)
 
 
 def _unblocked(weights: Array, block: int, *, inputs: bool) -> Array:
@@ -274,53 +252,3 @@ def _reorder_input(call: Call, x: Any) -> Any:
 def _reorder_output(call: Call, x: Any) -> Any:
     last, channels = call.get("channels_last"), call.get("channels")
     return call.move(x, lambda t: np.moveaxis(t[:, :channels], 1, -1) if last else t[:, :channels])
-
-
-# -- pools -------------------------------------------------------------------------------------------------------------
-
-
-def _overhang(
-    call: Call, shape: Sequence[int], kernel: Sequence[int]
-) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Strides, dilations and pads of a pool, and what the last windows reach over the padding (ceil_mode)."""
-    strides, dilations, pads = _geometry(call, shape, kernel)
-    beyond = [0] * len(kernel)
-    if call.get("ceil_mode") and call.text("auto_pad", "NOTSET") == "NOTSET":
-        for axis, step in enumerate(strides):
-            size = shape[axis - len(kernel)] + pads[axis]
-            covered = size + pads[axis + len(kernel)] - dilations[axis] * (kernel[axis] - 1) - 1
-            if -(-covered // step) * step < size:  # a window that begins behind the data is left out
-                beyond[axis] = -covered % step
-    return strides, dilations, pads, beyond
-
-
-@operator("AveragePool")
-def _average_pool(call: Call, x: Any) -> Value:
-    f, kernel = call.f, call.get("kernel_shape")
-    strides, dilations, pads, beyond = _overhang(call, x.shape, kernel)
-    count = len(kernel)
-    reached = pads[:count] + [a + b for a, b in zip(pads[count:], beyond, strict=True)]
-    total = sum(part for _, part in _windows(call.entries(x), kernel, strides, dilations, reached))
-    cells = np.ones(x.shape[-count:], np.int64)
-    if call.get("count_include_pad"):
-        cells = np.pad(cells, list(zip(pads[:count], pads[count:], strict=True)), constant_values=1)
-        reached = [0] * count + beyond
-    cells = np.asarray(sum(part for _, part in _windows(cells, kernel, strides, dilations, reached)))
-    return Value(f.mul(f.reduced(np.asarray(total)), f.inv(call.entries(cells))))
-
-
-@operator("MaxPool")
-def _max_pool(call: Call, x: Any) -> Value:
-    f, kernel = call.f, call.get("kernel_shape")
-    strides, dilations, pads, beyond = _overhang(call, x.shape, kernel)
-    reached = pads[: len(kernel)] + [a + b for a, b in zip(pads[len(kernel) :], beyond, strict=True)]
-    geometry = kernel, strides, dilations, reached
-    inside = _windows(np.ones(x.shape[-len(kernel) :], bool), *geometry)
-    largest: Any = None
-    for (_, part), (_, data) in zip(_windows(call.entries(x), *geometry), inside, strict=True):
-        if largest is None:
-            largest, found = part, data
-            continue
-        better = data & (~found | (f.order(part) > f.order(largest)))
-        largest, found = np.where(better, part, largest), found | data
-    return Value(largest)

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Unsupported, Value, is_float
-from rewriter.evaluate.attention import heads_of_product
-from rewriter.evaluate.reductions import softmax
+from rewriter.evaluate.products import matmul
+from rewriter.evaluate.scalar import add, mul
 from rewriter.evaluate.table import Call, operator
 
 _AXIS_ALONE = 13
@@ -120,7 +120,7 @@ def _dynamic(call: Call, x: Any) -> tuple[Value, Value, Value]:
 @operator("MatMulInteger")
 def _matmul_integer(call: Call, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None) -> Any:
     left, right = Value(_centred(call, x, x_zero, -2)), Value(_centred(call, y, y_zero, -1))
-    return Value(call.apply("MatMul", left, right).entries, whole=True)
+    return Value(matmul(call, left, right).entries, whole=True)
 
 
 @operator("MatMulIntegerToFloat")
@@ -130,7 +130,7 @@ def _matmul_to_float(
     made = _matmul_integer(call, x, y, x_zero, y_zero)
     scale = call.f.mul(_scale(call, made, x_scale, -2), _scale(call, made, y_scale, -1))
     made = Value(call.f.mul(made.entries, scale))
-    return made if bias is None else call.apply("Add", made, bias)
+    return made if bias is None else add(call, made, bias)
 
 
 @operator("DynamicQuantizeMatMul")
@@ -156,7 +156,7 @@ def _qgemm(
     made = call.entries(_matmul_integer(call, x, y, x_zero, y_zero))
     made = made if bias is None else call.f.add(made, call.entries(bias))
     factor = call.f.mul(_scale(call, x, x_scale, -2), _scale(call, y, y_scale, -1))
-    result = call.apply("Mul", Value(call.f.mul(made, factor)), np.float32(call.get("alpha", 1.0)))
+    result = mul(call, Value(call.f.mul(made, factor)), np.float32(call.get("alpha", 1.0)))
     return result if scale is None else call.apply("QuantizeLinear", result, scale, zero)
 
 
@@ -180,61 +180,22 @@ def _qlinear_conv(
     return call.apply("QuantizeLinear", Value(call.f.mul(made.entries, factor)), scale, zero)
 
 
-@operator("QAttention")
-def _qattention(
-    call: Call, x: Any, weight: Any, bias: Any, x_scale: Any, weight_scale: Any, mask: Any = None, x_zero: Any = None,
-    weight_zero: Any = None, past: Any = None,
-) -> tuple[Any, Any]:  # fmt: skip
-    made = _matmul_to_float(call, x, weight, x_scale, weight_scale, x_zero, weight_zero, bias)
-    return heads_of_product(call, made, mask, past, None)
-
-
-# -- one operator between DequantizeLinear and QuantizeLinear ----------------------------------------------------------
-
-
-def _requantized(call: Call, made: Any, like: Any, scale: Any, zero: Any) -> Any:
-    if zero is None:
-        zero = np.zeros((), _type(like) or np.uint8)
+@operator(
+    *("QLinearAdd", "QLinearMul", "QLinearWhere", "QLinearConcat", "QLinearSigmoid", "QLinearLeakyRelu"),
+    *("QLinearSoftmax", "QLinearGlobalAveragePool"),
+)
+def _qlinear(call: Call, *operands: Any) -> Any:
+    """An operator between DequantizeLinear and QuantizeLinear; each operand has a scale and a zero point."""
+    name = call.kind.removeprefix("QLinear")
+    condition = operands[:1] if name == "Where" else ()
+    first = (*operands[2:], *operands[:2]) if name == "Concat" else operands[len(condition) :]
+    *triples, (scale, *zeros) = [first[place : place + 3] for place in range(0, len(first), 3)]
+    sides = [call.apply("DequantizeLinear", *each) for each in triples]
+    if call.get("channels_last") or (call.get("opset", _AXIS_ALONE) < _AXIS_ALONE and call.get("axis", -1) != -1):
+        raise Unsupported("this layout")
+    made = call.apply(name, *condition, *sides, **call.attributes)
+    zero = zeros[0] if zeros and zeros[0] is not None else np.zeros((), _type(triples[0][0]) or np.uint8)
     return call.apply("QuantizeLinear", made, scale, zero)
-
-
-@operator("QLinearAdd", "QLinearMul")
-def _qlinear_pair(call: Call, *operands: Any) -> Any:
-    *_, scale, zero = operands = (*operands, *[None] * (8 - len(operands)))
-    sides = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in (0, 3)]
-    return _requantized(call, call.apply(call.kind.removeprefix("QLinear"), *sides), operands[0], scale, zero)
-
-
-@operator("QLinearSigmoid", "QLinearLeakyRelu", "QLinearAveragePool", "QLinearGlobalAveragePool")
-def _qlinear_single(call: Call, x: Any, x_scale: Any, x_zero: Any = None, scale: Any = None, zero: Any = None) -> Any:
-    last = "Pool" in call.kind and call.get("channels_last")
-    made = call.apply("DequantizeLinear", x, x_scale, x_zero)
-    made = call.move(made, lambda t: np.moveaxis(t, -1, 1)) if last else made
-    made = call.apply(call.kind.removeprefix("QLinear"), made, **call.attributes)
-    made = call.move(made, lambda t: np.moveaxis(t, 1, -1)) if last else made
-    return _requantized(call, made, x, scale, zero)
-
-
-@operator("QLinearSoftmax")
-def _qlinear_softmax(call: Call, x: Any, x_scale: Any, x_zero: Any, scale: Any, zero: Any) -> Any:
-    axis = call.get("axis", -1) % x.ndim
-    made = call.apply("DequantizeLinear", x, x_scale, x_zero)
-    if call.get("opset") < _AXIS_ALONE:
-        made = call.move(made, lambda t: t.reshape(*t.shape[:axis], -1))
-    pattern = softmax(call, made, axis)
-    return call.apply("QuantizeLinear", call.move(pattern, lambda t: t.reshape(x.shape)), scale, zero)
-
-
-@operator("QLinearConcat")
-def _qlinear_concat(call: Call, scale: Any, zero: Any, *operands: Any) -> Any:
-    parts = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in range(0, len(operands), 3)]
-    return call.apply("QuantizeLinear", call.apply("Concat", *parts, axis=call.get("axis")), scale, zero)
-
-
-@operator("QLinearWhere")
-def _qlinear_where(call: Call, condition: Any, *operands: Any) -> Any:
-    sides = [call.apply("DequantizeLinear", *operands[place : place + 3]) for place in (0, 3)]
-    return call.apply("QuantizeLinear", call.apply("Where", condition, *sides), *operands[6:])
 
 
 # -- weights in blocks -------------------------------------------------------------------------------------------------
@@ -272,8 +233,8 @@ def _matmul_of_bits(
     zero, scale = (call.lift(each, scalar=False).entries for each in (zeros, scales))
     centred = call.f.sub(call.entries(numbers), zero[:, of_column])
     weight = Value(call.f.mul(centred, scale.reshape(rows, blocks)[:, of_column]).T)
-    made = call.apply("MatMul", x, weight)
-    return made if bias is None else call.apply("Add", made, bias)
+    made = matmul(call, x, weight)
+    return made if bias is None else add(call, made, bias)
 
 
 @operator("GatherBlockQuantized")
@@ -290,89 +251,3 @@ def _gather_of_bits(call: Call, packed: Any, index: Any, scales: Any, zeros: Any
     centred = _centred(call, numbers, zeros.astype(np.int64), axis, block)
     table = Value(call.f.mul(centred, _scale(call, numbers, scales, axis, block)))
     return call.apply("Gather", table, index, axis=call.get("gather_axis", 0))
-
-
-# -- mixtures of experts -----------------------------------------------------------------------------------------------
-
-
-def _mixture(call: Call, x: Any, router: Any, layers: Any, shares: Any = None, *, normalised: bool) -> Any:
-    """The k experts with the largest scores, weighted by Softmax(scores), or by shares that are given.
-
-    `layers` are the two matrices of the experts [experts, outputs, inputs], each with its bias.
-    """
-    f, count, gated = call.f, call.get("k", 1), call.text("activation_type", "relu") == "swiglu"
-    unlike = ("use_sparse_mixer", "swiglu_limit_after_activation")
-    if any(call.get(name) for name in unlike) or call.get("swiglu_fusion", 0) != int(gated):
-        raise Unsupported("how it routes or where its gates are")
-    ranks = np.argsort(f.order(call.entries(router)), axis=-1, kind="stable")
-    chosen = np.flip(ranks, -1)[:, :count]
-    shares = softmax(call, call.lift(router)) if shares is None else call.lift(shares)
-    weights = np.take_along_axis(shares.entries, chosen, -1)
-    if normalised:
-        weights = f.mul(weights, f.inv(f.total(weights, -1, keepdims=True)))
-    made = call.move(call.lift(x), lambda t: t.reshape(1, -1, t.shape[-1]))
-    for place, (matrix, bias) in enumerate(layers):
-        made = call.apply("MatMul", made, call.move(matrix, lambda t: np.swapaxes(t, 1, 2)))
-        made = made if bias is None else call.apply("Add", made, call.move(bias, lambda t: t[:, None]))
-        made = made if place else _of_experts(call, made)
-    picked = made.entries[chosen, np.arange(len(chosen))[:, None]]
-    return Value(f.total(f.mul(picked, weights[..., None]), 1, keepdims=False).reshape(x.shape))
-
-
-def _of_experts(call: Call, x: Value) -> Any:
-    """Their activation; SwiGLU has gates and values in turn."""
-    kind = call.text("activation_type", "relu")
-    if kind != "swiglu":
-        names = {"relu": "Relu", "gelu": "FastGelu", "silu": "Swish"}
-        if kind not in names:
-            raise Unsupported(f"the activation {kind} of experts")
-        return call.apply(names[kind], x)
-    gate, value = call.move(x, lambda t: t[..., ::2]), call.move(x, lambda t: t[..., 1::2])
-    limit = call.get("swiglu_limit", np.inf)
-    if np.isfinite(limit):
-        gate = call.apply("Min", gate, np.float32(limit))
-        value = call.apply("Clip", value, np.float32(-limit), np.float32(limit))
-    gate = call.apply("Swish", gate, alpha=call.get("activation_alpha", 1.0))
-    return call.apply("Mul", gate, call.apply("Add", value, np.float32(call.get("activation_beta", 0.0))))
-
-
-@operator("MoE")
-def _experts(
-    call: Call, x: Any, router: Any, first: Any, first_bias: Any, second: Any, second_bias: Any = None, *gates: Any
-) -> Any:
-    if any(each is not None for each in gates):
-        raise Unsupported("a third matrix")
-    layers = (first, first_bias), (second, second_bias)
-    return _mixture(call, x, router, layers, normalised=call.get("normalize_routing_weights", 0) == 1)
-
-
-@operator("QMoE")
-def _quantised_experts(
-    call: Call, x: Any, router: Any, first: Any, first_scale: Any, first_bias: Any, second: Any, second_scale: Any,
-    second_bias: Any = None, third: Any = None, third_scale: Any = None, third_bias: Any = None, first_zero: Any = None,
-    second_zero: Any = None, third_zero: Any = None, shares: Any = None, *more: Any,
-) -> Any:  # fmt: skip
-    """Shares of the chosen experts are normalised, whatever the attribute says: the kernel for a CPU does so."""
-    beyond = (third, third_scale, third_bias, third_zero, *more)
-    bits, block = call.get("expert_weight_bits", 4), max(call.get("block_size", 0), 0)
-    others = {call.get(f"fc{place}_expert_weight_bits", bits) for place in (1, 2)} - {bits}
-    if any(each is not None for each in beyond) or others or call.text("quant_type", "int") != "int":
-        raise Unsupported("a third matrix, or numbers of another kind")
-
-    def matrix(packed: Any, scale: Any, zero: Any) -> Value:
-        if isinstance(packed, Value) or call.get("weights_prepacked", -1) == 1:
-            raise Unsupported("a weight that data decides, or that is packed for one kernel")
-        numbers = _unpacked(packed, bits)
-        size = scale.shape[-1]
-        zeros = np.full(scale.shape, 1 << (bits - 1)) if zero is None else _unpacked(zero, bits)[..., :size]
-        if not block:
-            scale, zeros = (call.move(each, lambda t: t[..., None]) for each in (scale, zeros))
-        centred = _centred(call, numbers, zeros, -1, block)
-        return Value(call.f.mul(centred, _scale(call, numbers, scale, -1, block)))
-
-    layers = (
-        (matrix(first, first_scale, first_zero), first_bias),
-        (matrix(second, second_scale, second_zero), second_bias),
-    )
-    normalised = call.get("normalize_routing_weights", 0) == 1 or shares is None
-    return _mixture(call, x, router, layers, shares, normalised=normalised)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import Unsupported, Value, integers
+from rewriter.evaluate.arithmetic import Unsupported, Value, integers, lifted
 from rewriter.evaluate.moves import first
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
@@ -61,12 +62,8 @@ def _reduced_sum(call: Call, x: Value, axes: Any = None) -> Any:
 @operator("ReduceProd")
 def _reduced_product(call: Call, x: Value, axes: Any = None) -> Any:
     f, places = call.f, _axes(call, x, axes)
-    flat = _flat(x.entries, places)
-    while flat.shape[-1] > 1:
-        half = flat.shape[-1] // 2
-        product = f.mul(flat[..., :half], flat[..., half : 2 * half])
-        flat = np.concatenate([product, flat[..., 2 * half :]], -1)
-    made = flat[..., 0] if flat.shape[-1] else np.ones_like(x.entries, shape=flat.shape[:-1])
+    factors = np.moveaxis(_flat(x.entries, places), -1, 0)
+    made = functools.reduce(f.mul, factors, np.ones_like(x.entries, shape=factors.shape[1:]))
     return Value(_shaped(call, made, places), whole=x.whole)
 
 
@@ -101,20 +98,14 @@ def _pooled(call: Call, x: Value) -> Any:
     return call.apply(name, x, axes=list(range(2, x.ndim)))
 
 
-@operator("CumSum", "CumProd")
+@operator("CumSum")
 def _cumulative(call: Call, x: Any, axis: Any) -> Any:
-    f, x, product = call.f, call.lift(x), call.kind == "CumProd"
+    x = call.lift(x)
     entries = np.moveaxis(x.entries, first(axis), -1)
     entries = entries[..., ::-1] if call.get("reverse") else entries
     if call.get("exclusive"):
-        start = np.full_like(entries[..., :1], int(product))
-        entries = np.concatenate([start, entries[..., :-1]], -1)
-    if product:
-        made = entries.copy()
-        for place in range(1, made.shape[-1]):
-            made[..., place] = f.mul(made[..., place - 1], made[..., place])
-    else:
-        made = f.reduced(np.cumsum(entries, -1))
+        entries = np.concatenate([np.zeros_like(entries[..., :1]), entries[..., :-1]], -1)
+    made = call.f.reduced(np.cumsum(entries, -1))
     made = made[..., ::-1] if call.get("reverse") else made
     return Value(np.moveaxis(made, -1, first(axis)), whole=x.whole)
 
@@ -164,10 +155,9 @@ def log_softmax(call: Call, value: Value, axis: int = -1) -> Value:
     return Value(np.ascontiguousarray(made), masks)
 
 
-@operator("Softmax", "LogSoftmax", "Hardmax")
+@operator("Softmax", "LogSoftmax")
 def _softmax(call: Call, x: Value) -> Any:
-    rows = {"Softmax": softmax, "LogSoftmax": log_softmax, "Hardmax": _hardmax}
-    compute: Callable[[Call, Value, int], Value] = rows[call.kind]  # type: ignore[assignment]
+    compute: Callable[[Call, Value, int], Value] = softmax if call.kind == "Softmax" else log_softmax
     if call.opset >= 13:
         return compute(call, x, call.get("axis", -1))
     axis = call.get("axis", 1)
@@ -176,14 +166,6 @@ def _softmax(call: Call, x: Value) -> Any:
     made = compute(call, call.move(x, lambda t: t.reshape(dims)), -1)
     masks = None if made.masks is None else made.masks.reshape(x.shape)
     return Value(made.entries.reshape(x.shape), masks, made.origin)
-
-
-def _hardmax(call: Call, x: Value, axis: int) -> Value:
-    order = call.f.order(x.entries)
-    largest = np.expand_dims(order.argmax(axis), axis)
-    sizes = [-1 if place == axis % x.ndim else 1 for place in range(x.ndim)]
-    hot = largest == np.arange(x.shape[axis]).reshape(sizes)
-    return Value(hot.astype(x.entries.dtype))
 
 
 # -- order
@@ -268,11 +250,11 @@ def _skip_rms_norm(call: Call, x: Any, skip: Any, scale: Any, bias: Any = None) 
 
 
 def _with_skip(call: Call, x: Any, skip: Any, bias: Any) -> Value:
-    total: Value = call.apply("Add", x, skip)
-    return total if bias is None else call.apply("Add", total, bias)
+    operands = lifted(call.f, [x, skip] if bias is None else [x, skip, bias])
+    return Value(functools.reduce(call.f.add, operands))
 
 
-@operator("EmbedLayerNormalization", domain=MICROSOFT)
+@operator("EmbedLayerNormalization", domain=MICROSOFT, table=True)
 def _embed_layer_norm(
     call: Call, ids: Any, kinds: Any, words: Any, places: Any, segments: Any, scale: Any, bias: Any,
     mask: Any = None, positions: Any = None,
@@ -283,9 +265,8 @@ def _embed_layer_norm(
         total = call.lift(call.move(places, lambda t: t[None, : ids.shape[1]]), scalar=False)
     else:
         total = call.evaluator.rows(places, positions, decided=names[8] in decided)
-    total = call.apply("Add", call.evaluator.rows(words, ids, decided=names[0] in decided), total)
-    if kinds is not None:
-        total = call.apply("Add", total, call.evaluator.rows(segments, kinds, decided=names[1] in decided))
+    kind = None if kinds is None else call.evaluator.rows(segments, kinds, decided=names[1] in decided)
+    total = _with_skip(call, call.evaluator.rows(words, ids, decided=names[0] in decided), total, kind)
     made = layer_norm(call, total, scale, bias, epsilon=call.get("epsilon", 1e-12))[0]
     lengths = np.zeros(ids.shape[0], np.int32) if mask is None else mask.sum(1).astype(np.int32)
     return made, lengths, total
@@ -296,69 +277,24 @@ def _by_channel(call: Call, x: Any, rank: int) -> Array:
     return call.lift(x, scalar=False).entries.reshape(-1, *[1] * (rank - 2))
 
 
-@operator("InstanceNormalization")
-def _instance_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
-    f, entries = call.f, call.entries(x)
-    rank = entries.ndim
-    made = normalised(call, entries, tuple(range(2, rank)), call.get("epsilon", 1e-5))[0]
-    return Value(f.add(f.mul(made, _by_channel(call, scale, rank)), _by_channel(call, bias, rank)))
-
-
-def _group_normalised(call: Call, entries: Array, groups: int, scale: Any, bias: Any) -> Array:
+@operator("GroupNormalization", "InstanceNormalization")
+def _group_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
+    entries, groups = call.entries(x), call.get("num_groups", x.shape[1])
     n, channels, *rest = entries.shape
     grouped = entries.reshape(n, groups, channels // groups * math.prod(rest))
     made = normalised(call, grouped, (2,), call.get("epsilon", 1e-5))[0].reshape(entries.shape)
     scale, bias = (_by_channel(call, each, entries.ndim) for each in (scale, bias))
     scale, bias = (np.repeat(each, channels // each.shape[0], 0) for each in (scale, bias))
-    return call.f.add(call.f.mul(made, scale), bias)
-
-
-@operator("GroupNormalization")
-def _group_norm(call: Call, x: Any, scale: Any, bias: Any) -> Any:
-    return Value(_group_normalised(call, call.entries(x), call.get("num_groups"), scale, bias))
-
-
-@operator("GroupNorm", domain=MICROSOFT)
-def _group_norm_of_images(call: Call, x: Any, scale: Any, bias: Any) -> Any:
-    entries, last = call.entries(x), bool(call.get("channels_last", 1))
-    entries = np.moveaxis(entries, -1, 1) if last else entries
-    made = _group_normalised(call, entries, call.get("groups"), scale, bias)
-    made = call.f.mul(made, call.f.sigmoid(made)) if call.get("activation", 0) else made
-    return Value(np.moveaxis(made, 1, -1) if last else made)
-
-
-@operator("SkipGroupNorm", domain=MICROSOFT)
-def _skip_group_norm(call: Call, x: Any, scale: Any, bias: Any, skip: Any, more: Any = None) -> Any:
-    skip_value = call.lift(skip)
-    if skip_value.ndim == 2:  # one entry for each image and channel
-        rank = call.lift(x).ndim
-        middle = tuple(range(1, rank - 1)) if call.get("channels_last", 1) else tuple(range(2, rank))
-        skip_value = call.move(skip_value, lambda t: np.expand_dims(t, middle))
-    total = _with_skip(call, x, skip_value, more)
-    return call.apply("GroupNorm", total, scale, bias, domain=MICROSOFT, **call.attributes), total
+    return Value(call.f.add(call.f.mul(made, scale), bias))
 
 
 @operator("BatchNormalization")
 def _batch_norm(call: Call, x: Any, scale: Any, bias: Any, mean: Any, variance: Any) -> Any:
-    if call.get("training_mode", 0) or any(call.node.output[1:]) or not call.get("spatial", 1):
-        raise Unsupported("batch normalisation in training, or by entry")
-    f, entries = call.f, call.entries(x)
-    scale, bias, mean, variance = (_by_channel(call, each, entries.ndim) for each in (scale, bias, mean, variance))
+    if call.get("training_mode", 0) or any(call.node.output[1:]):
+        raise Unsupported("batch normalisation in training")
+    f, entries, given = call.f, call.entries(x), [scale, bias, mean, variance]
+    if call.get("spatial", 1):  # before opset 9 there may be one for each entry instead
+        given = [Value(_by_channel(call, each, entries.ndim)) for each in given]
+    scale, bias, mean, variance = (call.lift(each, scalar=False).entries for each in given)
     inverse = f.inv(f.sqrt(f.add(variance, call.number(call.get("epsilon", 1e-5)))))
     return Value(f.add(f.mul(f.mul(f.sub(entries, mean), inverse), scale), bias))
-
-
-@operator("LpNormalization")
-def _lp_norm(call: Call, x: Value) -> Any:
-    name = "ReduceL1" if call.get("p", 2) == 1 else "ReduceL2"
-    norm = call.apply(name, x, axes=[call.get("axis", -1)])
-    return Value(call.f.mul(x.entries, call.f.inv(norm.entries)))
-
-
-@operator("MeanVarianceNormalization")
-def _mean_variance_norm(call: Call, x: Value) -> Any:
-    f, axes = call.f, _axes(call, x, np.array(call.get("axes", [0, 2, 3])))
-    count = f.rational(Fraction(1, math.prod(x.shape[axis] for axis in axes)))
-    centred = f.sub(x.entries, f.mul(f.total(x.entries, axes, keepdims=True), count))
-    deviation = f.sqrt(f.mul(f.total(_squared(call, centred), axes, keepdims=True), count))
-    return Value(f.mul(centred, f.inv(f.add(deviation, call.number(1e-9)))))

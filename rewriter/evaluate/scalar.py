@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -11,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from rewriter.arrays import Array
-from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Unsupported, Value, lifted
+from rewriter.evaluate.arithmetic import INFINITE, Arithmetic, Floats, Unsupported, Value, lifted
 from rewriter.evaluate.moves import masks_of
 from rewriter.evaluate.reductions import log_softmax, softmax
 from rewriter.evaluate.table import MICROSOFT, Call, operator
 
+elementwise = functools.partial(operator, elementwise=True)
 _UNREACHED = 1e15
 """Where constants are read as the numbers they are rounded from, no value exceeds this."""
 _HALF = Fraction(1, 2)
@@ -29,14 +31,14 @@ def real(call: Call, value: float) -> Any:
 # -- arithmetic
 
 
-@operator("Add")
-def _add(call: Call, x: Any, y: Any) -> Any:
+@elementwise("Add")
+def add(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     masks = None if x.masks is None and y.masks is None else masks_of(x) + masks_of(y)
     return Value(call.f.add(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
-@operator("Sub")
+@elementwise("Sub")
 def _sub(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     masks = None
@@ -46,21 +48,21 @@ def _sub(call: Call, x: Any, y: Any) -> Any:
     return Value(call.f.sub(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
-@operator("Sum")
+@elementwise("Sum")
 def _sum(call: Call, x: Any, *others: Any) -> Any:
     total = call.lift(x)
     for each in others:
-        total = _add(call, total, each)
+        total = add(call, total, each)
     return total
 
 
-@operator("Mean")
+@elementwise("Mean")
 def _mean(call: Call, *operands: Any) -> Any:
     return Value(call.f.mul(_sum(call, *operands).entries, call.f.rational(Fraction(1, len(operands)))))
 
 
-@operator("Mul")
-def _mul(call: Call, x: Any, y: Any) -> Any:
+@elementwise("Mul")
+def mul(call: Call, x: Any, y: Any) -> Any:
     masks = None
     for one, factor in ((x, y), (y, x)):
         if isinstance(one, Value) and one.masks is not None and not isinstance(factor, Value) and (factor > 0).all():
@@ -69,8 +71,8 @@ def _mul(call: Call, x: Any, y: Any) -> Any:
     return Value(call.f.mul(x.entries, y.entries), masks, whole=x.whole and y.whole)
 
 
-@operator("Div")
-def _div(call: Call, x: Any, y: Any) -> Any:
+@elementwise("Div")
+def div(call: Call, x: Any, y: Any) -> Any:
     f, positive = call.f, not isinstance(y, Value) and bool((y > 0).all())
     x, y = call.lift(x), call.lift(y)
     if x.origin and y.origin and x.origin[0] == "exp" and y.origin[0] == "sumexp" and x.origin[1] is y.origin[1]:
@@ -90,12 +92,12 @@ def inverted(f: Arithmetic, entries: Array) -> Array:
     return np.broadcast_to(f.inv(entries.flat[0]), entries.shape) if same else f.inv(entries)
 
 
-@operator("Neg")
+@elementwise("Neg")
 def _neg(call: Call, x: Value) -> Any:
     return Value(call.f.neg(x.entries), whole=x.whole)
 
 
-@operator("Pow")
+@elementwise("Pow")
 def _pow(call: Call, x: Any, exponent: Any) -> Any:
     f, x = call.f, call.lift(x)
     if not isinstance(exponent, Value) and exponent.size and (exponent == exponent.flat[0]).all():
@@ -109,14 +111,14 @@ def _pow(call: Call, x: Any, exponent: Any) -> Any:
     return Value(f.function("pow", *lifted(f, [x, exponent])))
 
 
-@operator("Exp")
+@elementwise("Exp")
 def _exp(call: Call, x: Value) -> Any:
     entries = call.f.exp(x.entries)
     entries = entries if x.masks is None else np.where(x.masks > 0, 0, entries)
     return Value(entries, origin=("exp", x))
 
 
-@operator("Log")
+@elementwise("Log")
 def _log(call: Call, x: Value) -> Any:
     """The logarithm; of a softmax, and of a sum of exponentials, without computing it first."""
     if x.origin and x.origin[0] == "softmax":
@@ -126,6 +128,19 @@ def _log(call: Call, x: Value) -> Any:
         _, base, axes, keepdims = x.origin
         return call.apply("ReduceLogSumExp", base, axes=axes, keepdims=keepdims)
     return Value(call.f.log(x.entries))
+
+
+INTEGERS: Mapping[str, Callable[..., Array]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Equal": np.equal, "Less": np.less, "Greater": np.greater,
+    "LessOrEqual": np.less_equal, "GreaterOrEqual": np.greater_equal, "Neg": np.negative,
+}  # fmt: skip
+"""Exact on integers, which wrap around as in the runtime."""
+_LOGIC: Mapping[str, Callable[..., Array]] = {"And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not}
+
+
+@elementwise(*_LOGIC, always=True)
+def _logic(call: Call, *operands: Any) -> Array:
+    return _LOGIC[call.kind](*(x.entries if isinstance(x, Value) else x for x in operands))
 
 
 # -- functions of one operand
@@ -138,6 +153,15 @@ def _absolute(f: Arithmetic, x: Array) -> Array:
 def _softsign(f: Arithmetic, x: Array) -> Array:
     return f.mul(x, f.inv(f.add(f.rational(1), _absolute(f, x))))
 
+
+NONLINEAR = frozenset(
+    [
+        *("Relu", "LeakyRelu", "PRelu", "Elu", "Selu", "Celu", "ThresholdedRelu", "Clip", "Shrink"),
+        *("Gelu", "QuickGelu", "FastGelu", "BiasGelu", "Erf", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish"),
+        *("Swish", "SwiGLU", "Mish", "Softplus", "Softsign", "Exp"),
+    ]
+)
+"""Activation operators, and operators that occur almost only inside expanded activations."""
 
 _UNARY: Mapping[str, Callable[[Arithmetic, Array], Array]] = {
     "Reciprocal": lambda f, x: f.inv(x),
@@ -155,27 +179,27 @@ _WHOLE = {"Relu", "Abs", "Sign"}
 _ODD = ("Erf", "Sin", "Tan", "Asin", "Atan", "Sinh", "Asinh", "Atanh")
 
 
-@operator(*_UNARY)
+@elementwise(*_UNARY)
 def _unary(call: Call, x: Value) -> Any:
     return Value(_UNARY[call.kind](call.f, x.entries), whole=x.whole and call.kind in _WHOLE)
 
 
-@operator(*_ODD)
+@elementwise(*_ODD)
 def _odd(call: Call, x: Value) -> Any:
     return Value(call.f.odd(call.kind.lower(), x.entries))
 
 
-@operator("Cos", "Cosh")
+@elementwise("Cos", "Cosh")
 def _even(call: Call, x: Value) -> Any:
     return Value(call.f.even(call.kind.lower(), x.entries))
 
 
-@operator("Acos", "Acosh")
+@elementwise("Acos", "Acosh")
 def _function(call: Call, x: Value) -> Any:
     return Value(call.f.function(call.kind.lower(), x.entries))
 
 
-@operator("Floor", "Ceil", "Round")
+@elementwise("Floor", "Ceil", "Round")
 def _rounded(call: Call, x: Value) -> Any:
     f = call.f
     if call.kind == "Ceil":
@@ -184,12 +208,12 @@ def _rounded(call: Call, x: Value) -> Any:
     return Value(f.odd(name, x.entries) if name == "round" else f.function(name, x.entries), origin=("rounded",))
 
 
-@operator("IsNaN")
+@elementwise("IsNaN")
 def _is_nan(call: Call, x: Value) -> Any:
     return np.isnan(x.entries)
 
 
-@operator("IsInf")
+@elementwise("IsInf")
 def _is_inf(call: Call, x: Value) -> Any:
     infinite = np.zeros(x.shape, bool)
     if call.get("detect_negative", 1):
@@ -202,7 +226,7 @@ def _is_inf(call: Call, x: Value) -> Any:
 # -- activations
 
 
-@operator("LeakyRelu", "PRelu", "ThresholdedRelu")
+@elementwise("LeakyRelu", "PRelu", "ThresholdedRelu")
 def _leaky_relu(call: Call, x: Any, slope: Any = None) -> Any:
     f, entries = call.f, call.entries(x)
     if call.kind == "ThresholdedRelu":
@@ -212,7 +236,7 @@ def _leaky_relu(call: Call, x: Any, slope: Any = None) -> Any:
     return Value(np.where(f.sign(entries) > 0, entries, f.mul(entries, factor)))
 
 
-@operator("Elu", "Selu", "Celu")
+@elementwise("Elu", "Selu", "Celu")
 def _elu(call: Call, x: Value) -> Any:
     f, entries, selu = call.f, x.entries, call.kind == "Selu"
     alpha = call.number(call.get("alpha", 1.67326319217681884765625 if selu else 1.0))
@@ -227,7 +251,7 @@ def _minus_one(f: Arithmetic, x: Array) -> Array:
     return f.mul(f.add(half, half), f.inv(f.sub(f.rational(1), half)))
 
 
-@operator("Shrink")
+@elementwise("Shrink")
 def _shrink(call: Call, x: Value) -> Any:
     f, entries = call.f, x.entries
     bias, limit = call.number(call.get("bias", 0.0)), call.number(call.get("lambd", 0.5))
@@ -235,12 +259,12 @@ def _shrink(call: Call, x: Value) -> Any:
     return Value(np.where(low, f.add(entries, bias), np.where(high, f.sub(entries, bias), 0)))
 
 
-@operator("HardSigmoid")
+@elementwise("HardSigmoid")
 def _hard_sigmoid(call: Call, x: Value) -> Any:
     return Value(_clamped_line(call, x, call.number(call.get("alpha", 0.2)), call.number(call.get("beta", 0.5))))
 
 
-@operator("HardSwish")
+@elementwise("HardSwish")
 def _hard_swish(call: Call, x: Value) -> Any:
     line = _clamped_line(call, x, call.f.rational(Fraction(1, 6)), call.f.rational(_HALF))
     return Value(call.f.mul(x.entries, line))
@@ -262,24 +286,20 @@ def gelu(call: Call, x: Array, approximate: str = "none") -> Array:
     return f.mul(halved, f.add(f.rational(1), f.odd("erf", f.mul(x, real(call, math.sqrt(0.5))))))
 
 
-@operator("Gelu")
+@elementwise("Gelu")
+@elementwise("Gelu", domain=MICROSOFT)
 def _gelu(call: Call, x: Value) -> Any:
     return Value(gelu(call, x.entries, call.text("approximate", "none")))
 
 
-@operator("BiasGelu", "FastGelu", domain=MICROSOFT)
+@elementwise("BiasGelu", "FastGelu", domain=MICROSOFT)
 def _bias_gelu(call: Call, x: Any, bias: Any = None) -> Any:
-    total = call.lift(x) if bias is None else _add(call, x, bias)
+    total = call.lift(x) if bias is None else add(call, x, bias)
     return Value(gelu(call, total.entries, "tanh" if call.kind == "FastGelu" else "none"))
 
 
-@operator("BiasSplitGelu", domain=MICROSOFT)
-def _bias_split_gelu(call: Call, x: Any, bias: Any) -> Any:
-    left, right = np.split(_add(call, x, bias).entries, 2, -1)
-    return Value(call.f.mul(left, gelu(call, right)))
-
-
-@operator("Swish", "QuickGelu")
+@elementwise("Swish")
+@elementwise("QuickGelu", domain=MICROSOFT)
 def _swish(call: Call, x: Value) -> Any:
     return Value(_swished(call, x.entries, call.get("alpha", 1.702 if call.kind == "QuickGelu" else 1.0)))
 
@@ -320,7 +340,7 @@ def activated(call: Call, x: Value) -> Value:
 # -- order
 
 
-@operator("Max", "Min")
+@elementwise("Max", "Min")
 def _extreme(call: Call, x: Any, *others: Any) -> Any:
     made = call.lift(x)
     for each in others:
@@ -340,7 +360,7 @@ def extreme(call: Call, x: Value, y: Value, *, largest: bool) -> Value:
     return Value(entries, masks, whole=x.whole and y.whole)
 
 
-@operator("Clip")
+@elementwise("Clip")
 def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
     made = call.lift(x)
     for name, bound in (("min", low), ("max", high)):
@@ -360,9 +380,9 @@ def _unreached(call: Call, bound: Any, *, below: bool) -> bool:
     last = np.finfo(bound.dtype).min if below else np.finfo(bound.dtype).max
     if number == (-np.inf if below else np.inf) or number == last:
         return call.f.reads_masks
-    if not call.f.snaps or abs(number) < _UNREACHED or (number > 0) == below:
+    if isinstance(call.f, Floats) or not call.f.snaps or abs(number) < _UNREACHED or (number > 0) == below:
         return False
-    call.f.snapped[number] = "a bound that no value reaches"  # type: ignore[attr-defined]
+    call.f.snapped[number] = "a bound that no value reaches"
     return True
 
 
@@ -375,11 +395,11 @@ _COMPARED: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
-@operator(*_COMPARED)
+@elementwise(*_COMPARED)
 def _compared(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     difference = call.f.sub(x.entries, y.entries)
-    sign = difference != 0 if call.kind == "Equal" else call.f.sign(difference)
+    sign = ~call.f.vanishes(difference) if call.kind == "Equal" else call.f.sign(difference)
     sign = np.where(x.entries == y.entries, 0, sign)
     if x.masks is not None or y.masks is not None:
         more = masks_of(x) - masks_of(y)
@@ -387,7 +407,7 @@ def _compared(call: Call, x: Any, y: Any) -> Any:
     return _COMPARED[call.kind](sign)
 
 
-@operator("Mod")
+@elementwise("Mod")
 def _mod(call: Call, x: Any, y: Any) -> Any:
     x, y = call.lift(x), call.lift(y)
     return Value(call.f.function("fmod" if call.get("fmod", 0) else "mod", *lifted(call.f, [x, y])), whole=x.whole)

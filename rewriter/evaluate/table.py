@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
 
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Arithmetic, Value
-
-if TYPE_CHECKING:
-    from rewriter.evaluate.evaluator import Evaluator
 
 MICROSOFT = "com.microsoft"
 
@@ -43,17 +40,18 @@ class Call:
     node: onnx.NodeProto
     kind: str
     attributes: Mapping[str, Any]
-    evaluator: Evaluator
+    evaluator: Any  # `rewriter.evaluate.evaluator.Evaluator`, which imports the rows
     decided: bool = False
 
     @property
     def f(self) -> Arithmetic:
-        return self.evaluator.arithmetic
+        found: Arithmetic = self.evaluator.arithmetic
+        return found
 
     @property
     def opset(self) -> int:
         """The version of the operator set of ONNX."""
-        return self.evaluator.opsets.get("", 1)
+        return int(self.evaluator.opsets.get("", 1))
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute."""
@@ -98,14 +96,32 @@ ALWAYS: set[str] = set()
 """Operators whose rows are used for plain arrays too, instead of the runtime's kernel."""
 
 
+ELEMENTWISE: set[tuple[str, str]] = set()
+"""Operators that compute an entry from entries at the same place."""
+
+PRODUCTS: set[str] = set()
+"""Operators that multiply by a weight."""
+TABLES: set[str] = set()
+"""Operators that may read a part of a table."""
+
+
 def operator(
-    *names: str, domain: str = "", moves: bool = False, always: bool = False
+    *names: str,
+    domain: str = "",
+    moves: bool = False,
+    always: bool = False,
+    elementwise: bool = False,
+    product: bool = False,
+    table: bool = False,
 ) -> Callable[[Operator], Operator]:
     """Register the row of operators."""
 
     def put(function: Operator) -> Operator:
         OPERATORS.update({(domain, name): function for name in names})
+        ELEMENTWISE.update((domain, name) for name in names if elementwise)
         MOVES.update(names if moves else ())
+        PRODUCTS.update(names if product else ())
+        TABLES.update(names if table else ())
         ALWAYS.update(names if moves or always else ())
         return function
 

@@ -1,9 +1,8 @@
 """Write files and folders so that a reader sees the old one or the new one at any time.
 
 Every file is written under a hidden name beside OUT, synced, and renamed. The hidden name holds a digest of OUT's name,
-and the file is locked until its process ends. A hidden file of the same OUT without a lock is therefore that of a
-killed run, which the next run removes (`sweep`); without locks (Windows, some network file systems) nothing is removed.
-OSErrors become UsageErrors that say what to do.
+and the file is locked until its process ends: one without a lock is that of a killed run, which the next run removes
+(`sweep`); without locks (Windows, some network file systems) nothing is removed.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _ADVICE = {
 
 @contextmanager
 def os_errors(action: str, path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a one-line UsageError: what failed, where, and what to do."""
+    """Turn an OSError of the block into a UsageError."""
     try:
         yield
     except OSError as error:
@@ -55,7 +54,7 @@ def os_errors(action: str, path: Path) -> Iterator[None]:
 
 
 def check_directory(directory: Path) -> None:
-    """Check that a directory accepts files. Raises UsageError."""
+    """Raise UsageError unless a directory accepts files."""
     if not directory.exists():
         raise UsageError(
             f"the directory of the output, {quoted(directory)}, does not exist; create it first (mkdir -p)"

@@ -84,7 +84,7 @@ def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) ->
 
 
 def open_inside(base_dir: Path, location: str, tensor: str) -> int:
-    """Open the data file `location` below `base_dir` and return its file descriptor. Raises ModelError."""
+    """The file descriptor of a data file below `base_dir`. Raises ModelError."""
     parts = _parts(location, tensor)
     what = f"external data {quoted(location)} of tensor {quoted(tensor)}"
     try:
@@ -187,10 +187,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def through_cache(proto: onnx.ModelProto, folder: Path) -> Path:
-    """Replace links in a cache, in the external data of `proto` read from `folder`, by the blobs behind them.
-
-    Returns the directory of external data: the cache's if locations were changed, else `folder`.
-    """
+    """Replace links in a cache by the blobs behind them: the directory of external data, else `folder`."""
     tensors = [tensor for tensor in iter_tensors(proto) if is_external(tensor)]
     entries = [entry for tensor in tensors for entry in tensor.external_data if entry.key == "location"]
     here = folder.resolve()

@@ -1,7 +1,4 @@
-"""Load a model without trusting it.
-
-The structure of the model and its external references are checked. Small tensors are read at once, so that every reader
-of constants finds them in the model, and sparse ones are expanded as runtimes do.
+"""Load a model without trusting it: its structure and its external references are checked.
 
 The path may be a symbolic link, because the Hugging Face cache consists of links. External data is then resolved beside
 the link, and the data files themselves may only be links inside such a cache.
@@ -66,11 +63,8 @@ class LoadedModel:
     # all references to other files, also of attributes, subgraphs, functions and sparse tensors
     external: tuple[ExternalRef, ...]
     file_size: int  # in bytes; for a proto in memory the size that it would have
-    # whether references differ from the file's: large weights stayed in it, as external data of that file, or links
-    # were replaced by the files behind them
-    mapped: bool = False
-    # local functions with names of onnxruntime's own operators, which are not in `proto` because onnxruntime never runs
-    # their bodies
+    mapped: bool = False  # whether references differ from the file's: to weights that stay in it, or behind links
+    # local functions with names of onnxruntime's operators, which never runs their bodies; they are not in `proto`
     fallbacks: tuple[onnx.FunctionProto, ...] = ()
 
     def complete(self, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -88,15 +82,13 @@ class LoadedModel:
 
     @property
     def size(self) -> int:
-        """Size in bytes of the model file and the external ranges that it refers to."""
+        """In bytes, with the external ranges."""
         return self.file_size + external_bytes(self.external)
 
 
 class IrModel(Protocol):
     """A model of the onnx_ir package."""
 
-    @property
-    def graph(self) -> Any: ...
     @property
     def opset_imports(self) -> Any: ...
 
@@ -106,16 +98,12 @@ Source = str | os.PathLike[str] | bytes | onnx.ModelProto | IrModel
 
 
 def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
-    """Load and check a model.
+    """Load and check a model. Raises ModelError.
 
     A proto in memory is used without a copy unless it has fallbacks, and may not have external data, since there is no
     directory to resolve it in. The main graph of a file is sorted; an unsorted proto in memory is refused, because it
     belongs to the caller. If `mapped`, the large weights of a file stay there, unless the rules for external data
     refuse that (a link, a strange name).
-
-    Raises:
-        ModelError: the file is missing, unreadable, not a regular file, not ONNX, over 2 GiB, unsound, or
-            refers to external data against the rules of `rewriter.files.external`.
     """
     if not isinstance(source, (str, os.PathLike)):
         proto = _in_memory(source)
@@ -276,10 +264,7 @@ def external_bytes(references: tuple[ExternalRef, ...]) -> int:
 
 
 def read_tensor(model: LoadedModel, tensor: onnx.TensorProto) -> np.ndarray:
-    """Read a tensor, inline or external, after checking it again; narrow types are those of `ml_dtypes`.
-
-    Raises ModelError if the data does not match the dims, or `rewriter.files.external` refuses the data file by now.
-    """
+    """Read a tensor, inline or external, after checking it again. Raises ModelError."""
     return _values(tensor, model.base_dir)
 
 

@@ -1,8 +1,7 @@
 """Leave the large weights of a model file in place: the model refers to that file for external data.
 
-A model of a gigabyte is then a model of kilobytes in memory, whose passes, copies and sessions cost little: onnxruntime
-maps the weights from the file. `rewriter.files.save` puts the bytes back inline (`inlined`). Only initializers of the
-main graph are left in the file, and only if their raw data is at least `MIN_MAPPED_BYTES` bytes.
+A model of a gigabyte is then one of kilobytes in memory, whose passes, copies and sessions cost little: onnxruntime
+maps the weights. `rewriter.files.save` puts them back (`inlined`). Only large initializers of the main graph stay.
 """
 
 from __future__ import annotations
@@ -35,11 +34,7 @@ def without_weights(data: bytes, location: str) -> bytes | None:
 def inlined(
     model: onnx.ModelProto, lengths: Mapping[str, int], read: Callable[[onnx.TensorProto], bytes | memoryview]
 ) -> tuple[int, Iterator[bytes | memoryview]]:
-    """Serialise a model with the bytes of some initializers of its main graph inline: the size, and the pieces.
-
-    `lengths` are the sizes of those initializers. `read` is called when the bytes of one are due, so that one weight is
-    in memory at a time.
-    """
+    """The size and the pieces of a model with initializers of these lengths inline, each read when it is due."""
     if not lengths:
         whole = model.SerializeToString(deterministic=True)
         return len(whole), iter([whole])

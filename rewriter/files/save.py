@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from io import BufferedReader
 from pathlib import Path
 
@@ -44,13 +43,10 @@ from rewriter.text import quoted
 
 @dataclass(eq=False)
 class StagedModel:
-    """An output that is complete on disk under a hidden name, `path`, with its external data.
-
-    `size` counts that file and the external ranges that it refers to, as in `LoadedModel.size`, in bytes.
-    """
+    """An output that is complete on disk under a hidden name, `path`, with its external data."""
 
     path: Path
-    size: int
+    size: int  # as `LoadedModel.size`
     _out: Path
     _data: tuple[Path, ...]
     _source: LoadedModel
@@ -89,8 +85,7 @@ class StagedModel:
 def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, force: bool) -> Iterator[StagedModel]:
     """Write a model built from `source`, without its fallbacks, beside OUT, for the caller to `commit`.
 
-    Raises UsageError if `out` breaks a rule of `check_output` or the disk refuses (full, read-only, quota), ModelError
-    if the model has 2 GiB or more inline, or its external data cannot be used.
+    Raises UsageError as `check_output` and if the disk refuses, ModelError if the model cannot be written.
     """
     out = Path(out).absolute()
     check_output(out, source=source, force=force)
@@ -184,7 +179,7 @@ def _serialise(
                 for entry in tensor.external_data if is_external(tensor) else ():
                     if entry.key == "location":
                         entry.value = locations.get(entry.value, entry.value)
-        size, pieces = inlined(proto, lengths, partial(_bytes_of, source))
+        size, pieces = inlined(proto, lengths, lambda tensor: read_external(tensor, source.base_dir or Path()).data)
     except (EncodeError, ValueError) as error:
         raise ModelError(TOO_LARGE) from error
     if size > MAX_FILE:
@@ -192,17 +187,8 @@ def _serialise(
     return size, pieces
 
 
-def _bytes_of(source: LoadedModel, tensor: onnx.TensorProto) -> memoryview:
-    if source.base_dir is None:
-        raise ModelError(f"tensor {quoted(tensor.name)} lies in a file without a directory")
-    return read_external(tensor, source.base_dir).data
-
-
 def _place_data(references: tuple[ExternalRef, ...], base_dir: Path, out: Path, made: list[Path]) -> dict[str, str]:
-    """Copy the files of `references` beside `out`, synced: the new location for each old one.
-
-    The path of every file is added to `made` before it is created, so that it can be removed on failure.
-    """
+    """Copy the files of `references` beside `out`: old location to new; `made` gets their paths, before they exist."""
     moved: dict[str, str] = {}
     for ref in references:
         if ref.location not in moved:

@@ -11,9 +11,9 @@ Heads are read from these definitions, and the float64 reference evaluates them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate, pairwise, zip_longest
 from typing import Any
 
@@ -24,7 +24,7 @@ from onnx import TensorProto
 from rewriter.graph.constants import UNFIT, AnyArray, computed, elem_type_of
 from rewriter.graph.edit import drop_dead
 from rewriter.graph.elementwise import MICROSOFT
-from rewriter.graph.fused import PRODUCTS, Writer, with_parts
+from rewriter.graph.fused import SKIP_NORMS, Writer, with_parts
 from rewriter.graph.types import FLOATS, TensorType, declared_types, inferred_graph
 from rewriter.graph.view import LostError, integer_of, integers_of, key_of, label, opsets
 from rewriter.graph.walk import all_graphs
@@ -43,38 +43,29 @@ ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
 """Attention operators, with names for their operands; a node with further operands is not expanded."""
 
 PACKED = (MICROSOFT, "MatMulNBits")
-"""A product with a packed matrix."""
-
-NORMED = "GroupQueryAttention with q_norm_weight"
-"""A variant for which onnxruntime only has a GPU kernel."""
-
-_OPSET, _AXES_AS_INPUT = 11, 13
-"""The first opset with all operators of the definitions; the first in which axes are an operand."""
+NORMED = "GroupQueryAttention with q_norm_weight"  # a variant for which onnxruntime only has a GPU kernel
+_OPSET, _AXES_AS_INPUT = 11, 13  # the first opset with all operators used here, and with axes as an operand
 _SIDES = ("query", "key", "value")
-_RANK_BY_HEAD = 4
-"""Axes of [batch, heads, tokens, channels]."""
+_RANK_BY_HEAD = 4  # axes of [batch, heads, tokens, channels]
 _MISSING_MASK_AXES = {1: (1, 2, 3), 2: (1, 2), 3: (1,)}
 """Axes that masks [batch], the number of keys, [batch, keys] and [batch, tokens, keys] lack."""
-_UNSEEN_POSITION = 2**31
-"""A position that no query attends to."""
+_UNSEEN_POSITION = 2**31  # a position that no query attends to
 
 
-def with_plain(model: onnx.ModelProto, left: Collection[tuple[str, str]] = ()) -> onnx.ModelProto:
-    """A copy in which operators of the table, except those in `left`, are expanded where possible."""
+def with_plain(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which operators of the table are expanded where possible."""
     model = with_norms_apart(model)
-    known: dict[str, TensorType] = {}
+    known = cache(lambda: declared_types(inferred_graph(model)))
     read = {name for graph in all_graphs(model.graph) for node in graph.node for name in node.input}
     read |= {value.name for graph in all_graphs(model.graph) for value in graph.output}
 
     def plain(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        if key_of(node) not in DEFINITIONS.keys() - set(left):
+        if key_of(node) not in DEFINITIONS:
             return None
-        if not known:
-            known.update(declared_types(inferred_graph(model)))
         used = onnx.NodeProto.FromString(node.SerializeToString())
         used.output[1:] = [name if name in read else "" for name in node.output[1:]]
         try:
-            return definition(used, known, opsets(model.opset_import).get("", 1))
+            return definition(used, known(), opsets(model.opset_import).get("", 1))
         except LostError:
             return None
 
@@ -170,7 +161,6 @@ class _Expansion(Writer):
     opset: int
 
     def lost(self, reason: str) -> LostError:
-        """The error at this operator."""
         return LostError(reason, label(self.node))
 
     @cached_property
@@ -182,16 +172,17 @@ class _Expansion(Writer):
             raise self.lost(f"its operand number {place} is not understood")
         return {key: name for key, name in zip(names, self.node.input, strict=False) if name}
 
+    def of(self, tensor: str) -> TensorType:
+        return self.types.get(tensor, TensorType.UNKNOWN)
+
     def rank(self, tensor: str) -> int:
-        """The number of axes. Raises LostError if unknown."""
-        rank = self.types.get(tensor, TensorType.UNKNOWN).rank
+        rank = self.of(tensor).rank
         if rank is None:
             raise self.lost(f"the shape of '{tensor}' is not known")
         return rank
 
     def width(self, tensor: str, axis: int) -> int:
-        """The length of an axis. Raises LostError if unknown."""
-        shape = self.types.get(tensor, TensorType.UNKNOWN).shape or ()
+        shape = self.of(tensor).shape or ()
         size = shape[axis] if len(shape) > max(axis, 0) else None
         if not isinstance(size, int):
             raise self.lost(f"the shape of '{tensor}' is not known")
@@ -208,13 +199,10 @@ class _Expansion(Writer):
 
     @cached_property
     def kind(self) -> int:
-        """The element type of the result. Raises LostError if unknown."""
-        kinds = [
-            self.types.get(each, TensorType.UNKNOWN).elem_type for each in (self.node.input[0], self.node.output[0])
-        ]
-        if not any(kinds):
-            raise self.lost("the type of its operands is not known")
-        return next(filter(None, kinds))
+        for each in (self.node.input[0], self.node.output[0]):
+            if kind := self.of(each).elem_type:
+                return kind
+        raise self.lost("the type of its operands is not known")
 
     def float(self, number: float) -> str:
         return self.constant(number, self.kind)
@@ -223,7 +211,6 @@ class _Expansion(Writer):
         return self.put("Slice", tensor, *(self.constant([each]) for each in (start, stop, axis)))
 
     def size(self, tensor: str, axis: int) -> str:
-        """The length of an axis, [1]."""
         return self.part(self.put("Shape", tensor), 0, axis, axis + 1)
 
     def axis(self, tensor: str, *axes: int) -> str:
@@ -257,9 +244,7 @@ class _Expansion(Writer):
         key, value = (self.repeated(each, shared) for each in (key, value))
         scale = self.float(self.number("scale", 0.0))
         if not self.number("scale", 0.0):
-            turned = [node for node in self.nodes if node.output[0] == query and node.op_type == "RotaryEmbedding"]
-            width = self.size(turned[0].input[0] if turned else query, 3)  # shape inference does not know it
-            scale = self.put("Reciprocal", self.put("Sqrt", self.put("Cast", width, to=self.kind)))
+            scale = self.put("Reciprocal", self.put("Sqrt", self.put("Cast", self.size(query, 3), to=self.kind)))
         scores = self.put("MatMul", query, self.put("Transpose", key, perm=[0, 1, 3, 2]), name="product")
         scores = self.put("Mul", scores, scale)
         if cap := self.number("softcap", 0.0):
@@ -280,7 +265,6 @@ class _Expansion(Writer):
         return self.put("Reshape", self.put("Transpose", tensor, perm=[0, 2, 1, 3]), self.constant([0, 0, -1]))
 
     def repeated(self, tensor: str, times: int) -> str:
-        """Every head, repeated consecutively."""
         if times == 1:
             return tensor
         apart = self.put("Expand", self.axis(tensor, 2), self.constant([1, 1, times, 1, 1]))
@@ -288,11 +272,9 @@ class _Expansion(Writer):
         return self.put("Reshape", apart, shape)
 
     def cached(self, past: str, new: str) -> str:
-        """The keys or values of a cache, then the new ones."""
         return self.put("Concat", past, new, axis=2) if past else new
 
     def turned(self, tensor: str, heads: int, positions: str) -> str:
-        """Queries or keys by head, after the rotary embedding."""
         given = self.given
         return self.put(
             "RotaryEmbedding",
@@ -407,7 +389,7 @@ class _Expansion(Writer):
         keys, values = (self.cached(*each) for each in zip(pasts, fresh, strict=True))
         bias, kept, seen = self.given.get("bias", ""), self.given.get("seen", ""), ""
         filler = self.float(self.number("mask_filter_value", -10000.0) if kept else -np.inf)
-        kind = self.types.get(bias, TensorType.UNKNOWN).elem_type
+        kind = self.of(bias).elem_type
         if kind == TensorProto.BOOL:
             seen, bias = bias, ""
         elif kind not in (0, self.kind):
@@ -437,7 +419,7 @@ class _Expansion(Writer):
 
     def added(self) -> None:
         """SkipLayerNormalization and its variants: a sum, and its norm."""
-        parts = PRODUCTS[key_of(self.node)](self.node)
+        parts = SKIP_NORMS[key_of(self.node)](self.node)
         if parts is None:
             raise self.lost("how its mean and deviation are computed is not known")
         self.nodes.extend(parts)
@@ -461,17 +443,13 @@ class _Expansion(Writer):
 
     def matrix(self, packed: str, scales: str, zeros: str, bits: int, blocks: list[int]) -> str:
         """[rows, columns] of packed numbers with scales for each block [rows, blocks] of a row."""
-        kinds = [self.types.get(each, TensorType.UNKNOWN).elem_type for each in (packed, scales, zeros)]
+        kinds = [self.of(each).elem_type for each in (packed, scales, zeros)]
         if bits not in (4, 8) or kinds[0] != TensorProto.UINT8 or kinds[1] not in FLOATS:
             raise self.lost("its weight is not of 4 bits or 8 bits with a scale for each block")
         if zeros:
             zeros = self.unpacked(zeros, blocks, 8 if kinds[2] in FLOATS else bits, kinds[1])
         numbers = self.dequantised(packed, scales, zeros, bits, blocks, kinds[1])
         return self.put("Reshape", numbers, self.constant([blocks[0], -1]), name="weight")
-
-    def product(self) -> None:
-        made = self.put("MatMul", self.node.input[0], self.put("Transpose", self.weight(), perm=[1, 0]))
-        self.outputs(self.put("Add", made, self.node.input[5]) if any(self.node.input[5:]) else made)
 
     def multiplied(self) -> None:
         """FusedMatMul: alpha A B, with A and B perhaps transposed."""
@@ -488,7 +466,7 @@ class _Expansion(Writer):
     def rows(self) -> None:
         packed, place, scales, zeros = [*self.node.input, ""][:4]
         axes = [integer_of(self.node, "gather_axis", 0), integer_of(self.node, "quantize_axis", 1)]
-        blocks = [each for each in self.types.get(scales, TensorType.UNKNOWN).shape or () if isinstance(each, int)]
+        blocks = [each for each in self.of(scales).shape or () if isinstance(each, int)]
         if axes != [0, 1] or len(blocks) != len(axes):
             raise self.lost("it does not take rows of a table with two axes")
         table = self.matrix(packed, scales, zeros, integer_of(self.node, "bits", 4), blocks)
@@ -505,6 +483,5 @@ DEFINITIONS: Mapping[tuple[str, str], Callable[[_Expansion], None]] = {
     (MICROSOFT, "EmbedLayerNormalization"): _Expansion.embedded,
     (MICROSOFT, "FusedMatMul"): _Expansion.multiplied,
     (MICROSOFT, "TransposeMatMul"): _Expansion.multiplied,
-    PACKED: _Expansion.product,
     (MICROSOFT, "GatherBlockQuantized"): _Expansion.rows,
 }

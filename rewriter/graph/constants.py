@@ -16,8 +16,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
+from rewriter.evaluate.moves import NOT_LARGER
 from rewriter.graph import elementwise
-from rewriter.graph.view import SAME_NUMBERS, GraphView, LostError, attributes, constant_of, integer_of, label
+from rewriter.graph.view import GraphView, LostError, attributes, constant_of, integer_of, label
 
 AnyArray = NDArray[Any]
 Read = Callable[[onnx.TensorProto], AnyArray]
@@ -32,10 +33,7 @@ _MAX_KEPT, _MAX_COMPUTED = 1024, 2**31
 _MAX_DEPTH = 64
 """Maximum number of nodes in a chain."""
 
-COMPUTED = SAME_NUMBERS | {
-    *(name for domain, name in elementwise.OPERATORS if not domain),
-    *("Transpose", "Slice", "Split", "Gather", "Concat", "Mod", "DequantizeLinear", "ScatterElements"),
-}
+COMPUTED = NOT_LARGER | {name for domain, name in elementwise.OPERATORS if not domain}
 """Operators of ONNX whose output is not larger than their operands."""
 
 UNFIT = (ValueError, IndexError, KeyError, TypeError, StopIteration, OverflowError, MemoryError)

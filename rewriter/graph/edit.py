@@ -163,6 +163,17 @@ def _state_defaults(model: onnx.ModelProto) -> bool:
     return True
 
 
+def by_definition(model: onnx.ModelProto, operators: Collection[Name]) -> onnx.ModelProto:
+    """The model with operators of ONNX expanded by their definitions, their defaults stated, which onnx omits."""
+    version = opsets(model.opset_import).get("", 1)
+    for node in iter_nodes(model.graph.node):
+        if key_of(node) in operators:
+            schema, stated = onnx.defs.get_schema(node.op_type, version), {each.name for each in node.attribute}
+            defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
+            node.attribute.extend(default for default in defaults if default.type)
+    return onnx.inliner.inline_selected_functions(model, list(operators), exclude=False, inline_schema_functions=True)
+
+
 def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto, tuple[str, ...]] | None:
     """A copy in which an operator of ONNX is expanded by its ONNX definition, recursively.
 
@@ -179,14 +190,10 @@ def written_out(model: onnx.ModelProto, operator: str) -> tuple[onnx.ModelProto,
         inner = [each.op_type for each in schema.function_body.node]  # empty if the body depends on the node
         if operator in (name, *inner):
             found.add(name)
-            stated = {attribute.name for attribute in node.attribute}
-            defaults = [each.default_value for each in schema.attributes.values() if each.name not in stated]
-            node.attribute.extend(default for default in defaults if default.type)  # onnx omits them
     if not found:
         return None
-    taken = [("", name) for name in {*found, operator}]
     try:
-        copy = onnx.inliner.inline_selected_functions(copy, taken, exclude=False, inline_schema_functions=True)
+        copy = by_definition(copy, [("", name) for name in {*found, operator}])
     except RuntimeError:
         return None  # a definition depends on unknown types
     if any(key_of(node) == ("", operator) for node in iter_nodes(copy.graph.node)):

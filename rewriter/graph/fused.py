@@ -1,4 +1,4 @@
-"""Expand fused operators of onnxruntime, and SwiGLU, by their definitions.
+"""Expand fused operators of onnxruntime, and SwiGLU, by their definitions, which are functions in ONNX's text format.
 
 Plan and certificate both use these definitions, so neither detects an error in one. The run does: it uses onnxruntime's
 own kernels.
@@ -6,6 +6,7 @@ own kernels.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from copy import deepcopy
@@ -119,23 +120,41 @@ def apart(
     return parts
 
 
-def _biased(operator: str) -> Definition:
-    """The activation behind the sum of all inputs; without a bias it is a plain activation, and stays."""
+def _written(*texts: str) -> Definition:
+    """By the text with as many operands as a node has; its tensors are the suffixes of new names."""
+
+    @functools.cache
+    def functions() -> list[onnx.FunctionProto]:
+        header = f'<domain: "local", opset_import: ["": {onnx.defs.onnx_opset_version()}, "{MICROSOFT}": 1]> f'
+        return [onnx.parser.parse_function(header + text) for text in texts]
 
     def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        if len(node.input) < 2 or not node.input[1]:
+        operands = [*node.input]
+        while operands and not operands[-1]:
+            operands.pop()
+        function = next((each for each in functions() if len(each.input) == len(operands)), None)
+        if function is None:
             return None
-        bias = step(node, "Add", list(node.input), last=False, part="bias")
-        return [bias, step(node, operator, list(bias.output), last=True, domain=MICROSOFT)]
+        given, names = {each.name: each for each in node.attribute}, dict(zip(function.input, operands, strict=True))
+        parts = []
+        for place, part in enumerate(function.node, 1):
+            last, (output,) = place == len(function.node), part.output
+            inputs = [names[name] for name in part.input]
+            parts.append(step(node, part.op_type, inputs, last, part.domain, "" if last else output))
+            stated = [given[each.name] for each in part.attribute if each.name in given]
+            parts[-1].attribute.extend(stated)
+            names[output] = parts[-1].output[0]
+        return parts
 
     return lowered
 
 
-def _gemm_fast_gelu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    parts = [step(node, "MatMul", list(node.input[:2]), last=False)]
-    if len(node.input) > 2 and node.input[2]:
-        parts.append(step(node, "Add", [*parts[-1].output, node.input[2]], last=False, part="bias"))
-    return [*parts, step(node, "FastGelu", list(parts[-1].output), last=True, domain=MICROSOFT)]
+def _quantised(text: str, operands: int) -> Definition:
+    """An operator on quantised numbers: each operand with its scale and zero point, then those of the result."""
+    formals = [f"x{place}, s{place}, z{place}" for place in range(operands)]
+    inner = " ".join(f"operand_{place} = DequantizeLinear({each})" for place, each in enumerate(formals))
+    result = f"y = QuantizeLinear({text.split(' ', 1)[0]}, s, z)"
+    return _written(f"({', '.join(formals)}, s, z) => (y) {{ {inner} {text} {result} }}")
 
 
 def _fused_linear(operator: str) -> Definition:
@@ -171,38 +190,6 @@ _ACTIVATION_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _swiglu(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    gate = step(node, "Swish", [node.input[0]], last=False)
-    gate.attribute.extend(node.attribute)
-    return [gate, step(node, "Mul", [*gate.output, node.input[1]], last=True)]
-
-
-def _quantised(operator: str, operands: int) -> Definition:
-    """An operator on quantised numbers: each operand with its scale and zero point, then those of the result."""
-
-    def lowered(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-        if len(node.input) != 3 * operands + 2:
-            return None
-        given = [list(node.input[3 * place : 3 * place + 3]) for place in range(operands)]
-        parts = [
-            step(node, "DequantizeLinear", each, last=False, part=f"operand_{place}")
-            for place, each in enumerate(given)
-        ]
-        parts.append(step(node, operator, [name for part in parts for name in part.output], last=False))
-        parts[-1].attribute.extend(node.attribute)
-        return [*parts, step(node, "QuantizeLinear", [*parts[-1].output, *node.input[3 * operands :]], last=True)]
-
-    return lowered
-
-
-def _quantised_gemm(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    if len(node.input) != 9:
-        return None
-    linear = step(node, "QGemm", list(node.input[:-2]), last=False, domain=MICROSOFT)
-    linear.attribute.extend(node.attribute)
-    return [linear, step(node, "QuantizeLinear", [*linear.output, *node.input[-2:]], last=True)]
-
-
 def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
     """Read `bsd,df->bsf`, `ecd,edf->ecf` and the like, `weight` being the position of the matrices; None for others.
 
@@ -232,38 +219,6 @@ def einsum_map(equation: str, weight: int) -> tuple[int, int, int, int] | None:
     return axis, matrix.index(contracted[-1]), matrix.index(made[-1]), len(matrix)
 
 
-def _einsum(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """The product of rows with a matrix, such as `btd,df->btf`."""
-    equation = "".join(each.s.decode("utf-8", "replace") for each in node.attribute if each.name == "equation")
-    for weight in (1, 0):
-        read = einsum_map(equation, weight) if len(node.input) == len(("data", "matrix")) else None
-        if read is None or (read[0], read[3]) != (-1, 2):
-            continue
-        turned = [step(node, "Transpose", [node.input[weight]], last=False)] if read[2] < read[1] else []
-        matrix = turned[0].output[0] if turned else node.input[weight]
-        return [*turned, step(node, "MatMul", [node.input[1 - weight], matrix], last=True)]
-    return None
-
-
-SATURATING: dict[tuple[str, str], Definition] = {
-    ("", "QLinearMatMul"): _quantised("MatMul", 2),
-    (MICROSOFT, "QGemm"): _quantised_gemm,
-}
-"""Operators that are expanded only if they saturate at 0."""
-
-
-def _fused_matmul(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
-    """alpha A B; None if an operand is transposed."""
-    given = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
-    if any(given.get(name) for name in ("transA", "transB", "transBatchA", "transBatchB")):
-        return None  # the permutation depends on the ranks of the operands
-    if given.get("alpha", 1.0) == 1.0:
-        return [step(node, "MatMul", list(node.input), last=True)]
-    writer = Writer(node)
-    product, factor = writer.put("MatMul", *node.input), writer.constant(given["alpha"], TensorProto.FLOAT)
-    return [*writer.nodes, step(node, "Mul", [product, factor], last=True)]
-
-
 _SKIP_EPSILON = 1e-12
 """The epsilon of a normalisation of a sum; without one, plain normalisations take 1e-5."""
 
@@ -288,27 +243,37 @@ def _skip_norm(operator: str) -> Definition:
     return lowered
 
 
-PRODUCTS: dict[tuple[str, str], Definition] = {
-    ("", "Einsum"): _einsum,
-    (MICROSOFT, "FusedMatMul"): _fused_matmul,
+SKIP_NORMS: dict[tuple[str, str], Definition] = {
     (MICROSOFT, "SkipLayerNormalization"): _skip_norm("LayerNormalization"),
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _skip_norm("SimplifiedLayerNormalization"),
 }
-"""Variants of products and normalisations, which only the certificate expands."""
 
 FUSED: dict[tuple[str, str], Definition] = {
-    (MICROSOFT, "BiasGelu"): _biased("Gelu"),
-    (MICROSOFT, "FastGelu"): _biased("FastGelu"),
-    (MICROSOFT, "GemmFastGelu"): _gemm_fast_gelu,
+    (MICROSOFT, "BiasGelu"): _written("(x, b) => (y) { bias = Add(x, b) y = com.microsoft.Gelu(bias) }"),
+    (MICROSOFT, "FastGelu"): _written("(x, b) => (y) { bias = Add(x, b) y = com.microsoft.FastGelu(bias) }"),
+    (MICROSOFT, "GemmFastGelu"): _written(
+        "(x, w) => (y) { matmul = MatMul(x, w) y = com.microsoft.FastGelu(matmul) }",
+        "(x, w, b) => (y) { matmul = MatMul(x, w) bias = Add(matmul, b) y = com.microsoft.FastGelu(bias) }",
+    ),
     (MICROSOFT, "FusedGemm"): _fused_linear("Gemm"),
     (MICROSOFT, "FusedConv"): _fused_linear("Conv"),
-    (MICROSOFT, "QLinearSigmoid"): _quantised("Sigmoid", 1),
-    (MICROSOFT, "QLinearLeakyRelu"): _quantised("LeakyRelu", 1),
-    (MICROSOFT, "QLinearAdd"): _quantised("Add", 2),
-    (MICROSOFT, "QLinearMul"): _quantised("Mul", 2),
-    ("", "SwiGLU"): _swiglu,
+    (MICROSOFT, "QLinearSigmoid"): _quantised("sigmoid = Sigmoid(operand_0)", 1),
+    (MICROSOFT, "QLinearLeakyRelu"): _quantised("leakyrelu = LeakyRelu <alpha: float = @alpha> (operand_0)", 1),
+    (MICROSOFT, "QLinearAdd"): _quantised("add = Add(operand_0, operand_1)", 2),
+    (MICROSOFT, "QLinearMul"): _quantised("mul = Mul(operand_0, operand_1)", 2),
+    ("", "SwiGLU"): _written("(x, z) => (y) { swish = Swish <alpha: float = @alpha> (x) y = Mul(swish, z) }"),
 }
 """Operators to expand, always or only where a block needs their parts."""
+
+SATURATING: dict[tuple[str, str], Definition] = {
+    ("", "QLinearMatMul"): _quantised("matmul = MatMul(operand_0, operand_1)", 2),
+    (MICROSOFT, "QGemm"): _written(
+        """(x, xs, xz, w, ws, wz, b, s, z) => (y) { qgemm = com.microsoft.QGemm
+        <alpha: float = @alpha, transA: int = @transA, transB: int = @transB> (x, xs, xz, w, ws, wz, b)
+        y = QuantizeLinear(qgemm, s, z) }"""
+    ),
+}
+"""Operators that are expanded only if they saturate at 0."""
 
 # -- quantisers that saturate ------------------------------------------------------------------------------------------
 

@@ -214,23 +214,6 @@ def declared_types(graph: onnx.GraphProto, outer: Mapping[str, TensorType] | Non
     return types
 
 
-def shapes_in_numbers(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """The shapes that a graph declares without symbols."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, kind in declared_types(graph).items():
-        dims = tuple(dim for dim in kind.shape or () if isinstance(dim, int))
-        if kind.shape is not None and len(dims) == len(kind.shape):
-            found[name] = dims
-    return found
-
-
-def forget_symbols(skeleton: onnx.ModelProto) -> None:
-    """Leave shapes to inference, after inputs got fixed sizes: symbols in declared shapes would override these."""
-    del skeleton.graph.value_info[:]
-    for value in skeleton.graph.output:
-        value.type.tensor_type.ClearField("shape")
-
-
 def skeleton_of(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of `model` without weight bytes: large initializers become external stubs of the same type and shape.
 

@@ -16,12 +16,15 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import onnx
 
+import rewriter.evaluate.moves as rows
 from rewriter.graph.types import TensorType, declared_types, inferred_graph
 from rewriter.graph.walk import own_names, reads, subgraphs
 
 ONNX_DOMAINS = ("", "ai.onnx")
 """Spellings of the default operator domain."""
 
+PARTS, REARRANGED, SAME_ENTRIES, SAME_NUMBERS = rows.PARTS, rows.REARRANGED, rows.SAME_ENTRIES, rows.SAME_NUMBERS
+_QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
 _RANDOM = {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 """Operators whose outputs differ from run to run for the same operands."""
 
@@ -332,18 +335,3 @@ def needed(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[int]
             kept.append(place)
             wanted.update(reads(node))
     return kept[::-1]
-
-
-PARTS = frozenset(("Split", "Slice", "Gather", "GatherND", "GatherElements"))
-"""Operators that select entries."""
-
-_QUANTISING = frozenset(("QuantizeLinear", "DequantizeLinear"))
-
-SAME_ENTRIES = frozenset(("Identity", "Dropout", "Reshape", "Squeeze", "Unsqueeze", "Flatten"))
-"""Operators that keep values and their order; axes may be split, merged, added or dropped."""
-
-SAME_NUMBERS = SAME_ENTRIES | {"Cast"}
-"""The same, or casts."""
-
-REARRANGED = SAME_NUMBERS | {"Transpose"}
-"""The same, or in another order."""

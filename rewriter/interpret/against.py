@@ -39,15 +39,10 @@ class ChangedHead:
 
 @dataclass(frozen=True)
 class ChangedHeads:
-    """The differences between two models with the same heads.
+    """The differences between two models with the same heads."""
 
-    Attributes:
-        error: the norm of the change of all outputs, over that of the original's.
-        rows: all heads and neurons, those with the largest changed output first.
-    """
-
-    error: float
-    rows: tuple[ChangedHead, ...]
+    error: float  # the norm of the change of all outputs, over that of the original's
+    rows: tuple[ChangedHead, ...]  # of all heads and neurons, those with the largest changed output first
 
 
 def changed_heads(model: Source, other: Source, inputs: InputsOrText, *, top: int = 10) -> ChangedHeads:

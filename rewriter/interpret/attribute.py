@@ -25,7 +25,6 @@ from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.files.load import Source
 from rewriter.graph.constants import Constants
-from rewriter.graph.norms import Norm
 from rewriter.interpret.index import AffineMap, HeadIndex, heads
 from rewriter.interpret.original import Attention
 from rewriter.interpret.rank import embedding_table
@@ -33,31 +32,23 @@ from rewriter.interpret.run import Hook, hooks_of, values_in_float64
 from rewriter.interpret.stream import FrozenNorm, Stage, chain_to, held_norm, norm_of, unchanged, writes
 from rewriter.interpret.sublayers import Named, NeuronHeads
 from rewriter.interpret.text import InputsOrText, cases_of, token_ids
+from rewriter.interpret.trace import Norm
 
 _SMALL_Y, _SLOPE_STEP = 1e-8, 1e-4  # below the first, f(y) - f(0) does not show the gate
 
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """A logit, or a difference of two, in parts.
+    """A logit, or a difference of two, in parts."""
 
-    Attributes:
-        logit: the model's value, before a cap.
-        direct: part to its contributions: a number, or one per head or neuron of a sublayer.
-        paths: part to its contributions: `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where
-            f(0) is not 0, `bias_tokens` [neurons], biases.
-        effects: sublayer to [tokens, heads or neurons]: the contribution of an output at a token along all paths.
-        tokens: the tokens of the text; empty where inputs are arrays.
-        entries: the attributed entries as the tokenizer spells them: the logit, and `minus`.
-    """
-
-    logit: float
-    direct: Mapping[str, Array]
+    logit: float  # the model's value, before a cap
+    direct: Mapping[str, Array]  # part to its contributions: a number, or one per head or neuron of a sublayer
+    # `embed` [tokens], a sublayer's `b_V` [heads], of neurons `b_in` and, where f(0) is not 0, `bias_tokens` [neurons]
     paths: Mapping[str, Array]
-    effects: Mapping[str, Array]
+    effects: Mapping[str, Array]  # [tokens, heads or neurons], of a sublayer's outputs at a token along all paths
     index: HeadIndex
-    tokens: tuple[str, ...] = ()
-    entries: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()  # of a text
+    entries: tuple[str, ...] = ()  # as the tokenizer spells them: the logit, and `minus`
     capped: bool = False
 
     @property
@@ -130,7 +121,6 @@ class Step:
         return np.asarray((self._at_output(gradient) @ self.weight().T).reshape(self.written.shape))
 
     def _at_output(self, gradient: Array) -> Array:
-        """[T, D] at the output projection's result, of a gradient [T, D] at the stream."""
         return gradient if self.after is None else self.after.back(gradient)
 
     def effects(self, gradient: Array) -> Array:
@@ -170,7 +160,6 @@ class AttentionStep(Step):
     value_weight: Callable[[], Array]  # reads W_V, [heads, D, d_head]
 
     def _constants(self, at: Array) -> dict[str, Array]:
-        """Biases of values; values of another sequence count as constants, [sources]."""
         at_values = self._at_values(at)
         if self.norm is None:
             return {"other_sequence": np.asarray((at_values * self.value).sum(axis=(1, 2)))}

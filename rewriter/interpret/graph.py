@@ -51,34 +51,21 @@ class GraphNode:
 
 @dataclass(frozen=True, eq=False)
 class AttributionGraph:
-    """All nodes and edges, and which of them pruning keeps.
+    """All nodes and edges, and which of them pruning keeps."""
 
-    Attributes:
-        logit: the model's logit or difference, before a cap.
-        entries: the entry, and the subtracted one, as shown.
-        probability: the softmax of all entries at this one.
-        adjacency: [N, N], contributions of the column's node to the row's activation.
-        kept, links: [N] and [N, N], whether pruning keeps the node, and the edge.
-        cumulative: [N], the share of all influence of nodes with at least this influence.
-        shown: the tokens as shown: spelled where the inputs are a text, else their ids.
-        ids: `{layer}_{index}_{token}` of the nodes, then of the constants.
-        constants: biases that only queries or keys read.
-        why: place of a head's node to the score of the token with its largest attention weight; sources are ids.
-    """
-
-    logit: float
-    entries: tuple[str, ...]
-    probability: float
+    logit: float  # or a difference, before a cap
+    entries: tuple[str, ...]  # the entry, and the subtracted one, as shown
+    probability: float  # the softmax of all entries at this one
     nodes: tuple[GraphNode, ...]
-    adjacency: Array
-    kept: Array
-    links: Array
-    cumulative: Array
-    shown: tuple[str, ...]
+    adjacency: Array  # [N, N], contributions of the column's node to the row's activation
+    kept: Array  # [N], whether pruning keeps the node
+    links: Array  # [N, N], whether it keeps the edge
+    cumulative: Array  # [N], the share of all influence of nodes with at least this influence
+    shown: tuple[str, ...]  # the tokens: spelled where the inputs are a text, else their ids
     prompt: str
-    ids: tuple[str, ...]
-    constants: tuple[GraphNode, ...]
-    why: Mapping[int, Why]
+    ids: tuple[str, ...]  # `{layer}_{index}_{token}` of the nodes, then of the constants
+    constants: tuple[GraphNode, ...]  # biases that only queries or keys read
+    why: Mapping[int, Why]  # a head's node to the score of the token that it attends to most; sources are ids
 
     @cached_property
     def residuals(self) -> Array:
@@ -95,12 +82,9 @@ class AttributionGraph:
     def to_json(self) -> dict[str, Any]:
         """The pruned graph in the JSON schema that circuit-tracer and Neuronpedia publish, version 1.
 
-        Layers are numbers as text, "E" for embeddings and the number of layers plus one for logits; ids are
-        `{layer}_{index}_{token}`. In a layer neurons have the first indices, original heads the next, then the
-        rest. Feature types are `embedding` and `logit` as there, and `neuron`, `attention head`, `other heads` and
-        `bias`: the schema leaves them open, and a new name keeps viewers from looking for transcoder features.
-        Heads have the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`;
-        nodes that only scores read are `qk_only_nodes`.
+        The schema leaves feature types open: new names keep viewers from looking for transcoder features. Heads have
+        the largest terms of their score as Neuronpedia's `qk_tracing_results`, and all of it as `score`; nodes that
+        only scores read are `qk_only_nodes`.
         """
         targets, sources = np.nonzero(self.links)
         ids, left = self.ids, self.kept.nonzero()[0].tolist()
@@ -173,6 +157,7 @@ def _traced(why: Why) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def _ids(index: HeadIndex, tokens: Sequence[int], nodes: Sequence[GraphNode]) -> tuple[str, ...]:
+    """`{layer}_{index}_{token}`, "E" for embeddings; a layer begins with neurons, then heads, then the rest."""
     starts: dict[str, tuple[str, int]] = {}
     left = dict.fromkeys(node.name for node in nodes if node.kind in ("rest", "bias"))
     for number, sublayers in enumerate(index.layers.values()):
@@ -295,7 +280,7 @@ def _members_of(linear: Linear, nodes: list[GraphNode], most: int) -> Mapping[st
 
 
 def _members(nodes: list[GraphNode], name: str, step: AttentionStep | NeuronStep, at: Array, chosen: Array) -> Members:
-    """Add the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at their outputs."""
+    """Adds the nodes of a sublayer; `at` [T, members, K] is the logit's gradient at their outputs."""
     places, effects = np.zeros(chosen.shape, np.int64), (at * step.written).sum(axis=-1)
     for token, row in enumerate(chosen):
         if not row.all():

@@ -30,11 +30,10 @@ from rewriter.files.atomic import atomically
 from rewriter.files.load import LoadedModel, Source, load_model, read_tensor
 from rewriter.graph.attention import PACKED, packed_matrix, with_dequantised, with_plain
 from rewriter.graph.constants import UNFIT, Constants
-from rewriter.graph.norms import Norm, norm_before
 from rewriter.graph.view import GraphView, LostError, Miss, key_of, label
 from rewriter.interpret.original import Attention, HeadColumns, find_attention
 from rewriter.interpret.sublayers import PROGRAMS, Named, NeuronHeads, find_neurons, named_sublayers
-from rewriter.interpret.trace import Tracer, shapes_of_case
+from rewriter.interpret.trace import Norm, Tracer, norm_before
 from rewriter.text import quoted
 
 METADATA = "__metadata__"  # key of the description of the arrays, as JSON
@@ -87,40 +86,29 @@ class AffineMap:
         return (held.T if self.projection.transposed else held)[:, self.projection.start : self.projection.stop]
 
 
-def with_biases(heads: HeadColumns, plain: Array, value_of: ValueOf, *, values: bool) -> Array:
+def with_biases(heads: HeadColumns, plain: Array, *, values: bool) -> Array:
     """Entries [..., channels] of a linear operator as those of heads, [..., heads, d_head], with constants added.
 
     The factor in the graph is applied to values; that of queries and keys belongs to the scale of the scores.
     """
-    total = plain[..., heads.columns]
-    for added in heads.added:
-        total = total + value_of(added.name).reshape(-1)[added.index] * added.factor.astype(plain.dtype)
+    total = plain[..., heads.columns] + heads.added.astype(plain.dtype)
     return np.asarray(total * plain.dtype.type(heads.factor if values else 1.0))
 
 
 @dataclass(frozen=True, eq=False)
 class HeadIndex(Mapping[str, Array]):
-    """The heads of a model: a read-only mapping from names such as `blocks.3.attn.W_Q` to arrays.
+    """The heads of a model: a read-only mapping from names such as `blocks.3.attn.W_Q` to arrays."""
 
-    Attributes:
-        sublayers: attention sublayers and MLP blocks, with their names, in the order of the graph.
-        missed: structures that are not understood, with the node; attention sublayers have the kind `attention`.
-        proto: the model whose tensors sublayers name, with local functions inlined where needed.
-        runs: the same model with activations rounded by DynamicQuantizeLinear, if any.
-        value_of: reads constants of the graph; raises LostError if its weights cannot be read.
-        whole: whether the file is of form `whole`, whose tensors have rows of bias tokens and columns of positions.
-    """
-
-    sublayers: tuple[Named, ...]
-    missed: tuple[Miss, ...]
+    sublayers: tuple[Named, ...]  # attention and MLP blocks in the order of the graph
+    missed: tuple[Miss, ...]  # what is not understood; attention has the kind `attention`
     source: LoadedModel
-    proto: onnx.ModelProto
-    runs: onnx.ModelProto
+    proto: onnx.ModelProto  # whose tensors sublayers name, with local functions inlined where needed
+    runs: onnx.ModelProto  # the same with activations rounded by DynamicQuantizeLinear, if any
     view: GraphView
     tensors: Mapping[str, HeadTensor]
-    value_of: ValueOf
+    value_of: ValueOf  # reads constants of the graph; raises LostError
     folded: Callable[[str], Norm | None]
-    whole: bool = False
+    whole: bool = False  # of form `whole`, whose tensors have rows of bias tokens and columns of positions
 
     def __getitem__(self, name: str) -> Array:
         """One tensor, computed from the model's weights. Raises KeyError, or ModelError for unreadable weights."""
@@ -209,14 +197,14 @@ def heads(model: Source, *, fold_ln: bool = False, program: str = "fewest", wide
         raise UsageError(f"unknown program '{program}'; known are: {', '.join(PROGRAMS)}")
     source = load_model(model, mapped=True)
     read = partial(read_tensor, source)
-    plain = with_plain(source.proto, left=(PACKED,))
+    plain = with_plain(source.proto)
     smooth = with_dequantised(plain)
     plan = make_plan(smooth, Options(), read)
     runs = plan.model if smooth is plain else make_plan(plain, Options(), read).model
     view, whole = plan.views[0], plan.recognised.positions > 0
     if whole and fold_ln:
         raise UsageError("fold_ln does not work on a file of form whole; use the original, or another form")
-    tracer = Tracer(view, partial(shapes_of_case, source.proto, plan.model, view, read), read)
+    tracer = Tracer(source, plan.model, view)
     attention, lost = find_attention(tracer, plan.recognised.nodes(view)) if not whole else ((), (_WITH_POSITIONS,))
     neurons, left = find_neurons(plan, program)
     attending = re.compile("Softmax|.*Attention").fullmatch
@@ -306,7 +294,7 @@ class _Builder:
             return np.asarray(np.moveaxis(maps[side].weight()[:, sides[side].columns], 0, 1) * dtype.type(factor))
 
         def bias(side: str) -> Array:
-            return with_biases(sides[side], maps[side].bias(), self.value, values=side == "V")
+            return with_biases(sides[side], maps[side].bias(), values=side == "V")
 
         for side, heads in sides.items():
             count, width = heads.columns.shape

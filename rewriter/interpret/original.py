@@ -6,7 +6,7 @@ Queries, keys, values and the heads' outputs are followed to the linear operator
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -16,12 +16,12 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import LinearOperator
+from rewriter.arrays import Array
 from rewriter.graph.attention import definition
 from rewriter.graph.constants import UNFIT
 from rewriter.graph.elementwise import NONLINEAR
-from rewriter.graph.norms import Norm
 from rewriter.graph.view import REARRANGED, LostError, Miss, key_of, label
-from rewriter.interpret.trace import EntrySource, Indices, Shape, Signal, Tracer
+from rewriter.interpret.trace import Indices, Norm, Shape, Traced, Tracer
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,11 +33,11 @@ class HeadNorm:
     shape: Shape  # of the output for each token
     columns: Indices  # [heads, d_head], entries of that, flattened
 
-    def of_heads(self, constant: NDArray[Any]) -> NDArray[Any]:
+    def of_heads(self, constant: Array) -> Array:
         """[heads, d_head] of a scale or bias."""
         return np.asarray(np.broadcast_to(constant.reshape(-1), self.shape).reshape(-1)[self.columns])
 
-    def by_head(self, output: NDArray[Any], batch: int) -> NDArray[Any]:
+    def by_head(self, output: Array, batch: int) -> Array:
         """[batch, tokens, heads, d_head] of the output."""
         rows = np.moveaxis(output, self.axis, 1).reshape(batch, -1, prod(self.shape))
         return np.asarray(rows[..., self.columns])
@@ -50,24 +50,32 @@ class HeadColumns:
     operator: LinearOperator
     columns: Indices  # [heads, d_head] of its output
     factor: float  # after a normalisation, if any
-    added: tuple[EntrySource, ...]  # constants, such as a bias in a separate Add, by entries [heads, d_head]
+    added: Array  # [heads, d_head], constants such as a bias in a separate Add, before the factor
     rotary: bool
     norm: HeadNorm | None = None  # of each token's channels, before that
 
 
-def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
-    """The heads in a tensor [batch, heads, tokens, d_head] or [batch * heads, tokens, d_head]. Raises LostError."""
-    linear = [(part, made) for part in signal.sources if (made := tracer.operator(part.name)) is not None]
-    if len(linear) != 1:
-        reason = "no linear operator makes it" if not linear else "it is a sum of several linear operators' outputs"
-        raise LostError(reason, linear[0][0].name if linear else "its inputs")
-    ((part, operator),) = linear
+def heads_in(tracer: Tracer, tensor: str, shape: Callable[[Array], Array]) -> HeadColumns:
+    """The heads in a tensor, which `shape` lays out as [..., heads, tokens, d_head]. Raises LostError."""
+    traced = tracer.trace(tensor).moved(shape)
+    norm, normed = tracer.norm(traced.source), traced
+    if norm is not None:
+        if traced.added.any():
+            raise LostError("it adds something to what is normalised", norm.output)
+        before = tracer.trace(norm.data)
+        if before.rotary:
+            raise LostError("what it normalises is rotated", norm.output)
+        traced = before.moved(lambda array: np.where(normed.index < 0, -1, array.reshape(-1)[normed.index]))
+    operator = tracer.operator(traced.source)
+    if operator is None:
+        raise LostError("no linear operator makes it", traced.source)
     where, width = label(tracer.view.nodes[operator.node]), operator.out_features
-    if len(signal.shape) < 3 or operator.axis != -1 or not width:
+    if traced.index.ndim < 3 or operator.axis != -1 or not width:
         raise LostError("its channels are not on the last axis", where)
-    index = part.index.reshape(-1, *signal.shape[-2:])
-    kept = np.all(index >= 0, axis=(0, 2))  # tokens of a key-value cache come from no operator
-    index = index[:, kept]
+    traced = traced.moved(lambda array: array.reshape(-1, *array.shape[-2:]))
+    kept = np.all(traced.index >= 0, axis=(0, 2))  # tokens of a key-value cache come from no operator
+    traced = traced.moved(lambda array: array[:, kept])
+    index = traced.index
     if not index.size:
         raise LostError("no token has all of its entries", where)
     # Consecutive blocks that read the same rows are the heads of one sequence.
@@ -77,15 +85,14 @@ def heads_in(tracer: Tracer, signal: Signal) -> HeadColumns:
     expected = own_rows * width + np.resize(columns[:count], columns.shape)[:, None]
     if len(rows) % count or len(np.unique(rows)) * count != rows.size or (index != expected).any():
         raise LostError("its heads do not consist of columns", where)
-    held = [each for each in signal.sources if each.name in tracer.constants]
-    factor = _single_factor(part, where)
-    added = tuple(_added(each, kept, count, factor, where) for each in held)
-    norm = None
-    if signal.norm is not None:
-        (own,) = (each for each in signal.sources if each.name == signal.norm.output)
-        norm = _norm_of(tracer, signal.norm, own.index.reshape(-1, count, *signal.shape[-2:])[:, :, kept])
-        factor = _single_factor(own, where)
-    return HeadColumns(operator, columns[:count], factor, added, signal.rotary, norm)
+    factor, added = _single_factor(traced, where), traced.added[:count, 0]
+    if (traced.added != np.resize(added, (len(rows), 1, added.shape[1]))).any():
+        raise LostError(f"the constant '{traced.constants[0]}' that is added differs from token to token", where)
+    held = None
+    if norm is not None:
+        held = _norm_of(tracer, norm, normed.index.reshape(-1, count, *normed.index.shape[-2:])[:, :, kept])
+        factor = _single_factor(normed, where)
+    return HeadColumns(operator, columns[:count], factor, added / _single_factor(traced, where), normed.rotary, held)
 
 
 def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
@@ -102,28 +109,20 @@ def _norm_of(tracer: Tracer, norm: Norm, index: Indices) -> HeadNorm:
     raise LostError("it is not made of one normalisation by token", norm.output)
 
 
-def _single_factor(part: EntrySource, where: str) -> float:
-    factors = np.unique(part.factor[part.index >= 0])
-    if len(factors) != 1 or factors[0] == 0.0:
+def _single_factor(traced: Traced, where: str) -> float:
+    factors = traced.factor[traced.index >= 0]
+    if (factors != factors[0]).any():
         raise LostError("its channels have different factors", where)
     return float(factors[0])
 
 
-def _added(part: EntrySource, kept: NDArray[np.bool_], heads: int, factor: float, where: str) -> EntrySource:
-    index = part.index.reshape(-1, heads, *part.index.shape[-2:])[:, :, kept]
-    factors = part.factor.reshape(-1, heads, *part.factor.shape[-2:])[0, :, kept.argmax()]
-    if (index < 0).any() or (index != index[:1, :, :1]).any():
-        raise LostError(f"the constant '{part.name}' that is added differs from token to token", where)
-    return EntrySource(part.name, index[0, :, 0], factors / factor)
-
-
-def rows_of_output(signal: Signal, shape: Shape, stop: str, heads: int, where: str) -> Indices:
+def rows_of_output(traced: Traced, shape: Shape, heads: int, where: str) -> Indices:
     """The channel [heads, d_head] of each entry of z = [..., tokens, d_head] in [..., channels]. Raises LostError."""
-    if len(signal.sources) != 1 or signal.sources[0].name != stop or (signal.sources[0].index < 0).any():
+    if (traced.index < 0).any() or traced.added.any():
         raise LostError("the output projection reads more than the heads", where)
-    if (signal.sources[0].factor != 1.0).any():
+    if (traced.factor != 1.0).any():
         raise LostError("the heads' outputs are scaled", where)
-    index = signal.sources[0].index.reshape(-1, signal.shape[-1])
+    index = traced.index.reshape(-1, traced.index.shape[-1])
     # A row per token with the entries of all heads, in rising order.
     rows = np.arange(prod(shape)).reshape(-1, heads, *shape[-2:]).swapaxes(1, 2).reshape(-1, heads * shape[-1])
     order = np.argsort(index[0])
@@ -224,14 +223,20 @@ def _around_softmax(tracer: Tracer, index: int, node: onnx.NodeProto) -> Iterato
 
 def _between(tracer: Tracer, before: onnx.NodeProto, after: onnx.NodeProto) -> dict[str, Any]:
     z, where = after.output[0], label(after)
-    sides = [tracer.trace(name) for name in (*before.input, after.input[1])]
-    sides[1] = sides[1].moved(lambda array: np.swapaxes(array, -1, -2))
-    leading = np.broadcast_shapes(*(side.shape[:-2] for side in sides))
-    heads = [heads_in(tracer, side.spread((*leading, *side.shape[-2:]))) for side in sides]
+    names = *before.input, after.input[1]
+    sizes = [tracer.shape(name) for name in names]
+    query, _, value = sizes
+    leading = np.broadcast_shapes(*(size[:-2] for size in sizes))
+
+    def spread(array: Array) -> Array:
+        return np.broadcast_to(array, (*leading, *array.shape[-2:]))
+
+    layouts = spread, lambda array: spread(array.swapaxes(-1, -2)), spread
+    heads = [heads_in(tracer, *each) for each in zip(names, layouts, strict=True)]
     if len({len(each.columns) for each in heads}) > 1:
         raise LostError("queries, keys and values have different numbers of heads", where)
-    output, shape = _output_of(tracer, z, where), (*leading, sides[0].shape[-2], sides[2].shape[-1])
-    channels = rows_of_output(tracer.trace(output.data, z.__eq__), shape, z, len(heads[0].columns), where)
+    output, shape = _output_of(tracer, z, where), (*leading, query[-2], value[-1])
+    channels = rows_of_output(tracer.trace(output.data, z), shape, len(heads[0].columns), where)
     return {**dict(zip(("query", "key", "value"), heads, strict=True)), "output": output, "channels": channels, "z": z}
 
 
@@ -299,16 +304,8 @@ def _product_after(tracer: Tracer, tensor: str) -> tuple[str, onnx.NodeProto | N
 
 
 def _output_of(tracer: Tracer, z: str, where: str) -> LinearOperator:
-    name = z
-    for _ in range(_MAX_DEPTH):
-        readers = tracer.view.readers(name)
-        operators = [found for node in readers if (found := tracer.operator(node.output[0])) is not None]
-        operators = [found for found in operators if found.data == name]
-        if operators:
-            return operators[0]
-        where = label(readers[0]) if readers else where
-        onward = [node.output[0] for node in readers if node.op_type in REARRANGED and node.input[0] == name]
-        if len(onward) != 1:
-            break
-        (name,) = onward
+    for name in tracer.widths:
+        operator = tracer.operator(name)
+        if operator is not None and z in tracer.view.back(operator.data, REARRANGED, {z}):
+            return operator
     raise LostError("no linear operator reads its heads", where)

@@ -159,16 +159,11 @@ class Composition:
 
 @dataclass(frozen=True, eq=False)
 class Compositions:
-    """The strongest compositions of each head.
-
-    Attributes:
-        reads: kind to the writers that each head reads most.
-        baseline: the root mean square of scores between unrelated weights.
-    """
+    """The strongest compositions of each head."""
 
     heads: tuple[str, ...]
-    reads: Mapping[str, Best]
-    baseline: float
+    reads: Mapping[str, Best]  # kind to the writers that each head reads most
+    baseline: float  # the root mean square of scores between unrelated weights
 
     def of(self, head: str, kind: str) -> list[Composition]:
         """The writers that a head reads, the strongest first. Raises ValueError or KeyError for an unknown one."""
@@ -201,16 +196,10 @@ class Compositions:
 def compositions(model: Source | HeadIndex, *, top: int = 10) -> Compositions:
     """How much each head reads of the outputs of earlier heads, original heads and neurons alike.
 
-    Composition scores of Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021, for a head B that
-    reads what A wrote to the residual stream, x being rows (||.|| is the Frobenius norm):
-
-        V   ||W_OV^A W_OV^B|| / (||W_OV^A|| ||W_OV^B||)
-        Q   ||W_OV^A W_QK^B|| / (||W_OV^A|| ||W_QK^B||)
-        K   ||W_OV^A W_QK^B^T|| / (||W_OV^A|| ||W_QK^B||)
-
-    Between weights without any relation the root mean square of a score is 1 / sqrt(d_model). B reads A if the result
-    of A is a term of the sum that B reads: earlier layers, and in sequential layers the attention before an MLP. Rotary
-    heads are compared without the rotation, and means that a LayerNormalization subtracts stay in.
+    Composition scores of Elhage et al., "A Mathematical Framework for Transformer Circuits", 2021 (docs/heads.md). A
+    head B reads A if the result of A is a term of the sum that B reads: earlier layers, and in sequential layers the
+    attention before an MLP. Rotary heads are compared without the rotation, and means that a LayerNormalization
+    subtracts stay in.
 
     Args:
         model: path of an ONNX file, original or rewritten, a model in memory, or the result of `heads`, such as with
@@ -292,14 +281,10 @@ class TokenScores:
 
 @dataclass(frozen=True, eq=False)
 class HeadTokens:
-    """The tokens of all requested heads.
-
-    Attributes:
-        missing: `reads` or `writes` to why it is missing.
-    """
+    """The tokens of all requested heads."""
 
     rows: tuple[TokenScores, ...]
-    missing: Mapping[str, str]
+    missing: Mapping[str, str]  # `reads` or `writes` to why it is missing
     text_of: TokenText
 
     def selective(self, count: int) -> list[TokenScores]:

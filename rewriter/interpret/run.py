@@ -128,7 +128,7 @@ def hooks_of(index: HeadIndex) -> dict[str, Hook]:
         found.update({name: _stream(index, tensor, z) for name, tensor in _streams(layer, own)})
         for each in sublayers:
             if isinstance(each.sublayer, Attention):
-                hooks = _attention(index, each.sublayer)
+                hooks = _attention(each.sublayer)
             else:
                 hooks = _neurons(index, each.sublayer, z)
             found.update({f"{each.name}.{name}": hook for name, hook in hooks})
@@ -167,7 +167,7 @@ def _by_sequence(array: Array, z: Array | None) -> Array:
     return array if z is None or array.ndim != 2 else array.reshape(-1, z.shape[-2], array.shape[-1])
 
 
-def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
+def _attention(own: Attention) -> Iterator[tuple[str, Hook]]:
     def by_token(z: Array) -> Array:
         return z.reshape(-1, own.heads, *z.shape[-2:]).swapaxes(1, 2)
 
@@ -175,7 +175,7 @@ def _attention(index: HeadIndex, own: Attention) -> Iterator[tuple[str, Hook]]:
         def make(tapped: Values) -> Array:
             made = tapped[side.operator.output]
             rows = made.reshape(len(by_token(tapped[own.z])), -1, made.shape[-1])
-            return with_biases(side, rows, index.value_of, values=values)
+            return with_biases(side, rows, values=values)
 
         return Hook((side.operator.output, own.z), make)
 

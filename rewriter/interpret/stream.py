@@ -13,10 +13,10 @@ from passes.match.projections import Projection, matrix_of
 from rewriter.arrays import Array
 from rewriter.errors import UsageError
 from rewriter.graph.constants import Constants
-from rewriter.graph.norms import NORMS, Norm, norm_before
 from rewriter.graph.view import REARRANGED, GraphView, LostError, integer_of, label
 from rewriter.interpret.original import Attention
 from rewriter.interpret.sublayers import Named
+from rewriter.interpret.trace import NORMS, Norm, norm_before
 
 _MAX_FROZEN_ERROR = 1e-4  # of a frozen normalisation, relative; float32 leaves about 1e-6
 

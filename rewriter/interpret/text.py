@@ -25,15 +25,10 @@ from rewriter.text import quoted
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Text as the input of a model, or arrays whose tokens a tokenizer spells.
+    """Text as the input of a model, or arrays whose tokens a tokenizer spells."""
 
-    Attributes:
-        text: one text, or several, each a separate case.
-        tokenizer: path of a `tokenizer.json` or of a folder with one, or a `tokenizers.Tokenizer`.
-    """
-
-    text: str | Sequence[str]
-    tokenizer: str | os.PathLike[str] | Any
+    text: str | Sequence[str]  # one, or several, each a separate case
+    tokenizer: str | os.PathLike[str] | Any  # path of a `tokenizer.json` or its folder, or a `tokenizers.Tokenizer`
     arrays: Inputs | None = None
 
 

@@ -1,14 +1,13 @@
-"""Trace tensors back to linear operators at placeholder sizes, tracking the provenance of each entry.
+"""Trace tensors back to linear operators by evaluation at small sizes.
 
-Every entry of the tensor is a sum of entries of linear operators' outputs and of constants, with factors. The tracer
-follows the indices through operators that only move entries, so that splitting, transposing or repeating heads is
-recognised by its effect.
+Between a linear operator and a product, nodes only move, scale and add entries. Three evaluations, with zeros, ones and
+1, 2, 3, ... in the place of the operator's output, show which of its entries each one is, its factor and what is added.
+So splitting, transposing or repeating heads is recognised by its effect. Rotary embeddings rotate by an angle of 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -19,112 +18,196 @@ import onnx
 from numpy.typing import NDArray
 
 from passes.match.linear import LinearOperator, linear_operator, made_linearly
-from passes.sizes import Shapes, Sizes
+from passes.sizes import BROADCAST
+from rewriter.arrays import Array
 from rewriter.errors import UsageError
-from rewriter.graph.constants import Constants, Read, computed
-from rewriter.graph.elementwise import MICROSOFT
-from rewriter.graph.norms import Norm, norm_before
-from rewriter.graph.types import forget_symbols, inferred_graph, shapes_in_numbers, skeleton_of
-from rewriter.graph.view import REARRANGED, SAME_ENTRIES, GraphView, LostError, Miss, attributes, key_of, label
+from rewriter.evaluate.arithmetic import Floats, Unsupported, Value, is_float
+from rewriter.evaluate.evaluator import Evaluator, Program
+from rewriter.files.load import LoadedModel
+from rewriter.graph.constants import Constants
+from rewriter.graph.elementwise import NONLINEAR
+from rewriter.graph.extract import Cut, extract, upstream
+from rewriter.graph.view import PARTS, REARRANGED, GraphView, LostError, Miss, integer_of, label
 from rewriter.proof.inputs.cases import Maker
 
 Shape = tuple[int, ...]
 Indices = NDArray[np.int64]
-Array = NDArray[np.float64]
-Move = Callable[[NDArray[Any]], NDArray[Any]]  # moves, repeats or drops entries of an array
 _MAX_DEPTH = 64  # of a chain of nodes
 _CASES = (2, 3, 7), (3, 5, 11)  # batch, tokens, past; a batch of 1 would look like a broadcast axis
 MAX_ENTRIES = 2**27  # of a tensor that is followed: a file may declare any shape
+_MAX_FACTOR = 2**12  # entries of a tensor that may be a factor
+
+_ROWS = ("Gather", "GatherND")  # operators that take rows of a table
+_MOVES = REARRANGED | PARTS | {"Expand", "Tile"}
+_FOLLOWED: Mapping[str, Sequence[int]] = {
+    **dict.fromkeys((*_MOVES, "Neg", "RotaryEmbedding"), (0,)),
+    "ScatterND": (0, 2),
+    "ScatterElements": (0, 2),
+    "TensorScatter": (0, 1),
+}
+"""Operators that move, repeat, drop or write entries: the operands with these."""
+_JOINING = ("Concat", "Add", "Sub", "Sum")  # all of their operands
 
 
 @dataclass(frozen=True, eq=False)
-class EntrySource:
-    """One source of a tensor's entries."""
+class Traced:
+    """A tensor whose entries are `factor * source[index] + added`."""
 
-    name: str  # the output of a linear operator or normalisation, a constant, or a tensor where the caller stops
-    index: Indices  # of every entry in the flattened source, -1 for none
+    source: str  # the output of a linear operator, of a normalisation, or a tensor where the caller stops
+    index: Indices  # in the flattened source; -1 for an entry that is not from there, as those of a key-value cache
     factor: Array
+    added: Array
+    constants: tuple[str, ...]  # those in `added`
+    rotary: bool = False  # whether a rotary embedding, which is left out, was applied
+
+    def moved(self, move: Callable[[Array], Array]) -> Traced:
+        """The same with entries moved, repeated or dropped."""
+        return replace(self, index=move(self.index), factor=move(self.factor), added=move(self.added))
 
 
-@dataclass(frozen=True, eq=False)
-class Signal:
-    """A tensor as the sum of its sources."""
+class _Small(Evaluator):
+    """An evaluation that reads no matrix and rotates nothing, and notes why tensors are missing."""
 
-    shape: Shape
-    sources: tuple[EntrySource, ...]  # none for inputs of the graph, such as a key-value cache
-    rotary: bool = False  # whether a rotary embedding, which sources leave out, was applied
-    norm: Norm | None = None  # a normalisation whose operands and output are all sources
+    def __init__(
+        self, tracer: Tracer, program: Program, feeds: Mapping[str, Array], given: Mapping[str, Array]
+    ) -> None:
+        """`given`: entries that replace those of some tensors."""
+        super().__init__(program, Floats(), feeds, replaced={name: Value(each) for name, each in given.items()})
+        self.decided |= feeds.keys()
+        self.shapes: dict[str, Shape] = {name: array.shape for name, array in feeds.items()}
+        self.values: dict[str, Any] = dict(feeds)  # of small tensors
+        self.lost: dict[str, LostError] = {}
+        self._tracer = tracer
+        declared = [(tracer.view.type_of(name).shape or (), array.shape) for name, array in feeds.items()]
+        self._symbols = {
+            dim: size for each in declared for dim, size in zip(*each, strict=False) if isinstance(dim, str)
+        }
 
-    def moved(self, move: Move) -> Signal:
-        shape = move(np.broadcast_to(np.int8(0), self.shape)).shape
-        if prod(shape) > MAX_ENTRIES:
-            raise LostError(f"it has {prod(shape)} entries, too many to follow", "a tensor that is repeated")
-        sources = (replace(each, index=move(each.index), factor=move(each.factor)) for each in self.sources)
-        return replace(self, shape=shape, sources=tuple(sources))
+    def node(self, node: onnx.NodeProto, environment: MutableMapping[str, Any]) -> None:
+        name, missing = node.output[0], [self.lost[each] for each in node.input if each in self.lost]
+        try:
+            if missing:
+                raise missing[0]
+            shape = self._shape(node, [environment[each] for each in node.input if each])
+            if shape is None and node.op_type != "RotaryEmbedding":
+                super().node(node, environment)
+                return
+            environment[name] = environment[node.input[0]] if shape is None else Value(np.broadcast_to(0.0, shape))
+            self.decided.add(name)
+            self.computed(node, name, environment)
+        except (Unsupported, ValueError, LostError) as error:
+            shape = None if self.replaced else self._declared(node)
+            if shape is not None and prod(shape) <= MAX_ENTRIES:
+                environment[name], self.shapes[name] = Value(np.broadcast_to(0.0, shape)), shape
+                return
+            if not isinstance(error, LostError):
+                unfit = error.__cause__ or isinstance(error, ValueError)
+                reason = str(error).removeprefix(f"{label(node)}: ")
+                error = LostError("its nodes do not fit together" if unfit else reason, label(node))
+            self.lost |= dict.fromkeys(node.output, error)
 
-    def spread(self, shape: Shape) -> Signal:
-        return self.moved(lambda array: np.broadcast_to(array, shape))
+    def _declared(self, node: onnx.NodeProto) -> Shape | None:
+        """The shape of an output that cannot be evaluated, such as a mask that broadcasts at batch 1 only."""
+        shapes = [self.shapes[each] for each in node.input if each in self.shapes]
+        if node.op_type in BROADCAST and shapes:
+            return max(shapes, key=len)
+        dims = self._tracer.view.type_of(node.output[0]).shape
+        sizes = [dim if isinstance(dim, int) else self._symbols.get(dim or "") for dim in dims or ()]
+        known = tuple(size for size in sizes if size is not None)
+        return known if dims is not None and len(known) == len(dims) else None
 
-    def scaled(self, factor: Array | float) -> Signal:
-        return replace(self, sources=tuple(replace(each, factor=each.factor * factor) for each in self.sources))
+    def _shape(self, node: onnx.NodeProto, operands: Sequence[Any]) -> Shape | None:
+        """The shape of an output whose entries do not matter; None of any other one."""
+        width = self._tracer.widths.get(node.output[0])
+        if width is not None:
+            return (*operands[0].shape[:-1], width)
+        if not operands or {*node.input} - self.decided or not isinstance(operands[0], Value):
+            return None
+        shapes = [each.shape for each in operands]
+        if node.op_type == "MatMul":
+            return (*np.broadcast_shapes(*(each[:-2] for each in shapes)), *shapes[0][-2:-1], *shapes[1][-1:])
+        return shapes[0] if node.op_type in {*NONLINEAR, "Softmax"} else None
 
+    def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
+        value = environment[name]
+        if node.op_type == "Cast" and isinstance(value, Value) and name not in self.decided:
+            kind = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(integer_of(node, "to", 0)))
+            environment[name] = value = value.entries.astype(kind) if kind.kind in "iub" else value  # a size
+        if isinstance(value, list):
+            return
+        self.shapes[name] = value.shape
+        if prod(value.shape) > MAX_ENTRIES:
+            raise LostError(f"it has {prod(value.shape)} entries, too many to follow", label(node))
+        if self._tracer.is_wave(name) and is_float(value):
+            rows = environment[node.input[0]] if node.op_type in _ROWS else np.full(1, float(node.op_type == "Cos"))
+            row = (rows.entries if isinstance(rows, Value) else rows)[0]
+            if value.shape[value.ndim - row.ndim :] == row.shape:
+                value = Value(np.broadcast_to(row.astype(np.float64), value.shape))
+                environment[name] = value
+        entries = value.entries if isinstance(value, Value) else value
+        if entries.size and (entries == entries.flat[0]).all():
+            self.values[name] = np.broadcast_to(entries.flat[0], entries.shape)
+        elif entries.size <= _MAX_FACTOR:
+            self.values[name] = entries
 
-def shapes_of_case(file: onnx.ModelProto, model: onnx.ModelProto, view: GraphView, read: Read, number: int) -> Shapes:
-    """The shapes of the main graph in a small case; `model` is `file` with operators expanded."""
-    given, integers = dict[str, Shape](), dict[str, NDArray[Any]]()
-    batch, tokens, past = _CASES[number]
-    with suppress(UsageError):  # inputs cannot be generated
-        maker = Maker(file)
-        feeds = maker.case((batch, tokens, past if maker.cached else 0)).feeds
-        given = {name: array.shape for name, array in feeds.items()}
-        integers = {name: array for name, array in feeds.items() if array.dtype.kind in "iu"}
-    skeleton, symbols = skeleton_of(model), dict[str, int]()
-    for value in skeleton.graph.input:
-        for axis, dim in enumerate(value.type.tensor_type.shape.dim):
-            name = dim.dim_param or f"{value.name}[{axis}]"
-            size = given[value.name][axis] if value.name in given else 2 * len(symbols) + tokens if axis else batch
-            dim.dim_value = dim.dim_value or symbols.setdefault(name, size)
-    forget_symbols(skeleton)  # declared shapes would override those inferred from these sizes
-    shapes = Shapes(view, symbols, read=read, given=integers)
-    for tensor, sizes in shapes_in_numbers(inferred_graph(skeleton)).items():
-        shapes.set(tensor, sizes)
-    for node in view.nodes:  # where inference stopped
-        shapes.note(node)
-    return shapes
+    def read_in_part(self, *_: Any) -> None:
+        """Tables need not be told apart."""
 
 
 class Tracer:
     """Follows tensors of one main graph."""
 
-    def __init__(self, view: GraphView, shapes: Callable[[int], Shapes], read: Read) -> None:
-        """`shapes` gives the shapes of a case; `read` reads initializers."""
-        self.view = view
-        self.constants = Constants(view)
-        self._shapes, self._others = shapes(0), cache(lambda: shapes(1))
-        # The bounds of slices are those of the case; the factors of scores must not depend on it.
-        self._exact = Constants(view, read, self._fixed_sizes)
+    def __init__(self, source: LoadedModel, model: onnx.ModelProto, view: GraphView) -> None:
+        """`model` is that of `source` with operators expanded, and `view` its main graph."""
+        self.view, self.constants = view, Constants(view)
+        self._source, self._model = source, replace(source, proto=model)
+        self.operator: Callable[[str], LinearOperator | None] = cache(
+            lambda tensor: made_linearly(view, self.constants, tensor)
+        )
+        self.is_wave = cache(self._is_wave)
+        made = {name: self.operator(name) for node in view.nodes for name in node.output[:1]}
+        self.widths = {name: each.out_features for name, each in made.items() if each is not None and each.axis == -1}
+        # The same graph without the weights of these.
+        nodes = list(view.nodes)
+        for name, each in made.items():
+            if each is not None and self.widths.get(name):
+                nodes[each.node] = onnx.helper.make_node(view.nodes[each.node].op_type, [each.data], [name])
+        self._light = replace(view, nodes=tuple(nodes))
+        self._case = cache(self._evaluated)
 
-    def _fixed_sizes(self, tensor: str) -> Sizes | None:
-        pair = [shapes.of(tensor) for shapes in (self._shapes, self._others())]
-        known = [sizes for sizes in pair if sizes is not None]
-        return tuple(a if a == b else None for a, b in zip(*known, strict=True)) if len(known) == len(pair) else None
+    def _evaluated(self, number: int) -> _Small:
+        """The whole graph in a small case."""
+        feeds, (batch, tokens, past) = dict[str, Array](), _CASES[number]
+        try:
+            maker = Maker(self._source.proto)
+            feeds |= maker.case((batch, tokens, past if maker.cached else 0)).feeds
+        except UsageError:  # inputs cannot be generated
+            sizes = dict[str, int]()
+            for name in self.view.inputs:
+                kind, shape = self.view.type_of(name), list[int]()
+                for axis, dim in enumerate(kind.shape or ()):
+                    made = 2 * len(sizes) + tokens if axis else batch
+                    shape.append(dim if isinstance(dim, int) else sizes.setdefault(dim or f"{name}[{axis}]", made))
+                feeds[name] = np.zeros(shape, onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        return self._run(self._program(upstream(self._light, frozenset(), self.view.outputs)), feeds, {})
+
+    def _program(self, part: Cut) -> Program:
+        return Program(replace(self._model, proto=extract(self._model.proto, self._light, part)))
+
+    def _run(self, program: Program, feeds: Mapping[str, Array], given: Mapping[str, Array]) -> _Small:
+        found = _Small(self, program, feeds, given)
+        for _ in found.steps():
+            pass
+        return found
 
     def shape(self, tensor: str) -> Shape:
-        """The shape of a tensor. Raises LostError."""
-        known = self._size(tensor)
-        if known is None:
-            node = self.view.made_by(tensor)
-            raise LostError("the shape of its output is not known", label(node) if node is not None else tensor)
-        return known
+        """The shape of a tensor in the small case. Raises LostError."""
+        case = self._case(0)
+        if tensor not in case.shapes:
+            raise case.lost.get(tensor) or LostError("the shape of its output is not known", tensor)
+        return case.shapes[tensor]
 
-    def _size(self, tensor: str) -> Shape | None:
-        sizes = self._shapes.of(tensor)
-        known = tuple(size for size in sizes or () if size is not None)
-        return known if sizes is not None and len(known) == len(sizes) else None
-
-    def operator(self, tensor: str) -> LinearOperator | None:
-        return made_linearly(self.view, self.constants, tensor)
-
+    # -- factors
     def scale(self, node: onnx.NodeProto) -> tuple[str, Array] | None:
         """(operand, factor) of a Mul or Div; None for factors that depend on inputs or are infinite."""
         for slot in (1, 0) if node.op_type == "Mul" else (1,):
@@ -135,190 +218,179 @@ class Tracer:
 
     def _fixed(self, tensor: str) -> Array | None:
         """The value of a small tensor that is the same for all inputs; else None."""
-        try:
-            value = np.asarray(self._exact.of(tensor), dtype=np.float64)
-        except Exception:  # noqa: BLE001 - onnx's evaluator raises any exception; the value is then unknown
-            return None
-        return value if np.isfinite(value).all() else None
-
-    def trace(self, tensor: str, ends: Callable[[str], bool] = lambda _: False, depth: int = 0) -> Signal:
-        """Follow a tensor to linear operators, constants and inputs, or to where `ends` holds. Raises LostError."""
-        if ends(tensor) or tensor in self.constants or self.operator(tensor) is not None:
-            return self._entries(tensor, self.shape(tensor))
-        node = self.view.made_by(tensor)
-        if node is None:
-            return Signal(self.shape(tensor), ())
-        if depth > _MAX_DEPTH:
-            raise LostError("the way back is too long", label(node))
-        found = self._through(node, tensor, lambda name: self.trace(name, ends, depth + 1))
-        known = self._size(tensor)
-        if known is not None and found.shape != known:
-            raise LostError(f"its output has shape {list(known)}, not {list(found.shape)}", label(node))
-        return found
-
-    def _entries(self, tensor: str, shape: Shape) -> Signal:
-        if prod(shape) > MAX_ENTRIES:
-            raise LostError(f"it has {prod(shape)} entries, too many to follow", tensor)
-        return Signal(shape, (EntrySource(tensor, np.arange(prod(shape)).reshape(shape), np.ones(shape)),))
-
-    def _through(self, node: onnx.NodeProto, output: str, follow: Callable[[str], Signal]) -> Signal:
-        key, norm = key_of(node), norm_before(self.view, self.constants, output)
-        if norm is not None and norm.output == output:
-            return self._normed(norm, follow(norm.data))
-        if key in (("", "RotaryEmbedding"), (MICROSOFT, "RotaryEmbedding")):
-            return replace(follow(node.input[0]), rotary=True)
-        if key in _MOVES:
-            return self._moved(node, output, follow(node.input[0]))
-        if key == ("", "Concat"):
-            return _concatenated([follow(name) for name in node.input], attributes(node)["axis"])
-        if key in _WRITES:
-            return self._written(node, follow)
-        if key == ("", "Neg"):
-            return follow(node.input[0]).scaled(-1.0)
-        if key in (("", "Mul"), ("", "Div")):
-            return self._scaled(node, follow)
-        if key in (("", "Add"), ("", "Sub"), ("", "Sum")):
-            return self._added(node, follow)
-        product = linear_operator(self.view, self.constants, self.view.producer[output])
-        reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
-        raise LostError(reason, label(node))
-
-    def _written(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        """Entries written into others, such as new keys into a cache, at the places of the case."""
-        old, new, where = (node.input[place] for place in (0, *_WRITES[key_of(node)]))
-        try:
-            places = {where: self._shapes.values.of(where)}
-        except Exception as error:  # onnx's evaluator raises any exception
-            raise LostError("where it writes is not known", label(node)) from error
-
-        def write(pieces: list[NDArray[Any]]) -> NDArray[Any]:
-            given = dict(zip((old, new), pieces, strict=True))
-            return np.asarray(computed([node], given | places, node.output, {"": self.view.opsets.get("", 1)})[0])
-
-        return _joined([follow(old), follow(new)], write)
-
-    def _normed(self, norm: Norm, data: Signal) -> Signal:
-        if data.rotary or data.norm is not None or not data.sources:
-            raise LostError("what it normalises is rotated or normalised", norm.output)
-        own = self._entries(norm.output, data.shape)
-        return replace(own, sources=(*data.sources, *own.sources), norm=norm)
-
-    def _scaled(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        scale = self.scale(node)
-        if scale is None:
-            raise LostError("it multiplies with something that the inputs change", label(node))
-        found, factor = follow(scale[0]), scale[1]
-        return found.spread(np.broadcast_shapes(found.shape, factor.shape)).scaled(factor)
-
-    def _added(self, node: onnx.NodeProto, follow: Callable[[str], Signal]) -> Signal:
-        """Add, Sub, Sum; and the rotation x cos + R x sin, as x."""
-        turned = self._before_rotation(node)
-        if turned is not None:
-            return replace(follow(turned), rotary=True)
-        operands = [follow(name) for name in node.input]
-        shape = np.broadcast_shapes(*(operand.shape for operand in operands))
-        if not all(operand.sources for operand in operands) or any(operand.norm for operand in operands):
-            raise LostError("it adds something that comes from the inputs, or to what is normalised", label(node))
-        signs = [-1.0 if place and node.op_type == "Sub" else 1.0 for place in range(len(operands))]
-        terms = [operand.spread(shape).scaled(sign) for operand, sign in zip(operands, signs, strict=True)]
-        sources = tuple(source for term in terms for source in term.sources)
-        return Signal(shape, sources, any(term.rotary for term in terms))
-
-    def _before_rotation(self, node: onnx.NodeProto) -> str | None:
-        """The x of x cos + R x sin; None for any other sum."""
-        if node.op_type not in ("Add", "Sub") or len(node.input) != 2:
-            return None
-        factors: dict[str, str] = {}
-        for name in node.input:
-            product = self.view.made_by(name)
-            if product is None or product.op_type != "Mul":
+        found = []
+        for number in (0,) if tensor in self.constants else (0, 1):
+            case = self._case(number)
+            held = tensor in self.view.initializers and tensor not in self.view.overridable
+            value = case.program.weights(case.program.graph)[tensor] if held else case.values.get(tensor)
+            if value is None or value.dtype.kind in "OUS" or (number, tensor in case.decided) == (1, True):
                 return None
-            for slot in (0, 1):
-                wave = self._cos_or_sin(product.input[slot])
-                if wave in ("Cos", "Sin"):
-                    factors[wave] = product.input[1 - slot]
-        return factors.get("Cos") if len(factors) == 2 else None
+            found.append(np.asarray(value, dtype=np.float64))
+        fixed = np.isfinite(found[0]).all() and all(np.array_equal(found[0], each) for each in found[1:])
+        return found[0] if fixed else None
 
-    def _cos_or_sin(self, tensor: str) -> str:
-        """`Cos` or `Sin` if all entries of a tensor are moved and scaled values of it; else empty."""
-        try:
-            kinds = {self._kind(source) for source in self.trace(tensor, self._is_cos_or_sin).sources}
-        except LostError:
-            return ""
-        return kinds.pop() if len(kinds) == 1 else ""
-
-    def _is_cos_or_sin(self, tensor: str) -> bool:
+    def _is_wave(self, tensor: str) -> bool:
         """Whether a tensor is the output of Cos or Sin, or rows of a constant table by position."""
         node = self.view.made_by(tensor)
         if node is None or tensor in self.constants:
             return False
-        return node.op_type in ("Cos", "Sin") or (node.op_type in _ROWS and node.input[0] in self.constants)
+        if node.op_type in _ROWS:
+            return node.input[0] in self.constants and integer_of(node, "axis", 0) == 0
+        return node.op_type in ("Cos", "Sin")
 
-    def _kind(self, source: EntrySource) -> str:
-        """The operator, or `Cos` or `Sin` by row 0 of a table, where cos is 1 and sin is 0."""
-        node = self.view.made_by(source.name)
-        if node is None or node.op_type not in _ROWS:
-            return "" if node is None else node.op_type
-        rows = self._fixed(node.input[0])
-        if rows is None or rows.ndim < 2 or len(rows) < 2 or self.shape(source.name)[1 - rows.ndim :] != rows.shape[1:]:
-            return ""
-        first, second = (row.reshape(-1)[source.index % row.size] for row in rows[:2])
-        if (first == second).all():
-            return ""
-        return "Cos" if (first == 1.0).all() else "Sin" if (first == 0.0).all() else ""
+    def _turns(self, tensor: str) -> bool:
+        """Whether all entries of a tensor are moved and scaled cosines, or sines: 1 or 0 for the angle 0."""
+        case = self._case(0)
+        ends = list(self.view.back(tensor, _MOVES - {*_ROWS} | {"Concat", "Mul"}))
+        waves, value = [name for name in ends if self.is_wave(name)], case.values.get(tensor)
+        if not waves or value is None or any(name in case.decided for name in ends if name not in waves):
+            return False
+        return bool((value == value.flat[0]).all())
 
-    def _moved(self, node: onnx.NodeProto, output: str, data: Signal) -> Signal:
-        """A node that only moves, repeats or drops entries does the same to their indices."""
-        known = self._size(output)
-        if node.op_type in ("Cast", "Identity", "Dropout"):
-            return data
-        if node.op_type in SAME_ENTRIES and known is not None:
-            return data.moved(lambda array: array.reshape(known))
-        operands = {name: self._shapes.values.of(name) for name in node.input[1:] if name}
-        if node.op_type == "Expand":
-            return data.spread(np.broadcast_shapes(data.shape, self._shapes.values.numbers(node.input[1])))
-        place, versions = list(node.output).index(output), {"": self.view.opsets.get("", 1)}
+    # -- the way back
+    def trace(self, tensor: str, end: str = "") -> Traced:
+        """Follow a tensor to one linear operator or normalisation, or to `end`. Raises LostError."""
+        path = dict[str, bool]()
+        names = list(dict.fromkeys(self._sources(tensor, end, path)))
+        made = [name for name in names if name not in self.constants]
+        if len(made) != 1:
+            reason = "it is a sum of several linear operators' outputs" if made else "no linear operator makes it"
+            raise LostError(reason, made[0] if made else "its inputs")
+        (source,) = made
+        entries = np.arange(1.0, prod(self.shape(source)) + 1).reshape(self.shape(source))
+        held = tuple(name for name in names if name in self.constants)
+        nothing = {name: np.zeros(self.constants.shape(name) or ()) for name in held}
+        probes = (
+            {source: np.zeros_like(entries)},
+            {source: np.ones_like(entries), **nothing},
+            {source: entries, **nothing},
+        )
+        added, factor, numbers = self._values(tensor, path, probes)
+        index = np.rint(numbers / np.where(factor == 0.0, np.inf, factor)).astype(np.int64) - 1
+        return Traced(source, index, factor, added, held, any(path.values()))
 
-        def move(array: NDArray[Any]) -> NDArray[Any]:
-            made = computed([node], {node.input[0]: array, **operands}, node.output, versions)[place]
-            return np.asarray(made)
+    def _values(self, tensor: str, path: Collection[str], probes: Sequence[Mapping[str, Array]]) -> Iterator[Array]:
+        """The value of a tensor with other entries of tensors on its path, and zeros as inputs there."""
+        case = self._case(0)
+        known = {name: each for name, each in case.values.items() if name not in path}
+        ends = {source for source in probes[0] if source != tensor} | known.keys() | self.widths.keys() - {tensor}
+        part = upstream(self._light, frozenset(ends), [tensor])
+        program = self._program(part)
+        for probe in probes:
+            if tensor in probe:
+                yield probe[tensor]
+                continue
+            made = {name: known[name] if name in known else np.zeros(case.shapes[name]) for name in part.inputs}
+            found = self._run(program, {name: each for name, each in made.items() if name not in probe}, probe)
+            if tensor in found.lost:
+                raise found.lost[tensor]
+            value = found.environment[tensor]
+            yield np.asarray(value.entries if isinstance(value, Value) else value, dtype=np.float64)
 
-        try:
-            return data.moved(move)
-        except Exception as error:  # onnx's evaluator raises any exception
-            raise LostError("its nodes do not fit together", label(node)) from error
+    def norm(self, tensor: str) -> Norm | None:
+        """The normalisation whose output a tensor is."""
+        norm = norm_before(self.view, self.constants, tensor)
+        return norm if norm is not None and norm.output == tensor else None
+
+    def _sources(self, tensor: str, end: str, path: dict[str, bool], depth: int = 0) -> Iterator[str]:
+        """Where a tensor's entries are from, except inputs. Raises LostError.
+
+        Adds the tensors on the way to `path`, and whether they are rotated there.
+        """
+        path[tensor] = False
+        node = self.view.made_by(tensor)
+        if tensor == end or tensor in self.constants or self.operator(tensor) or self.norm(tensor):
+            yield tensor
+            return
+        if node is None:
+            return
+        if depth > _MAX_DEPTH:
+            raise LostError("the way back is too long", label(node))
+        kind, parts = node.op_type, list(node.input)
+        if kind == "RotaryEmbedding":
+            path[tensor] = True
+        elif kind in ("Mul", "Div"):
+            parts = [self._scaled(node, path)]
+        elif kind not in (*_FOLLOWED, *_JOINING) or not self.view.is_onnx(node):
+            product = linear_operator(self.view, self.constants, self.view.producer[tensor])
+            reason = product.reason if isinstance(product, Miss) else "it does more than move, scale or add entries"
+            raise LostError(reason, label(node))
+        for part in (parts[place] for place in _FOLLOWED.get(kind, range(len(parts)))):
+            found = list(self._sources(part, end, path, depth + 1))
+            if kind in _JOINING[1:] and not found:
+                raise LostError("it adds something that comes from the inputs", label(node))
+            yield from found
+
+    def _scaled(self, node: onnx.NodeProto, path: dict[str, bool]) -> str:
+        """The operand that a Mul or Div scales, or multiplies with cosines or sines. Raises LostError."""
+        scale = self.scale(node)
+        if scale is not None:
+            return scale[0]
+        waves = [slot for slot in (0, 1) if node.op_type == "Mul" and self._turns(node.input[slot])]
+        if len(waves) != 1:
+            raise LostError("it multiplies with something that the inputs change", label(node))
+        path[node.output[0]] = True
+        return str(node.input[1 - waves[0]])
 
 
-def _concatenated(pieces: list[Signal], axis: int) -> Signal:
-    """Concat: of the new keys with a cache, of a rotated part with the rest."""
-    # Operands from the inputs, such as a cache, may have other placeholder sizes.
-    known = next((piece.shape for piece in pieces if piece.sources), pieces[0].shape)
-    sizes = (piece.shape[axis] for piece in pieces)
-    apart = [[*known[: axis % len(known)], size, *known[axis % len(known) + 1 :]] for size in sizes]
-    pieces = [
-        piece if piece.sources else replace(piece, shape=tuple(shape))
-        for piece, shape in zip(pieces, apart, strict=True)
-    ]
-    return _joined(pieces, lambda arrays: np.concatenate(arrays, axis))
+# -- normalisations: an operator, or arithmetic that divides by a mean ------------------------------------------------
+
+_MAX_DISTANCE = 8  # nodes between the scale of a normalisation in primitive operators and its mean
+
+NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+"""Operators whose output is normalised along the last axis; scale and bias follow the data."""
 
 
-def _joined(pieces: list[Signal], join: Callable[[list[NDArray[Any]]], NDArray[Any]]) -> Signal:
-    found = []
-    for name in dict.fromkeys(source.name for piece in pieces for source in piece.sources):
-        index, factor = [], []
-        for piece in pieces:
-            own = next((source for source in piece.sources if source.name == name), None)
-            index.append(np.full(piece.shape, -1) if own is None else own.index)
-            factor.append(np.ones(piece.shape) if own is None else own.factor)
-        found.append(EntrySource(name, join(index), join(factor)))
-    shape = join([np.zeros(piece.shape, np.int8) for piece in pieces]).shape
-    norm = next((piece.norm for piece in pieces if piece.norm), None)
-    return Signal(shape, tuple(found), any(piece.rotary for piece in pieces), norm)
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation `x_hat * scale + bias` of `data` over the last axis; absent tensors are empty."""
+
+    output: str
+    scale: str
+    bias: str
+    data: str
+
+    @property
+    def constants(self) -> dict[str, str]:
+        """The present constants: `w` to the scale, `b` to the bias."""
+        return {name: held for name, held in (("w", self.scale), ("b", self.bias)) if held}
 
 
-_WRITES = {("", "ScatterND"): (2, 1), ("", "ScatterElements"): (2, 1), ("", "TensorScatter"): (1, 2)}
-"""Operators that write entries into their first input: the operand with the entries, and that with the indices."""
+def norm_before(view: GraphView, constants: Constants, tensor: str) -> Norm | None:
+    """The normalisation that computes `tensor`, up to its layout; None without one."""
+    tensor = view.before(tensor)
+    node = view.made_by(tensor)
+    if node is None:
+        return None
+    if node.op_type in NORMS and integer_of(node, "axis", -1) == -1:
+        data, scale, bias = [*node.input, ""][:3]
+        return Norm(tensor, scale, bias, data)
+    # In primitive operators: an Add and a Mul of constants after a division by a mean.
+    data, held = tensor, {"Add": "", "Mul": ""}
+    for kind in held:
+        node = view.made_by(data)
+        own = [each for each in node.input if each in constants] if node is not None and node.op_type == kind else []
+        if node is not None and len(own) == 1:
+            held[kind], data = own[0], next(each for each in node.input if each not in constants)
+    shape = constants.shape(held["Mul"]) or ()
+    fits = len([size for size in shape if size != 1]) == 1 and _contains_mean(view, data)
+    return Norm(tensor, held["Mul"], held["Add"], _normalised(view, data)) if fits else None
 
-_ROWS = ("Gather", "GatherND")  # operators that take rows of a table
-_MOVES = {("", name) for name in REARRANGED | {"Expand", "Split", "Slice", "Gather", "GatherND", "Tile"}}
-"""Operators that only move, repeat or drop the entries of their first input."""
+
+def _contains_mean(view: GraphView, tensor: str, reach: int = _MAX_DISTANCE) -> bool:
+    """Whether a tensor's arithmetic includes a mean."""
+    node = view.made_by(tensor)
+    if node is None or reach < 0:
+        return False
+    through = node.op_type in ("Div", "Mul", "Reciprocal", "Sqrt", "Add", "Pow", "Cast", "Sub")
+    means = node.op_type in ("ReduceMean", "ReduceSum", "ReduceSumSquare")
+    return means or (through and any(_contains_mean(view, name, reach - 1) for name in node.input))
+
+
+def _normalised(view: GraphView, tensor: str) -> str:
+    """The x of x / sqrt(mean(x x)) or (x - mean(x)) / sqrt(...), where x is not the result of a mean."""
+    node = view.made_by(view.before(tensor))
+    names = list(node.input) if node is not None else []
+    makers = [view.made_by(name) for name in names]
+    centred = [maker.input[0] for maker in makers if maker is not None and maker.op_type == "Sub"]
+    return next((name for name in (*names, *centred) if not _contains_mean(view, name)), "")

@@ -30,30 +30,19 @@ Parts = Mapping[str, Array]  # source to [members, K], the contribution of each 
 
 @dataclass(frozen=True, eq=False)
 class Why:
-    """A pre-activation or a score as a sum.
-
-    Attributes:
-        key: the token with the score; None for a neuron.
-        total: the neuron's pre-activation, or the score before the softmax, as in the model.
-        added: masks and position biases on top of `scale (q k)`; 0 for a neuron.
-        residual: the model's `scale (q k)`, or the pre-activation, minus the sum of the table.
-        sources: of the rows: `embed`, `pos_embed`, `blocks.0.attn[2]`, `b_Q`, ...; of neurons one row each for a
-            neuron, one per sublayer for a score.
-        keys: likewise of the columns; an empty one for a neuron.
-        table: [sources, keys], contributions.
-        tokens: the tokens of the text; empty where inputs are arrays.
-    """
+    """A pre-activation or a score as a sum."""
 
     head: str
     query: int
-    key: int | None
-    total: float
-    added: float
-    residual: float
+    key: int | None  # the token with the score; None for a neuron
+    total: float  # the neuron's pre-activation, or the score before the softmax, as in the model
+    added: float  # masks and position biases on top of `scale (q k)`; 0 for a neuron
+    residual: float  # the model's `scale (q k)`, or the pre-activation, minus the sum of the table
+    # `embed`, `blocks.0.attn[2]`, `b_Q`, ...; neurons are one row each for a neuron, and one per sublayer for a score
     sources: tuple[str, ...]
-    keys: tuple[str, ...]
-    table: Array
-    tokens: tuple[str, ...] = ()
+    keys: tuple[str, ...]  # likewise; an empty one for a neuron
+    table: Array  # [sources, keys], contributions
+    tokens: tuple[str, ...] = ()  # of a text
 
     def top(self, count: int) -> list[tuple[str, str, float]]:
         """(source, source at the key or empty, contribution), the largest first."""

@@ -1,6 +1,6 @@
 """What onnxruntime makes of a model: the file that it writes at a level of optimisation, and which optimisers acted.
 
-The names are those that this onnxruntime logs. It logs to standard error, so a session is opened in another process.
+It logs their names to standard error, so a session is opened in another process.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ RULES = {
 
 
 def write_optimised(model: LoadedModel, level: str, folder: Path, disabled: Sequence[str] = ()) -> Path:
-    """Write what onnxruntime makes of a model at a level, with its weights beside it, and return the path.
-
-    Raises ValidationError if it does not load.
-    """
+    """Write what onnxruntime makes of a model, its weights beside it. Raises ValidationError if it does not load."""
     path = folder / _NAME
     source = str(model.path) if model.path is not None else model.proto.SerializeToString()
     try:

@@ -1,7 +1,4 @@
-"""Parse execution providers of onnxruntime, and test which ones work.
-
-Users write `cpu`, `cuda`, `cuda:device_id=1` or `openvino`; settings and reports keep that text. onnxruntime's own
-names, such as CUDAExecutionProvider, mean the same.
+"""Parse execution providers of onnxruntime, such as `cuda:device_id=1`, and test which ones work.
 
 A provider that onnxruntime was built with may still fail to start (no driver, no cuDNN), and onnxruntime then silently
 runs on the CPU. Availability is therefore tested, once, with a model of one node.
@@ -102,14 +99,10 @@ def parse_provider(text: str) -> Provider:
 
 
 def chosen_providers(texts: Sequence[str]) -> tuple[str, ...]:
-    """The distinct providers to use, as text; by default all working ones. Raises as `require_provider`."""
+    """The distinct providers to use, as text; by default all that start and have float64. As `require_provider`."""
     chosen = dict.fromkeys(require_provider(text).text for text in texts)
-    return tuple(chosen) or available_providers()
-
-
-def available_providers() -> tuple[str, ...]:
-    """Names of the providers with float64 that start, including `cpu`."""
-    return tuple(provider.name for provider in PROVIDERS if provider.float64 and _obstacle(provider) is None)
+    working = (each.name for each in PROVIDERS if each.float64 and _obstacle(each) is None)
+    return tuple(chosen) or tuple(working)
 
 
 def require_provider(text: str) -> Provider:

@@ -39,7 +39,6 @@ class Session:
     outputs: tuple[str, ...]
     load_seconds: float
     # on another provider, the nodes on the CPU, as `Operator 'name'`; None if this onnxruntime does not report them
-    # Shapes are computed there on purpose.
     cpu_nodes: tuple[str, ...] | None
     _session: Any
     _types: Mapping[str, str]
@@ -52,13 +51,11 @@ class Session:
         outputs: Sequence[str] | None = None,
         over: Mapping[str, NDArray[Any]] | None = None,
     ) -> dict[str, Any]:
-        """Run the model once.
+        """Run the model once. Raises ValidationError, or MemoryError.
 
-        bfloat16 is `ml_dtypes.bfloat16`; a sequence becomes a list, a map the list of its keys and values, a missing
-        value None. `over` are results of another run: outputs go to filled memory of their shapes, so that entries that
-        are never written can be detected. onnxruntime refuses that for undeclared shapes.
-
-        Raises ValidationError if onnxruntime rejects the inputs or fails, MemoryError if it runs out of memory.
+        A sequence becomes a list, a map the list of its keys and values, a missing value None. `over` are results of
+        another run: outputs go to filled memory of their shapes, so that entries that are never written can be
+        detected; onnxruntime refuses that for undeclared shapes.
         """
         wanted, options = list(self.outputs if outputs is None else outputs), _run_options(shrinks=self._shrinks)
         try:
@@ -120,14 +117,9 @@ def open_session(
 ) -> Session:
     """Load a model into onnxruntime; operators without a kernel are expanded as ONNX defines them.
 
-    Args:
-        model: the file, the protobuf (below 2 GB) or its bytes.
-        provider: with options if any; nodes without a kernel there run on the CPU.
-        optimise: apply onnxruntime's default graph optimisation, or none at all.
-        base_dir: directory of the external data of a model in memory.
-        prepack: let kernels copy weights into their own layout; otherwise external weights stay in the page cache.
-        spin: onnxruntime's default, for timing only: idle threads spin, and memory is kept between runs.
-        threads: per operator; by default one per core, which a small model does not repay.
+    `base_dir` is the directory of the external data of a model in memory. Without `prepack`, external weights stay in
+    the page cache. `spin` is onnxruntime's default, for timing only: idle threads spin, and memory is kept between
+    runs. `threads` are per operator; 0 is one per core.
 
     Raises as `require_provider`, ValidationError if it does not load, MemoryError if memory runs out.
     """
@@ -145,7 +137,7 @@ def open_session(
         options.add_session_config_entry(EXTERNAL_FOLDER, str(base_dir.resolve()))
     start = time.perf_counter()
     try:
-        source = _source(model if known.finds_data else _with_data(model, base_dir))
+        source = _source(model, None if known.finds_data else base_dir)
         # Without this onnxruntime silently falls back to the CPU, which would then be proved instead of the provider.
         session = ort.InferenceSession(source, options, providers=known.onnxruntime, enable_fallback=0)
     except Exception as error:  # onnxruntime's exceptions share no base class
@@ -155,9 +147,8 @@ def open_session(
         if plain is None:
             raise ValidationError(f"onnxruntime could not load the model: {one_line(error)}") from error
         beside = model.parent if isinstance(model, Path) else base_dir
-        found = open_session(
-            plain[0], provider, optimise=optimise, base_dir=beside, prepack=prepack, spin=spin, threads=threads
-        )
+        how = {"optimise": optimise, "prepack": prepack, "spin": spin}
+        found = open_session(plain[0], provider, base_dir=beside, threads=threads, **how)
         return replace(found, defined=(*plain[1], *found.defined))
     return Session(
         inputs=tuple(value.name for value in session.get_inputs()),
@@ -176,9 +167,13 @@ def _raise_if_out_of_memory(error: Exception) -> None:
         raise MemoryError(one_line(error, 160)) from error
 
 
-def _source(model: Path | onnx.ModelProto | bytes) -> str | bytes:
+def _source(model: Path | onnx.ModelProto | bytes, data: Path | None) -> str | bytes:
+    """What onnxruntime loads; a model in memory gets the external data in a directory inside."""
     if isinstance(model, Path):
         return str(model)
+    if data is not None:
+        model = deepcopy(_proto(model))
+        onnx.load_external_data_for_model(model, str(data))
     return model if isinstance(model, bytes) else model.SerializeToString()
 
 
@@ -186,15 +181,6 @@ def _proto(model: Path | onnx.ModelProto | bytes) -> onnx.ModelProto:
     if isinstance(model, Path):
         return onnx.load(model, load_external_data=False)
     return onnx.load_model_from_string(model) if isinstance(model, bytes) else model
-
-
-def _with_data(model: Path | onnx.ModelProto | bytes, base_dir: Path | None) -> Path | onnx.ModelProto | bytes:
-    """The model with its external data inside, unless it is loaded from a file."""
-    if isinstance(model, Path) or base_dir is None:
-        return model
-    whole = deepcopy(_proto(model))
-    onnx.load_external_data_for_model(whole, str(base_dir))
-    return whole
 
 
 def _nodes_on_cpu(session: Any) -> tuple[str, ...] | None:

@@ -9,7 +9,6 @@ Phase and kind are inputs of the model, so that one session serves all draws.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,8 +27,7 @@ from rewriter.graph.edit import inlined, set_nodes
 from rewriter.graph.view import Path, Place, all_views, graph_at, integer_of
 from rewriter.proof.claims import Side
 from rewriter.proof.inputs.cases import Case
-from rewriter.proof.inputs.specs import is_float
-from rewriter.proof.rule import Results, compared
+from rewriter.proof.rule import Results
 from rewriter.proof.run import Way, run_model
 
 _UNITS_WITH_BYTES = 2.0**10
@@ -120,36 +118,6 @@ def noisy(
         runs = run_model(side, drawn, ways if drawn else (), what="the original with noise", **options)
         return {way: [ran.results[start : start + len(cases)] for start in starts] for way, ran in runs.ways.items()}
     return {}
-
-
-def rounded(
-    model: LoadedModel, cases: Sequence[Case], plain: Results, provider: str, points: Sequence[Point]
-) -> list[Results]:
-    """Results of a model, or of a part of one, that differ from `plain` by rounding alone.
-
-    With graph optimisation; with noise, draw by draw; and in float64, except outputs of operators that decide by
-    rounding, which compute a different function there. A failed run is left out. `plain` are the results without
-    optimisation.
-    """
-    fused, unfused = Way(provider, optimise=True), Way(provider, optimise=False)
-    found: list[Results] = []
-    exact: Results | None = None
-    with suppress(ValidationError):
-        runs = run_model(Side.of(model), cases, [fused], wide=True)
-        found, exact = [runs.ways[fused].results], runs.truth
-    found += noisy(model, cases, points, [unfused]).get(unfused, ())
-    if exact is not None:
-        near = {name for name in plain[0] if _only_rounds(name, plain, exact)}
-        found.append([{**own, **{name: each[name] for name in near}} for own, each in zip(plain, exact, strict=True)])
-    return found
-
-
-def _only_rounds(name: str, plain: Results, exact: Results) -> bool:
-    dtype = plain[0][name].dtype
-    if not is_float(dtype):
-        return False
-    moved = compared(name, plain, [], [{name: each[name].astype(dtype)} for each in exact])
-    return moved.error < math.sqrt(float(ml_dtypes.finfo(dtype).eps))
 
 
 _NOISE = """noise (float raw, float argument, float factor, float value, float phase, float steady) => (float noisy) {

@@ -7,7 +7,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +16,15 @@ import onnx
 from rewriter.errors import UsageError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.edit import LOOSE_INITIALIZERS, inlined
-from rewriter.graph.extract import cut
 from rewriter.graph.fused import in_parts, with_parts
 from rewriter.graph.mixtures import with_plain_experts
 from rewriter.graph.types import elem_name, type_of
-from rewriter.graph.view import GraphView, Place, all_views
-from rewriter.graph.walk import iter_nodes, iter_tensors, reads, subgraphs
+from rewriter.graph.view import Place, all_views
+from rewriter.graph.walk import iter_nodes, iter_tensors
 from rewriter.proof.claims import Claim
+from rewriter.proof.inputs.cases import Case
 from rewriter.proof.records import UNCLAIMED, Certificate, Claimed, Refusal
-from rewriter.proof.values.compare import Equality, compare
+from rewriter.proof.values.compare import compare
 
 _DIGITS = {
     onnx.TensorProto.BFLOAT16: 8, onnx.TensorProto.FLOAT16: 11, onnx.TensorProto.FLOAT: 24, onnx.TensorProto.DOUBLE: 53,
@@ -43,6 +43,7 @@ def prove(
     dims: Mapping[str, int] | None = None,
     longest: int | None = None,
     isolate: bool = False,
+    accepted: Callable[[], Sequence[Case]] | None = None,
 ) -> Certificate:
     """Prove that `rewritten` computes the outputs of `original`, or say where it does not.
 
@@ -56,37 +57,26 @@ def prove(
         dims: sizes of symbolic dimensions, where they are not free.
         longest: the longest sequence that the rewritten model takes; None for any.
         isolate: distinguish several differences of small models.
+        accepted: gives inputs that `original` accepts, for where it takes none that are generated.
     """
     further: dict[str, Any] = {"limit": limit, "dims": dims, "longest": longest, "isolate": isolate}
     further |= {"claims": claims or {}, "names": names}
     try:
         values = compare(original, rewritten, **further)
-        if not (values.same or values.refuted):
+        if values.unable and accepted is not None:
+            further["cases"] = accepted()
+            values = compare(original, rewritten, **further) if further["cases"] else values
+        if not (values.certified or values.refuted):
             values = _by_parts(original, rewritten, values, further)
     except UsageError as error:  # no inputs can be generated, as the run will say too
-        values = Equality(reason=str(error))
-    refusals = [
+        values = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
+    refusals = (
         *_interface(original, rewritten, names or {}),
         *_coarser(original, rewritten),
         *_unmet(original, rewritten, blocks),
-    ]
-    if values.refuted:
-        refusals.insert(0, Refusal("", values.refuted[0], "", values.reason, refuted=True, settled=True))
-    elif not values.same:
-        refusals.append(Refusal("", "", "", values.reason))
-    return Certificate(
-        certified=not refusals,
-        regions=values.regions,
-        refusals=tuple(refusals),
-        seconds=values.seconds,
-        sizes=values.sizes if values.same and (values.tried_only or values.partly) else (),
-        bits=values.bits or None,
-        rounded=values.rounded,
-        folded=values.folded,
-        departure=values.departure,
-        partly=values.partly,
-        tried_only=values.tried_only,
     )
+    refusals = (*values.refusals, *refusals) if values.refuted else (*refusals, *values.refusals)
+    return replace(values, certified=not refusals, refusals=refusals)
 
 
 def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str, str]) -> Iterator[Refusal]:
@@ -106,18 +96,20 @@ def _interface(original: LoadedModel, rewritten: LoadedModel, names: Mapping[str
                 yield Refusal(value.name, value.name, "", f"{what} '{value.name}' is {other} instead of {ours}")
 
 
-def _by_parts(original: LoadedModel, rewritten: LoadedModel, found: Equality, further: Mapping[str, Any]) -> Equality:
+def _by_parts(
+    original: LoadedModel, rewritten: LoadedModel, found: Certificate, further: Mapping[str, Any]
+) -> Certificate:
     """Compare with fused operators of the original written out: heads may be functions of tensors inside them."""
     proto = with_plain_experts(with_parts(original.proto, lambda node: in_parts(node, ())))
     if proto is original.proto:
         return found
     parts = replace(original, proto=proto, path=None)
     again = compare(parts, rewritten, **further)
-    first = compare(original, parts, dims=further["dims"]) if again.same or again.refuted else Equality()
-    if not first.same or first.regions:
+    first = compare(original, parts, dims=further["dims"]) if again.certified or again.refuted else found
+    if not first.certified or first.regions:
         return found
-    seconds = found.seconds + again.seconds + first.seconds
-    return replace(again, tried_only=again.tried_only or first.tried_only, seconds=seconds)
+    sizes, tried_only = again.sizes or first.sizes, again.tried_only or first.tried_only
+    return replace(again, sizes=sizes, tried_only=tried_only, seconds=found.seconds + again.seconds + first.seconds)
 
 
 def _coarser(original: LoadedModel, rewritten: LoadedModel) -> Iterator[Refusal]:
@@ -139,45 +131,11 @@ def _types(proto: onnx.ModelProto) -> set[int]:
 
 
 def _unmet(original: LoadedModel, rewritten: LoadedModel, blocks: Sequence[Claim]) -> Iterator[Refusal]:
-    """Blocks that are said to be replaced, and are as they were, or hold no softmax over what they read."""
-    if not blocks:
-        return
-    a, b = ({view.path: view for view in all_views(_plain(each))} for each in (original, rewritten))
+    """Blocks that are said to be replaced, and whose activation is computed as before."""
+    models = (inlined(each.proto) if each.proto.functions else each.proto for each in (original, rewritten))
+    a, b = ({view.path: view for view in all_views(each)} for each in models) if blocks else ({}, {})
     for block in blocks:
-        old, new = a.get(block.path), b.get(block.path)
-        if old is None or new is None:
-            text = "the graph that holds it is not in both models"
-        else:
-            ends = [name for name in block.makes if name in old.producer and name in new.producer]
-            if _nodes(old, block, ends) == _nodes(new, block, ends):
-                text = "reported as converted, but the original's activation is still there"
-            elif not _attends(new, block.reads, ends):
-                text = "reported as converted, but there is no softmax between its ends"
-            else:
-                continue
-        yield Refusal(block.makes[0], block.makes[0], block.name, text, settled=True, path=block.path)
-
-
-def _plain(model: LoadedModel) -> onnx.ModelProto:
-    return inlined(model.proto) if model.proto.functions else model.proto
-
-
-def _nodes(view: GraphView, block: Claim, ends: Sequence[str]) -> list[tuple[object, ...]]:
-    inside = (view.nodes[index] for index in cut(view, block.reads, ends).nodes)
-    return [(each.op_type, *each.input, *each.output) for each in inside]
-
-
-def _attends(view: GraphView, starts: Sequence[str], ends: Sequence[str]) -> bool:
-    """Whether a softmax is taken, between tensors, of what the first of them reach."""
-    reached, powers = set(starts), set[str]()
-    for node in (view.nodes[index] for index in cut(view, starts, ends).nodes):
-        read = set(reads(node))
-        if not read & reached:
-            continue
-        inner = {node.op_type, *(each.op_type for _, body in subgraphs(node) for each in iter_nodes(body.node))}
-        if inner & {"Softmax", "Attention"} or (node.op_type == "Div" and node.input[1] in powers):
-            return True
-        reached.update(node.output)
-        if node.op_type == "Exp" or read & powers:
-            powers.update(node.output)
-    return False
+        old, new = (each[block.path].made_by(block.output) if block.path in each else None for each in (a, b))
+        if old is not None and new is not None and (old.op_type, *old.input) == (new.op_type, *new.input):
+            text = "reported as converted, but the original's activation is still there"
+            yield Refusal(block.output, block.output, block.name, text, settled=True, path=block.path)

@@ -112,10 +112,10 @@ class Refusal:
         path: the graph of the original.
     """
 
-    tensor: str
-    original: str
-    node: str
-    reason: str
+    tensor: str = ""
+    original: str = ""
+    node: str = ""
+    reason: str = ""
     refuted: bool = False
     settled: bool = field(default=False, metadata={"json": ""})
     path: Path = ()
@@ -142,15 +142,16 @@ class Certificate:
         departure: where the values of both models part; None where they do not, or were not compared.
         partly: tables that the original lacks, and of which these sizes read only a part.
         tried_only: why it is not known for every size.
+        unable: whether the original could not be evaluated at any size.
         assumed: what the proof rests on.
         not_claimed: what it says nothing about.
         seconds: how long it took.
     """
 
     certified: bool
-    regions: tuple[CertifiedRegion, ...]
-    refusals: tuple[Refusal, ...]
-    seconds: float
+    regions: tuple[CertifiedRegion, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    seconds: float = 0.0
     sizes: tuple[str, ...] = ()
     bits: int | None = None
     rounded: tuple[str, ...] = ()
@@ -158,6 +159,7 @@ class Certificate:
     departure: Departure | None = None
     partly: tuple[str, ...] = ()
     tried_only: str = ""
+    unable: bool = field(default=False, metadata={"json": ""})
     assumed: tuple[str, ...] = ASSUMED
     not_claimed: tuple[str, ...] = NOT_CLAIMED
     also: ClassVar[tuple[str, ...]] = ("domain",)

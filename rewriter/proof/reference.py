@@ -41,7 +41,7 @@ class Reference:
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Run the model on the original's inputs; floats become float64. Raises NoReference if an operator fails."""
         try:
-            made = Evaluator(self.program, Floats(), feeds).run()
+            made = Evaluator(self.program, Floats(), feeds, in_reals=True).run()
         except Unsupported as error:
             raise NoReference(str(error)) from error
         return tensors_of({name: _array(each) for name, each in made.items()})

@@ -10,6 +10,7 @@ rule of `rewriter.proof.rule`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
@@ -18,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 
-from rewriter.errors import ValidationError
+from rewriter.errors import UsageError, ValidationError
 from rewriter.files.load import LoadedModel
 from rewriter.graph.extract import cut
 from rewriter.graph.mixtures import EXPERTS
@@ -218,7 +219,7 @@ class Judge:
         further: dict[str, Any] = {
             "claims": held, "blocks": self.claims, "dims": dims, "longest": self._longest, "isolate": self.isolate,
         }  # fmt: skip
-        found = prove(self.original, self.rewritten, names=self.names, **further)
+        found = prove(self.original, self.rewritten, names=self.names, accepted=self._accepted, **further)
         if not found.certified and self.claims and self._named is not self.original:
             # The names of the blocks are those of the lowered form, which must then be the same as the original.
             second = prove(self._named, self.rewritten, **further)
@@ -228,6 +229,16 @@ class Judge:
             else:
                 found = second
         return found
+
+    def _accepted(self) -> Sequence[Case]:
+        """Inputs of the sizes that the original takes, of which it may hide how few they are."""
+        with suppress(ValidationError, UsageError):
+            ways = [Way("cpu", optimise=False)] if self.run else []
+            by_blocks, side = self._by_blocks, Side.of(self.original)
+            return (
+                run_accepted(side, ways, self.settings, most=self._longest, by_blocks=by_blocks).cases if ways else ()
+            )
+        return ()
 
     def _judged(self, certificate: Certificate, refuted: Sequence[str], unproved: Sequence[str]) -> Validation:
         providers, claims = self.settings.providers, self.claims

@@ -1,4 +1,4 @@
-"""A comparison in tables and lines, for the terminal and as Markdown."""
+"""Results about given models, comparisons and certificates, as tables and lines with their styles, and as Markdown."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from rewriter.compare.graphs import GraphDifference
+from rewriter.proof.records import Certificate
 from rewriter.proof.validate import Validation
-from rewriter.report.comparison import Comparison
+from rewriter.report.comparison import Certification, Comparison, RuntimeCertification
+from rewriter.report.report import loud
 from rewriter.report.sections import proved, skipped
-from rewriter.report.tables import Cell, Table, columns, operator_table, region_table, rule_table, written
-from rewriter.text import clean, shortened
+from rewriter.report.tables import Table, columns, operator_table, region_table, rule_table, texts
+from rewriter.text import clean, first_of, shortened
 
 _MAX_ROWS = 12
 """Rows of a table, unless all are to be shown."""
 _MAX_LENGTH = 60
 """Characters of an entry of a file."""
-_SHOWN_NODES = 8
 _PLAIN = re.compile(r"[^A-Za-z0-9\s.,:;()+=/'^%-]")
+Parts = Iterator[tuple[str | Table, str]]
+"""Tables and lines, each with a style."""
 
 
-def compared(found: Comparison, *, verbose: bool = False) -> Iterator[tuple[str | Table, str]]:
-    """The parts of a comparison but for its verdict and problems, each with a style."""
+def compared(found: Comparison, *, verbose: bool = False) -> Parts:
+    """A comparison but for its verdict and problems."""
     if found.files is not None:
         yield from _files(found.files, verbose=verbose)
     if found.proof is not None:
@@ -31,7 +34,39 @@ def compared(found: Comparison, *, verbose: bool = False) -> Iterator[tuple[str 
         yield f"note: {note}", "yellow"
 
 
-def _proof(found: Comparison, proof: Validation, *, verbose: bool) -> Iterator[tuple[str | Table, str]]:
+def certified(found: Certification) -> Parts:
+    """A certificate of two models."""
+    certificate = found.certificate
+    if found.wrong is None:
+        if certificate.regions:
+            yield region_table(certificate), ""
+        if certificate.certified:
+            yield f"assumed: {'; '.join(certificate.assumed)}", ""
+            yield f"not claimed: {'; '.join(certificate.not_claimed)}", ""
+        yield from _certificate(certificate)
+
+
+def at_levels(found: RuntimeCertification) -> Parts:
+    """The certificates of the files of onnxruntime."""
+    for each in found.levels:
+        yield f"level {each.level}: {loud(each.verdict)}, {found.nodes:,} -> {each.nodes:,} nodes", ""
+        yield from _certificate(each.certificate)
+
+
+def _certificate(certificate: Certificate) -> Parts:
+    if certificate.certified:
+        yield f"proved: {proved(certificate)}", ""
+    for note in certificate.notes:
+        yield f"note: {note}", "yellow"
+    yield from _departure(certificate)
+
+
+def _departure(certificate: Certificate) -> Parts:
+    for line in () if certificate.departure is None else certificate.departure.lines():
+        yield line, "yellow"
+
+
+def _proof(found: Comparison, proof: Validation, *, verbose: bool) -> Parts:
     certificate = proof.certificate
     if verbose and certificate is not None:
         yield region_table(certificate), ""
@@ -40,19 +75,16 @@ def _proof(found: Comparison, proof: Validation, *, verbose: bool) -> Iterator[t
         yield f"inputs: {'; '.join(proof.cases)}", ""
     if certificate is not None:
         yield f"proved: {proved(certificate)}", ""
-        for line in () if certificate.departure is None else certificate.departure.lines():
-            yield line, "yellow"
-    for text in (
-        *(each for each in proof.unproved if each not in found.undecided),
-        *skipped(proof, verbose=verbose),
-    ):
+        yield from _departure(certificate)
+    unproved = (each for each in proof.unproved if each not in found.undecided)
+    for text in (*unproved, *skipped(proof, verbose=verbose)):
         yield text, "yellow"
     for provider, each in proof.providers.items():
         if each.cpu_nodes:
-            yield f"on {provider}, ran on the CPU: {', '.join(each.cpu_nodes[:_SHOWN_NODES])}", "yellow"
+            yield f"on {provider}, ran on the CPU: {first_of(each.cpu_nodes)}", "yellow"
 
 
-def _files(found: GraphDifference, *, verbose: bool) -> Iterator[tuple[str | Table, str]]:
+def _files(found: GraphDifference, *, verbose: bool) -> Parts:
     def short(text: str | None) -> str | None:
         return text and shortened(text, _MAX_LENGTH)
 
@@ -80,24 +112,12 @@ def markdown(summary: str, problems: Sequence[str], parts: Iterable[str | Table]
     listed = False
     for part in parts:
         if isinstance(part, str):
-            yield from ([] if listed else [""])
-            yield f"- {_escaped(part)}"
+            yield from (*([] if listed else [""]), f"- {_escaped(part)}")
         else:
-            heads = (_escaped(column.name) for column in part.columns)
-            yield from (
-                "",
-                f"{_escaped(part.title)}:",
-                "",
-                f"| {' | '.join(heads)} |",
-                "| --- " * len(part.columns) + "|",
-            )
-            for row in part.rows:
-                cells = (each if isinstance(each, Cell) else Cell(each) for each in row)
-                texts = (
-                    each.text or written(each.value, column.kind)
-                    for each, column in zip(cells, part.columns, strict=True)
-                )
-                yield f"| {' | '.join(map(_escaped, texts))} |"
+            yield from ("", f"{_escaped(part.title)}:", "")
+            rows = [[column.name for column in part.columns], *texts(part)]
+            lines = [f"| {' | '.join(map(_escaped, row))} |" for row in rows]
+            yield from (lines[0], "| --- " * len(part.columns) + "|", *lines[1:])
         listed = isinstance(part, str)
     yield from ("", "</details>")
 

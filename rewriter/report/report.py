@@ -1,8 +1,7 @@
-"""The report of a rewriting, as data.
+"""The report of a rewriting, as data: what planning, rewriting, saving and proving found.
 
-`Report` collects the results of planning, rewriting, saving and proving. The command line prints it; the Python API
-returns it. `report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is
-generated from the dataclasses, docstrings included: `python -m tools.schemas`.
+`report.schema.json` beside this file is the contract of its JSON, versioned by `VERSION`. It is generated from the
+dataclasses, docstrings included: `python -m tools.schemas`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import IntEnum
@@ -55,25 +55,16 @@ class Result(ABC):
         return {"version": VERSION, **plain_data(self)}
 
     def write(self, path: Path) -> None:
-        """Write the JSON to `path`, atomically."""
+        """Write the JSON, atomically."""
         write_json(path, self.to_json())
 
     def raise_for_status(self) -> Self:
-        """Return the result itself if all is well.
-
-        Raises:
-            ValidationError: a proof or a comparison failed; the message names the first failures.
-            NothingToConvertError: the model has no block that could be converted.
-        """
+        """The result itself if all is well; otherwise raise ValidationError or NothingToConvertError."""
         if self:
             return self
-        found = [
-            *self.problems[:_SHOWN_PROBLEMS],
-            *([f"and {len(self.problems) - _SHOWN_PROBLEMS} more"] * (len(self.problems) > _SHOWN_PROBLEMS)),
-        ]
-        message = "; ".join([self.summary, *found])
+        more = [f"and {len(self.problems) - _SHOWN_PROBLEMS} more"] * (len(self.problems) > _SHOWN_PROBLEMS)
         kind = NothingToConvertError if self.exit_status is ExitStatus.NOTHING_TO_CONVERT else ValidationError
-        raise kind(message)
+        raise kind("; ".join([self.summary, *self.problems[:_SHOWN_PROBLEMS], *more]))
 
     def _required(self, part: _Part | None, what: str) -> _Part:
         """A part that only some results have. Raises as `raise_for_status`, or UsageError."""
@@ -84,6 +75,10 @@ class Result(ABC):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.summary}>"
+
+
+by_problems: Any = property(lambda result: ExitStatus(bool(result.problems)))
+"""The `exit_status` of results that fail if there are problems."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +145,7 @@ class Report(Result):
     """The result of `rewrite`: true if the model was converted, and proved unless the proof was not asked for.
 
     `validation`, `after` and `rewritten` are there if it is true and no dry run, `validation` only if it was proved;
-    otherwise reading them raises what `raise_for_status` raises, or UsageError. `proof`, `made` and `in_memory` hold
-    the same, or None.
+    otherwise reading them raises. `proof`, `made` and `in_memory` hold the same, or None.
 
     Attributes:
         model: the model's path, or `<memory>`.
@@ -225,7 +219,6 @@ class Report(Result):
 
     @property
     def summary(self) -> str:
-        """The verdict in one line: the result, its certainty, and its path."""
         if self.exit_status is ExitStatus.NOTHING_TO_CONVERT:
             why = f"{counted(len(self.left), 'candidate')} left" if self.left else "no candidate was found"
             return f"NOTHING TO CONVERT  in {self.model}: {why}"
@@ -248,6 +241,55 @@ class Report(Result):
             regions = tuple(replace(each, functions=()) for each in proof.certificate.regions)
             proof = replace(proof, certificate=replace(proof.certificate, regions=regions))
         return super(Report, replace(self, proof=proof)).to_json()
+
+
+@dataclass(frozen=True, repr=False)
+class FolderReport(Report):
+    """The result of `rewrite` for a folder; it has the blocks of all models, and each model has its own proof."""
+
+    models: Mapping[str, Report] = field(default_factory=dict)  # by file; only planned if a proof before it failed
+    copied: tuple[str, ...] = ()  # the other files
+
+    @classmethod
+    def of(cls, folder: str, output: str, models: Mapping[str, Report], copied: tuple[str, ...] = ()) -> Self:
+        """The reports of a folder's models, at least one, as one."""
+        reports = list(models.values())
+        statuses = {each.exit_status for each in reports if each.converted}
+        operators = sum((Counter(each.before.operators) for each in reports), Counter[str]())
+        blocks = tuple(block for each in reports for block in each.blocks)
+        before = Shape(operators, operators.total(), sum(each.before.bytes for each in reports))
+        seconds = {"total": sum(each.seconds["total"] for each in reports)}
+        status = max(statuses, default=ExitStatus.NOTHING_TO_CONVERT)
+        about = reports[0].environment, reports[0].options
+        made = (folder, output, reports[0].form, blocks, before, None, None, seconds, (), status, *about)
+        return cls(*made, models=models, copied=copied)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return tuple(f"{name}: {problem}" for name, each in self.models.items() for problem in each.problems)
+
+    @property
+    def refuted(self) -> bool:
+        return any(each.refuted for each in self.models.values())
+
+    @property
+    def what(self) -> str:
+        return f"{counted(sum(bool(each.converted) for each in self.models.values()), 'model')}, {super().what}"
+
+    @property
+    def summary(self) -> str:
+        if not self.output:
+            return super().summary
+        proofs = [each.proof for each in self.models.values() if each.converted]
+        word, how = "PASSED", ""
+        if None in proofs:
+            word = "NOT PROVED"
+        elif not all(proof.providers for proof in proofs if proof is not None):
+            word, how = "CERTIFIED", ", certified, not run"
+        return f"{word}  {self.what}{how}, written to {self.output}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "models": {name: each.to_json() for name, each in self.models.items()}}
 
 
 def loud(verdict: str) -> str:

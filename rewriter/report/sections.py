@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
-from functools import cache
 from importlib.resources import files
+from itertools import chain, repeat
 from math import isnan
 from typing import Any
 
@@ -38,12 +38,17 @@ Part = str | Sequence[str] | Table  # a paragraph, the entries of a list, or a t
 def sections(report: Report) -> list[tuple[str, str, list[Part]]]:
     """Anchor, heading and parts of each section with content."""
     proof = report.proof
-    found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): list(_failures(report.problems))}
+    failed, more = report.problems[:_MAX_FAILURES], len(report.problems) - _MAX_FAILURES
+    found: dict[tuple[str, str], list[Part]] = {("failures", "What failed"): [failed] if failed else []}
+    if more > 0:
+        found["failures", "What failed"].append(f"And {more:,} more; the JSON report holds them all.")
     if proof is not None:
         if proof.certificate is not None:
             found["proved", f"Proved {reach(proof.certificate)}"] = [region_table(proof.certificate)]
         found["measured", "Reference measurement of rounding"] = [float_table(report)]
-        found["run", "Only run"] = list(_run(proof)) if proof.providers else []
+        if proof.providers:
+            inputs = ["Inputs of the proof:", proof.cases, skipped(proof, verbose=True)]
+            found["run", "Only run"] = [rule_table(proof), *inputs]
     found["blocks", "Blocks"] = block_parts(report)
     if report.made is not None:
         found["operators", "Operators"] = [operator_table(report.before.operators, report.made.operators)]
@@ -113,65 +118,34 @@ def skipped(proof: Validation, *, verbose: bool) -> list[str]:
     return [f"{len(names)} of {total} skipped, which the original rejects ({first_of(names)}); -v says why"]
 
 
-def _failures(failures: Sequence[str]) -> Iterator[Part]:
-    if failures:
-        yield failures[:_MAX_FAILURES]
-    if len(failures) > _MAX_FAILURES:
-        yield f"And {len(failures) - _MAX_FAILURES:,} more; the JSON report holds them all."
-
-
-def _run(proof: Validation) -> Iterator[Part]:
-    yield rule_table(proof)
-    yield "Inputs of the proof:"
-    yield proof.cases
-    if proof.skipped:
-        yield skipped(proof, verbose=True)
-
-
-@cache
-def _floats() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files("rewriter.report").joinpath("floats.json").read_text(encoding="utf-8"))
-    return found
-
-
-def _measured(report: Report) -> list[tuple[str, str, float, float | None]]:
-    if report.form != "local" or report.proof is None:
-        return []
-    used = dict.fromkeys((row.program or "", row.type) for row in report.converted)
-    known = [_floats()["errors"].get(kind, {}).get(program) for program, kind in used]
-    return [(*each, *errors) for each, errors in zip(used, known, strict=True)] if all(known) else []
-
-
 def float_table(report: Report) -> Table:
-    """The measured errors of the programs."""
+    """The errors of the programs as measured; empty where one was not."""
+    floats = json.loads(files("rewriter.report").joinpath("floats.json").read_text(encoding="utf-8"))
+    used = dict.fromkeys((row.program or "", row.type) for row in report.converted if report.form == "local")
+    known = [floats["errors"].get(kind, {}).get(program) for program, kind in used]
+    rows = [(*each, *errors) for each, errors in zip(used, known, strict=True)] if all(known) else []
     heads = (*columns("name", "program"), Column("at every finite"), *columns("error", "heads", "original's nodes"))
-    where = f"measured with onnxruntime {_floats()['onnxruntime']} on {_floats()['instructions']}"
+    where = f"measured with onnxruntime {floats['onnxruntime']} on {floats['instructions']}"
     here = report.environment.get("onnxruntime", "none")
     title = f"Largest error over max(1, |f|), in the program's domain, {where}; here: onnxruntime {here}"
-    return Table(title, heads, tuple(_measured(report))).filled()
+    return Table(title, heads, tuple(rows)).filled()
 
 
 def summary(report: Report, width: int) -> list[str]:
     """The lines, wrapped between words."""
     lines: list[str] = []
+    whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "subsequent_indent": " " * _LABEL}
     for label, text in summary_lines(report):
-        lines += textwrap.wrap(
-            clean(text),
-            max(width, 40),
-            initial_indent=label.ljust(_LABEL),
-            subsequent_indent=" " * _LABEL,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        lines += textwrap.wrap(clean(text), max(width, 40), initial_indent=label.ljust(_LABEL), **whole)
     return lines
 
 
 def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, str]]:
     """Label and text of each line (without `proof` of the model only); unlabelled lines continue the previous one."""
-    yield from _labelled("blocks", _converted(report.converted))
+    yield from zip(chain(["blocks"], repeat("")), _converted(report.converted), strict=False)
     if report.converted:
         yield "form", f"{report.form}{_MEANING.get(report.form, '')}; heads = neurons x heads per neuron"
-    yield from _labelled("left", _left(report.left))
+    yield from zip(chain(["left"], repeat("")), _left(report.left), strict=False)
     if report.proof is not None and proof:
         yield from ((word.lower(), text) for _, word, text in certainty(report))
     if report.made is not None:
@@ -187,20 +161,13 @@ def summary_lines(report: Report, *, proof: bool = True) -> Iterator[tuple[str, 
         yield "note", note
 
 
-def _labelled(label: str, texts: Iterator[str]) -> Iterator[tuple[str, str]]:
-    for number, text in enumerate(texts):
-        yield ("" if number else label), text
-
-
 def proved(certificate: Certificate) -> str:
     """What is proved for every input, or for those of some sizes."""
     regions = certificate.regions
     if not certificate.certified:
         return f"nothing: {certificate.refusals[0].text}"
-    if all(each.bound.exact for each in regions):
-        within = "each activation equal"
-    else:
-        within = f"each activation within {certificate.worst:.2g} of max(1, |f|)"
+    exact = all(each.bound.exact for each in regions)
+    within = f"each activation {'equal' if exact else f'within {certificate.worst:.2g} of max(1, |f|)'}"
     if certificate.sizes:
         sizes = "; ".join(certificate.sizes)
         return f"{reach(certificate)} ({sizes}), over the reals, up to a chance of 2^-{certificate.bits}: {within}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
@@ -78,6 +78,13 @@ def written(value: str | float | None, kind: Kind) -> str:
     return f"{value:{_FORMATS[kind]}}"
 
 
+def texts(table: Table) -> Iterator[list[str]]:
+    """The cells of each row as text."""
+    for row in table.rows:
+        cells = (each if isinstance(each, Cell) else Cell(each) for each in row)
+        yield [each.text or written(each.value, of.kind) for each, of in zip(cells, table.columns, strict=True)]
+
+
 def folded(names: Iterable[str]) -> str:
     """The names, as a range if they differ in one number; of many others the first and how many more."""
     groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
@@ -115,7 +122,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def converted_table(title: str, rows: Sequence[BlockRow]) -> Table:
-    """The blocks that become heads; empty columns are left out."""
+    """The blocks that become heads."""
     heads = (
         *(Column("block", "name"), Column("linear operators", "operators"), Column("activation")),
         *(Column("program", "name"), *columns("count", "heads", "bias tokens"), Column("error at most", "error")),
@@ -160,20 +167,16 @@ def operators(row: BlockRow) -> str:
 
 def rule_table(proof: Validation, *, tolerated: bool = False) -> Table:
     """The rule, output by output; providers are named if there are several."""
-    heads = (
-        *(Column("output", "name"), Column("provider")),
-        *columns("error", "max abs", "error", "rounding", "allowed"),
-        *columns("text", "rule", "verdict"),
-    )
+    errors = columns("error", "max abs", "error", "rounding", "allowed")
+    heads = (Column("output", "name"), Column("provider"), *errors, *columns("text", "rule", "verdict"))
 
     def row(provider: str, each: Judgement) -> Row:
         verdict = Cell("agrees", style="good") if each.holds else Cell("differs", style="bad")
         if each.holds and each.proves_nothing and not tolerated:
             verdict = Cell("proves nothing")
         rule = "the tolerance given" if tolerated else "16 x rounding"
-        errors = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
-        several = provider if len(proof.providers) > 1 else None
-        return (each.name, several, each.max_abs, *errors, rule, verdict)
+        shares = (each.error, each.rounding, each.allowed) if isfinite(each.error) else (None,) * 3
+        return (each.name, provider if len(proof.providers) > 1 else None, each.max_abs, *shares, rule, verdict)
 
     title = "Errors as shares of the output's norm; with a tolerance, in its units"
     rows = tuple(row(name, each) for name, run in proof.providers.items() for each in run.compared.values())

@@ -45,7 +45,7 @@ RUNS: tuple[tuple[ModuleType, str, str, list[Any]], ...] = (
         for dense in ("", "--dense")
     ),
     (plan_scaling, "--nodes 60 --nodes 200 --repeats 1 --no-today", "blocks", [2, 7]),
-    (validation, SIZES, "task", ["plain inference", "diff --graph-only", "validate"]),
+    (validation, SIZES, "task", ["plain inference", "diff(outputs=False)", "validate"]),
     (
         pattern,
         f"{SIZES} --activation silu --tokens 5".replace("repeats 1", "repeats 3"),

@@ -35,7 +35,6 @@ import onnx
 from passes.conversion import Conversion
 from passes.match.lower import Lowered
 from passes.plan import Plan
-from rewriter.pipeline import Unit
 from tests.changes import Nodes, change_values, copied, nodes_of, rename, set_nodes, weight
 from tests.sabotage import changes
 from tests.sabotage.changes import operand
@@ -58,8 +57,8 @@ def patch(where: str, what: str, *, only_carried: bool = False) -> Patch:
         return {point: lambda right: make(right, at, what)}
 
     def wrapper(right: Part) -> Part:
-        def wrong(unit: Unit) -> onnx.ModelProto:
-            made, plan = right(unit), unit.plan
+        def wrong(plan: Plan) -> onnx.ModelProto:
+            made = right(plan)
             assert isinstance(made, onnx.ModelProto)
             if not only_carried or plan.whole is not None:
                 _edit(made, plan, place, at, what)
@@ -137,7 +136,7 @@ _EDITS: Mapping[str, Callable[[onnx.ModelProto, Plan, str, str], None]] = {
 
 
 def _instead(_: Part, __: str, what: str) -> Part:
-    return lambda unit: copied(changes.value(what, plan=unit.plan))
+    return lambda plan: copied(changes.value(what, plan=plan))
 
 
 def _planned(right: Part, _: str, what: str) -> Part:

@@ -21,7 +21,7 @@ from rewriter import ExitStatus
 from rewriter.errors import RewriteError
 
 POINTS: Mapping[str, tuple[str, str]] = {
-    "made": ("rewriter.api.rewriting", "made"),
+    "made": ("rewriter.api.rewriting", "with_heads"),
     "choose": ("passes.forms", "choose"),
     "lower": ("passes.plan", "lower"),
     "serialise": ("rewriter.files.save", "_serialise"),
@@ -141,8 +141,8 @@ def _recording(right: Part, saved: list[bytes]) -> Part:
 
 
 def _planning(right: Part, planned: list[tuple[str, ...]]) -> Part:
-    def planning(unit: Any) -> Any:
-        planned.append(tuple(conversion.block.name for conversion in unit.plan.conversions))
-        return right(unit)
+    def planning(plan: Any) -> Any:
+        planned.append(tuple(conversion.block.name for conversion in plan.conversions))
+        return right(plan)
 
     return planning

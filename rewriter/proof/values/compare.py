@@ -23,11 +23,12 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Modulus, Product, Unsupported, Value, draw_prime, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content, in_step
+from rewriter.evaluate.table import MOVES
 from rewriter.files.load import LoadedModel
 from rewriter.graph.view import Place, all_views
 from rewriter.proof.certificate.expressions import listing, ordered
-from rewriter.proof.inputs.cases import Maker, Setting
-from rewriter.proof.records import UNCLAIMED, CertifiedRegion, Claimed
+from rewriter.proof.inputs.cases import Case, Maker, Setting
+from rewriter.proof.records import UNCLAIMED, Certificate, CertifiedRegion, Claimed, Refusal
 from rewriter.proof.values.departure import Departure, departure, isolated
 from rewriter.proof.values.folds import Fold, folded, products
 from rewriter.proof.values.heads import (
@@ -41,19 +42,24 @@ from rewriter.proof.values.heads import (
     proposals,
 )
 from rewriter.proof.values.prints import Fingerprints, same_value
-from rewriter.proof.values.uniform import departs
+from rewriter.proof.values.uniform import departs, identical
 from rewriter.proof.values.walk import wide
 
 SETTINGS = ((2, 5, 3), (1, 7, 2), (1, 61, 0), (1, 1, 4), (1, 1, 0))
 """Batch, tokens and past tokens that are tried: all different, one token, a length beyond buckets of relative
 positions."""
 
+_FEW_SETTINGS = SETTINGS[::2]
+"""Those of models of more than `_SMALL_MODEL` bytes."""
 _SMALL: Setting = (1, 3, 2)
 """The size at which heads are read."""
 _LONGEST, _MOST_ENTRIES = 61, 2**22
 """The longest of these; and entries of the largest tensor at a longer one, which reads a table whole."""
-_FEW_ROUNDS, _MANY_ROUNDS, _SMALL_MODEL = 2, 4, 2**26
-"""Primes that are drawn, for models of more bytes than that and for smaller ones."""
+_ROUNDS = 2
+"""Primes that are drawn."""
+_COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
+"""Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
+_LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 _GROSS = 0.1
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
@@ -74,39 +80,6 @@ class Reading:
     snaps: bool = False
     in_reals: bool = False
     folds: bool = False
-
-
-@dataclass(frozen=True)
-class Equality:
-    """What the values of two models say.
-
-    Attributes:
-        same: whether all outputs have the same values at all points.
-        sizes: those that were tried, such as `batch 2, sequence 5`.
-        bits: the probability that different models have the same values is below 2^-bits.
-        rounded: constants that were read as the numbers that they are rounded from.
-        folded: constants that a tool folded in float32.
-        refuted: activations that are further off than is allowed, at a number that `reason` names.
-        tried_only: why it is the same at these sizes only; empty if it is at every size.
-        partly: tables of B that A lacks and that these sizes read only in part.
-        regions: activations that became heads, with what is proved about them.
-        departure: where B departs from A; None where it does not, or could not be evaluated.
-        reason: why it is not decided; empty if `same`.
-        seconds: how long it took.
-    """
-
-    same: bool = False
-    sizes: tuple[str, ...] = ()
-    bits: int = 0
-    rounded: tuple[str, ...] = ()
-    folded: tuple[str, ...] = ()
-    refuted: tuple[str, ...] = ()
-    tried_only: str = ""
-    partly: tuple[str, ...] = ()
-    regions: tuple[CertifiedRegion, ...] = ()
-    departure: Departure | None = None
-    reason: str = ""
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +127,8 @@ def compare(
     dims: Mapping[str, int] | None = None,
     longest: int | None = None,
     isolate: bool = False,
-) -> Equality:
+    cases: Sequence[Case] = (),
+) -> Certificate:
     """Whether `b` computes the outputs of `a`, at the sizes tried.
 
     Args:
@@ -166,16 +140,19 @@ def compare(
         dims: sizes of symbolic dimensions, where they are not free.
         longest: the longest sequence that `b` takes; None for any.
         isolate: distinguish several differences of small models, in many evaluations.
+        cases: inputs of `a` in place of generated ones.
 
     Raises:
         UsageError: `dims` names a dimension that the model lacks, or no inputs can be generated.
     """
     start = time.perf_counter()
     try:
-        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest)
+        pair = _Pair(a, b, names or {}, dims, claims or {}, limit, longest, cases)
         found = pair.compared(isolate=isolate)
+        if pair.unable and not found.certified and identical(pair.a, pair.b, pair.names):
+            found = Certificate(certified=True)
     except Unsupported as error:
-        found = Equality(reason=str(error))
+        found = Certificate(certified=False, refusals=(Refusal(reason=str(error)),))
     return replace(found, seconds=time.perf_counter() - start)
 
 
@@ -185,6 +162,7 @@ class _Pair:
     Attributes:
         points: the sizes at which A can be evaluated.
         cover: which entries of constant tables were read.
+        unable: whether an evaluation could not be carried out.
     """
 
     def __init__(
@@ -196,13 +174,16 @@ class _Pair:
         claims: Mapping[Place, Claimed],
         limit: float,
         longest: int | None,
+        cases: Sequence[Case],
     ) -> None:
         """Raises Unsupported as `Program`, and where inputs or outputs of A are missing in B."""
         self.a, self.b = Program(a), Program(b)
-        self._rounds = _FEW_ROUNDS if max(a.size, b.size) > _SMALL_MODEL else _MANY_ROUNDS
         self._dims, self._maker, self._most = dims, Maker(a.proto, dims=dims), longest
-        self.points = points(self._maker, longest=longest)
-        (self._small,) = points(self._maker, [_SMALL], longest)
+        large = max(a.size, b.size) > _SMALL_MODEL
+        self._most_rounds, self._settings = (_ROUNDS, _FEW_SETTINGS) if large else (_MOST_ROUNDS, SETTINGS)
+        self._given = [Point(each.name, each.feeds) for each in cases]
+        self.points = self._given or points(self._maker, self._settings, longest)
+        (self._small,) = self._given[:1] or points(self._maker, [_SMALL], longest)
         self.names = dict(names)
         self.outputs = [value.name for value in a.proto.graph.output]
         self.cover: dict[bytes, Array] = {}
@@ -211,7 +192,7 @@ class _Pair:
         self._heads: dict[Reading, Regions] = {}
         self._partly: dict[str, tuple[int, ...]] = {}
         self._folds: Mapping[str, Fold] | None = None
-        self._reason, self._refuted = "", ()
+        self._reason, self._refuted, self._coins, self.unable = "", "", 0, False
         self._last: tuple[Sequence[Fingerprints], Sequence[Fingerprints]] = (), ()
         self._products = products(self.a)
         self._differ: list[tuple[Reading, Point]] = []
@@ -220,11 +201,14 @@ class _Pair:
         if missing is not None:
             raise Unsupported(f"the second model has no output '{self.names.get(missing, missing)}' (see --map)")
         given = {self.names.get(name, name) for name in self.points[0].feeds}
+        default = next((n for n in sorted(self.a.overridable) if self.names.get(n, n) not in _inputs(b)), None)
+        if default is not None:
+            raise Unsupported(f"the second model has no input '{default}', which has a default in the first")
         new = next((each for each in _asked(b) if each not in given), None)
         if new is not None:
             raise Unsupported(f"the second model has an input '{new}' that the first has not (see --map)")
 
-    def compared(self, *, isolate: bool) -> Equality:
+    def compared(self, *, isolate: bool) -> Certificate:
         """Try the readings of constants in turn, each at one small size before all of them."""
         for reading in _READINGS:
             if reading.folds and not self.folds():
@@ -232,23 +216,39 @@ class _Pair:
             if reading != _READINGS[0] and self._round(reading, self.points[:1]) is None:
                 continue
             rounds: list[tuple[str, ...]] = []
-            while len(rounds) < self._rounds and (found := self._round(reading, self._drawn(len(rounds)))) is not None:
+            self._coins = 0
+            while (more := self._more(len(rounds))) and (
+                found := self._round(reading, self._drawn(len(rounds)))
+            ) is not None:
                 rounds.append(found)
-            if len(rounds) == self._rounds and (regions := self._bounded(reading)) is not None:
+            if not more and (regions := self._bounded(reading)) is not None:
                 far = self._far_in_floats()
                 if not far:
                     return self._equal(reading, rounds, regions)
                 self._reason = far
             if self._refuted:
                 break
-        departs = self._departure(isolate=isolate)
-        return Equality(sizes=self._sizes, refuted=self._refuted, departure=departs, reason=self._reason)
+        why = Refusal(
+            original=self._refuted, reason=self._reason, refuted=bool(self._refuted), settled=bool(self._refuted)
+        )
+        return Certificate(
+            certified=False,
+            refusals=(why,),
+            departure=self._departure(isolate=isolate),
+            unable=self.unable and not self._differ,
+        )
+
+    def _more(self, rounds: int) -> bool:
+        """Whether more rounds are needed: a sign is a coin, and a small model may decide by a few of them."""
+        return rounds < (self._most_rounds if self._coins < _COINS else _ROUNDS)
 
     def _drawn(self, number: int) -> list[Point]:
         """The sizes with other values of integers, which are what they say, unlike floats."""
+        if self._given:
+            return self.points
         maker = Maker(self.a.proto, dims=self._dims, seed=secrets.randbelow(2**32))
         sizes = {each.name for each in self.points}
-        drawn = points(maker, longest=self._most, first=number)
+        drawn = points(maker, self._settings, self._most, number)
         further = [each for each in self.points if each.name not in {one.name for one in drawn}]
         self.points = [each for each in drawn if each.name in sizes] + further
         return self.points
@@ -272,21 +272,18 @@ class _Pair:
             return departure(a, b)
         return isolated(lambda values: evaluate(self.a, (), values), evaluate(self.b, None, {}))
 
-    @property
-    def _sizes(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self.points)
-
     def _equal(
         self, reading: Reading, rounds: Sequence[tuple[str, ...]], regions: tuple[CertifiedRegion, ...]
-    ) -> Equality:
-        return Equality(
-            same=True,
-            sizes=self._sizes,
-            bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**self._rounds)),
+    ) -> Certificate:
+        tried_only, partly = self._tried_only(), tuple(f"{name} {list(shape)}" for name, shape in self._partly.items())
+        return Certificate(
+            certified=True,
+            sizes=tuple(each.name for each in self.points) if tried_only or partly else (),
+            bits=math.floor(-math.log2(len(_READINGS) * _CHANCE**_ROUNDS)),
             rounded=tuple(sorted({text for each in rounds for text in each})),
             folded=tuple(f"{each.spelling}" for each in self.folds().values()) if reading.folds else (),
-            tried_only=self._tried_only(),
-            partly=tuple(f"{name} {list(shape)}" for name, shape in self._partly.items()),
+            tried_only=tried_only,
+            partly=partly,
             regions=regions,
         )
 
@@ -300,6 +297,7 @@ class _Pair:
 
         ours, failed = self._evaluated(self.a, fields(), cases, reading)
         if all(failed):
+            self.unable = True
             self._reason = f"the first model cannot be evaluated: {failed[0]}"
             return None
         if any(failed):  # sizes that it does not take
@@ -309,6 +307,7 @@ class _Pair:
         ours, cases, keys = ([each[place] for place in kept] for each in (ours, cases, keys))
         theirs, failed = self._evaluated(self.b, fields(self._products), cases, reading)
         if any(failed):
+            self.unable = True
             self._reason = f"the second model cannot be evaluated: {next(filter(None, failed))}"
             return None
         for a, b, case in zip(ours, theirs, cases, strict=True):
@@ -324,6 +323,7 @@ class _Pair:
             self.points.append(further)
             return self._round(reading, self.points)
         self._last = ours, theirs
+        self._coins += sum(_COINS if each.field.coins is None else each.field.coins for each in theirs)
         unfit = self._unfit(reading, ours, theirs)
         self._reason = unfit or self._reason
         return None if unfit else tuple(text for each in (*ours, *theirs) for text in _texts(each.field))
@@ -379,10 +379,17 @@ class _Pair:
             if region.bound is None or not region.bound.holds:
                 reason = "" if region.bound is None else region.bound.reason
                 self._reason = f"{reason} (the activation {region.output})"
-                if region.bound is not None and region.bound.at_least > region.bound.limit:
-                    self._refuted = (region.output,)
+                beyond = region.bound is not None and region.bound.at_least > region.bound.limit
+                if beyond and self._takes_every_number(region.leaves[0]):
+                    self._refuted = region.output
                 return None
         return tuple(map(self._certified, regions))
+
+    def _takes_every_number(self, name: str) -> bool:
+        """Whether a tensor of A is an input, or what a linear layer or a norm computes: no function limits it."""
+        while (node := self._types.made_by(name)) is not None and node.op_type in (*MOVES, "Cast"):
+            name = node.input[0]
+        return node is None or node.op_type in _LINEAR
 
     def _elem_type(self, name: str) -> int:
         return self._types.type_of(name).elem_type or onnx.TensorProto.FLOAT
@@ -501,7 +508,8 @@ class _Pair:
     def _unfit(self, reading: Reading, a: Sequence[Replacing], b: Sequence[Replacing]) -> str:
         """Why equal values prove nothing; empty if they do."""
         outputs = a[0].outputs()
-        fixed = next((n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n])), None)
+        known = (n for n in self.outputs if isinstance(outputs[n], np.ndarray) and is_float(outputs[n]))
+        fixed = next((n for n in known if n not in a[0].decided), None)
         if fixed is not None:
             return f"output '{fixed}' depends on no input that is a number or a token"
         for ours, theirs in zip(a, b, strict=True):
@@ -516,10 +524,14 @@ class _Pair:
         return ""
 
 
+def _inputs(model: LoadedModel) -> list[str]:
+    return [value.name for value in model.proto.graph.input]
+
+
 def _asked(model: LoadedModel) -> list[str]:
     """The inputs without a default."""
     given = {tensor.name for tensor in model.proto.graph.initializer}
-    return [value.name for value in model.proto.graph.input if value.name not in given]
+    return [name for name in _inputs(model) if name not in given]
 
 
 def _texts(f: Field) -> list[str]:

@@ -125,14 +125,6 @@ class Departure:
         return found
 
 
-def partners(a: Fingerprints, b: Fingerprints) -> Mapping[str, str]:
-    """Tensor of B to a tensor of A with the same values, or else with the same entries in another order or shape.
-
-    The one of the same name is preferred, and the first one otherwise.
-    """
-    return {name: ours for name, (ours, _) in _partners(a, b).items()}
-
-
 def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerprints) -> Departure:
     """As `departure`, where all that lies behind a difference is not one region.
 
@@ -147,14 +139,14 @@ def isolated(evaluate: Callable[[Mapping[str, Any]], Fingerprints], b: Fingerpri
     a = evaluate(replaced)
     first, left = departure(a, b), _EVALUATIONS
     while left > 0:
-        pairs = _partners(a, b)
+        pairs = partners(a, b)
         agreeing, best = len(pairs) + 1, None
-        for theirs, ours in _proposals(_Graph(a, _partners(b, a)), _Graph(b, pairs)):
+        for theirs, ours in _proposals(_Graph(a, partners(b, a)), _Graph(b, pairs)):
             value = b.kept[theirs]
             tried = replaced | {ours: Value(value.entries.reshape(a.prints[ours].exact[0]), whole=value.whole)}
             again, left = evaluate(tried), left - 1
-            if len(_partners(again, b)) > agreeing:
-                agreeing, best = len(_partners(again, b)), (again, tried)
+            if len(partners(again, b)) > agreeing:
+                agreeing, best = len(partners(again, b)), (again, tried)
             if left <= 0 or (best is not None and ours == theirs):
                 break
         if best is None:
@@ -185,8 +177,8 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
 
     `planted` are tensors of A whose values were taken from B, so that a region that ends there is not the same.
     """
-    pairs = _partners(a, b)
-    back = _partners(b, a)
+    pairs = partners(a, b)
+    back = partners(b, a)
     graph_a, graph_b = _Graph(a, back), _Graph(b, pairs)
     graph_b.planted = graph_a.planted = graph_a.keys(planted)
     found = _first(graph_a, graph_b, pairs)
@@ -210,8 +202,11 @@ def departure(a: Fingerprints, b: Fingerprints, *, planted: Collection[str] = ()
     )
 
 
-def _partners(a: Fingerprints, b: Fingerprints) -> dict[str, tuple[str, bool]]:
-    """Tensor of B to its partner in A, and whether it is exact."""
+def partners(a: Fingerprints, b: Fingerprints) -> dict[str, tuple[str, bool]]:
+    """Tensor of B to its partner in A, and whether it is exact, not the same entries in another order or shape.
+
+    The one of the same name is preferred, and the first one otherwise.
+    """
     exact: dict[object, str] = {}
     loose: dict[object, str] = {}
     for name, each in a.prints.items():

@@ -8,7 +8,8 @@ affine in its one operand (a batch normalisation). How far a rounding may be off
   error, and the product one more: 3.5.
 - **A bias through an affine node**, (b - m) s + c, may cancel. It is within 4 ulp of the sum of its terms: what
   changing each constant in its last places does to it.
-- **What A computes of constants alone**, in whichever order its kernels sum: within 4 ulp of the largest entry.
+- **What A computes of constants alone**, in whichever order its kernels sum: within 4 ulp of what changing the
+  constants in their last places, in random directions, does to the entry.
 
 Only float32: an ulp of float16 is as large as a change that matters, and float64 is not what tools fold in.
 """
@@ -28,7 +29,6 @@ import onnx
 from rewriter.arrays import Array
 from rewriter.evaluate.arithmetic import Field, Floats, Product, Unsupported, Value, is_float
 from rewriter.evaluate.evaluator import Evaluator, Program, content
-from rewriter.evaluate.kernels import constant
 from rewriter.graph.view import constant_of, label
 from rewriter.text import one_line, quoted
 
@@ -39,6 +39,7 @@ _CHUNK = 2**20
 _NEAR = 2.0**-20
 """Relative distance of a quotient from a factor that is worth a look."""
 _NUDGE = 2.0**-20
+_DIRECTIONS = 6
 _SCALARS, _APART = 64, 1e-6
 _TRIED = 64
 """Products compared entry by entry, for one constant."""
@@ -106,7 +107,7 @@ def _product(a: float, b: float, field: Field, *, inverse: bool) -> int:
 def constants_of(program: Program) -> dict[str, Array]:
     """The constants of the main graph that are not text, by name."""
     stated = {
-        node.output[0]: constant(program.attributes(node))
+        node.output[0]: program.constant(node)
         for node in program.graph.node
         if constant_of(node) is not None
     }
@@ -322,9 +323,8 @@ class _Search:
     def find(self, y: Array) -> tuple[float, str, Residues, str | None] | None:
         """The arguments of a `Fold` behind its name."""
         for name, x in self._computed.get(y.shape, ()):
-            unit = _unit(np.abs(y).max())
-            if _distance(x[_sample(x.shape)], y[_sample(y.shape)], unit) is not None:
-                far = _distance(x, y, unit)
+            if _distance(x[_sample(x.shape)], y[_sample(y.shape)], _unit(np.abs(y).max())) is not None:
+                far = _distance(x, y, self._units(name, x))
                 if far is not None:
                     return far, f"{quoted(name)}, computed", _lifted(x), name
         squeezed = y.squeeze()
@@ -339,6 +339,32 @@ class _Search:
             return None
         far, spelling, residues = found
         return far, spelling, lambda field: residues(field).reshape(y.shape), None
+
+    def _units(self, name: str, x: Array) -> Array:
+        """Entry by entry, how much a computed tensor changes if constants change in their last places."""
+        nodes, wanted = list[onnx.NodeProto](), {name}
+        for node in reversed(self._program.graph.node):
+            if not wanted.isdisjoint(node.output):
+                nodes.append(node)
+                wanted.update(node.input)
+        known = {each: self._known[each] for each in wanted if each in self._known}
+        given = {each: y for each, y in known.items() if not any(each in node.output for node in nodes)}
+        random, values = np.random.default_rng(x.size), list[Array]()
+        for size in (0.0, *(_NUDGE,) * _DIRECTIONS):
+            environment: dict[str, Any] = {
+                each: y * (1 + size * random.choice((-1, 1), y.shape)) if is_float(y) else y
+                for each, y in given.items()
+            }
+            evaluator = Evaluator(self._program, Floats(), {}, in_reals=True)
+            try:
+                for node in reversed(nodes):
+                    evaluator.node(node, environment)
+                made = environment[name]
+                values.append(made.entries if isinstance(made, Value) else made)
+            except Unsupported:
+                return _unit(np.abs(x))
+        terms = np.abs(np.stack(values[1:]) - values[0]).max(0) / _NUDGE
+        return _unit(np.maximum(terms, np.abs(x)))
 
     def _product(self, y: Array) -> tuple[float, str, Residues] | None:
         """A weight times a factor."""

@@ -168,7 +168,7 @@ class Regions:
         return [
             name
             for name, gaps in b.gaps.items()
-            if (name in self.masks or name not in self.far) and not gaps <= known | allowed.get(name, set())
+            if (name in self.masks or name not in self.far) and gaps - known - allowed.get(name, set())
         ]
 
 
@@ -489,6 +489,16 @@ class _Reader(Kept):
 
     def _leaves(self, name: str) -> list[str] | None:
         """The leaves of the elementwise function that makes a tensor; None where it is none, or has too many."""
+        leaves = self._ends(name, self._partnered)
+        if leaves is None or len(leaves) < MOST_LEAVES:
+            return leaves
+        for one, other in (leaves, leaves[::-1]):
+            if self._ends(one, other.__eq__) == [other]:  # a function of the other: the error may not hide in a factor
+                return [other]
+        return leaves
+
+    def _ends(self, name: str, stops: Callable[[str], bool]) -> list[str] | None:
+        """What an elementwise function is of; `stops` says which tensors are not looked behind."""
         shape, leaves, pending, seen, real = self.values[name].shape, list[str](), [name], set[str](), False
         while pending:
             each = pending.pop()
@@ -496,7 +506,7 @@ class _Reader(Kept):
                 continue
             seen.add(each)
             node = self.makers.get(each)
-            operands = [] if node is None or (each != name and self._partnered(each)) else self._operands(node, shape)
+            operands = [] if node is None or (each != name and stops(each)) else self._operands(node, shape)
             if node is None or not operands:
                 leaves.append(each)
                 if len(leaves) > MOST_LEAVES:
@@ -645,6 +655,9 @@ def _distance(region: Region, allowed: Allowed) -> Bound:
         return Bound(False, allowed.limit, np.inf, 0.0, None, False, None, 0, reason)
     values = {leaf(place): ONE if place == value else VARIABLE for place in range(len(region.leaves))}
     one, two = wide(region.original, values), wide(region.rewritten, values)
-    tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in allowed.domains)
+    # Without a claim, only a softmax over keys is taken to be meant for some numbers alone.
+    limited = any(part.operator == "softmax" for part in ordered(region.rewritten))
+    domains = allowed.domains if limited else allowed.domains[:1]
+    tried = (bound(one, two, limit=allowed.limit, top=allowed.top, domain=domain) for domain in domains)
     everywhere = next(tried)
     return everywhere if everywhere.holds else next((each for each in tried if each.holds), everywhere)

@@ -10,6 +10,7 @@ was evaluated at many random rows.
 from __future__ import annotations
 
 import hashlib
+from collections import ChainMap, Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rewriter.evaluate.evaluator import Program
+from rewriter.evaluate.evaluator import RANDOM, Program
 from rewriter.evaluate.table import row
 from rewriter.graph.view import constant_of, key_of, label
 from rewriter.graph.walk import subgraphs
@@ -34,10 +35,13 @@ _MOST_CONE = 2_000
 class _Side:
     """One model, evaluated at several points."""
 
-    def __init__(self, runs: Sequence[Fingerprints], names: Mapping[str, str]) -> None:
-        self.program: Program = runs[0].program
-        self.fixed, self.prints, self.data = runs[0].fixed, runs[0].prints, runs[0].data
+    def __init__(self, program: Program, names: Mapping[str, str], runs: Sequence[Fingerprints] = ()) -> None:
+        self.program = program
+        self.fixed: Container[str] = runs[0].fixed if runs else ()
+        self.prints = runs[0].prints if runs else {}
+        self.data: Container[str] = runs[0].data if runs else ()
         self.shapes = [each.shapes for each in runs]
+        self.draws: Counter[str] = Counter()
         self.nodes = [node for node, _ in self.program.nodes(self.program.graph)]
         self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.weights = self.program.weights(self.program.graph)
@@ -79,7 +83,13 @@ def departs(a: Sequence[Fingerprints], b: Sequence[Fingerprints], names: Mapping
         b: those of B.
         names: of inputs and outputs of A that B calls otherwise.
     """
-    return _Anchors(_Side(a, {}), _Side(b, {new: old for old, new in names.items()})).why(names)
+    sides = _Side(a[0].program, {}, a), _Side(b[0].program, {new: old for old, new in names.items()}, b)
+    return _Anchors(*sides).why(names)
+
+
+def identical(a: Program, b: Program, names: Mapping[str, str]) -> bool:
+    """Whether the same operators compute all outputs from the same constants and inputs, which needs no evaluation."""
+    return not _Anchors(_Side(a, {}), _Side(b, {new: old for old, new in names.items()})).why(names)
 
 
 class _Anchors:
@@ -126,21 +136,41 @@ class _Anchors:
         node = side.makers.get(name)
         constant = side.constant(name)
         if constant is not None:
-            bits = repr(constant.tolist()).encode() if constant.dtype.kind in "OUS" else np.ascontiguousarray(constant)
-            return _digest("constant", str(constant.dtype), constant.shape, hashlib.sha256(bits).hexdigest())
+            return _of_constant(constant)
         if node is None:
             default = side.weights.get(name)
             return _digest("input", side.inputs.get(name, name), None if default is None else default.tobytes())
+        return self._of_node(side, node, name, numbers)
+
+    def _of_node(self, side: _Side, node: onnx.NodeProto, name: str, numbers: Mapping[str, str]) -> str:
         domain, kind = key_of(node)
         if kind == "Identity" and not domain:
             return numbers.get(node.input[0], name)
         operands = [numbers.get(each, f"of {name}") if each else "" for each in node.input]
         if kind in _COMMUTATIVE and not domain:
             operands.sort()
-        own = f"{id(side)}{name}" if subgraphs(node) else ""  # bodies read what is around them by name
-        attributes = sorted(each.SerializeToString() for each in node.attribute)
+        graphs = sorted(subgraphs(node), key=lambda each: each[0])
+        held = {each for each, _ in graphs}
+        attributes = sorted(each.SerializeToString() for each in node.attribute if each.name not in held)
+        bodies = [(each, self._of_body(side, graph, numbers)) for each, graph in graphs]
         place = list(node.output).index(name)
-        return _digest(domain, side.program.opsets.get(domain), kind, tuple(operands), attributes, place, own)
+        made = _digest(domain, side.program.opsets.get(domain), kind, tuple(operands), attributes, place, bodies)
+        if any(each in kind for each in RANDOM) or (kind == "Dropout" and len(node.input) > 2):
+            side.draws[made] += 1  # one draw is not another
+            return _digest(made, side.draws[made])
+        return made
+
+    def _of_body(self, side: _Side, graph: onnx.GraphProto, numbers: Mapping[str, str]) -> list[str]:
+        """The numbers of the outputs of a body, which may read what is around it."""
+        inner = ChainMap({value.name: _digest("body input", place) for place, value in enumerate(graph.input)}, numbers)
+        for name, constant in side.program.weights(graph).items():
+            inner[name] = _of_constant(constant)
+        for node in graph.node:
+            value = constant_of(node)
+            for name in filter(None, node.output):
+                constant = None if value is None else onnx.numpy_helper.to_array(value)
+                inner[name] = self._of_node(side, node, name, inner) if constant is None else _of_constant(constant)
+        return [inner.get(value.name, "") for value in graph.output]
 
     # -- rows
     def _by_rows(self, name: str) -> str:
@@ -226,7 +256,7 @@ def _mixes(side: _Side, node: onnx.NodeProto, name: str, count: tuple[int, ...])
     domain, kind = key_of(node)
     data = [each for each in node.input if each and each in side.data]
     rows = [side.rows(each) for each in (name, *data)]
-    if any(each is None or each[1] != count for each in rows):
+    if not data or any(each is None or each[1] != count for each in rows):
         return "has or reads other rows"
     fronts = [each[0] for each in rows if each is not None]
     if kind in _RESHAPING:
@@ -336,6 +366,11 @@ def _of_shape(side: _Side, name: str) -> bool:
             return False  # a size decides which size it is
         pending += () if node.op_type == "Shape" else node.input[:1] if chosen else node.input
     return True
+
+
+def _of_constant(constant: np.ndarray) -> str:
+    bits = repr(constant.tolist()).encode() if constant.dtype.kind in "OUS" else np.ascontiguousarray(constant)
+    return _digest("constant", str(constant.dtype), constant.shape, hashlib.sha256(bits).hexdigest())
 
 
 def _digest(*parts: object) -> str:

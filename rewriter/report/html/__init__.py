@@ -1,5 +1,119 @@
-"""A report as a self-contained HTML page; jinja2, from the extra `report`, is imported only when a page is rendered."""
+"""Pages as self-contained HTML, deterministically: the report of a rewriting, and heads (`rewriter.head_pictures`).
 
-from rewriter.report.html.page import render, require_jinja, write_page
+Templates escape every text; characters that could change the page's layout or direction are replaced here. A content
+security policy with hashes of style and script forbids everything else, so that a page can neither load nor send
+anything. Long lists are truncated or folded. This is the only file that imports jinja2.
+"""
 
-__all__ = ["render", "require_jinja", "write_page"]
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from rewriter.errors import UsageError
+from rewriter.files.atomic import write_text
+from rewriter.report.report import Report
+from rewriter.report.sections import certainty, sections, summary_lines, warnings
+from rewriter.report.tables import Cell, Column, written
+from rewriter.text import shortened
+
+_MAX_NAME, _MAX_SENTENCE = 240, 600  # characters; of longer texts both ends are shown
+_TIMES = re.compile(r"(?<=\d)x(?=\d)")
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
+    write_text(path, render(report))
+
+
+def require_jinja() -> Any:
+    """jinja2. Raises UsageError if it is missing, before the long work."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise UsageError("a page needs jinja2, which is not installed; run: pip install 'attnonly[report]'") from error
+    return jinja2
+
+
+def render(report: Report) -> str:
+    """The page of a report, without sections that would be empty."""
+    verdict, _, meaning = report.summary.partition("  ")
+    found = sections(report)
+    return _filled(
+        "page.html.j2",
+        resource("style.css"),
+        resource("script.js"),
+        verdict=verdict.capitalize(),
+        kind={"PASSED": "good", "FAILED": "bad"}.get(verdict, "open"),
+        meaning=meaning,
+        model=report.model,
+        certainty=list(certainty(report)),
+        lines=list(summary_lines(report, proof=False)),
+        notes=warnings(report),
+        sections=found,
+        anchors=[anchor for anchor, _, _ in found],
+    )
+
+
+def _filled(template: str, style: str, script: str, **context: Any) -> str:
+    jinja = require_jinja()
+    strict = {"autoescape": True, "undefined": jinja.StrictUndefined}
+    made = jinja.Environment(loader=jinja.FunctionLoader(resource), trim_blocks=True, lstrip_blocks=True, **strict)
+    made.policies["json.dumps_kwargs"] = {"sort_keys": True, "separators": (",", ":")}
+    made.filters |= {"shown": shown, "short": short, "sentence": partial(shortened, limit=_MAX_SENTENCE)}
+    allowed = f"style-src '{_hash(style)}'; script-src '{_hash(script)}'; img-src data:"
+    policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
+    return str(made.get_template(template).render(style=style, script=script, policy=policy, **context)).strip() + "\n"
+
+
+def resource(name: str) -> str:
+    """A template, a style sheet or a script, without white space around it."""
+    return files("rewriter.report.html").joinpath("templates", name).read_text(encoding="utf-8").strip()
+
+
+def _hash(content: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode("utf-8")).digest()).decode("ascii")
+
+
+def short(text: str) -> str:
+    """A name as shown on the page."""
+    return shortened(text, _MAX_NAME)
+
+
+def shown(value: Cell | str | float | None, column: Column) -> Cell:
+    """A cell of the page: its text, what to sort it by (None: the text), and a class."""
+    cell = value if isinstance(value, Cell) else Cell(value)
+    if column.numeric:
+        number = -1.0 if cell.value is None else float(cell.value)
+        return Cell(number, cell.text or written(cell.value, column.kind), cell.style)
+    text = cell.text or short(str(cell.value or "–"))
+    if column.kind == "operators":
+        text = _TIMES.sub("×", text).replace(" -> ", " → ")
+    return Cell(None, text, cell.style or ("name" if column.kind == "name" else ""))
+
+
+def render_heads(data: Mapping[str, Any]) -> str:
+    """The page of heads; its script writes the data, JSON in the page, as text only."""
+    style, made = f"{resource('style.css')}\n{resource('heads.css')}", _shortened(data)
+    for head in made["heads"]:
+        # Patterns are most of the page: as integers, which the script divides again, they are half as long.
+        head["pattern"] = head["pattern"] and [
+            [[round(1e4 * v) for v in row] for row in rows] for rows in head["pattern"]
+        ]
+    return _filled("heads.html.j2", style, resource("heads.js"), data=made)
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str):
+        return short(value)
+    if isinstance(value, Mapping):
+        return {key: _shortened(each) for key, each in value.items()}
+    if isinstance(value, Sequence):
+        return [_shortened(each) for each in value]
+    return value

@@ -1,106 +1,120 @@
-"""`bench`: what is measured on which inputs, what is refused, and the JSON."""
+"""`rewrite bench`: what is measured on which inputs, what is refused, and what it prints, writes and exits with."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import onnx
 import pytest
+from onnx import parser
 
-from rewriter import UsageError, bench, rewrite
-from rewriter.api.benching import inputs_of
-from rewriter.files.load import load_model
-from rewriter.ort.timing import Feeds, Process, measure
-from rewriter.proof.settings import Settings, as_given
+from rewriter import bench, rewrite
+from rewriter.api import benching
+from rewriter.cli import run
 from tests.committed import FOLDER
-from tests.textmodels import SILU, mlp
+from tests.textmodels import SILU, mlp, text_model
 
-DECODER, VISION = FOLDER / "silu-decoder.onnx", FOLDER / "gelu-vision.onnx"
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Turns of one run; the models in the order of their turns."""
-    log: list[str] = []
-    turn = Process.turn
-
-    def logged(self: Process, feeds: Feeds | None, seconds: float) -> float:
-        log.append(self.name)
-        return turn(self, feeds, seconds)
-
-    monkeypatch.setattr(Process, "turn", logged)
-    monkeypatch.setattr(measure, "__kwdefaults__", {"seconds": 0.0})
-    return log
+Capture = pytest.CaptureFixture[str]
 
 
-def test_a_measurement(quick: list[str]) -> None:
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """a.onnx, b.onnx with heads, other.onnx with other inputs, fails.onnx that loads but does not run; short turns."""
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benching, "_TURN", 0.0)
+    monkeypatch.setattr(benching, "_PAUSE", 0.0)
+    onnx.save(mlp(SILU), "a.onnx")
+    rewrite("a.onnx", "b.onnx", validate=False)
+    onnx.save(text_model("z = Relu(w)", inputs="float[a, b, 4] w", outputs="float[a, b, 4] z"), "other.onnx")
+    fails = """<ir_version: 8, opset_import: ["": 17]> g (float[n] x) => (float[m] y)
+        <int64[1] shape = {-7}> { y = Expand(x, shape) }"""
+    onnx.save(parser.parse_model(fails), "fails.onnx")
+
+
+def test_a_measurement() -> None:
     model = mlp(SILU)
     heads = rewrite(model, validate=False).rewritten
-    found = bench(model, heads, model, tokens=(5, 7), repeat=3, providers=["cpu"])
-    names = ["<memory>", "<memory> (1)", "<memory> (2)", "control"]
+    found = bench(model, heads, model, tokens=(5, 7), providers="cpu")
+    names = ["<memory>", "<memory> (1)", "<memory> (2)"]
     assert [(row.model, row.inputs) for row in found.times] == [
         (name, f"batch 1, sequence {tokens}") for tokens in (5, 7) for name in names
     ]
-    assert {name: quick.count(name) for name in names} == dict.fromkeys(names, 2 * 4), (
-        "to warm up, and one turn a round"
-    )
     for row in found.times:
-        assert len(row.rounds) == 3
-        assert row.milliseconds == np.median(row.rounds) > 0.0
-        assert row.load_seconds > 0.0
-        assert (row.over_original is None) == (row.model == "<memory>")
-    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert data["options"]["tokens"] == [5, 7]
-    assert data["environment"]["onnxruntime"]
+        low, middle, high = row.over_original
+        assert row.milliseconds > 0.0
+        assert (low, middle, high) == (1.0, 1.0, 1.0) if row.model == "<memory>" else 0.0 < low <= middle <= high
 
 
-def test_inputs_of_a_file(quick: list[str], tmp_path: Path) -> None:
-    del quick
-    path = tmp_path / "inputs.npz"
-    arrays: dict[str, Any] = {"short/x": np.ones((1, 3, 4), np.float32), "long/x": np.ones((2, 9, 4), np.float32)}
-    np.savez(path, **arrays)
-    found = bench(mlp(SILU), mlp(SILU), inputs=path, repeat=3, providers=["cpu"])
-    assert list(dict.fromkeys(row.inputs for row in found.times)) == ["short", "long"]
-    with pytest.raises(UsageError, match="sizes come with the inputs of a file"):
-        bench(mlp(SILU), mlp(SILU), inputs=path, tokens=3)
-
-
-def test_a_file_gives_what_cannot_be_made(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (string[n] words) => (string[n] y) { y = Identity(words) }'
+def test_the_ratio_is_that_of_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both drift tenfold in the middle; a ratio within a round does not see it."""
+    slow = [2.0] * 5 + [20.0] * 5
+    monkeypatch.setattr(
+        benching, "_rounds", lambda sessions, _case: dict(zip(sessions, (slow, [3 * one for one in slow]), strict=True))
     )
-    np.savez(tmp_path / "words.npz", words=np.asarray(["a", "b"]))
-    (words,) = inputs_of(model, Settings(inputs=as_given(tmp_path / "words.npz")))
-    assert list(words.feeds["words"]) == ["a", "b"]
-    with pytest.raises(UsageError, match="no values can be made for input 'words'"):
-        bench(model, model)
+    rows = bench("a.onnx", "b.onnx", tokens=3, providers="cpu").times
+    assert [row.over_original for row in rows] == [(1.0, 1.0, 1.0), (3.0, 3.0, 3.0)]
+    assert [row.milliseconds for row in rows] == [11000.0, 33000.0]
 
 
-def shapes(path: Path, **given: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of the inputs made for a model."""
-    (case,) = inputs_of(load_model(path).proto, Settings(), **given)
-    return {name: array.shape for name, array in case.feeds.items()}
+def test_every_model_has_a_turn_in_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = list[str]()
+
+    class Logged:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, _feeds: object) -> None:
+            turns.append(self.name)
+
+    monkeypatch.setattr(benching, "_ROUNDS", 3)
+    sessions = {name: Logged(name) for name in "ab"}
+    found = benching._rounds(sessions, type("Case", (), {"feeds": {}}))  # type: ignore[arg-type]
+    assert "".join(turns) == "abbaabba"
+    assert {name: len(times) for name, times in found.items()} == {"a": 3, "b": 3}
 
 
-def test_sizes() -> None:
-    assert shapes(DECODER, tokens=(7,))["input_ids"] == (1, 7)
-    assert shapes(DECODER)["input_ids"] == (1, 64), "as many as the table of positions has"
-    assert shapes(VISION) == {"pixel_values": (1, 3, 16, 16)}
+def test_default_sizes() -> None:
+    decoder, vision = FOLDER / "silu-decoder.onnx", FOLDER / "gelu-vision.onnx"
+    assert "sequence 64" in bench(decoder, decoder, providers="cpu").times[0].inputs, (
+        "as many as its table of positions"
+    )
+    assert len(bench(vision, vision, providers="cpu").times) == 2
+
+
+def test_the_command(capsys: Capture) -> None:
+    arguments = ["--tokens", "3", "--tokens", "5", "--provider", "cpu"]
+    assert run(["bench", "a.onnx", "b.onnx", *arguments, "--json", "found.json"]) == 0
+    text = capsys.readouterr().out
+    for part in ("Median time of one run", "sequence 3", "sequence 5", "over original"):
+        assert part in text
+    last = text.splitlines()[-1]
+    assert last.startswith("MEASURED  b.onnx takes ")
+    assert " times as long as a.onnx, in " in last
+    found = json.loads(Path("found.json").read_text(encoding="utf-8"))
+    assert [row["model"] for row in found["times"]] == ["a.onnx", "b.onnx"] * 2
+    assert found["environment"]["onnxruntime"]
 
 
 @pytest.mark.parametrize(
-    ("path", "given", "message"),
+    ("arguments", "status", "message"),
     [
-        (VISION, {"tokens": 5}, "^tokens 5: no input of the model has an open dimension for it; leave tokens out$"),
-        (DECODER, {"tokens": 65}, "^tokens 65: the model's inputs and tables allow 64$"),
-        (DECODER, {"tokens": (3, 0)}, "^tokens is 0; it must be"),
-        (DECODER, {"repeat": 1}, "^repeat is 1; it must be"),
-        (DECODER, {"dims": {"nothing": 3}}, "no input has a dimension 'nothing'"),
+        (["a.onnx"], 2, "Missing argument 'REWRITTEN'"),
+        (["a.onnx", "missing.onnx"], 4, "missing.onnx' does not exist"),
+        (["a.onnx", "other.onnx"], 2, "other.onnx (B) takes other inputs than a.onnx (A): "),
+        (["a.onnx", "b.onnx", "--tokens", "0"], 2, "the model does not take 0 tokens"),
+        ([str(FOLDER / "silu-decoder.onnx")] * 2 + ["--tokens", "65"], 2, "the model does not take 65 tokens"),
+        ([str(FOLDER / "gelu-vision.onnx")] * 2 + ["--tokens", "5"], 2, "the model does not take 5 tokens"),
+        (["a.onnx", "b.onnx", "--json", "nowhere/x.json"], 2, "does not exist; create it first"),
+        (["a.onnx", "b.onnx", "--report", "b.onnx"], 2, "would replace another file"),
+        (["a.onnx", "b.onnx", "--provider", "tpu"], 2, "unknown execution provider 'tpu'"),
+        (["fails.onnx", "fails.onnx"], 1, "fails.onnx: onnxruntime could not run the model: "),
     ],
 )
-def test_sizes_that_the_model_does_not_take(path: Path, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        bench(path, path, **given)
+def test_errors_are_one_line(arguments: list[str], status: int, message: str, capsys: Capture) -> None:
+    assert run(["bench", *arguments]) == status
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""

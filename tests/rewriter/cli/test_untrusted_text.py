@@ -34,13 +34,12 @@ COMMANDS = {
     "inspect streams": "inspect MODEL --report -",
     "heads": "heads MODEL --report JSON",
     "rank": "rank MODEL --tokens --report JSON",
-    "diff": "diff MODEL OTHER --graph-only -v --report JSON",
-    "diff outputs": "diff MODEL OTHER -v --report JSON",
+    "diff": "diff MODEL OTHER -v --report JSON",
     "certify": "certify MODEL OTHER -o JSON",
     "validate": "validate MODEL OTHER -v --report JSON",
 }
 
-RUNNING = ("proof", "diff outputs", "validate")
+RUNNING = ("proof", "diff", "validate")
 """Commands that run models, which takes longer."""
 
 LONGEST = 40_000

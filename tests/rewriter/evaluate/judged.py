@@ -37,6 +37,7 @@ class Case:
     opset: int = 21
     judges: Sequence[str] = BOTH
     data: Sequence[int] = ()
+    constants: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         self.operands = [None if each is None else np.asarray(each) for each in self.operands]
@@ -49,7 +50,7 @@ class Case:
     def made(self) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
         return single.single(
             *(self.operator, self.operands), outputs=self.outputs, domain=self.domain, opset=self.opset,
-            attributes=self.attributes,
+            attributes=self.attributes, constants=self.constants,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -92,4 +93,6 @@ def written(case: Case, text: str, *, opset: int = 21) -> onnx.ModelProto:
     )
     outputs = ", ".join(f"float[] {value.name}" for value in model.graph.output)
     header = f'<ir_version: 10, opset_import: ["" : {opset}, "{MICROSOFT}" : 1]>'
-    return onnx.parser.parse_model(f"{header} written ({inputs}) => ({outputs}) {{ {text} }}")
+    made = onnx.parser.parse_model(f"{header} written ({inputs}) => ({outputs}) {{ {text} }}")
+    made.graph.initializer.extend(model.graph.initializer)
+    return made

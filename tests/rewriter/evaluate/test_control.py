@@ -3,7 +3,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -71,42 +70,6 @@ def test_a_loop_that_never_runs_yields_nothing() -> None:
     nodes = nodes.replace("float[2, 3] u", "float[N, 3] u")
     with pytest.raises(Unsupported, match="unknown shape"):
         in_field(text_model(nodes, "float[2, 3] x"), {"x": X})
-
-
-def scan(**given: Any) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """The sum so far of x, times the entry of w; over axis 1 of x, as long as axis 0 of w."""
-    tensor = helper.make_tensor_value_info
-    body = helper.make_graph(
-        [
-            helper.make_node("Add", ["state", "row"], ["next"]),
-            helper.make_node("Mul", ["next", "factor"], ["made"]),
-        ],
-        "body",
-        [tensor("state", 1, [2]), tensor("row", 1, [2]), tensor("factor", 1, [])],
-        [tensor("next", 1, [2]), tensor("made", 1, [2])],
-    )
-    node = helper.make_node("Scan", ["s", "x", "w"], ["last", "y"], num_scan_inputs=2, body=body, **given)
-    inputs = [tensor("s", 1, [2]), tensor("x", 1, [2, 3]), tensor("w", 1, [3])]
-    outputs = [tensor("last", 1, [2]), tensor("y", 1, None)]
-    graph = helper.make_graph([node], "scan", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return model, {"s": np.array([0.5, 1], np.float32), "x": X, "w": np.array([2, 3, -1], np.float32)}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"scan_input_directions": [1, 0]},
-        {"scan_output_axes": [1], "scan_output_directions": [1]},
-        {"scan_output_axes": [-1], "scan_input_directions": [1, 1]},
-    ],
-)
-def test_scan(given: dict[str, Any]) -> None:
-    model, feeds = scan(scan_input_axes=[1, 0], **given)
-    made = in_floats(model, feeds)
-    assert_near(made, by_onnxruntime(model, feeds), 1e-6, 1e-6)
-    assert_equal_in_both(model, feeds)
 
 
 REFUSED = {

@@ -140,10 +140,6 @@ LAWS = {
         "c = Mul(x, x) d = Mul(c, k) e = Add(d, one) f = Mul(x, e) g = Mul(f, twice) h = Sigmoid(g) y = Mul(x, h)",
     ),
     "BiasGelu": ("y = com.microsoft.BiasGelu(x, w)", "a = Add(x, w) y = Gelu(a)"),
-    "BiasSplitGelu": (
-        "y = com.microsoft.BiasSplitGelu(x, w)",
-        "a = Add(x, w) b, c = Split <num_outputs = 2, axis = -1> (a) d = Gelu(c) y = Mul(b, d)",
-    ),
     "QuickGelu": ("y = com.microsoft.QuickGelu(x)", "a = Mul(x, quick) b = Sigmoid(a) y = Mul(x, b)"),
     "SwiGLU": ("y = SwiGLU(x, w)", "a = Sigmoid(x) b = Mul(x, a) y = Mul(b, w)"),
     "HardSwish": ("y = HardSwish(x)", "a = HardSigmoid <alpha = 0.16666667> (x) y = Mul(x, a)"),

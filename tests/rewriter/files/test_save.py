@@ -97,7 +97,7 @@ def test_what_a_block_leaves(
 
 
 FORBIDDEN: dict[str, tuple[Callable[[Path], object], bool, str]] = {
-    "exists": (lambda path: path.write_bytes(b"precious"), False, "exists; pass force=True"),
+    "exists": (lambda path: path.write_bytes(b"precious"), False, "exists; pass --force"),
     "link": (lambda path: path.symlink_to("mine.data"), True, "is a symbolic link"),
     "dangling link": (lambda path: path.symlink_to("nowhere"), True, "is a symbolic link"),
     "directory": (Path.mkdir, True, "is a directory"),

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
+from rewriter.evaluate.arithmetic import sigmoid, softplus
 from rewriter.graph import elementwise
 from rewriter.ort.sessions import open_session
 
@@ -126,10 +127,8 @@ def test_a_bias_is_added_before_the_activation(operator: str, plain: str) -> Non
 def test_tails_of_the_normal_distribution() -> None:
     """Phi(-10) to a relative error of float64, from a table; the error function at 0, 1/2 and 1."""
     np.testing.assert_allclose(elementwise.normal_cdf(np.array([-10.0])), [7.61985302416052e-24], rtol=1e-13)
-    np.testing.assert_allclose(
-        elementwise.erf(np.array([0.0, 0.5, 1.0])), [0.0, 0.5204998778130465, 0.8427007929497149], rtol=1e-15
-    )
-    np.testing.assert_allclose(elementwise.gelu_erf(np.array([-10.0])), [-7.61985302416052e-23], rtol=1e-13)
+    found = elementwise.evaluate(node("Erf"), [np.array([0.0, 0.5, 1.0])])
+    np.testing.assert_allclose(found, [0.0, 0.5204998778130465, 0.8427007929497149], rtol=1e-15)
 
 
 def test_defaults_are_those_of_float32() -> None:
@@ -144,16 +143,8 @@ def test_other_domains_are_unknown() -> None:
     assert elementwise.is_elementwise(node("Sigmoid", "ai.onnx"))
 
 
-def test_every_operator_is_tried() -> None:
-    tried = {("", name) for name, _ in UNARY} | {("com.microsoft", name) for name, _ in MICROSOFT}
-    tried |= {("", name) for name in BINARY}
-    tried |= {("", name) for name in ("Sqrt", "Log", "Reciprocal", "Pow", "PRelu", "Clip", "Swish")}
-    by_find = {"Cast", "CastLike", "Dropout", "Sum", "Where", "And", "Or", "Not"}
-    assert set(elementwise.OPERATORS) - tried == {("", name) for name in by_find} | {("com.microsoft", "BiasGelu")}
-
-
 @pytest.mark.parametrize("y", [-1e300, -800.0, -40.0, 40.0, 800.0, 1e300])
 def test_no_overflow_in_the_tails(y: float) -> None:
     with np.errstate(over="raise"):
-        assert elementwise.sigmoid(np.array([y]))[0] == pytest.approx(float(y > 0), abs=1e-17)
-        assert elementwise.softplus(np.array([y]))[0] == pytest.approx(max(y, 0.0), abs=1e-17)
+        assert sigmoid(np.array([y]))[0] == pytest.approx(float(y > 0), abs=1e-17)
+        assert softplus(np.array([y]))[0] == pytest.approx(max(y, 0.0), abs=1e-17)

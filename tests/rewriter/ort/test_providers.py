@@ -12,7 +12,7 @@ import pytest
 
 from rewriter import ExitStatus, ProviderError, UsageError, diff, rewrite
 from rewriter.ort import sessions
-from rewriter.ort.providers import available_providers, chosen_providers, load_onnxruntime, parse_provider
+from rewriter.ort.providers import chosen_providers, load_onnxruntime, parse_provider
 from rewriter.ort.sessions import Session, open_session
 from rewriter.report.sections import warnings
 from tests.textmodels import FIRST, SILU, mlp, text_model
@@ -59,10 +59,10 @@ def test_options_that_cannot_be_followed(text: str, error: type[Exception], mess
 
 def test_each_provider_once() -> None:
     assert chosen_providers(["cpu", "cpu"]) == ("cpu",)
-    assert chosen_providers([]) == available_providers()
+    assert "cpu" in chosen_providers([])
 
 
-@pytest.mark.skipif("cuda" in available_providers(), reason="CUDA works here")
+@pytest.mark.skipif("cuda" in chosen_providers([]), reason="CUDA works here")
 def test_cuda_that_is_missing() -> None:
     with pytest.raises(ProviderError, match=r"'cuda:device_id=1' is not available: .*onnxruntime-gpu"):
         chosen_providers(["cuda:device_id=1"])
@@ -148,7 +148,7 @@ def test_an_output_that_two_providers_cannot_compare_is_one(monkeypatch: pytest.
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif("cuda" not in available_providers(), reason="no CUDA")
+@pytest.mark.skipif("cuda" not in chosen_providers([]), reason="no CUDA")
 def test_a_real_gpu_measures_its_noise() -> None:
     report = rewrite(mlp(SILU), providers=["cpu", "cuda:device_id=0"])
     assert report.exit_status is ExitStatus.CONVERTED

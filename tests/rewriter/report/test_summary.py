@@ -12,7 +12,7 @@ import pytest
 
 from rewriter import rewrite
 from rewriter.cli import run
-from rewriter.report.html.page import render
+from rewriter.report.html import render
 from rewriter.report.sections import summary
 from rewriter.report.tables import converted_table, folded
 from tests.committed import FOLDER

@@ -8,10 +8,10 @@ import math
 import pytest
 import rich.console
 
-from rewriter.report.html.page import shown
+from rewriter.report.html import shown
 from rewriter.report.tables import Cell, Column, Kind, Table, columns, written
-from rewriter.report.terminal.console import drawn
-from rewriter.report.terminal.console import shown as progress
+from rewriter.report.terminal import drawn
+from rewriter.report.terminal import shown as progress
 
 
 @pytest.mark.parametrize(

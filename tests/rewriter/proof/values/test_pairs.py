@@ -96,7 +96,7 @@ RIGHT: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 TRIED = {"ReLU by a comparison", "ELU", "ReLU by a mask", "a Dropout that drops nothing", "transposed and back",
          "reversed twice"}  # fmt: skip
-REFUSED = {"the sum of two tensors, as far as 6", "And, Or, Not"}
+REFUSED = {"And, Or, Not"}
 
 
 @pytest.mark.parametrize("name", cases(RIGHT, REFUSED))
@@ -207,11 +207,6 @@ LOOP = (
     f"y = Abs(x) out, b = Loop (@, , x, y) <body = g (int64 i, bool go, {STATE} v, {STATE} w) => (bool on, {STATE} p, "
     f"{STATE} q) {{ on = Identity(go) p = Add(v, *) q = Mul(w, v) }}>"
 )
-SCAN = (
-    "z = ReduceSum<keepdims = 0>(x, one) s, out = Scan <num_scan_inputs = 1, scan_output_axes = [1], scan_input_axes = "
-    "[1], scan_input_directions = [@], body = g (float[batch, 4] v, float[batch, 4] e) => (float[batch, 4] w, "
-    "float[batch, 4] o) { w = Add(v, e) o = Neg(w) }> (z, x)"
-)
 BRANCHES = (
     "y = Neg(x) k = ReduceMax<keepdims = 0>(x) c = Cast<to = 9>(k) out = If (c) <then_branch = t () => "
     f"({STATE} p) {{ p = Exp(y) }}, else_branch = e () => ({STATE} q) {{ q = Exp(@) }}>"
@@ -220,7 +215,6 @@ QUANTISED = "q = QuantizeLinear<axis = @>(x, scales) out = DequantizeLinear<axis
 KINDS = {
     "trips of a Loop": (LOOP.replace("*", "w"), "one", "two"),
     "states of a Loop": (LOOP.replace("@", "two").replace("*", "@"), "v", "w"),
-    "direction of a Scan": (SCAN, "0", "1"),
     "what two equal branches capture": (BRANCHES, "x", "y"),
     "rows that a sum begins with": ("out = CumSum<exclusive = @>(x, one)", "0", "1"),
     "a reduction of no axes": ("out = ReduceSum<noop_with_empty_axes = @>(x)", "0", "1"),
@@ -633,7 +627,6 @@ def test_heads_of_a_gate_without_a_claim_are_proved_as_far_as_programs_reach(end
     assert found.certified is bool(domains)
 
 
-@pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
 @pytest.mark.parametrize("capped_first", [False, True])
 def test_only_heads_have_a_domain_that_is_not_claimed(capped_first: bool) -> None:
     """Of any other function, what does not hold for all numbers is refused."""

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rewriter.report.html import render
-from rewriter.report.html.page import render_heads
+from rewriter.report.html import render, render_heads
 from tests.conftest import slow
 from tests.rewriter.report.html.browser import EXECUTABLE, Browser, needs_browser
 from tests.rewriter.report.html.samples import EVIL, REPORTS, heads_data

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rewriter.cli import run
-from rewriter.report.html.page import resource
+from rewriter.report.html import resource
 
 ROOT = Path(__file__).resolve().parents[4]
 EXAMPLE = ROOT / "docs" / "example-report.html"

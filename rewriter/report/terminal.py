@@ -1,7 +1,6 @@
-"""The terminal: tables and lines, progress on standard error, and what `rewrite` prints.
+"""The terminal: tables and lines, progress on standard error, and results.
 
-Names from a model are plain text, never markup or control characters. Progress is a bar with the remaining time on a
-terminal, otherwise a plain line from time to time.
+Names from a model are plain text, never markup or control characters.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
@@ -19,8 +18,7 @@ import rich.table
 from rich.text import Text
 
 from rewriter.proof.validate import Progress as Callback
-from rewriter.report.folder import FolderReport
-from rewriter.report.report import Report
+from rewriter.report.report import FolderReport, Report, Result
 from rewriter.report.sections import sections, summary, warnings
 from rewriter.report.tables import Cell, Kind, Table, written
 from rewriter.text import clean, counted, shortened
@@ -172,3 +170,21 @@ def _show_lines(console: Console, report: Report) -> None:
 def show_verdict(console: Console, report: Report) -> None:
     """Print the last line."""
     console.line(report.summary, _STYLES.get(report.summary.partition("  ")[0], "yellow"), always=True)
+
+
+def show(
+    console: Console,
+    found: Result,
+    parts: Iterable[tuple[str | Table, str]],
+    seconds: float,
+    where: str = "-v shows them",
+) -> None:
+    """Print a result about given models: parts with their styles, problems, the verdict and how long it took."""
+    for part, style in parts:
+        if isinstance(part, str):
+            console.line(part, style)
+        else:
+            console.part(part)
+    console.failures(found.problems, where)
+    style = "bold red" if not found else "bold yellow" if found.summary.startswith("AGREES") else "bold green"
+    console.line(f"{found.summary}, in {seconds:.1f} s", style)

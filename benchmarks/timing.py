@@ -1,8 +1,7 @@
 """Times of models beside each other: one process per model, taking turns; ratios are within a round.
 
 The speed of a shared machine drifts, so every model has one turn per round, in changing order. Each has a separate
-process, because onnxruntime's worker threads spin for a while after a run (docs/decisions/0023). It gets pickles and
-answers in JSON, since a process that ran a hostile model is no longer trusted.
+process, because onnxruntime's worker threads spin for a while after a run (docs/decisions/0023).
 """
 
 from __future__ import annotations
@@ -97,6 +96,7 @@ class Process:
         return float(self.ask((feeds, seconds))["seconds"])
 
     def ask(self, request: object) -> dict[str, Any]:
+        """All answers so far, the one to this request included, or ValidationError."""
         try:
             with suppress(ConnectionError):
                 self.pipe.send(request)
@@ -121,9 +121,8 @@ def started(models: Mapping[str, Path | bytes], provider: str, threads: int = 0)
 @contextmanager
 def _started(name: str, start: tuple[Path | bytes, str, int]) -> Iterator[Process]:
     ours, theirs = Pipe()
-    # The child must import this very package, which may have come onto `sys.path` in ways that it does not inherit. It
-    # gets a new session so that Ctrl-C reaches the parent only.
-    child = subprocess.Popen(  # noqa: S603 - our own code and a number
+    # A new session, so that Ctrl-C reaches the parent only.
+    child = subprocess.Popen(
         [sys.executable, "-c", f"from {__name__} import main; main({theirs.fileno()})"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

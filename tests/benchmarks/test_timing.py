@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
+from benchmarks.timing import measure, ratio, rounds, started, take
 from rewriter.errors import ValidationError
-from rewriter.ort.timing import measure, ratio, rounds, started, take
 from tests.textmodels import SILU, mlp
 
 X = np.ones((1, 3, 4), np.float32)
