@@ -10,11 +10,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rewriter import rewrite
 from rewriter.report import html as page
 from rewriter.report.html import render, render_heads, short
 from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large
-from tests.textmodels import SILU, mlp
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
