@@ -114,7 +114,6 @@ def test_one_session_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(alive) == len(WAYS)
 
 
-@pytest.mark.xfail(reason="open", raises=AssertionError, strict=True)
 def test_a_model_that_refuses_the_usual_sizes() -> None:
     """It takes sound in whole frames of a prime number of samples, which its refusal tells."""
     model = text_model(

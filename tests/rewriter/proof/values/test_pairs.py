@@ -7,7 +7,6 @@ yet; those in `OPEN` should not be certified, and are.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -594,15 +593,10 @@ def test_a_domain_is_that_of_the_claim() -> None:
 REPLACED = Claim("mlp", ("y",), "h", ("x",), ("out",), 1e-6, onnx.TensorProto.FLOAT)
 
 
-def test_what_stands_for_a_block_attends() -> None:
-    same = "z = Mul(y, $0.5) t = Tanh(z) p = Add(t, $1.0) k = Div($2.0, p) h = Div(y, k)"
+def test_what_is_said_to_be_replaced_is() -> None:
     assert judged(mlp(SILU), mlp(HEADS), blocks=[REPLACED]).certified
-    assert "there is no softmax" in judged(mlp(SILU), mlp(same), blocks=[REPLACED]).refusals[0].reason
     assert not judged(mlp("h = Sin(y)"), mlp(HEADS), blocks=[REPLACED]).certified
-    renamed = mlp(COARSE.replace("h =", "k =") + " h = Identity(k)")
-    assert not judged(mlp(SILU), renamed, blocks=[REPLACED]).certified
-    elsewhere = replace(REPLACED, path=(("out", "body"),))
-    assert "is not in both models" in judged(mlp(SILU), mlp(HEADS), blocks=[elsewhere]).refusals[0].reason
+    assert "activation is still there" in judged(mlp(SILU), mlp(SILU), blocks=[REPLACED]).refusals[0].reason
 
 
 def test_a_bound_that_is_not_found_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
