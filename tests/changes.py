@@ -168,6 +168,10 @@ def turn(node: onnx.NodeProto) -> None:
     node.input.append(node.input.pop(0))
 
 
+def swap_inputs(node: onnx.NodeProto) -> None:
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+
+
 def rename(nodes: Nodes, names: Mapping[str, str]) -> None:
     for node in nodes:
         for field in (node.input, node.output):

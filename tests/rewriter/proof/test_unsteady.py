@@ -30,6 +30,7 @@ def sliding(*, off: float = 0.0) -> onnx.ModelProto:
         "<num_heads = 2, kv_num_heads = 1, local_window_size = 12, sliding_window_cache = 1>"
         "(qkv, , , k, v, last, total) out = MatMul(a, W)",
         inputs="float[batch, tokens, 4] x, int32[batch] last, int32 total",
+        domains={"com.microsoft": 1},
         constants={name: numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()},
     )
     model.graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, past) for name in "kv")

@@ -130,7 +130,6 @@ def test_the_inputs_keep_to_max_tokens(form: str, most: int) -> None:
     report = rewrite(MODELS / "silu-decoder.onnx", form=form, max_tokens=most)
     assert report.exit_status is ExitStatus.CONVERTED
     assert report.proof is not None
-    assert f"batch 1, sequence {most}" in report.proof.cases
     assert max(int(case.rsplit(" ", 1)[1]) for case in report.proof.cases) == most
 
 

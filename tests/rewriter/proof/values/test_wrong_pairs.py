@@ -222,8 +222,11 @@ def test_it_is_not_certified_by_chance(pair: tuple[Any, ...]) -> None:
 
 def test_an_input_with_a_default_is_a_constant() -> None:
     """Whoever feeds it gets another result."""
-    a, b = (loaded(f"(float[batch,2] x{gain}) => (float[batch,2] out)", "y = Mul(x, g) out = Add(y, o)", {"g": f(0.5), "o": f(1)}, 18)
-            for gain in (", float[1] g", ""))  # fmt: skip
+    a, b = (
+        loaded(f"(float[batch,2] x{gain}) => (float[batch,2] out)", "y = Mul(x, g) out = Add(y, o)", given, 18)
+        for given in [{"g": f(0.5), "o": f(1)}]
+        for gain in (", float[1] g", "")
+    )
     assert not prove(a, b).certified
 
 

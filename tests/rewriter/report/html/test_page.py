@@ -10,11 +10,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rewriter import rewrite
 from rewriter.report import html as page
 from rewriter.report.html import render, render_heads, short
 from tests.rewriter.report.html.samples import EVIL, HOSTILE, REPORTS, heads_data, large
-from tests.textmodels import SILU, mlp
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -168,16 +166,6 @@ def test_two_sentences_say_how_sure_it_is(pages: dict[str, str]) -> None:
         r"Only run on 3 inputs, on cpu(, cuda)?: the outputs differ by at most \d.\de-\d+; their error is ", shown
     )
     assert "certainty" not in str(Page(pages["dry-run"]).all("ul"))
-
-
-def test_what_is_not_certified_is_called_tested() -> None:
-    taken = Page(render(rewrite(mlp(SILU), form="staged")))
-    shown = taken.visible()
-    assert "1 block, 8 attention heads, tested, not certified" in shown
-    assert "nothing for every input; 1 block is left to tests: mlp" in shown
-    assert "Tested 1 block, on inputs of " in " ".join(shown.split())
-    assert "Reference measurement" not in shown
-    assert "Proved for every input" not in taken.of("h2")
 
 
 def test_left_blocks_have_their_reason_and_long_tables_are_folded(pages: dict[str, str]) -> None:
