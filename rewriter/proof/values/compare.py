@@ -60,7 +60,8 @@ _ROUNDS = 2
 _COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
 """Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
 _LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
-_GROSS = 0.1
+_GROSS, _COARSE = 0.1, 1e-3
+"""The share of an output's norm that float64 may be off by, and the bound of an activation that may be more than that."""
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
 _ISOLATED = 2**22
@@ -222,7 +223,8 @@ class _Pair:
             ) is not None:
                 rounds.append(found)
             if not more and (regions := self._bounded(reading)) is not None:
-                far = self._far_in_floats()
+                coarse = any(each.bound.bound > _COARSE for each in regions)
+                far = "" if coarse else self._far_in_floats()
                 if not far:
                     return self._equal(reading, rounds, regions)
                 self._reason = far
@@ -341,7 +343,7 @@ class _Pair:
             if isinstance(x, Value) and isinstance(y, Value):
                 finite = np.isfinite(x.entries)
                 same = np.array_equal(finite, np.isfinite(y.entries))
-                gap = np.where(finite, y.entries - x.entries, 0.0) if same else x.entries
+                gap = np.where(finite, y.entries, 0.0) - np.where(finite, x.entries, 0.0) if same else x.entries
                 if not same or np.linalg.norm(gap) > _GROSS * np.linalg.norm(np.where(finite, x.entries, 0.0)):
                     return f"output '{name}' has other numbers in float64"
         return ""

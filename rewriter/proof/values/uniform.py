@@ -42,6 +42,9 @@ class _Side:
         self.data: Container[str] = runs[0].data if runs else ()
         self.shapes = [each.shapes for each in runs]
         self.draws: Counter[str] = Counter()
+        # Those that could not be inlined; one may call another.
+        functions = sorted(each.SerializeToString(deterministic=True) for each in program.proto.functions)
+        self.functions = dict.fromkeys(((each.domain, each.name) for each in program.proto.functions), functions)
         self.nodes = [node for node, _ in self.program.nodes(self.program.graph)]
         self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.weights = self.program.weights(self.program.graph)
@@ -152,8 +155,9 @@ class _Anchors:
         graphs = sorted(subgraphs(node), key=lambda each: each[0])
         held = {each for each, _ in graphs}
         attributes = sorted(each.SerializeToString() for each in node.attribute if each.name not in held)
-        bodies = [(each, self._of_body(side, graph, numbers)) for each, graph in graphs]
+        bodies: list[Any] = [(each, self._of_body(side, graph, numbers)) for each, graph in graphs]
         place = list(node.output).index(name)
+        bodies += enumerate(side.functions.get((node.domain, kind), ()))
         made = _digest(domain, side.program.opsets.get(domain), kind, tuple(operands), attributes, place, bodies)
         if any(each in kind for each in RANDOM) or (kind == "Dropout" and len(node.input) > 2):
             side.draws[made] += 1  # one draw is not another
