@@ -368,7 +368,12 @@ def _clip(call: Call, x: Any, low: Any = None, high: Any = None) -> Any:
         if stated is not None and not _unreached(call, stated, below=name == "min"):
             # Not as Max, for which a large negative number is a mask: this one acts.
             extreme_of = call.f.maximum if name == "min" else call.f.minimum
-            made = Value(extreme_of(made.entries, call.entries(stated)), made.masks, whole=made.whole, grid=made.grid)
+            entries, masks = extreme_of(made.entries, call.entries(stated)), made.masks
+            if name == "min" and isinstance(stated, (np.ndarray, np.generic)) and masks is not None:
+                lowest = np.asarray(stated, np.float64) > getattr(call.f, "low", -np.inf)
+                entries = np.where(lowest & (masks >= INFINITE), call.entries(stated), entries)
+                masks = np.where(lowest, 0, masks)  # what is raised to a small number masks no more
+            made = Value(entries, masks, whole=made.whole, grid=made.grid)
     return made
 
 

@@ -61,7 +61,7 @@ _COINS, _MOST_ROUNDS, _SMALL_MODEL = 40, 40, 2**26
 """Signs by which a model of at most so many bytes must have decided, in all rounds; and how many are made for that."""
 _LINEAR = ("MatMul", "Gemm", "Conv", "Add", "LayerNormalization", "FusedMatMul", "MatMulNBits", "DequantizeLinear")
 _GROSS, _COARSE = 0.1, 1e-3
-"""The share of an output's norm that float64 may be off by, and the bound of an activation that may be more than that."""
+"""The share of an output's norm that float64 may be off by, and the bound of an activation that may allow more."""
 _CHANCE = 2.0**-9.3
 """Of one prime: docs/proof.md derives it."""
 _ISOLATED = 2**22

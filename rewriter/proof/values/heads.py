@@ -40,6 +40,7 @@ from rewriter.proof.certificate.expressions import (
     constant,
     degree_in,
     leaf,
+    mul,
     ordered,
     total,
 )
@@ -73,7 +74,7 @@ _LEAST_MASK = -200
 """What a masked score is at least below the others: exp(-200) is 1e-87."""
 _FARTHEST = -(2.0**59)
 _FAR = constant(fmpq(2) ** 60)
-_WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten")
+_WRAPPERS = ("Reshape", "Identity", "Cast", "Squeeze", "Unsqueeze", "Flatten", "Dropout")
 _ELEMENTWISE = ("Clip", "Where", "Cast", "Identity", *COMPARISONS, *LOGIC)
 _LINEAR = ("Cast", "Identity", "Add")
 _QUANTISERS = ("DynamicQuantizeLinear", "QuantizeLinear")
@@ -319,13 +320,15 @@ def _with_masks(reader: _Reader, theirs: Kept) -> Regions:
         if all(number <= _FARTHEST or number in known for number in _mask_numbers(theirs, name))
     ]
     inside = frozenset(reader.inside)
-    cones = frozenset(each for region in reader.regions.values() for each in _cone(reader, region))
+    cones = frozenset(
+        each for region in reader.regions.values() for each in _between(reader, region.output, region.leaves)
+    )
     return Regions(reader.regions, masks, reader.failures, tuple(forgotten), frozenset(far), inside, cones)
 
 
-def _cone(run: Kept, region: Region) -> Iterator[str]:
+def _between(run: Kept, output: str, leaves: Sequence[str]) -> Iterator[str]:
     """The tensors of a region, its conditions included."""
-    pending, seen = [region.output], set(region.leaves)
+    pending, seen = [output], set(leaves)
     while pending:
         name = pending.pop()
         if name in seen:
@@ -543,8 +546,18 @@ class _Reader(Kept):
         place = tuple(middle)
         mine = Walk(self, {}, dict(zip(leaves, symbols, strict=True))).at(name, place)
         here = {int(each[place]): part for each, part in zip(entries, symbols, strict=True)}
+        for number in self._scalars(name, leaves):  # which a weight of the heads may contain
+            factor = int(self.field.lift(number).entries.reshape(()))
+            here |= {key * factor % self.field.p: mul(constant(float(number)), part) for key, part in [*here.items()]}
         other = total(self._terms(layer, n, here, place))
         return Region(name, tuple(leaves), mine, other)
+
+    def _scalars(self, name: str, leaves: Sequence[str]) -> Iterator[np.float32]:
+        """The numbers that leaves are multiplied by."""
+        for node in map(self.makers.get, _between(self, name, leaves)):
+            if node is not None and node.op_type == "Mul" and not {*leaves}.isdisjoint(node.input):
+                sizes = (self.values[each] for each in node.input if not self.depends(each))
+                yield from (np.float32(each.reshape(())) for each in sizes if each.size == 1)
 
     def _terms(self, layer: _Layer, n: int, leaves: Mapping[int, Expression], place: Sequence[int]) -> list[Expression]:
         """Entries of B that multiply a row of weights. Raises Lost where there are none."""

@@ -14,6 +14,7 @@ import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import reduce
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,8 @@ _MOVED = (MOVES | {"Cast", "CastLike", "Dropout", "GatherElements", "Pad", "Tile
 }
 _COINS = ("Where", "Clip")
 _MOST_STEPS = 20_000
+_SHORT, _SCALES = 2**10, tuple(2**each for each in range(7))
+"""The numerator and the denominators of a short number."""
 UNFIT = (IndexError, KeyError, ValueError, TypeError, AttributeError, RecursionError)
 """What a walk runs into where names or shapes are not what they seem."""
 _OPEN = symbol("open")
@@ -80,7 +83,7 @@ def makers_of(program: Program) -> dict[str, onnx.NodeProto]:
 
 
 class Kept(Fingerprints):
-    """An evaluation whose tensors are all kept, at a small size; of a loop, those of the last round.
+    """An evaluation whose tensors are all kept, at a small size; of a loop, those of the first round.
 
     Attributes:
         makers: by tensor, the node that computes it.
@@ -95,7 +98,7 @@ class Kept(Fingerprints):
     def computed(self, node: onnx.NodeProto, name: str, environment: MutableMapping[str, Any]) -> None:
         """Keep a tensor and what it is made of."""
         super().computed(node, name, environment)
-        if self.makers.get(name) is node:
+        if self.makers.get(name) is node and name not in self.values:
             weights = self.program.weights(self.program.graph)
             self.values.update({each: environment[each] for each in node.input if each and each not in weights})
             self.values[name] = environment[name]
@@ -160,13 +163,30 @@ class Walk:
                 raise Lost(f"it reads the input {name}")
             return leaf
         if leaf is None:
-            return self._behind(node, name, index)
+            try:
+                return self._behind(node, name, index)
+            except Lost:
+                leaf = self._shifted(int(value.entries[index]))
+                if leaf is None:
+                    raise
+                return leaf
         if self._goes_on(node, index):
             try:  # Clip(y), or 1 times it, may happen to be y in the field: there is a y behind it
                 return self._behind(node, name, index)
             except (Lost, NotAFunction):
                 pass
         return leaf
+
+    def _shifted(self, entry: int) -> Expression | None:
+        """A leaf and a short number, where a linear layer adds it to what it computes; None otherwise."""
+        p = self._run.field.p
+        for known, leaf in self._leaves.items():
+            for scale, sign in product(_SCALES, (1, -1)):
+                number = (entry - sign * known) * scale % p
+                number -= p * (number > p // 2)
+                if abs(number) <= _SHORT:
+                    return add(mul(constant(sign), leaf), constant(number / scale))
+        return None
 
     def _goes_on(self, node: onnx.NodeProto, index: Index) -> bool:
         """Whether an entry that is a leaf is made of one that is."""

@@ -75,8 +75,8 @@ MODELS: dict[str, tuple[int, onnx.ModelProto]] = {
         1,
         text_model(
             "n = Constant<value_int = 2>() e = MatMul(x, A1) out = Loop(n, c, x) "
-            "<body = g (int64 i, bool d, float[batch, tokens, 4] e) => (bool o, float[batch, tokens, 4] out) "
-            f"{{ o = Identity(d) {block(RELU, 'z', 'e')} out = Add(z, e) }}> e2 = Identity(e)",
+            "<body = g (int64 i, bool d, float[batch, tokens, 4] s) => (bool o, float[batch, tokens, 4] t) "
+            f"{{ o = Identity(d) {block(RELU, 'z', 's')} t = Add(z, s) }}> e2 = Identity(e)",
             inputs=C, outputs=f"{OUT}, float[batch, tokens, 2] e2",
         ),
     ),
