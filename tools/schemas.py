@@ -2,8 +2,8 @@
 
     python -m tools.schemas [--check]
 
-Types, docstrings and comments of the dataclasses say almost everything. The tables below hold what they do not, such as the
-limits of numbers. Needs pydantic and docstring-parser (extra `dev`).
+Types, docstrings and comments of the dataclasses say almost everything. The tables below hold what they do not, such
+as the limits of numbers. Needs pydantic and docstring-parser (extra `dev`).
 """
 
 from __future__ import annotations

@@ -75,13 +75,16 @@ def check_structure(model: onnx.ModelProto) -> None:
         raise ModelError(f"the name {quoted(odd)} is not UTF-8; export the model again")
     _check_functions(model)
     opset = opsets(model.opset_import).get("", 0)
-    _check_references(model.graph)
+    for node in iter_nodes(model.graph.node):
+        if name := next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None):
+            raise ModelError(
+                f"{_title(node)} refers with {quoted(name)} to an attribute of a function, but is in none; export the "
+                "model again"
+            )
     _check_graph(model.graph, "the graph", opset)
     for function in model.functions:
-        body = onnx.GraphProto(node=function.node)
-        for names, values in ((function.input, body.input), (function.output, body.output)):
-            for name in names:
-                values.add(name=name)
+        ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in (function.input, function.output))
+        body = onnx.GraphProto(node=function.node, **dict(zip(("input", "output"), ends, strict=True)))
         _check_graph(body, f"local function {quoted(function.name)}", opsets(function.opset_import).get("", opset))
 
 
@@ -103,15 +106,14 @@ def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
 def _check_opsets(model: onnx.ModelProto) -> None:
     if not model.opset_import:
         raise ModelError("the model names no operator set (opset_import is empty); export the model again")
-    seen: set[str] = set()
-    of_functions = [(each, False) for function in model.functions for each in function.opset_import]
-    for opset, own in [*((each, True) for each in model.opset_import), *of_functions]:
-        domain = "" if opset.domain in ONNX_DOMAINS else opset.domain
-        if not isinstance(domain, str) or (own and domain in seen) or not 0 < opset.version < 2**31:
+    functions = [each for function in model.functions for each in function.opset_import]
+    domains = ["" if each.domain in ONNX_DOMAINS else each.domain for each in (*model.opset_import, *functions)]
+    for place, (opset, domain) in enumerate(zip((*model.opset_import, *functions), domains, strict=True)):
+        twice = place < len(model.opset_import) and domain in domains[:place]
+        if twice or not isinstance(domain, str) or not 0 < opset.version < 2**31:
             raise ModelError(
                 f"the operator set of domain {quoted(domain)} is named twice or has no version; export the model again"
             )
-        seen.add(domain)
 
 
 def sort_main_graph(model: onnx.ModelProto) -> bool:
@@ -137,16 +139,6 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
     return True
 
 
-def _check_references(graph: onnx.GraphProto) -> None:
-    for node in iter_nodes(graph.node):
-        name = next((attribute.name for attribute in node.attribute if attribute.ref_attr_name), None)
-        if name is not None:
-            raise ModelError(
-                f"{_title(node)} refers with {quoted(name)} to an attribute of a function, but is in none; export the "
-                "model again"
-            )
-
-
 def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
     checker: Any = onnx.checker  # its stubs lack the module in C++
     context = checker.C.CheckerContext()
@@ -160,13 +152,14 @@ def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
 
 def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
     """The graph for onnx's checker: small, and without operators that it does not know well."""
-    made = onnx.GraphProto(name="graph", node=[_outlined(node, opset) for node in graph.node])
-    for values, names in ((graph.input, made.input), (graph.output, made.output)):
-        for value in values:
-            names.add(name=value.name, type=_TYPE)
-    for tensor in (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)):
-        made.initializer.add(name=tensor.name, data_type=onnx.TensorProto.FLOAT, dims=[0])
-    return made
+    weights = (*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer))
+    return onnx.GraphProto(
+        name="graph",
+        node=[_outlined(node, opset) for node in graph.node],
+        input=[onnx.ValueInfoProto(name=value.name, type=_TYPE) for value in graph.input],
+        output=[onnx.ValueInfoProto(name=value.name, type=_TYPE) for value in graph.output],
+        initializer=[onnx.TensorProto(name=tensor.name, data_type=1, dims=[0]) for tensor in weights],
+    )
 
 
 def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:

@@ -35,9 +35,7 @@ ATTENTION: Mapping[tuple[str, str], tuple[str, ...]] = {
         "sink",
     ),
     ("", "Attention"): ("query", "key", "value", "bias", "past_key", "past_value", "count"),
-    (MICROSOFT, "MultiHeadAttention"): (
-        *("query", "key", "value", "offset", "seen", "bias", "past_key", "past_value"),
-    ),
+    (MICROSOFT, "MultiHeadAttention"): ("query", "key", "value", "offset", "seen", "bias", "past_key", "past_value"),
     (MICROSOFT, "Attention"): ("data", "weight", "offset", "seen", "past", "bias"),
 }
 """Attention operators, with names for their operands; a node with further operands is not expanded."""
@@ -102,11 +100,6 @@ def with_dequantised(model: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which GroupQueryAttention's norms of queries and keys precede it: the CPU kernel lacks them."""
-    return with_parts(model, _norms_apart)
-
-
 def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     norms, sides = node.input[14:16], list(node.input[:3])
     if key_of(node) != (MICROSOFT, "GroupQueryAttention") or not any(norms):
@@ -117,8 +110,7 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     counts = [integer_of(node, name, 0) for name in ("num_heads", "kv_num_heads", "kv_num_heads")]
     if not any(sides[1:]):
         packed = written.put("Reshape", sides[0], written.constant([0, 0, sum(counts), -1]))
-        ends = [sum(counts[:place]) for place in range(len(counts) + 1)]
-        sides = [written.part(packed, 2, *each) for each in pairwise(ends)]
+        sides = [written.part(packed, 2, *each) for each in pairwise([0, *accumulate(counts)])]
     for place, scale in enumerate(norms):
         rows = written.put("Reshape", sides[place], written.constant([0, 0, counts[place], -1]))
         epsilon = written.number(f"{'qk'[place]}_norm_epsilon", written.number("qk_norm_epsilon", 1e-6))
@@ -127,6 +119,11 @@ def _norms_apart(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
     bare.input[:] = [*sides, *node.input[3:14], "", "", *node.input[16:]]
     bare.output[0] = node.output[0]
     return [*written.nodes, bare]
+
+
+def with_norms_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which GroupQueryAttention's norms of queries and keys precede it: the CPU kernel lacks them."""
+    return with_parts(model, _norms_apart)
 
 
 def definition(node: onnx.NodeProto, types: Mapping[str, TensorType], opset: int) -> list[onnx.NodeProto]:
@@ -167,9 +164,9 @@ class _Expansion(Writer):
     def given(self) -> dict[str, str]:
         """Its operands by name. Raises LostError for an operand that the definition lacks."""
         names = ATTENTION[key_of(self.node)]
-        if any(self.node.input[len(names) :]):
-            place = next(place for place, name in enumerate(self.node.input) if name and place >= len(names))
-            raise self.lost(f"its operand number {place} is not understood")
+        for place, name in enumerate(self.node.input):
+            if name and place >= len(names):
+                raise self.lost(f"its operand number {place} is not understood")
         return {key: name for key, name in zip(names, self.node.input, strict=False) if name}
 
     def of(self, tensor: str) -> TensorType:
@@ -295,8 +292,8 @@ class _Expansion(Writer):
         if "key" in given:
             query, key, value = (self.by_head(given[each], heads if each == "query" else groups) for each in _SIDES)
         else:
-            packed, ends = self.by_head(given["query"], heads + 2 * groups), (heads, heads + groups, heads + 2 * groups)
-            query, key, value = (self.part(packed, 1, *each) for each in zip((0, *ends), ends, strict=False))
+            packed, ends = self.by_head(given["query"], heads + 2 * groups), [0, *accumulate((heads, groups, groups))]
+            query, key, value = (self.part(packed, 1, *each) for each in pairwise(ends))
         past, count = given.get("past_key", ""), self.size(query, 2)
         total = self.axis(self.put("Cast", given["seqlens_k"], to=TensorProto.INT64), 1)
         total = self.put("Add", total, self.constant(1))
@@ -316,9 +313,8 @@ class _Expansion(Writer):
             filled = self.put("Where", self.put("Less", places, held), filled, self.constant(_UNSEEN_POSITION))
             key_positions = self.put("Concat", filled, positions, axis=1)
             # New entries follow the cached ones; a sliding cache evicts the oldest.
-            held, tokens = (
-                self.put("Reshape", self.part(each, 0, 0, 1), self.constant([-1])) for each in (held, total)
-            )
+            first = self.constant([-1])
+            held, tokens = (self.put("Reshape", self.part(each, 0, 0, 1), first) for each in (held, total))
             all_held = self.put("Add", held, count)
             gone = self.put("Sub", all_held, self.resident(tokens, capacity)) if windows else self.constant([0])
             length = capacity if windows else self.put("Max", capacity, longest)
@@ -358,10 +354,8 @@ class _Expansion(Writer):
         sides, counts = [given[name] for name in _SIDES], list[int]()
         for place, name in enumerate(_SIDES):
             joined = self.rank(given[name]) != _RANK_BY_HEAD
-            stated = integer_of(
-                self.node, "num_heads" if self.node.domain else f"{'kv' if place else 'q'}_num_heads", 0
-            )
-            counts.append(stated if joined else self.width(given[name], 1))
+            attribute = "num_heads" if self.node.domain else f"{'kv' if place else 'q'}_num_heads"
+            counts.append(integer_of(self.node, attribute, 0) if joined else self.width(given[name], 1))
             sides[place] = self.by_head(given[name], counts[-1]) if joined else given[name]
         pasts = [given.get(name, "") for name in ("past_key", "past_value")]
         made, *presents = self.masked(sides, counts[0] // max(counts[1], 1), pasts)
@@ -370,8 +364,7 @@ class _Expansion(Writer):
     def packed(self) -> None:
         """Attention of onnxruntime: one matrix computes queries, keys and values."""
         given, heads, past = self.given, integer_of(self.node, "num_heads", 0), self.given.get("past", "")
-        unlike = ("do_rotary", "past_present_share_buffer")
-        if any(integer_of(self.node, name, 0) for name in unlike):
+        if any(integer_of(self.node, name, 0) for name in ("do_rotary", "past_present_share_buffer")):
             raise self.lost("it rotates queries, or its cache is over-allocated")
         sizes = integers_of(self.node, "qkv_hidden_sizes") or [self.width(given["weight"], 1) // 3] * 3
         made = self.put("MatMul", given["data"], given["weight"])

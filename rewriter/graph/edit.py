@@ -52,8 +52,9 @@ def splice(model: onnx.ModelProto, view: GraphView, replacements: Sequence[Repla
         if index not in places:
             merged.append(node)
             continue
-        for tensor in places[index].initializers if model.ir_version < LOOSE_INITIALIZERS else ():
-            merged.append(make_node("Constant", [], [tensor.name], f"{tensor.name}/constant", value=tensor))
+        if model.ir_version < LOOSE_INITIALIZERS:
+            for tensor in places[index].initializers:
+                merged += [make_node("Constant", [], [tensor.name], f"{tensor.name}/constant", value=tensor)]
         merged.extend(places[index].nodes)
     set_nodes(graph, merged)
     drop_dead(graph, unread, kept={name for part in replacements for node in part.nodes for name in node.output})

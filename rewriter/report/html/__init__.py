@@ -13,9 +13,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from rewriter.errors import UsageError
+from rewriter.files.atomic import write_text
 from rewriter.report.report import Report
 from rewriter.report.sections import certainty, sections, summary_lines, warnings
 from rewriter.report.tables import Cell, Column, written
@@ -23,6 +25,11 @@ from rewriter.text import shortened
 
 _MAX_NAME, _MAX_SENTENCE = 240, 600  # characters; of longer texts both ends are shown
 _TIMES = re.compile(r"(?<=\d)x(?=\d)")
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page to `path` atomically. Raises UsageError if jinja2 is missing or the path cannot be written."""
+    write_text(path, render(report))
 
 
 def require_jinja() -> Any:
