@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 Found = TypeVar("Found", bound="Result")
 
-STANDARD = Path("-")
-"""Standard output as a path on the command line."""
+STANDARD = Path("-")  # standard output as a path on the command line
 
 MODEL = {4: "the model is unreadable, malformed or unsafe"}
 MODELS = {4: "a model is unreadable, malformed or unsafe", 5: "a requested execution provider is not available"}

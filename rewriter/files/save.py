@@ -60,7 +60,6 @@ class StagedModel:
 
     @property
     def committed(self) -> bool:
-        """Whether the staged file was renamed to OUT."""
         # The file system decides, not a flag: an interrupt between the rename and setting a flag would make the
         # clean-up delete the data files of a committed output.
         return self._renaming and not os.path.lexists(self.path)

@@ -83,8 +83,8 @@ def check_structure(model: onnx.ModelProto) -> None:
             )
     _check_graph(model.graph, "the graph", opset)
     for function in model.functions:
-        ends = ([onnx.ValueInfoProto(name=name) for name in names] for names in (function.input, function.output))
-        body = onnx.GraphProto(node=function.node, **dict(zip(("input", "output"), ends, strict=True)))
+        named = ([onnx.ValueInfoProto(name=name) for name in names] for names in (function.input, function.output))
+        body = onnx.GraphProto(node=function.node, input=next(named), output=next(named))
         _check_graph(body, f"local function {quoted(function.name)}", opsets(function.opset_import).get("", opset))
 
 
@@ -216,7 +216,6 @@ def overridden(function: onnx.FunctionProto) -> bool:
 
 @cache
 def _operators() -> Mapping[tuple[str, str], int]:
-    """The operators of onnxruntime, with their minimum number of inputs."""
     from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
     return {(schema.domain, schema.name): schema.min_input for schema in get_all_operator_schema()}

@@ -23,8 +23,7 @@ FLOATS = frozenset(
 )
 """The element types of floating-point numbers that models compute in."""
 
-Dim = int | str | None
-"""One dimension: a number, the name of a symbolic dimension, or None where nothing is known."""
+Dim = int | str | None  # one dimension: a number, the name of a symbolic dimension, or None where nothing is known
 
 _TERM = re.compile(r"\s*(?:(\d{1,9})\s*\*\s*)?([A-Za-z_][\w.]*)|\s*(\d{1,9})")
 
@@ -72,8 +71,7 @@ class TensorType:
 TensorType.UNKNOWN = TensorType(0, None)
 
 
-_PACKED = ("MatMulNBits", "MatMulBnb4")
-"""Products with a packed matrix [K, N], whose type is that of its scales."""
+_PACKED = ("MatMulNBits", "MatMulBnb4")  # products with a packed matrix [K, N], whose type is that of its scales
 
 _MAX_OPERANDS, _MAX_OUTPUTS = 24, 4
 """More operands than any operator of the table below has, and the maximum number of outputs."""

@@ -13,8 +13,7 @@ import onnx
 
 from rewriter.errors import ModelError
 
-MAX_DEPTH = 30
-"""Maximum nesting of subgraphs. Protobuf itself stops at 100 nested messages, three per subgraph."""
+MAX_DEPTH = 30  # maximum nesting of subgraphs. Protobuf itself stops at 100 nested messages, three per subgraph
 
 Thing: TypeAlias = onnx.GraphProto | onnx.NodeProto | onnx.AttributeProto
 

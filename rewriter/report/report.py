@@ -34,8 +34,7 @@ class Result(ABC):
     """A result with the exit status that the command line would have; true if all is well."""
 
     exit_status: ExitStatus
-    also: ClassVar[tuple[str, ...]] = ()
-    """Properties that the JSON has beside the fields."""
+    also: ClassVar[tuple[str, ...]] = ()  # properties that the JSON has beside the fields
 
     @property
     @abstractmethod

@@ -43,7 +43,6 @@ class Console:
 
     @property
     def width(self) -> int:
-        """In characters."""
         return self._out.width if self._out.is_terminal else _NARROW
 
     def part(self, part: str | Sequence[str] | Table) -> None:
