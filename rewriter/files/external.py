@@ -32,7 +32,7 @@ import numpy.typing as npt
 import onnx
 
 from rewriter.errors import ModelError
-from rewriter.files.tensors import MAX_BYTES, byte_count, element_type, filled_fields
+from rewriter.files.tensors import MAX_BYTES, byte_count, element_type, filled_fields, malformed
 from rewriter.graph.walk import is_external, iter_tensors
 from rewriter.text import quoted
 
@@ -127,9 +127,9 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> int:
 def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Iterator[tuple[int, ExternalRef]]:
     base, name = Path(base_dir).absolute(), quoted(tensor.name)
     if element_type(tensor).name == "STRING":
-        raise ModelError(f"string tensor {name} cannot have external data; export the model again")
+        raise malformed(f"string tensor {name} cannot have external data")
     if filled_fields(tensor) or tensor.HasField("segment"):
-        raise ModelError(f"tensor {name} has both inline and external data; export the model again")
+        raise malformed(f"tensor {name} has both inline and external data")
     entries = {entry.key: entry.value for entry in tensor.external_data}
     if "location" not in entries or len(entries) < len(tensor.external_data) or not entries.keys() <= KEYS:
         raise ModelError(
@@ -175,9 +175,9 @@ def _parts(location: str, tensor: str) -> list[str]:
 def _number(text: str, key: str, tensor: str) -> int:
     # int() alone accepts '+1', ' 1', '1_0' and Arabic digits, which onnxruntime parses differently.
     if not isinstance(text, str) or not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) or int(text) > MAX_BYTES:
-        raise ModelError(
+        raise malformed(
             f"tensor {quoted(tensor)} has the external data {key} {quoted(text)}, which is not a whole "
-            "number from 0 to 2**63 - 1; export the model again"
+            "number from 0 to 2**63 - 1"
         )
     return int(text)
 

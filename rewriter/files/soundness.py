@@ -26,7 +26,7 @@ from typing import Any
 import onnx
 
 from rewriter.errors import ModelError
-from rewriter.files.tensors import check_inline, count_elements
+from rewriter.files.tensors import check_inline, count_elements, malformed
 from rewriter.graph.edit import set_nodes
 from rewriter.graph.view import ONNX_DOMAINS, key_of, opsets
 from rewriter.graph.walk import is_external, iter_all, iter_nodes, iter_sparse, iter_tensors, reads, subgraphs
@@ -39,14 +39,13 @@ _TYPE = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, ())
 _EMPTY_TENSOR = onnx.TensorProto(data_type=onnx.TensorProto.FLOAT, dims=[0])
 _INDICES = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[0])
 _SPARSE = onnx.SparseTensorProto(values=_EMPTY_TENSOR, indices=_INDICES, dims=[1])
-_PLACEHOLDERS = {
-    "t": onnx.AttributeProto(t=_EMPTY_TENSOR),
-    "tensors": onnx.AttributeProto(tensors=[_EMPTY_TENSOR]),
-    "sparse_tensor": onnx.AttributeProto(sparse_tensor=_SPARSE),
-    "sparse_tensors": onnx.AttributeProto(),
-    "tp": onnx.AttributeProto(tp=_TYPE),
-    "type_protos": onnx.AttributeProto(),
-    "doc_string": onnx.AttributeProto(),
+_PLACEHOLDERS: dict[str, Any] = {
+    "t": _EMPTY_TENSOR,
+    "tensors": [_EMPTY_TENSOR],
+    "sparse_tensor": _SPARSE,
+    "tp": _TYPE,
+    **dict.fromkeys(("sparse_tensors", "type_protos"), ()),
+    "doc_string": "",
 }
 """Placeholder in outlines for values that may be large or not UTF-8; tensors are checked here."""
 
@@ -72,7 +71,7 @@ def check_structure(model: onnx.ModelProto) -> None:
         raise ModelError("the model has no outputs, so there is nothing to compare; export it with its outputs")
     odd = next((text for text in _texts(model) if not isinstance(text, str)), None)
     if odd is not None:
-        raise ModelError(f"the name {quoted(odd)} is not UTF-8; export the model again")
+        raise malformed(f"the name {quoted(odd)} is not UTF-8")
     _check_functions(model)
     opset = opsets(model.opset_import).get("", 0)
     for node in iter_nodes(model.graph.node):
@@ -105,15 +104,13 @@ def _texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
 
 def _check_opsets(model: onnx.ModelProto) -> None:
     if not model.opset_import:
-        raise ModelError("the model names no operator set (opset_import is empty); export the model again")
+        raise malformed("the model names no operator set (opset_import is empty)")
     functions = [each for function in model.functions for each in function.opset_import]
     domains = ["" if each.domain in ONNX_DOMAINS else each.domain for each in (*model.opset_import, *functions)]
     for place, (opset, domain) in enumerate(zip((*model.opset_import, *functions), domains, strict=True)):
         twice = place < len(model.opset_import) and domain in domains[:place]
         if twice or not isinstance(domain, str) or not 0 < opset.version < 2**31:
-            raise ModelError(
-                f"the operator set of domain {quoted(domain)} is named twice or has no version; export the model again"
-            )
+            raise malformed(f"the operator set of domain {quoted(domain)} is named twice or has no version")
 
 
 def sort_main_graph(model: onnx.ModelProto) -> bool:
@@ -132,9 +129,7 @@ def sort_main_graph(model: onnx.ModelProto) -> bool:
         order = list(TopologicalSorter(sources).static_order())
     except CycleError as error:
         looping = _title(nodes[error.args[1][0]])
-        raise ModelError(
-            f"the graph has a cycle through {looping}, so it has no meaning; export the model again"
-        ) from error
+        raise malformed(f"the graph has a cycle through {looping}, so it has no meaning") from error
     set_nodes(model.graph, [nodes[index] for index in order])
     return True
 
@@ -147,7 +142,7 @@ def _check_graph(graph: onnx.GraphProto, what: str, opset: int) -> None:
         checker.check_graph(_outline(graph, opset), context)
     except onnx.checker.ValidationError as error:
         reason = one_line(str(error).replace("==> Context: Bad node spec for node.", "in")).rstrip(".")
-        raise ModelError(f"{what} breaks a rule of ONNX (opset {opset}): {reason}; export the model again") from error
+        raise malformed(f"{what} breaks a rule of ONNX (opset {opset}): {reason}") from error
 
 
 def _outline(graph: onnx.GraphProto, opset: int) -> onnx.GraphProto:
@@ -174,21 +169,15 @@ def _outlined(node: onnx.NodeProto, opset: int) -> onnx.NodeProto:
     if not node.output:
         del made.output[:]
     for attribute in node.attribute:
-        bare = made.attribute.add()
-        for field, value in attribute.ListFields():
-            if field.name in _PLACEHOLDERS:
-                bare.MergeFrom(_PLACEHOLDERS[field.name])
-            elif field.name == "g":
-                bare.g.CopyFrom(_outline(value, opset))
-            elif field.name == "graphs":
-                bare.graphs.extend(_outline(graph, opset) for graph in value)
-            elif isinstance(value, (int, float, str, bytes)):
-                setattr(bare, field.name, value)
-            else:
-                getattr(bare, field.name).MergeFrom(value)
-        if bare.ref_attr_name and not bare.type and bare.name in schema.attributes:
+        given = {field.name: _PLACEHOLDERS.get(field.name, value) for field, value in attribute.ListFields()}
+        if "g" in given:
+            given["g"] = _outline(attribute.g, opset)
+        if "graphs" in given:
+            given["graphs"] = [_outline(graph, opset) for graph in attribute.graphs]
+        if attribute.ref_attr_name and not attribute.type and attribute.name in schema.attributes:
             # Attributes that a function passes on need not state their type: onnx.parser does not write it.
-            bare.type = int(schema.attributes[bare.name].type)
+            given["type"] = int(schema.attributes[attribute.name].type)
+        made.attribute.add(**given)
     return made
 
 
@@ -205,7 +194,7 @@ def _schema(node: onnx.NodeProto, opset: int) -> Any:
     if least is not None and (len(node.input) < least or not any(node.output[:1])):
         few = f"has {counted(len(node.input), 'input')} and needs at least {least}"
         fault = few if len(node.input) < least else "has no output"
-        raise ModelError(f"{_title(node)} {fault}; export the model again")
+        raise malformed(f"{_title(node)} {fault}")
     return None
 
 
@@ -230,9 +219,9 @@ def _check_functions(model: onnx.ModelProto) -> None:
     for function in model.functions:
         key = ("" if function.domain in ONNX_DOMAINS else function.domain, function.name, function.overload)
         if not function.name:
-            raise ModelError(f"a local function has the unusable name {quoted(function.name)}; export the model again")
+            raise malformed(f"a local function has the unusable name {quoted(function.name)}")
         if key in functions:
-            raise ModelError(f"local function {quoted(function.name)} is defined twice; export the model again")
+            raise malformed(f"local function {quoted(function.name)} is defined twice")
         if not key[0] and not overridden(function):
             raise ModelError(
                 f"local function {quoted(function.name)} is in the domain of ONNX, where onnxruntime finds no function;"
@@ -244,9 +233,8 @@ def _check_functions(model: onnx.ModelProto) -> None:
     try:
         order = list(TopologicalSorter(calls).static_order())
     except CycleError as error:
-        raise ModelError(
-            f"local function {quoted(error.args[1][0][1])} calls itself, directly or through others, which "
-            "ONNX forbids; export the model again"
+        raise malformed(
+            f"local function {quoted(error.args[1][0][1])} calls itself, directly or through others, which ONNX forbids"
         ) from error
     for key in order:
         deep[key] = 1 + max((deep[callee] for callee in calls[key]), default=0)
