@@ -5,7 +5,6 @@ Rare options have no flag: `--option NAME=VALUE` sets them.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -181,8 +180,7 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
     known = {each.name: each for kind in kinds for each in options_of(kind)}
     rare = [name for name in known if known[name].rare]
 
-    def parsed(_ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
-        values = {}
+    def parsed(ctx: click.Context, _param: click.Parameter, texts: tuple[str, ...]) -> None:
         for text in texts:
             name, sign, value = text.partition("=")
             name = name.replace("-", "_")
@@ -190,18 +188,10 @@ def rare_options(*kinds: type) -> Callable[[Any], Any]:
                 raise UsageError(unknown_option(name, rare))
             if name not in rare:
                 raise UsageError(f"'{name}' has its own flag: {known[name].command_line}")
-            values[name] = known[name].parsed(value if sign else None)
-        return values
+            ctx.params[name] = known[name].parsed(value if sign else None)
 
-    def decorated(command: Any) -> Any:
-        @functools.wraps(command)
-        def called(*arguments: Any, option: Mapping[str, Any], **options: Any) -> Any:
-            return command(*arguments, **options, **option)
-
-        told = f"Set a rare option (repeatable): {', '.join(rare)}."
-        return click.option("--option", metavar="NAME=VALUE", multiple=True, callback=parsed, help=told)(called)
-
-    return decorated
+    about: dict[str, Any] = {"help": f"Set a rare option (repeatable): {', '.join(rare)}.", "metavar": "NAME=VALUE"}
+    return click.option("--option", multiple=True, expose_value=False, callback=parsed, **about)
 
 
 def _option(each: Option, instead: Mapping[str, Any]) -> Callable[[Any], Any]:

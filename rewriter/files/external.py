@@ -73,9 +73,8 @@ def read_external(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) ->
             try:
                 got = os.preadv(handle, [data[done : done + _READ].data], ref.offset + done)
             except OSError as error:
-                raise ModelError(
-                    f"cannot read {quoted(ref.path)} for tensor {quoted(ref.tensor)}: {error.strerror}; check the disk"
-                ) from error
+                what = f"{quoted(ref.path)} for tensor {quoted(ref.tensor)}"
+                raise ModelError(f"cannot read {what}: {error.strerror}; check the disk") from error
             if not got:
                 # A file that shrinks would otherwise leave uninitialised memory at the end of the array.
                 raise ModelError(f"{quoted(ref.path)} shrank while it was read; run again when nothing writes to it")
@@ -108,19 +107,17 @@ def open_inside(base_dir: Path, location: str, tensor: str) -> int:
             ) from error
         finally:
             os.close(parent)
-    status, fault = os.fstat(handle), None
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
+        return handle
+    os.close(handle)
     if not stat.S_ISREG(status.st_mode):
-        fault = "is not a regular file; export the model again"
-    elif status.st_nlink > 1:
-        # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
-        fault = (
-            f"has {status.st_nlink} hard links, so it may be someone else's file; copy the model and its data to a new "
-            "directory (`cp -r`, without -l) and use the copy"
-        )
-    if fault is not None:
-        os.close(handle)
-        raise ModelError(f"{what} {fault}")
-    return handle
+        raise malformed(f"{what} is not a regular file")
+    # It may be a file that the author of the model could not read, linked into the directory from elsewhere.
+    raise ModelError(
+        f"{what} has {status.st_nlink} hard links, so it may be someone else's file; copy the model and its data to a "
+        "new directory (`cp -r`, without -l) and use the copy"
+    )
 
 
 @contextmanager
@@ -150,9 +147,9 @@ def _opened(tensor: onnx.TensorProto, base_dir: str | os.PathLike[str]) -> Itera
                 f"{size}; the data file is incomplete: download or export it again"
             )
         if length != need:
+            what = f"has {length} bytes of external data where its dimensions need {need}"
             raise ModelError(
-                f"tensor {name} has {length} bytes of external data where its dimensions need {need}; "
-                "model and data file do not belong together: export the model again"
+                f"tensor {name} {what}; model and data file do not belong together: export the model again"
             )
         path = base.joinpath(*_parts(location, ""))
         yield handle, ExternalRef(tensor.name, location, path, offset, length, file)

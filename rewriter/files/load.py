@@ -226,7 +226,8 @@ def _in_memory(source: bytes | onnx.ModelProto | IrModel) -> onnx.ModelProto:
         )
     import onnx_ir
 
-    made: onnx.ModelProto = onnx_ir.to_proto(source)  # type: ignore[arg-type]
+    known: Any = source
+    made: onnx.ModelProto = onnx_ir.to_proto(known)
     return made
 
 

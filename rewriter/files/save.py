@@ -95,8 +95,7 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
 
     def clean_up() -> None:
         for path in () if staged is not None and staged.committed else made:
-            # A failure to clean up must not hide the error that led here.
-            with suppress(OSError):
+            with suppress(OSError):  # which must not hide the error that led here
                 path.unlink(missing_ok=True)
 
     with ExitStack() as stack:
@@ -110,10 +109,11 @@ def staged_output(proto: onnx.ModelProto, out: Path, *, source: LoadedModel, for
         references = tuple(ref for ref in external if not source.mapped or ref.path != source.path)
         locations: dict[str, str] = {}
         if references and source.base_dir is not None and not _is_same_file(out.parent, source.base_dir):
-            for ref in {ref.location: ref for ref in references}.values():
-                handle_of_data = open_inside(source.base_dir, ref.location, ref.tensor)
-                with open(handle_of_data, "rb") as data:  # noqa: PTH123 - a descriptor
-                    locations[ref.location] = _place(data, out, made).name
+            for ref in references:
+                if ref.location not in locations:
+                    descriptor = open_inside(source.base_dir, ref.location, ref.tensor)
+                    with open(descriptor, "rb") as data:  # noqa: PTH123 - not a path
+                        locations[ref.location] = _place(data, out, made).name
             with os_errors("sync", out.parent):
                 sync_directory(out.parent)
         length, pieces = _serialise(proto, locations, own, source)

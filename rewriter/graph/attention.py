@@ -196,10 +196,10 @@ class _Expansion(Writer):
 
     @cached_property
     def kind(self) -> int:
-        for each in (self.node.input[0], self.node.output[0]):
-            if kind := self.of(each).elem_type:
-                return kind
-        raise self.lost("the type of its operands is not known")
+        kind = self.of(self.node.input[0]).elem_type or self.of(self.node.output[0]).elem_type
+        if not kind:
+            raise self.lost("the type of its operands is not known")
+        return kind
 
     def float(self, number: float) -> str:
         return self.constant(number, self.kind)
@@ -272,15 +272,11 @@ class _Expansion(Writer):
         return self.put("Concat", past, new, axis=2) if past else new
 
     def turned(self, tensor: str, heads: int, positions: str) -> str:
-        given = self.given
-        return self.put(
-            "RotaryEmbedding",
-            *(tensor, given.get("positions", positions), given["cos"], given["sin"]),
-            domain=MICROSOFT,
-            num_heads=heads,
-            rotary_embedding_dim=2 * self.width(given.get("cos", ""), -1),
-            interleaved=integer_of(self.node, "rotary_interleaved", 0),
-        )
+        given, interleaved = self.given, integer_of(self.node, "rotary_interleaved", 0)
+        operands = (tensor, given.get("positions", positions), given["cos"], given["sin"])
+        width = 2 * self.width(given["cos"], -1)
+        how: dict[str, Any] = {"num_heads": heads, "rotary_embedding_dim": width, "interleaved": interleaved}
+        return self.put("RotaryEmbedding", *operands, domain=MICROSOFT, **how)
 
     def grouped(self) -> None:
         given = self.given
@@ -325,8 +321,7 @@ class _Expansion(Writer):
             presents = [self.put("Gather", each, index, axis=2) for each in presents]
         positions, key_positions = self.axis(positions, 1, 3), self.axis(key_positions, 1, 2)
         seen = self.put("Not", self.put("Greater", key_positions, positions))
-        window = integer_of(self.node, "local_window_size", -1)
-        if window >= 0:
+        if (window := integer_of(self.node, "local_window_size", -1)) >= 0:
             outside = self.put("Sub", positions, self.constant(window))
             seen = self.put("And", seen, self.put("Greater", key_positions, outside))
         sink, smooth = given.get("sink", ""), integer_of(self.node, "smooth_softmax", 0)
@@ -391,11 +386,10 @@ class _Expansion(Writer):
             rank = self.rank(kept)
             if rank not in _MISSING_MASK_AXES:
                 raise self.lost("its mask has an axis of heads")
-            if rank == 1:
-                ends = self.put("Reshape", self.put("Cast", kept, to=TensorProto.INT64), self.size(query, 0))
-                kept = self.put("Less", self.places(self.size(keys, 2)), self.axis(ends, *_MISSING_MASK_AXES[1]))
-            else:
-                kept = self.axis(self.put("Cast", kept, to=TensorProto.BOOL), *_MISSING_MASK_AXES[rank])
+            kept = self.put("Cast", kept, to=TensorProto.INT64 if rank == 1 else TensorProto.BOOL)
+            kept = self.put("Reshape", kept, self.size(query, 0)) if rank == 1 else kept
+            kept = self.axis(kept, *_MISSING_MASK_AXES[rank])
+            kept = self.put("Less", self.places(self.size(keys, 2)), kept) if rank == 1 else kept
             mask = self.put("Where", kept, self.float(0.0), filler)
             bias = self.put("Add", mask, bias) if bias else mask
         count = self.axis(self.given["count"], 1, 2, 3) if "count" in self.given else ""  # of a cache's keys
