@@ -110,15 +110,13 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
         proto = _in_memory(source)
         check_structure(proto)
         external = collect_external(proto, None)
-        if next(iter_sparse(proto), None) is not None:
-            proto = deepcopy(proto)
-            _write_out_sparse(proto, None)
+        changes = next(iter_sparse(proto), None) is not None or any(map(overridden, proto.functions))
+        proto = deepcopy(proto) if proto is source and changes else proto
+        _write_out_sparse(proto, None)
         try:
             size = int(proto.ByteSize())
         except (EncodeError, ValueError) as error:
             raise ModelError(TOO_LARGE) from error
-        if proto is source and any(map(overridden, proto.functions)):
-            proto = deepcopy(proto)
         return LoadedModel(proto, None, None, external, size, fallbacks=_without_fallbacks(proto))
     # Neither resolved nor normalised: either could change the directory in which external data is looked up.
     path = Path(source).absolute()
@@ -144,11 +142,10 @@ def load_model(source: Source, *, mapped: bool = False) -> LoadedModel:
 
 def _without_fallbacks(proto: onnx.ModelProto) -> tuple[onnx.FunctionProto, ...]:
     """Remove, in place, the functions whose bodies onnxruntime never runs."""
-    functions = list(map(deepcopy, proto.functions))
-    found = tuple(filter(overridden, functions))
-    if found:
-        del proto.functions[:]
-        proto.functions.extend(function for function in functions if function not in found)
+    found = tuple(deepcopy(function) for function in proto.functions if overridden(function))
+    for place in reversed(range(len(proto.functions) if found else 0)):
+        if overridden(proto.functions[place]):
+            del proto.functions[place]
     return found
 
 
