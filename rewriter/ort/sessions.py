@@ -208,7 +208,7 @@ def _run_bound(
         binding.bind_ortvalue_input(name, _value_of(array))
     shapes, places = {value.name: value.shape for value in session.get_outputs()}, list[NDArray[Any]]()
     for name in wanted:
-        like, shape = over.get(name), shapes[name]
+        like, shape = over.get(name), shapes.get(name)
         numbers = isinstance(like, np.ndarray) and like.dtype.kind not in "OUS"
         if like is not None and numbers and (not shape or fits(like.shape, shape)):
             places.append(_filled(like))
